@@ -404,9 +404,9 @@ def lanes_of(item: pytest.Item) -> list[Collection[str]]:
     None: the core lane. A case of another instruction set in a file about CUDA, for instance, is
     needed by a change that selects both lanes.
     """
-    name = _name(item.path) + item.nodeid.partition("[")[0].removeprefix(item.nodeid.split("::")[0])
-    whole = lanes_of_file(_name(item.path))
-    own = {lane for lane, value in LANES.items() if value.holds(name)} - whole
+    file = _name(item.path)
+    whole = lanes_of_file(file)
+    own = {*lanes_of_file(file + item.nodeid.partition("[")[0][item.nodeid.index("::") :])} - whole
     own.update(mark.args[0] for mark in item.iter_markers("lane"))
     if any(one in _other_sets() for one in instruction_sets(item)):
         own.add(INSTRUCTION_SETS)
@@ -415,10 +415,11 @@ def lanes_of(item: pytest.Item) -> list[Collection[str]]:
 
 @cache
 def lanes_of_file(file: str) -> frozenset[str]:
-    """Return the lanes that hold every test of a file, by its name below ``tests``."""
+    """Return the lanes that hold every test of a file, by its name below ``tests``; or a test."""
     return frozenset(name for name, lane in LANES.items() if lane.holds(file))
 
 
+@cache
 def _name(file: Path) -> str:
     folder = ROOT / "tests"
     return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.as_posix()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar
@@ -130,33 +130,43 @@ class AttentionConformance(ComponentConformance):
                 f"({scene.layer.dtype}, {scene.layer.num_heads} heads of {scene.layer.head_dim})"
             )
 
+    def scenes(
+        self, chunks: Chunks, seed: int, backend: AttentionBackend | None = None, **changes: Any
+    ) -> Iterator[Scene]:
+        """A scene of a small layer, with these changes, for each dtype."""
+        backend = backend or self.make()
+        for dtype in self.dtypes:
+            yield self.scene(backend, self.layer(dtype, **changes), chunks, seed)
+
+    def check_run(self, scene: Scene, members: Sequence[int] | None = None, **how: Any) -> None:
+        """Run the sequences of a scene, and compare with dense attention."""
+        members = range(len(scene.chunks)) if members is None else members
+        self.check_outputs(scene, scene.run(members, **how), members)
+
     # ------------------------------------------------------------------ results
 
     def check_equal(self, layer: LayerSpec, chunks: Chunks, seed: int) -> None:
         """Check a batch against dense attention."""
-        scene = self.scene(self.make(), layer, chunks, seed)
-        members = list(range(len(chunks)))
-        self.check_outputs(scene, scene.run(members), members)
+        self.check_run(self.scene(self.make(), layer, chunks, seed))
 
     @pytest.mark.parametrize("chunks", SHORT, ids=str)
     def test_equals_dense_attention_on_short_sequences(self, chunks: Chunks) -> None:
         """One token, one block, the edges of blocks, a whole prompt and chunks of one."""
-        for dtype in self.dtypes:
-            for size in (1, 4):
-                self.check_equal(self.layer(dtype, block_size=size), chunks, 9)
+        for size in (1, 4):
+            for scene in self.scenes(chunks, 9, block_size=size):
+                self.check_run(scene)
 
     @pytest.mark.parametrize("window", [1, 2, 4, 5, 16, 17])
     def test_sees_no_further_than_the_sliding_window(self, window: int) -> None:
-        for dtype in self.dtypes:
-            layer = self.layer(dtype, block_size=4, sliding_window=window)
-            self.check_equal(layer, [(20, 1), (0, 19), (7, 9), (3, 1)], 11)
+        chunks = [(20, 1), (0, 19), (7, 9), (3, 1)]
+        for scene in self.scenes(chunks, 11, block_size=4, sliding_window=window):
+            self.check_run(scene)
 
     def test_the_sliding_window_may_begin_anywhere(self) -> None:
         """At, before and after places where kernels begin a tile, for many tokens and for one."""
-        for dtype in self.dtypes:
-            layer = self.layer(dtype, num_heads=1, num_kv_heads=1, sliding_window=100)
-            chunks = [(133, 128), (261, 128), *((cached, 1) for cached in (162, 163, 164, 291))]
-            self.check_equal(layer, chunks, 16)
+        chunks = [(133, 128), (261, 128), *((cached, 1) for cached in (162, 163, 164, 291))]
+        for scene in self.scenes(chunks, 16, num_heads=1, num_kv_heads=1, sliding_window=100):
+            self.check_run(scene)
 
     def test_layers_of_different_windows_share_a_plan(self) -> None:
         backend = self.make()
@@ -170,8 +180,7 @@ class AttentionConformance(ComponentConformance):
                 scene.write_cached(members)
             plan = scenes[0].plan(members)
             for scene in scenes:
-                outputs = scene.run(members, write_cached=False, plan=plan)
-                self.check_outputs(scene, outputs, members)
+                self.check_run(scene, write_cached=False, plan=plan)
 
     def test_what_it_is_given_and_what_it_gave_stay_as_they_are(self) -> None:
         """Neither the inputs nor the result of a call are changed, by it or by later ones."""
@@ -195,35 +204,30 @@ class AttentionConformance(ComponentConformance):
             layer = self.layer(dtype, num_heads=1, num_kv_heads=1)
             block = 2 * layer.block_size * layer.head_dim
             scene = Scene(backend, layer, [(40, 1), (17, 5)], 19, first_block=(1 << 31) // block)
-            self.check_outputs(scene, scene.run([0, 1]), [0, 1])
+            self.check_run(scene)
 
     @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (5, 5), (8, 2)], ids=str)
     def test_each_query_head_has_its_key_head(self, heads: tuple[int, int]) -> None:
         num_heads, num_kv_heads = heads
-        for dtype in self.dtypes:
-            layer = self.layer(dtype, num_heads=num_heads, num_kv_heads=num_kv_heads)
-            self.check_equal(layer, [(20, 1), (0, 19), (17, 3)], 12)
+        shape: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        for scene in self.scenes([(20, 1), (0, 19), (17, 3)], 12, **shape):
+            self.check_run(scene)
 
     def test_two_batches_in_turn_leave_nothing_behind(self) -> None:
         """What one plan says of lengths and tables does not hold for the next."""
         backend = self.make()
-        for dtype in self.dtypes:
-            layer = self.layer(dtype, block_size=4)
-            scenes = [
-                self.scene(backend, layer, chunks, 13) for chunks in ([(30, 1), (9, 4)], [(2, 5)])
-            ]
-            for _ in range(2):
-                for scene in scenes:
-                    members = list(range(len(scene.chunks)))
-                    self.check_outputs(scene, scene.run(members), members)
+        both = [
+            self.scenes(chunks, 13, backend, block_size=4)
+            for chunks in ([(30, 1), (9, 4)], [(2, 5)])
+        ]
+        for scenes in zip(*both, strict=True):
+            for scene in scenes * 2:
+                self.check_run(scene)
 
     @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
     def test_equals_dense_attention_on_long_sequences(self, changes: dict[str, Any]) -> None:
-        backend = self.make()
-        for dtype in self.dtypes:
-            scene = self.scene(backend, self.layer(dtype, **changes), LONG, 7)
-            members = list(range(len(LONG)))
-            self.check_outputs(scene, scene.run(members), members)
+        for scene in self.scenes(LONG, 7, **changes):
+            self.check_run(scene)
 
     def test_rows_may_be_strided(self) -> None:
         backend = self.make()
@@ -232,19 +236,15 @@ class AttentionConformance(ComponentConformance):
             fused = scene.run([0, 1], arrange=scene.side_by_side)
             scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
             self.check_outputs(scene, fused, [0, 1])
-            self.check_outputs(scene, scene.run([0, 1], arrange=scene.heads_first), [0, 1])
-            self.check_outputs(scene, scene.run([0, 1], arrange=scene.values_aside), [0, 1])
+            for arrange in (scene.heads_first, scene.values_aside):
+                self.check_run(scene, arrange=arrange)
 
     def test_a_batch_is_written_before_any_of_it_is_read(self) -> None:
         """A block that one sequence fills in this step, another reads in the same."""
-        backend = self.make()
-        for dtype in self.dtypes:
-            layer = self.layer(dtype)
-            scene = self.scene(backend, layer, [(0, 40), (16, 24)], 2)
+        for scene in self.scenes([(0, 40), (16, 24)], 2):
             scene.share_blocks(owner=0, other=1)
             # the other comes first in the batch, so that order does not help
-            outputs = scene.run([1, 0], write_cached=False)
-            self.check_outputs(scene, outputs, [1, 0])
+            self.check_run(scene, [1, 0], write_cached=False)
 
     @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
     def test_sequences_may_begin_with_the_same_blocks(self, changes: dict[str, Any]) -> None:
@@ -262,8 +262,7 @@ class AttentionConformance(ComponentConformance):
             for other in (19, 20):
                 scene.share_blocks(owner=18, other=other, count=25)
             scene.share_blocks(owner=0, other=22, count=20)
-            members = list(range(len(chunks)))
-            self.check_outputs(scene, scene.run(members), members)
+            self.check_run(scene)
 
     def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
         """66,000 tokens that each see themselves alone, of one sequence and of as many."""
@@ -282,11 +281,9 @@ class AttentionConformance(ComponentConformance):
                 np.testing.assert_allclose(outputs[index].float(), wanted, atol=1e-4)
 
     def test_a_sequence_of_several_thousand_blocks(self) -> None:
-        backend = self.make()
-        for dtype in self.dtypes:
-            layer = self.layer(dtype, num_heads=2, num_kv_heads=1, block_size=4)
-            scene = self.scene(backend, layer, [(20_001, 1), (3, 1), (9_000, 3)], 15)
-            self.check_outputs(scene, scene.run([0, 1, 2]), [0, 1, 2])
+        shape: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "block_size": 4}
+        for scene in self.scenes([(20_001, 1), (3, 1), (9_000, 3)], 15, **shape):
+            self.check_run(scene)
 
     # ------------------------------------------------------------------ the cache
 
@@ -303,21 +300,17 @@ class AttentionConformance(ComponentConformance):
                 assert written == (6 + 6) * 2 * layer.num_kv_heads * layer.head_dim
 
     def test_blocks_can_be_copied(self) -> None:
-        backend = self.make()
-        for dtype in self.dtypes:
-            scene = self.scene(backend, self.layer(dtype), [(30, 1), (17, 5)], 4)
+        for scene in self.scenes([(30, 1), (17, 5)], 4):
             scene.write_cached([0, 1])
             for distance in (1, -1):  # one of them overwrites, block by block, what is to be read
                 scene.move_blocks(distance)
-            self.check_outputs(scene, scene.run([0, 1], write_cached=False), [0, 1])
+            self.check_run(scene, write_cached=False)
 
     def test_blocks_can_be_swapped(self) -> None:
-        backend = self.make()
-        for dtype in self.dtypes:
-            scene = self.scene(backend, self.layer(dtype), [(30, 1), (17, 5)], 4)
+        for scene in self.scenes([(30, 1), (17, 5)], 4):
             scene.write_cached([0, 1])
             scene.swap_blocks()
-            self.check_outputs(scene, scene.run([0, 1], write_cached=False), [0, 1])
+            self.check_run(scene, write_cached=False)
 
     def test_blocks_of_several_layers_are_copied_at_once(self) -> None:
         """To other blocks, and in a circle, where each is read before it is overwritten."""
@@ -361,20 +354,13 @@ class AttentionConformance(ComponentConformance):
                 )
 
     def test_the_same_batch_gives_the_same_bits(self) -> None:
-        backend = self.make()
         torch: Any = import_module("torch")
-        for dtype in self.dtypes:
-            runs = [
-                self.scene(backend, self.layer(dtype), LONG, 6).run(list(range(len(LONG))))
-                for _ in range(2)
-            ]
-            for first, second in zip(*runs, strict=True):
-                assert torch.equal(first, second)
+        backend, members = self.make(), range(len(LONG))
+        for one, other in zip(*(self.scenes(LONG, 6, backend) for _ in range(2)), strict=True):
+            assert all(map(torch.equal, one.run(members), other.run(members)))
 
     def test_nan_in_a_sequence_spoils_no_other(self) -> None:
-        backend = self.make()
-        for dtype in self.dtypes:
-            scene = self.scene(backend, self.layer(dtype), [(30, 1), (20, 1), (0, 30)], 8)
+        for scene in self.scenes([(30, 1), (20, 1), (0, 30)], 8):
             scene.values[0][:] = float("nan")
             scene.keys[0][:] = float("inf")
             outputs = scene.run([0, 1, 2])

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
@@ -201,10 +200,9 @@ class ComponentConformance:
             **{"report_multiple_bugs": False, **more},
         )
 
-    def check_machine(self, make: Callable[[], RuleBasedStateMachine]) -> None:
-        """Run a state machine with many sequences of rules."""
-        machine: Any = make
-        run_state_machine_as_test(machine, settings=self.profile(stateful_step_count=40))
+    def check_walks(self, walk: Callable[[int, int], None]) -> None:
+        """Check ``walk``, which takes so many actions, those of a seed, with many of both."""
+        self.check(walk, st.integers(1, 100), st.integers(0, 1 << 32))
 
     def engine_values(self) -> st.SearchStrategy[dict[str, Any]]:
         """Settings of small engines with this component; the other components are drawn."""

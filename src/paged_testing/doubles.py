@@ -24,7 +24,33 @@ class StepFailure(RuntimeError):
     """A deliberate failure."""
 
 
-class FailingExecutor(Executor):
+class PassingExecutor(Executor):
+    """Passes everything on to the executor of an engine."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def install(cls, engine: Engine, **options: Any) -> Self:
+        """Wrap the executor of ``engine``."""
+        executor = cls(engine.executor, **options)
+        engine.executor = executor
+        return executor
+
+    def start(self) -> Capacity:
+        return self.inner.start()
+
+    def submit(self, step: StepInput, /) -> Any:
+        return self.inner.submit(step)
+
+    def collect(self, handle: Any, /) -> StepResult:
+        return self.inner.collect(handle)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class FailingExecutor(PassingExecutor):
     """Passes steps on to the executor of an engine, and raises in some.
 
     Args:
@@ -35,20 +61,10 @@ class FailingExecutor(Executor):
     def __init__(
         self, inner: Executor, *, before: Collection[int] = (), after: Collection[int] = ()
     ) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.num_submitted = 0
         self._before = frozenset(before)
         self._after = frozenset(after)
-
-    @classmethod
-    def install(cls, engine: Engine, **failures: Collection[int]) -> FailingExecutor:
-        """Wrap the executor of ``engine``."""
-        failing = cls(engine.executor, **failures)
-        engine.executor = failing
-        return failing
-
-    def start(self) -> Capacity:
-        return self.inner.start()
 
     def submit(self, step: StepInput, /) -> Any:
         number, self.num_submitted = self.num_submitted, self.num_submitted + 1
@@ -63,11 +79,8 @@ class FailingExecutor(Executor):
             raise StepFailure(f"submission {number} fails after it ran")
         return result
 
-    def close(self) -> None:
-        self.inner.close()
 
-
-class BackgroundExecutor(Executor):
+class BackgroundExecutor(PassingExecutor):
     """Passes a step on only when it, or a later one, is collected.
 
     So an engine that plans ahead cannot have seen any result by then, and one that changes a step
@@ -77,20 +90,10 @@ class BackgroundExecutor(Executor):
     runs_in_background = True
 
     def __init__(self, inner: Executor) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._submitted: deque[tuple[int, StepInput]] = deque()
         self._results: dict[int, StepResult | BaseException] = {}
         self._num_submitted = 0
-
-    @classmethod
-    def install(cls, engine: Engine) -> Self:
-        """Put one between ``engine`` and its executor."""
-        executor = cls(engine.executor)
-        engine.executor = executor
-        return executor
-
-    def start(self) -> Capacity:
-        return self.inner.start()
 
     def submit(self, step: StepInput, /) -> int:
         handle = self._num_submitted
@@ -109,9 +112,6 @@ class BackgroundExecutor(Executor):
         if isinstance(result, BaseException):
             raise result
         return result
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class AlwaysOverSettings(ComponentSettings):

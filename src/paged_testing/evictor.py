@@ -11,12 +11,10 @@ import pytest
 
 from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.engine.contexts import EvictorContext
-from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.evictor_model import (
-    EvictorMachine,
     EvictorModel,
     IdleBlock,
     Watched,
@@ -53,20 +51,11 @@ class EvictorCases(ComponentConformance):
         """Fresh evictors with their model."""
         return EvictorModel(self.make, self.expected)
 
+    def walk(self, num_actions: int, seed: int) -> None:
+        """Take so many actions, in fresh evictors and in their model."""
+        self.model().walk(num_actions, seed)
+
     # ------------------------------------------------------------------ what it holds
-
-    def test_is_empty_at_first(self) -> None:
-        evictor = self.make()
-        assert len(evictor) == 0
-        with pytest.raises(OutOfBlocks):
-            evictor.evict()
-
-    def test_evicts_the_only_block(self) -> None:
-        evictor = self.make()
-        evictor.add(BlockId(3), BlockInfo(4, 0, 1))
-        assert len(evictor) == 1
-        assert evictor.evict() == 3
-        assert len(evictor) == 0
 
     def test_evicts_every_block_once(self) -> None:
         model = self.model()
@@ -76,46 +65,6 @@ class EvictorCases(ComponentConformance):
         model.evict()  # of none: it raises, and goes on working
         model.leave([3], [3], [0], 1, 0)
         model.finish()
-
-    def test_removing_a_block_that_it_does_not_hold_raises(self) -> None:
-        evictor = self.make()
-        evictor.add(BlockId(1), BlockInfo(4, 0, 1))
-        with pytest.raises(KeyError):
-            evictor.remove(BlockId(2))
-        assert len(evictor) == 1
-        evictor.remove(BlockId(1))
-        with pytest.raises(KeyError):
-            evictor.remove(BlockId(1))
-        assert len(evictor) == 0
-
-    def test_a_block_that_was_evicted_cannot_be_removed(self) -> None:
-        evictor = self.make()
-        evictor.add(BlockId(1), BlockInfo(4, 0, 1, content_key=5))
-        assert evictor.evict() == 1
-        with pytest.raises(KeyError):
-            evictor.remove(BlockId(1))
-
-    def test_does_not_evict_what_is_used_again(self) -> None:
-        model = self.model()
-        model.leave([5, 2, 8, 1], [1, 2, 3, 4], [0, 3, 1, 0], 1, 0)
-        for place in (0, 1):
-            model.come_back(model.held[place], is_forgotten=False)
-        model.finish()
-
-    def test_a_block_may_come_back_with_other_content_and_rank(self) -> None:
-        """What was known of a block when it was removed or evicted says nothing any more."""
-        for is_forgotten in (True, False):
-            model = self.model()
-            model.leave([0, 1, 2], [0, 1, 2], [0, 0, 0], 3, 0)
-            for times in range(4):
-                model.come_back(
-                    next(idle for idle in model.held if idle.block == 0), is_forgotten=is_forgotten
-                )
-                model.leave([3], [3], [times], 1, 0)
-                model.leave([0], [times + 4], [3 - times], 1 + times, 0)
-                model.evict()
-                model.leave(range(4), range(4), [0, 1, 2, 3], 1, 0)
-            model.finish()
 
     def test_blocks_may_be_equal_in_all_it_is_told(self) -> None:
         """Such as blocks of equal content, whose requests ended in the same step."""
@@ -141,21 +90,9 @@ class EvictorCases(ComponentConformance):
 
     # ------------------------------------------------------------------ the order
 
-    def test_evicts_in_the_expected_order(self) -> None:
-        """Prefixes of every length that were left, found and left again, evicted in between."""
-        model = self.model()
-        model.leave([4, 0, 7], [1, 2, 3], [0, 0, 0], 2, 0)
-        model.leave([9, 1], [3, 4], [2, 0], 1, 1)
-        model.leave([3], [5], [1], 4, 0)
-        model.come_back(model.held[0], is_forgotten=False)
-        model.evict()
-        model.leave([4], [6], [0], 1, 3)
-        model.leave([2, 5], [None, 4], [0, 1], 1, 0)
-        model.finish()
-
     @pytest.mark.parametrize("seed", range(2))
     def test_evicts_the_same_as_the_model(self, seed: int) -> None:
-        self.model().walk(300, seed)
+        self.walk(300, seed)
 
     # ------------------------------------------------------------------ the cost
 
@@ -215,5 +152,4 @@ class EvictorConformance(ServesEveryWorkload, EvictorCases):
     """
 
     def test_behaves_like_the_model(self) -> None:
-        make, expected = self.make, self.expected
-        self.check_machine(lambda: EvictorMachine(make, expected))
+        self.check_walks(self.walk)

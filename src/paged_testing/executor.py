@@ -111,40 +111,37 @@ class ExecutorConformance(ComponentConformance):
 
     # ------------------------------------------------------------------ driven step by step
 
+    def drawn(self, *steps: Mapping[str, Any], **values: Any) -> list[StepResult]:
+        """The results of steps, each the arguments of :func:`run`, in an engine of their own."""
+        with self.engine(**values) as engine:
+            return [run(engine.executor, number, **step) for number, step in enumerate(steps)]
+
     def test_samples_when_the_last_prompt_token_is_computed_and_not_before(self) -> None:
-        with self.engine() as engine:
-            executor = engine.executor
-            result = run(executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
-            assert (result.sequence_ids, result.token_ids) == ([], [])
-            result = run(executor, 1, [(0, 2)])
-            assert (result.sequence_ids, len(result.token_ids)) == ([0], 1)
-            result = run(executor, 2, [(0, 1)])
+        early, last, more = self.drawn(FIRST, LAST, {"batch": [(0, 1)]})
+        assert (early.sequence_ids, early.token_ids) == ([], [])
+        for result in (last, more):
             assert (result.sequence_ids, len(result.token_ids)) == ([0], 1)
 
     def test_returns_results_in_the_order_of_the_batch(self) -> None:
-        with self.engine() as engine:
-            executor = engine.executor
-            added = [new_sequence(number, 4 + number) for number in range(3)]
-            first = run(executor, 0, [(0, 4), (1, 5), (2, 6)], added=added)
-            assert first.sequence_ids == [0, 1, 2]
-            turned = run(executor, 1, [(2, 1), (0, 1), (1, 1)])
-            assert turned.sequence_ids == [2, 0, 1]
-        with self.engine() as engine:
-            alone = []
-            for number, new in enumerate(added):
-                tokens = [(number, len(new.tokens))]
-                drawn = run(engine.executor, 2 * number, tokens, added=[new])
-                drawn = run(engine.executor, 2 * number + 1, [(number, 1)])
-                alone.append(drawn.token_ids[0])
-            assert turned.token_ids == [alone[2], alone[0], alone[1]]
+        added = [new_sequence(number, 4 + number) for number in range(3)]
+        first, turned = self.drawn(
+            {"batch": [(0, 4), (1, 5), (2, 6)], "added": added},
+            {"batch": [(2, 1), (0, 1), (1, 1)]},
+        )
+        assert first.sequence_ids == [0, 1, 2]
+        assert turned.sequence_ids == [2, 0, 1]
+        alone = []
+        for number, new in enumerate(added):
+            whole = {"batch": [(number, len(new.tokens))], "added": [new]}
+            alone.append(self.drawn(whole, {"batch": [(number, 1)]})[1].token_ids[0])
+        assert turned.token_ids == [alone[2], alone[0], alone[1]]
 
     def test_samples_a_token_for_each_sequence_of_a_fan_out(self) -> None:
-        with self.engine() as engine:
-            new = replace(new_sequence(0, 5), fan_out=3)
-            result = run(engine.executor, 0, [(0, 5)], added=[new])
-            assert result.sequence_ids == [0, 0, 0]
-            assert len(result.token_ids) == 3
-            assert run(engine.executor, 1, [(0, 1)]).sequence_ids == [0]
+        new = replace(new_sequence(0, 5), fan_out=3)
+        result, after = self.drawn({"batch": [(0, 5)], "added": [new]}, {"batch": [(0, 1)]})
+        assert result.sequence_ids == [0, 0, 0]
+        assert len(result.token_ids) == 3
+        assert after.sequence_ids == [0]
 
     def test_ranks_the_candidates_of_a_beam_and_samples_nothing(self) -> None:
         sampling = SamplingParams(beam_width=2, max_tokens=8, ignore_eos=True)
@@ -166,34 +163,24 @@ class ExecutorConformance(ComponentConformance):
             assert list(again) == list(cached)
 
     def test_a_removed_sequence_can_be_added_again(self) -> None:
-        with self.engine() as engine:
-            executor = engine.executor
-            once = run(executor, 0, [(0, 5)], added=[new_sequence(0, 5)])
-            again = run(executor, 1, [(0, 5)], added=[new_sequence(0, 5, 8)], removed=[0])
-            assert (again.sequence_ids, again.token_ids) == ([0], once.token_ids)
+        once, again = self.drawn(
+            WHOLE, {"batch": [(0, 5)], "added": [new_sequence(0, 5, 8)], "removed": [0]}
+        )
+        assert (again.sequence_ids, again.token_ids) == ([0], once.token_ids)
 
     def test_moves_blocks_in_the_order_swap_out_swap_in_copy(self) -> None:
         """A block is swapped out, swapped in and copied in one step, then computed on."""
-        with self.engine(num_blocks=32, num_host_blocks=4, preemption="swap") as engine:
-            run(engine.executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
-            plain = run(engine.executor, 1, [(0, 2)])
-        with self.engine(num_blocks=32, num_host_blocks=4, preemption="swap") as engine:
-            run(engine.executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
-            moved = run(
-                engine.executor,
-                1,
-                [(0, 2)],
-                swap_out_sources=[BlockId(0)],
-                swap_out_targets=[BlockId(3)],
-                swap_in_sources=[BlockId(3)],
-                swap_in_targets=[BlockId(20)],
-                copy_sources=[BlockId(20)],
-                copy_targets=[BlockId(21)],
-                edit_ids=[SeqId(0)],
-                edit_indices=[0],
-                edit_blocks=[BlockId(21)],
-            )
-            assert moved.token_ids == plain.token_ids
+        moves = {
+            **moved("swap_out", {0: 3}),
+            **moved("swap_in", {3: 20}),
+            **moved("copy", {20: 21}),
+            **edited((0, 0, 21)),
+        }
+        plain, turned = (
+            self.drawn(FIRST, {**LAST, **changes}, **WITH_HOST)[1].token_ids
+            for changes in ({}, moves)
+        )
+        assert turned == plain
 
     def test_may_be_closed_more_than_once(self) -> None:
         with self.engine() as engine:
@@ -202,124 +189,78 @@ class ExecutorConformance(ComponentConformance):
 
     def test_reads_all_blocks_before_it_writes_any(self) -> None:
         """Blocks are copied and swapped in a circle in one step."""
-        with self.engine(num_blocks=32) as engine:
-            plain = self._two_sequences(engine.executor)
-        with self.engine(num_blocks=32) as engine:
-            turned = self._two_sequences(
-                engine.executor,
-                copy_sources=[BlockId(0), BlockId(4)],
-                copy_targets=[BlockId(4), BlockId(0)],
-                edit_ids=[SeqId(0), SeqId(1)],
-                edit_indices=[0, 0],
-                edit_blocks=[BlockId(4), BlockId(0)],
-            )
+        both = {"batch": [(0, 3), (1, 3)], "added": [new_sequence(0, 5), new_sequence(1, 7)]}
+        circle = {**moved("copy", {0: 4, 4: 0}), **edited((0, 0, 4), (1, 0, 0))}
+        plain, turned = (
+            self.drawn(both, {"batch": [(0, 2), (1, 4)], **changes}, num_blocks=32)[1].token_ids
+            for changes in ({}, circle)
+        )
         assert turned == plain, f"with two blocks exchanged it draws {turned}, else {plain}"
 
     def test_a_swapped_block_is_kept_on_the_host(self) -> None:
         """While others are computed where it was."""
-        values = {"num_blocks": 32, "num_host_blocks": 4, "preemption": "swap"}
-        with self.engine(**values) as engine:
-            run(engine.executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
-            plain = run(engine.executor, 1, [(0, 2)])
-        with self.engine(**values) as engine:
-            executor, first = engine.executor, new_sequence(0, 5)
-            run(executor, 0, [(0, 3)], added=[first])
-            run(
-                executor,
-                1,
-                [(1, 6)],
-                added=[new_sequence(1, 6, first_block=0)],
-                removed=[0],
-                swap_out_sources=[BlockId(0)],
-                swap_out_targets=[BlockId(2)],
-            )
-            again = run(
-                executor,
-                2,
-                [(0, 2)],
-                added=[replace(first, num_computed=3, blocks=[BlockId(9), *first.blocks[1:]])],
-                removed=[1],
-                swap_in_sources=[BlockId(2)],
-                swap_in_targets=[BlockId(9)],
-            )
-            assert again.token_ids == plain.token_ids, (
-                f"after a swap it draws {again.token_ids}, without one {plain.token_ids}"
-            )
+        first = new_sequence(0, 5)
+        back = replace(first, num_computed=3, blocks=[BlockId(9), *first.blocks[1:]])
+        other = new_sequence(1, 6, first_block=0)
+        plain = self.drawn(FIRST, LAST, **WITH_HOST)[1].token_ids
+        *_, again = self.drawn(
+            FIRST,
+            {"batch": [(1, 6)], "added": [other], "removed": [0], **moved("swap_out", {0: 2})},
+            {**LAST, "added": [back], "removed": [1], **moved("swap_in", {2: 9})},
+            **WITH_HOST,
+        )
+        assert again.token_ids == plain, (
+            f"after a swap it draws {again.token_ids}, without one {plain}"
+        )
 
     def test_a_block_may_be_appended_to_a_table(self) -> None:
         size = 4
-        with self.engine() as engine:
-            whole = run(engine.executor, 0, [(0, size + 2)], added=[new_sequence(0, size + 2)])
-        with self.engine() as engine:
-            short = replace(new_sequence(0, size + 2), blocks=[BlockId(0)])
-            run(engine.executor, 0, [(0, size)], added=[short])
-            edits: dict[str, Any] = {
-                "edit_ids": [SeqId(0)],
-                "edit_indices": [1],
-                "edit_blocks": [BlockId(7)],
-            }
-            grown = run(engine.executor, 1, [(0, 2)], **edits)
+        new = new_sequence(0, size + 2)
+        (whole,) = self.drawn({"batch": [(0, size + 2)], "added": [new]})
+        _, grown = self.drawn(
+            {"batch": [(0, size)], "added": [replace(new, blocks=[BlockId(0)])]},
+            {**LAST, **edited((0, 1, 7))},
+        )
         assert (grown.sequence_ids, grown.token_ids) == ([0], whole.token_ids)
 
     def test_a_sequence_in_few_chunks_draws_the_same_as_in_many(self) -> None:
-        drawn = []
-        for chunks in ((5,), (1, 4), (2, 2, 1), (1, 1, 1, 1, 1)):
-            with self.engine() as engine:
-                for number, count in enumerate(chunks):
-                    added = [new_sequence(0, 5)] if number == 0 else []
-                    result = run(engine.executor, number, [(0, count)], added=added)
-                drawn.append(result.token_ids + run(engine.executor, 9, [(0, 1)]).token_ids)
-        assert all(each == drawn[0] for each in drawn), f"in other chunks it draws {drawn}"
+        found = []
+        for first, *others in ((5,), (1, 4), (2, 2, 1), (1, 1, 1, 1, 1)):
+            steps = [{"batch": [(0, count)]} for count in (*others, 1)]
+            added = {"batch": [(0, first)], "added": [new_sequence(0, 5)]}
+            *_, last, more = self.drawn(added, *steps)
+            found.append(last.token_ids + more.token_ids)
+        assert all(each == found[0] for each in found), f"in other chunks it draws {found}"
 
     def test_a_prefix_that_others_computed_may_be_shared(self) -> None:
-        with self.engine() as engine:
-            executor, tokens = engine.executor, [1, 2, 3] * 2
-            first = replace(new_sequence(0, 6), tokens=tokens)
-            whole = run(executor, 0, [(0, 6)], added=[first])
-            blocks = [first.blocks[0], *new_sequence(1, 6).blocks[1:]]
-            second = replace(first, id=SeqId(1), num_computed=4, blocks=blocks)
-            shared = run(executor, 1, [(1, 2)], added=[second])
-            assert (shared.sequence_ids, shared.token_ids) == ([1], whole.token_ids)
+        first = replace(new_sequence(0, 6), tokens=[1, 2, 3] * 2)
+        blocks = [first.blocks[0], *new_sequence(1, 6).blocks[1:]]
+        second = replace(first, id=SeqId(1), num_computed=4, blocks=blocks)
+        whole, shared = self.drawn(
+            {"batch": [(0, 6)], "added": [first]}, {"batch": [(1, 2)], "added": [second]}
+        )
+        assert (shared.sequence_ids, shared.token_ids) == ([1], whole.token_ids)
 
     def test_a_step_may_be_submitted_before_the_last_one_is_collected(self) -> None:
-        with self.engine() as engine:
-            plain = [run(engine.executor, 0, [(0, 5)], added=[new_sequence(0, 5)])]
-            plain.append(run(engine.executor, 1, [(0, 1)]))
+        plain = self.drawn(WHOLE, {"batch": [(0, 1)]})
         with self.engine() as engine:
             executor = engine.executor
-            steps = [
-                StepInput(
-                    number=0,
-                    sequence_ids=[SeqId(0)],
-                    num_tokens=[5],
-                    added=[new_sequence(0, 5)],
-                ),
-                StepInput(number=1, sequence_ids=[SeqId(0)], num_tokens=[1]),
-            ]
+            steps = [step_input(0, **WHOLE), step_input(1, [(0, 1)])]
             handles = [executor.submit(step) for step in steps]
             ahead = [executor.collect(handle) for handle in handles]
-            assert [r.token_ids for r in ahead] == [r.token_ids for r in plain]
+        assert [r.token_ids for r in ahead] == [r.token_ids for r in plain]
 
     def test_a_step_may_only_remove_what_is_known(self) -> None:
-        with self.engine() as engine:
-            run(engine.executor, 0, [(0, 5)], added=[new_sequence(0, 5)])
-            result = run(engine.executor, 1, [], removed=[0])
-            assert (result.sequence_ids, result.token_ids) == ([], [])
-            again = run(engine.executor, 2, [(0, 5)], added=[new_sequence(0, 5)])
-            assert again.sequence_ids == [0]
+        _, gone, again = self.drawn(WHOLE, {"batch": [], "removed": [0]}, WHOLE)
+        assert (gone.sequence_ids, gone.token_ids) == ([], [])
+        assert again.sequence_ids == [0]
 
     def test_two_executors_share_nothing(self) -> None:
         with self.engine() as one, self.engine() as other:
-            alone = run(one.executor, 0, [(0, 5)], added=[new_sequence(0, 5)])
+            alone = run(one.executor, 0, **WHOLE)
             run(other.executor, 0, [(0, 4)], added=[new_sequence(0, 4)])
             assert run(one.executor, 1, [(0, 1)]).sequence_ids == [0]
         assert len(alone.token_ids) == 1
-
-    def _two_sequences(self, executor: Executor, **changes: Any) -> list[int]:
-        """What two sequences draw in a second step, after some changes."""
-        added = [new_sequence(0, 5), new_sequence(1, 7)]
-        run(executor, 0, [(0, 3), (1, 3)], added=added)
-        return run(executor, 1, [(0, 2), (1, 4)], **changes).token_ids
 
     # ------------------------------------------------------------------ properties
 
@@ -351,27 +292,51 @@ def new_sequence(number: int, length: int, first_block: int | None = None) -> Ne
     )
 
 
-def run(
-    executor: Executor,
+def step_input(
     number: int,
     batch: Sequence[tuple[int, int]],
     *,
     added: Sequence[NewSequence] = (),
     removed: Sequence[int] = (),
     **changes: Any,
-) -> StepResult:
-    """Run one step: ``batch`` gives sequences and their numbers of tokens, applied after the
-    changes.
-    """
-    step = StepInput(
+) -> StepInput:
+    """A step: ``batch`` gives sequences and their numbers of tokens, applied after the changes."""
+    return StepInput(
         number=number,
         sequence_ids=[SeqId(seq_id) for seq_id, _ in batch],
         num_tokens=[num_tokens for _, num_tokens in batch],
-        added=list(added),
+        added=[replace(new, tokens=[*new.tokens], blocks=[*new.blocks]) for new in added],
         removed=[SeqId(seq_id) for seq_id in removed],
         **changes,
     )
-    return executor.collect(executor.submit(step))
+
+
+def run(
+    executor: Executor, number: int, batch: Sequence[tuple[int, int]], **more: Any
+) -> StepResult:
+    """Run one step; the arguments are those of :func:`step_input`."""
+    return executor.collect(executor.submit(step_input(number, batch, **more)))
+
+
+def moved(how: str, blocks: Mapping[int, int]) -> dict[str, list[BlockId]]:
+    """Blocks of a step that are swapped out or in, or copied, by their sources."""
+    return {
+        f"{how}_sources": [BlockId(block) for block in blocks],
+        f"{how}_targets": [BlockId(block) for block in blocks.values()],
+    }
+
+
+def edited(*edits: tuple[int, int, int]) -> dict[str, list[Any]]:
+    """Edits of block tables in a step: sequence, index and block."""
+    ids, indices, blocks = zip(*edits, strict=True)
+    return {"edit_ids": list(ids), "edit_indices": list(indices), "edit_blocks": list(blocks)}
+
+
+WHOLE: Mapping[str, Any] = {"batch": [(0, 5)], "added": [new_sequence(0, 5)]}
+FIRST: Mapping[str, Any] = {"batch": [(0, 3)], "added": [new_sequence(0, 5)]}
+LAST: Mapping[str, Any] = {"batch": [(0, 2)]}
+"""Steps that compute a sequence at once, and in two chunks."""
+WITH_HOST: Mapping[str, Any] = {"num_blocks": 32, "num_host_blocks": 4, "preemption": "swap"}
 
 
 def _greedy(request: Request) -> Request:

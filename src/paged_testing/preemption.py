@@ -190,26 +190,27 @@ class VictimCases(ComponentConformance):
     def test_chooses_among_equal_candidates(self) -> None:
         self.check_choices([written_requests()[0]] * 6, (4,) * 6, 1.0)
 
-    def test_chooses_one_though_all_were_preempted_often(self) -> None:
+    def _candidates(self) -> tuple[KVCache, list[SequenceGroup]]:
+        """A cache, and written requests that run in it."""
         cache = empty_cache(self.registry)
-        candidates = running_groups(cache, written_requests(), WRITTEN_SHARES)
-        component = self.make(cache)
+        return cache, running_groups(cache, written_requests(), WRITTEN_SHARES)
+
+    def test_chooses_one_though_all_were_preempted_often(self) -> None:
+        cache, candidates = self._candidates()
         for number, group in enumerate(candidates):
             group.num_preemptions = 100 + number
-        chosen = component.choose(candidates, 5.0)
+        chosen = self.make(cache).choose(candidates, 5.0)
         assert any(chosen is group for group in candidates), f"it chose {chosen}"
 
     def test_takes_any_sequence_of_candidates(self) -> None:
-        cache = empty_cache(self.registry)
-        candidates = running_groups(cache, written_requests(), WRITTEN_SHARES)
+        cache, candidates = self._candidates()
         chosen = self.make(cache).choose(tuple(candidates), 5.0)
         of_list = self.make(cache).choose(candidates, 5.0)
         assert chosen is of_list, f"of a tuple it chose {chosen}, of the same list {of_list}"
 
     def test_what_it_was_shown_before_does_not_matter(self) -> None:
         """It is asked about others, and then about groups that have arrived since."""
-        cache = empty_cache(self.registry)
-        candidates = running_groups(cache, written_requests(), WRITTEN_SHARES)
+        cache, candidates = self._candidates()
         component = self.make(cache)
         for shown in (candidates[:3], candidates[3:], candidates[2:5], candidates[::-1]):
             chosen = component.choose(list(shown), 1.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any, ClassVar
 
 import pytest
@@ -133,7 +133,7 @@ class RunnerConformance(ComponentConformance):
     def test_logits_have_a_row_per_hidden_state(self) -> None:
         torch: Any = import_module("torch")
         runner = self.make()
-        rows = self.step(runner, DenseAttention(runner.layers, 1), [(0, PROMPTS[0], 0)])
+        rows = self.logits_of(runner, PROMPTS[0])
         assert tuple(rows.shape) == (len(PROMPTS[0]), runner.vocab_size)
         assert rows.dtype == torch.float32
         assert bool(torch.isfinite(rows).all())
@@ -167,30 +167,25 @@ class RunnerConformance(ComponentConformance):
         """Of the same prompt at other positions, too, where a token was put before it."""
         torch: Any = import_module("torch")
         runner = self.make()
-        last = [
-            self.step(runner, DenseAttention(runner.layers, 1), [(0, prompt, 0)])[-1]
-            for prompt in ((1, 5, 9), (1, 5, 8), (2, 5, 9), (5, 1, 9))
-        ]
-        for number, one in enumerate(last):
-            for other in last[number + 1 :]:
-                assert not torch.equal(one, other), "two prompts have the same logits"
+        prompts = ((1, 5, 9), (1, 5, 8), (2, 5, 9), (5, 1, 9))
+        last = [self.logits_of(runner, prompt)[-1] for prompt in prompts]
+        for one, other in combinations(last, 2):
+            assert not torch.equal(one, other), "two prompts have the same logits"
 
     def test_two_runners_compute_the_same(self) -> None:
         torch: Any = import_module("torch")
-        one, other = (
-            self.step(runner, DenseAttention(runner.layers, 1), [(0, PROMPTS[0], 0)])
-            for runner in (self.make(), self.make())
-        )
+        one, other = (self.logits_of(self.make(), PROMPTS[0]) for _ in range(2))
         assert torch.equal(one, other)
 
     # ------------------------------------------------------------------ what is checked
 
+    def logits_of(self, runner: Runner, prompt: Sequence[int]) -> Any:
+        """The logits of a prompt, computed at once and alone."""
+        return self.step(runner, DenseAttention(runner.layers, 1), [(0, prompt, 0)])
+
     def logits_alone(self, runner: Runner) -> list[Any]:
-        """The logits of each prompt, computed at once and alone."""
-        return [
-            self.step(runner, DenseAttention(runner.layers, 1), [(0, prompt, 0)])
-            for prompt in PROMPTS
-        ]
+        """Those of each of the prompts."""
+        return [self.logits_of(runner, prompt) for prompt in PROMPTS]
 
     def check_chunks(
         self, runner: Runner, alone: Sequence[Any], cuts: Sequence[int], order: Sequence[int]

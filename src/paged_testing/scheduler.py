@@ -102,23 +102,9 @@ class SchedulerConformance(ComponentConformance):
         assert not plan.sequences
         assert not plan.admitted
 
-    def test_serves_one_request(self) -> None:
-        engine = self.make_engine()
-        workload = Workload(((0, simple_request("A", 9, 5)),))
-        check_served(engine, workload, serve(engine, workload))
-
     def test_refuses_nothing_that_fits_alone(self) -> None:
         budget, max_num_seqs = self.budget(self.options), self.max_num_seqs(self.options)
         check_serves_what_fits(self.make_engine(), budget, max_num_seqs)
-
-    def test_says_what_the_prefix_cache_served(self) -> None:
-        """None has to be; but tokens that are not computed are reported."""
-        engine = self.make_engine(block_allocator="hash_cached")
-        prompt = tuple(range(20))
-        workload = Workload(
-            ((0, simple_request("A", prompt, 2)), (9, simple_request("B", prompt, 2)))
-        )
-        check_served(engine, workload, serve(engine, workload))
 
     def test_keeps_within_the_length_of_the_model(self) -> None:
         engine = self.make_engine(max_model_len=32)
@@ -269,29 +255,23 @@ class SchedulerConformance(ComponentConformance):
 
     # ------------------------------------------------------------------ properties
 
-    def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
-        def serves(values: dict[str, Any], workload: Workload) -> None:
-            engine = self.make_engine(**values)
-            check_served(engine, workload, serve(engine, workload))
+    def check_serves(self, values: Mapping[str, Any], workload: Workload) -> None:
+        """Check that an engine with these settings serves a workload."""
+        engine = self.make_engine(**values)
+        if values.get("async_scheduling"):
+            BackgroundExecutor.install(engine)
+        check_served(engine, workload, serve(engine, workload))
 
-        self.check(serves, self.engine_values(), workloads())
+    def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
+        self.check(self.check_serves, self.engine_values(), workloads())
 
     def test_serves_every_workload_with_each_step_planned_ahead(self) -> None:
         """A running sequence may have nothing pending: a step in flight draws its next token."""
-
-        def serves(values: dict[str, Any], workload: Workload) -> None:
-            engine = self.make_engine(**values, async_scheduling=True)
-            BackgroundExecutor.install(engine)
-            check_served(engine, workload, serve(engine, workload))
-
-        self.check(serves, self.engine_values(), workloads(max_aborts=2))
+        ahead = self.engine_values().map(lambda values: {**values, "async_scheduling": True})
+        self.check(self.check_serves, ahead, workloads())
 
     def test_survives_aborts_at_any_time(self) -> None:
-        def survives(values: dict[str, Any], workload: Workload) -> None:
-            engine = self.make_engine(**values)
-            check_served(engine, workload, serve(engine, workload))
-
-        self.check(survives, self.engine_values(), workloads(max_aborts=6), share=0.5)
+        self.check(self.check_serves, self.engine_values(), workloads(max_aborts=6), share=0.5)
 
     def test_survives_steps_that_fail(self) -> None:
         def survives(

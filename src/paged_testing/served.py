@@ -12,7 +12,7 @@ from paged_core.ids import SeqId
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceGroup
 from paged_core.step import NewSequence
-from paged_testing.doubles import BackgroundExecutor, FailingExecutor
+from paged_testing.doubles import PassingExecutor
 from paged_testing.engines import serve
 from paged_testing.workloads import Workload, simple_request
 
@@ -29,7 +29,7 @@ class _Model(Protocol):
 
 def _model(engine: Engine) -> _Model:
     executor = engine.executor
-    while isinstance(executor, FailingExecutor | BackgroundExecutor):
+    while isinstance(executor, PassingExecutor):
         executor = executor.inner
     return cast("_Model", executor)
 

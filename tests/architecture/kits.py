@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
+from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 
 
@@ -24,3 +25,9 @@ def conformance_classes() -> Iterator[tuple[str, str]]:
         for name, kind in vars(import_module(module)).items():
             if isinstance(kind, type) and name.endswith("Conformance") and hasattr(kind, "slot"):
                 yield kind.slot, name
+
+
+def first_party() -> list[Component]:
+    """Return the components of the project itself."""
+    ours = [p for p in Registry.discover().plugins if p.distribution == "paged-core"]
+    return [component for plugin in ours for component in plugin.components]

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from architecture.kits import conformance_classes
+from architecture.kits import conformance_classes, first_party
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
 from paged_core.plugins import hooks as hookspecs
 from paged_core.plugins.component import Command, Component, Profile, Slot
@@ -42,12 +41,8 @@ def named(page: Path) -> set[str]:
     return {re.split(r"[(\s:]", found)[0] for found in re.findall(r"`([^`\n]+)`", text)}
 
 
-def first_party(slot: str) -> Iterator[Component]:
-    registry = Registry.discover()
-    ours = {plugin.name for plugin in registry.plugins if plugin.distribution == "paged-core"}
-    for plugin in registry.plugins:
-        if plugin.name in ours:
-            yield from (part for part in plugin.components if part.slot == slot)
+def components_of(slot: str) -> list[Component]:
+    return [component for component in first_party() if component.slot == slot]
 
 
 # ---------------------------------------------------------------------- what is shown, runs
@@ -186,7 +181,7 @@ def test_every_interface_has_a_page_that_names_its_members(slot: str) -> None:
 def test_every_component_and_its_options_are_documented(slot: str) -> None:
     page = ROOT / "docs" / "interfaces" / f"{slot}.md"
     told, listed = named(page), named(ROOT / "docs" / "index.md") & named(README)
-    for component in first_party(slot):
+    for component in components_of(slot):
         assert component.name in told
         assert component.name in listed
         for option in component.settings.model_fields:
@@ -196,7 +191,7 @@ def test_every_component_and_its_options_are_documented(slot: str) -> None:
 @pytest.mark.parametrize("slot", POLICY_SLOTS)
 def test_every_policy_has_a_section_that_says_what_it_is_good_for(slot: str) -> None:
     page = ROOT / "docs" / "interfaces" / f"{slot}.md"
-    for component in first_party(slot):
+    for component in components_of(slot):
         text = section(page, f"`{component.name}`")
         for what in ("Helps", "Hurts", "Promises", "Source"):
             assert re.search(rf"^- \*\*{what}:\*\* [\w`]", text, re.MULTILINE), (
@@ -217,7 +212,7 @@ def test_what_is_planned_is_not_there_yet() -> None:
     rows = re.findall(r"^\| \[`(\w+)`\].*\| (.*) \|$", README.read_text("utf-8"), re.MULTILINE)
     assert {slot for slot, _ in rows} == set(SLOTS)
     for slot, planned in rows:
-        there = {component.name for component in first_party(slot)}
+        there = {component.name for component in components_of(slot)}
         assert not there & set(re.findall(r"`(\w+)`", planned))
 
 

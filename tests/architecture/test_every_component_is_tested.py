@@ -10,16 +10,12 @@ from pathlib import Path
 import pytest
 
 from architecture.kits import conformance_classes as kit_classes
+from architecture.kits import first_party
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_testing import ComponentConformance
 
 FOLDER = Path(__file__).parent.parent / "conformance"
-
-
-def first_party() -> list[Component]:
-    ours = [p for p in Registry.discover().plugins if p.distribution == "paged-core"]
-    return [component for plugin in ours for component in plugin.components]
 
 
 def conformance_classes() -> Iterator[type[ComponentConformance]]:

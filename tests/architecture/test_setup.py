@@ -42,9 +42,28 @@ def find_python(folder: Path, fakes: dict[str, str], **environ: str) -> tuple[in
     return done.returncode, done.stdout.strip(), done.stderr
 
 
-def test_plain_python3_is_preferred(tmp_path: Path) -> None:
-    fakes = {"python3": serves("3.11", "a"), "python3.13": serves("3.13", "b")}
-    assert find_python(tmp_path, fakes)[:2] == (0, "/opt/a")
+FITS = {
+    "plain python3 is preferred": ({"python3": "3.11", "python3.13": "3.13"}, "", "python3"),
+    "a tested version is preferred to a newer one": (
+        {"python3": "3.15", "python3.12": "3.12"},
+        "",
+        "python3.12",
+    ),
+    "a newer version is taken": ({"python3": "3.15"}, "", "python3"),
+    "the user chooses": ({"python3": "3.11", "mine": "3.13"}, "mine", "mine"),
+}
+"""The Pythons of a machine, what the user asks for, and which one is taken."""
+
+
+@pytest.mark.parametrize(("versions", "asked", "taken"), FITS.values(), ids=FITS)
+def test_a_python_is_found(
+    tmp_path: Path, versions: dict[str, str], asked: str, taken: str
+) -> None:
+    fakes = {name: serves(version, name) for name, version in versions.items()}
+    environ = {"PYTHON": asked} if asked else {}
+    status, path, said = find_python(tmp_path, fakes, **environ)
+    assert (status, path) == (0, f"/opt/{taken}")
+    assert ("newer than the tested versions" in said) == (versions[taken] == "3.15")
 
 
 @pytest.mark.parametrize("unfit", [SHIM, TOO_OLD, WITHOUT_VENV])
@@ -53,42 +72,29 @@ def test_a_python_that_does_not_serve_is_passed_over(tmp_path: Path, unfit: str)
     assert find_python(tmp_path, fakes)[:2] == (0, "/opt/c")
 
 
-def test_a_tested_version_is_preferred_to_a_newer_one(tmp_path: Path) -> None:
-    fakes = {"python3": serves("3.15", "new"), "python3.12": serves("3.12", "c")}
-    assert find_python(tmp_path, fakes)[:2] == (0, "/opt/c")
-
-
-def test_a_newer_version_is_taken_with_a_note(tmp_path: Path) -> None:
-    status, path, said = find_python(tmp_path, {"python3": serves("3.15", "new")})
-    assert (status, path) == (0, "/opt/new")
-    assert "newer than the tested versions" in said
-
-
-def test_the_user_chooses(tmp_path: Path) -> None:
-    fakes = {"python3": serves("3.11", "a"), "mine": serves("3.13", "b")}
-    assert find_python(tmp_path, fakes, PYTHON="mine")[:2] == (0, "/opt/b")
-    status, _, said = find_python(tmp_path, fakes, PYTHON="missing")
+@pytest.mark.parametrize(
+    ("fakes", "asked", "answers"),
+    [
+        ({"python3": serves("3.11", "a")}, "missing", ["PYTHON=missing does not run"]),
+        ({"python3": WITHOUT_VENV}, "", ["sudo apt-get install python3.12-venv"]),
+        (
+            {"python3": TOO_OLD},
+            "",
+            [
+                "Python 3.11 or newer is needed; python3 is 3.9",
+                "apt-get install python3 python3-venv",
+            ],
+        ),
+        ({}, "", ["none was found"]),
+    ],
+    ids=["missing", "without venv", "too old", "none"],
+)
+def test_where_none_serves_the_answer_says_what_to_do(
+    tmp_path: Path, fakes: dict[str, str], asked: str, answers: list[str]
+) -> None:
+    status, _, said = find_python(tmp_path, fakes, **({"PYTHON": asked} if asked else {}))
     assert status == 1
-    assert "PYTHON=missing does not run" in said
-
-
-def test_a_missing_venv_module_is_answered_with_the_command(tmp_path: Path) -> None:
-    status, _, said = find_python(tmp_path, {"python3": WITHOUT_VENV})
-    assert status == 1
-    assert "sudo apt-get install python3.12-venv" in said
-
-
-def test_an_old_python_is_answered_with_what_to_do(tmp_path: Path) -> None:
-    status, _, said = find_python(tmp_path, {"python3": TOO_OLD})
-    assert status == 1
-    assert "Python 3.11 or newer is needed; python3 is 3.9" in said
-    assert "apt-get install python3 python3-venv" in said
-
-
-def test_no_python_at_all(tmp_path: Path) -> None:
-    status, _, said = find_python(tmp_path, {})
-    assert status == 1
-    assert "none was found" in said
+    assert all(answer in said for answer in answers), said
 
 
 # ---------------------------------------------------------------------- the build of PyTorch
@@ -152,29 +158,32 @@ def torch_index(folder: Path, fakes: dict[str, str], **environ: str) -> tuple[in
     return done.returncode, done.stdout.strip(), done.stderr
 
 
-@pytest.mark.parametrize("fakes", [LINUX, LINUX | NO_DRIVER])
-def test_linux_without_an_nvidia_gpu_takes_the_cpu_build(
-    tmp_path: Path, index: str, fakes: dict[str, str]
+@pytest.mark.parametrize(
+    ("fakes", "asked", "takes_cpu"),
+    [
+        (LINUX, "", True),
+        (LINUX | NO_DRIVER, "", True),
+        (LINUX | GPU, "", False),
+        ({"uname": "echo Darwin"}, "", False),
+        (LINUX | GPU, "cpu", True),
+        (LINUX, "cuda", False),
+        (LINUX, "pypi", False),
+    ],
+)
+def test_the_cpu_build_is_for_linux_without_an_nvidia_gpu_or_on_demand(
+    tmp_path: Path, index: str, fakes: dict[str, str], asked: str, takes_cpu: bool
 ) -> None:
-    status, chosen, said = torch_index(tmp_path, fakes, TORCH_CPU_INDEX=f"{index}/cpu")
-    assert (status, chosen) == (0, f"{index}/cpu")
-    assert "PyTorch's CPU build is installed" in said
-    assert "TORCH=cuda" in said
+    environ = {"TORCH_CPU_INDEX": f"{index}/cpu"} | ({"TORCH": asked} if asked else {})
+    status, chosen, said = torch_index(tmp_path, fakes, **environ)
+    assert (status, chosen) == (0, f"{index}/cpu" if takes_cpu else "")
+    assert takes_cpu or not said
+    if takes_cpu and not asked:
+        assert "PyTorch's CPU build is installed" in said
+        assert "TORCH=cuda" in said
 
 
-@pytest.mark.parametrize("fakes", [LINUX | GPU, {"uname": "echo Darwin"}])
-def test_other_machines_take_the_build_of_pypi(
-    tmp_path: Path, index: str, fakes: dict[str, str]
-) -> None:
-    assert torch_index(tmp_path, fakes, TORCH_CPU_INDEX=f"{index}/cpu") == (0, "", "")
-
-
-def test_the_user_chooses_the_build(tmp_path: Path, index: str) -> None:
-    environ = {"TORCH_CPU_INDEX": f"{index}/cpu"}
-    assert torch_index(tmp_path, LINUX | GPU, TORCH="cpu", **environ)[1] == f"{index}/cpu"
-    assert torch_index(tmp_path, LINUX, TORCH="cuda", **environ) == (0, "", "")
-    assert torch_index(tmp_path, LINUX, TORCH="pypi", **environ) == (0, "", "")
-    status, _, said = torch_index(tmp_path, LINUX, TORCH="rocm", **environ)
+def test_another_build_than_there_is_is_refused(tmp_path: Path) -> None:
+    status, _, said = torch_index(tmp_path, LINUX, TORCH="rocm")
     assert status == 1
     assert "give cpu, cuda or pypi" in said
 

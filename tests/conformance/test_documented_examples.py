@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import chdir
-from pathlib import Path
 from types import ModuleType
 from typing import ClassVar, Literal
 
@@ -28,24 +27,26 @@ from paged_testing import (
     registry_with,
 )
 
-SHOWN = {
-    "block_allocator": "HighestFirst",
-    "evictor": "ShortestPrefix",
-    "queue_order": "ShortestPrompt",
-    "scheduler": "DecodesFirst",
-    "victim": "Youngest",
-    "preemption": "SwapLong",
-    "observers": "Preemptions",
-    "cost_model": "PerToken",
-    "router": "FewestTokens",
+SHOWN: dict[type[ComponentConformance], str] = {
+    BlockAllocatorConformance: "HighestFirst",
+    EvictorConformance: "ShortestPrefix",
+    QueueOrderConformance: "ShortestPrompt",
+    SchedulerConformance: "DecodesFirst",
+    VictimConformance: "Youngest",
+    PreemptionConformance: "SwapLong",
+    ObserverConformance: "Preemptions",
+    CostModelConformance: "PerToken",
+    RouterConformance: "FewestTokens",
 }
+"""The class of each slot, and the component that the page of the slot shows."""
+NAMES = {kind.slot: name for kind, name in SHOWN.items()}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The examples as modules, ``shown_SLOT``, that a component can name."""
     with chdir(tmp_path_factory.mktemp("shown")):  # some write files
-        for slot in SHOWN:
+        for slot in NAMES:
             page = ROOT / "docs" / "interfaces" / f"{slot}.md"
             module = ModuleType(f"shown_{slot}")
             for block in blocks(page):
@@ -53,7 +54,7 @@ def _modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                     exec(compile(block.body, str(page), "exec", dont_inherit=True), vars(module))
             sys.modules[module.__name__] = module
     yield
-    for slot in SHOWN:
+    for slot in NAMES:
         del sys.modules[f"shown_{slot}"]
 
 
@@ -65,47 +66,14 @@ class _Shown(ComponentConformance):
 
     def make_registry(self) -> Registry:
         module = sys.modules[f"shown_{self.slot}"]
-        base = getattr(module, f"{SHOWN[self.slot]}Settings", ComponentSettings)
+        base = getattr(module, f"{NAMES[self.slot]}Settings", ComponentSettings)
         settings = create_model("ShownSettings", __base__=base, name=(Literal["shown"], "shown"))
         # where pickle looks for it
         settings.__module__ = module.__name__
         module.ShownSettings = settings  # type: ignore[attr-defined]
-        factory = f"shown_{self.slot}:{SHOWN[self.slot]}"
+        factory = f"shown_{self.slot}:{NAMES[self.slot]}"
         return registry_with(Component(self.slot, settings, factory, summary="an example"))
 
 
-class TestShownAllocator(_Shown, BlockAllocatorConformance):
-    pass
-
-
-class TestShownEvictor(_Shown, EvictorConformance):
-    pass
-
-
-class TestShownOrder(_Shown, QueueOrderConformance):
-    pass
-
-
-class TestShownScheduler(_Shown, SchedulerConformance):
-    pass
-
-
-class TestShownVictim(_Shown, VictimConformance):
-    pass
-
-
-class TestShownPreemption(_Shown, PreemptionConformance):
-    pass
-
-
-class TestShownObserver(_Shown, ObserverConformance):
-    def table(self, folder: Path) -> dict[str, str]:
-        return {"name": "shown"}
-
-
-class TestShownCostModel(_Shown, CostModelConformance):
-    pass
-
-
-class TestShownRouter(_Shown, RouterConformance):
-    pass
+for _kind, _name in SHOWN.items():
+    globals()[f"Test{_name}"] = type(f"Test{_name}", (_Shown, _kind), {"__module__": __name__})

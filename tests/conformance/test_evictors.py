@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paged_core.cache.lookup_oracle import LookupOracle
@@ -12,16 +12,21 @@ from paged_testing import EvictorConformance, IdleBlock
 from paged_testing.evictor_model import other_key
 
 
-def lowest(held: Sequence[IdleBlock], rank: Any) -> BlockId:
-    """The block of the lowest rank; of equal ones the first added."""
-    return min(held, key=lambda idle: rank(idle.info)).block
+def lowest(rank: Callable[[BlockInfo], Any]) -> Any:
+    """State that the block of the lowest rank goes first; of equal ones the first added."""
+
+    def expected(self: EvictorConformance, held: Sequence[IdleBlock], /) -> BlockId:
+        return min(held, key=lambda idle: rank(idle.info)).block
+
+    return expected
+
+
+LEAST_RECENT = lowest(lambda info: (info.last_use, -info.num_tokens))
 
 
 class TestLru(EvictorConformance):
     component = "lru"
-
-    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        return lowest(held, lambda info: (info.last_use, -info.num_tokens))
+    expected = LEAST_RECENT
 
 
 class TestLruWithTies(EvictorConformance):
@@ -41,47 +46,34 @@ class TestLruWithTies(EvictorConformance):
 
 class TestFifo(EvictorConformance):
     component = "fifo"
-
-    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        return lowest(held, lambda info: info.cache_order)
+    expected = lowest(lambda info: info.cache_order)
 
 
 class TestLfu(EvictorConformance):
     component = "lfu"
-
-    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        return lowest(held, lambda info: (info.num_hits, info.last_use, -info.num_tokens))
+    expected = lowest(lambda info: (info.num_hits, info.last_use, -info.num_tokens))
 
 
 class TestMru(EvictorConformance):
     component = "mru"
-
-    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        return lowest(held, lambda info: (-info.last_use, -info.num_tokens))
+    expected = lowest(lambda info: (-info.last_use, -info.num_tokens))
 
 
 class TestSlru(EvictorConformance):
     """With so few blocks hardly any is protected: the order is that of ``lru``."""
 
     component = {"name": "slru", "protected": 0.05}  # noqa: RUF012
-
-    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        return lowest(held, lambda info: (info.last_use, -info.num_tokens))
+    expected = LEAST_RECENT
 
 
 class TestSlruWithRoom(EvictorConformance):
     """With so many blocks every block with a hit is protected."""
 
     component = {"name": "slru", "protected": 0.99}  # noqa: RUF012
+    expected = lowest(lambda info: (info.num_hits > 0, info.last_use, -info.num_tokens))
 
     def make(self, num_blocks: int = 16) -> Any:
         return super().make(num_blocks * 2)
-
-    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        def rank(info: BlockInfo) -> Any:
-            return (info.num_hits > 0, info.last_use, -info.num_tokens)
-
-        return lowest(held, rank)
 
 
 class TestRandom(EvictorConformance):
@@ -108,9 +100,7 @@ class TestBelady(EvictorConformance):
     """No block is looked up again: the least recently used is evicted first."""
 
     component = "belady"
-
-    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        return lowest(held, lambda info: (info.last_use, -info.num_tokens))
+    expected = LEAST_RECENT
 
 
 class TestBeladyThatForesees(EvictorConformance):
@@ -129,6 +119,6 @@ class TestBeladyThatForesees(EvictorConformance):
                 return (0, info.last_use, -info.num_tokens)
             return (1, -uses[0], -info.num_tokens)
 
-        found = lowest(held, rank)
         ranks = [rank(idle.info) for idle in held]
+        found = held[ranks.index(min(ranks))].block
         return found if ranks.count(min(ranks)) == 1 else None

@@ -9,36 +9,33 @@ from paged_core.sequence import SequenceGroup
 from paged_testing import QueueOrderConformance
 
 
-def by(groups: Sequence[SequenceGroup], key: Callable[[SequenceGroup], Any]) -> list[SequenceGroup]:
-    """Sorted; equal groups stay in arrival order."""
-    return sorted(groups, key=key)
+def by(key: Callable[[SequenceGroup, float], Any]) -> Any:
+    """State that groups are served by a key; equal ones in arrival order."""
+
+    def expected(
+        self: QueueOrderConformance, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup]:
+        return sorted(groups, key=lambda group: key(group, now))
+
+    return expected
+
+
+ARRIVAL = by(lambda group, now: group.number)
 
 
 class TestFcfs(QueueOrderConformance):
     component = "fcfs"
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        return groups
+    expected = ARRIVAL
 
 
 class TestPriority(QueueOrderConformance):
     component = "priority"
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        return by(groups, lambda group: group.request.priority)
+    expected = by(lambda group, now: group.request.priority)
 
 
 class TestPriorityWithAging(QueueOrderConformance):
     component = {"name": "priority", "aging": 0.5}  # noqa: RUF012
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        return by(groups, lambda group: group.request.priority + 0.5 * group.arrival)
+    expected = by(lambda group, now: group.request.priority + 0.5 * group.arrival)
 
 
 class TestSjf(QueueOrderConformance):
@@ -57,11 +54,7 @@ class TestLongestPrefix(QueueOrderConformance):
     """With an empty cache it is the arrival order."""
 
     component = "longest_prefix"
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        return groups
+    expected = ARRIVAL
 
 
 class TestLongestPrefixWithAging(TestLongestPrefix):
@@ -72,44 +65,28 @@ class TestFair(QueueOrderConformance):
     """Before any service it is the arrival order."""
 
     component = "fair"
+    expected = ARRIVAL
 
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        return groups
+
+def deadline(group: SequenceGroup, otherwise: float) -> float:
+    return otherwise if group.request.deadline is None else group.request.deadline
 
 
 class TestEdf(QueueOrderConformance):
     component = "edf"
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        never = float("inf")
-        return by(groups, lambda g: never if g.request.deadline is None else g.request.deadline)
+    expected = by(lambda group, now: deadline(group, float("inf")))
 
 
 class TestEdfWithSlo(QueueOrderConformance):
     component = {"name": "edf", "default_slo": 3.0}  # noqa: RUF012
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        return by(
-            groups,
-            lambda g: g.arrival + 3.0 if g.request.deadline is None else g.request.deadline,
-        )
+    expected = by(lambda group, now: deadline(group, group.arrival + 3.0))
 
 
 class TestMlfq(QueueOrderConformance):
     """No prompt here is longer than the first quantum: it is the arrival order."""
 
     component = "mlfq"
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        return groups
+    expected = ARRIVAL
 
 
 def level(group: SequenceGroup) -> int:
@@ -117,24 +94,17 @@ def level(group: SequenceGroup) -> int:
     return sum(len(group.request.prompt) > quantum for quantum in (4, 8))
 
 
+def place(group: SequenceGroup, now: float) -> tuple[int, float]:
+    """Its level and arrival, or since when it is on the highest one."""
+    key, due = (level(group), group.arrival), group.arrival + 50.0
+    return min(key, (0, due)) if due <= now else key
+
+
 class TestMlfqWithoutPromotion(QueueOrderConformance):
     component = {"name": "mlfq", "num_levels": 3, "first_quantum": 4, "promote_after": None}  # noqa: RUF012
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        return by(groups, level)
+    expected = by(lambda group, now: level(group))
 
 
 class TestMlfqWithPromotion(QueueOrderConformance):
     component = {"name": "mlfq", "num_levels": 3, "first_quantum": 4, "promote_after": 50.0}  # noqa: RUF012
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        def place(group: SequenceGroup) -> tuple[int, float]:
-            due = group.arrival + 50.0
-            key = (level(group), group.arrival)
-            return min(key, (0, due)) if due <= now else key
-
-        return by(groups, place)
+    expected = by(place)

@@ -71,6 +71,34 @@ def test_v0_holds_with_the_ties_of_v0_too(path: Path) -> None:
     assert first_difference(list(replay(scenario, registry())), case.trace or []) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "environ", "message"),
+    [
+        ("replay bare.json --check", {}, "no recorded trace"),
+        ("replay empty --check", {}, "has no scenario in it"),
+        ("replay nowhere.json", {}, "nowhere.json"),
+        ("replay bare.json", {"PAGED_CORE_NUM_BLOKCS": "5"}, "NUM_BLOKCS sets nothing"),
+        ("diff broken.jsonl bare.json", {}, "line 1"),
+    ],
+)
+def test_bad_usage(
+    capsys: Capture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    environ: dict[str, str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bare.json").write_text(json.dumps(json.loads(FILES[0].read_text())["scenario"]))
+    Path("empty").mkdir()
+    Path("broken.jsonl").write_text("hello\n")
+    status, out, err = command(capsys, *line.split(), **environ)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
 class TestReplayCommand:
     def test_check_answers_0_where_all_are_equal(self, capsys: Capture) -> None:
         status, out, err = command(capsys, "replay", *FILES[:3], "--check")
@@ -108,15 +136,6 @@ class TestReplayCommand:
         assert status == 1
         assert json.loads(out)["keys"] == ["scheduled"]
 
-    def test_check_without_a_recorded_trace_is_bad_usage(
-        self, capsys: Capture, tmp_path: Path
-    ) -> None:
-        bare = tmp_path / "bare.json"
-        bare.write_text(json.dumps(json.loads(FILES[0].read_text())["scenario"]))
-        status, out, err = command(capsys, "replay", bare, "--check")
-        assert (status, out) == (2, "")
-        assert "no recorded trace" in err
-
     def test_json_of_one_file_is_its_trace(self, capsys: Capture) -> None:
         status, out, err = command(capsys, "replay", FILES[0], "--json")
         assert (status, err) == (0, "")
@@ -152,11 +171,6 @@ class TestReplayCommand:
         assert (status, err) == (0, "")
         assert out.splitlines()[-1] == f"{len(FILES)} of {len(FILES)} traces equal"
 
-    def test_a_folder_without_scenarios_is_bad_usage(self, capsys: Capture, tmp_path: Path) -> None:
-        status, out, err = command(capsys, "replay", tmp_path, "--check")
-        assert (status, out) == (2, "")
-        assert "has no scenario in it" in err
-
     @pytest.mark.parametrize(
         ("arguments", "environ", "said"),
         [
@@ -190,17 +204,6 @@ class TestReplayCommand:
         status, out, err = command(capsys, "replay", path, "--json", *arguments, **environ)
         assert err.splitlines()[0] == line
         assert [json.loads(text) for text in out.splitlines()] != read_case(path).trace
-
-    def test_what_is_not_a_setting_is_refused_as_by_every_command(self, capsys: Capture) -> None:
-        status, _, err = command(capsys, "replay", FILES[0], PAGED_CORE_NUM_BLOKCS="5")
-        assert status == 2
-        assert "PAGED_CORE_NUM_BLOKCS sets nothing" in err
-
-    def test_a_missing_file_is_bad_usage(self, capsys: Capture, tmp_path: Path) -> None:
-        status, out, err = command(capsys, "replay", tmp_path / "nowhere.json")
-        assert (status, out) == (2, "")
-        assert "nowhere.json" in err
-        assert "Traceback" not in err
 
 
 class TestDiffCommand:
@@ -251,10 +254,3 @@ class TestDiffCommand:
         status, _, err = command(capsys, "diff", paths[0], paths[2])
         assert status == 2
         assert read_case(FILES[2]).scenario.name in err
-
-    def test_what_is_no_trace_is_bad_usage(self, capsys: Capture, tmp_path: Path) -> None:
-        broken = tmp_path / "broken.jsonl"
-        broken.write_text("hello\n")
-        status, out, err = command(capsys, "diff", broken, FILES[0])
-        assert (status, out) == (2, "")
-        assert "line 1" in err

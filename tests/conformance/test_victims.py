@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from paged_core.sequence import SequenceGroup
 from paged_testing import VictimConformance
 
 
+def most(score: Callable[[SequenceGroup], int]) -> Any:
+    """State that the group of the highest score is chosen; of equal ones the last."""
+
+    def expected(
+        self: VictimConformance, candidates: Sequence[SequenceGroup], now: float, /
+    ) -> SequenceGroup:
+        return max(reversed(candidates), key=score)
+
+    return expected
+
+
 class TestNewest(VictimConformance):
     component = "newest"
-
-    def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
-        return candidates[-1]
+    expected = most(lambda group: 0)
 
 
 class TestLowestPriority(VictimConformance):
     component = "lowest_priority"
-
-    def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
-        worst = max(group.request.priority for group in candidates)
-        return [group for group in candidates if group.request.priority == worst][-1]
+    expected = most(lambda group: group.request.priority)
 
 
 class TestFewestComputed(VictimConformance):
     component = "fewest_computed"
-
-    def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
-        fewest = min(group.live[0].num_computed for group in candidates)
-        return [group for group in candidates if group.live[0].num_computed == fewest][-1]
+    expected = most(lambda group: -group.live[0].num_computed)
 
 
 class TestMostBlocks(VictimConformance):
     component = "most_blocks"
-
-    def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
-        most = max(len(group.live[0].table.blocks) for group in candidates)
-        return [group for group in candidates if len(group.live[0].table.blocks) == most][-1]
+    expected = most(lambda group: len(group.live[0].table.blocks))
 
 
 class TestLowestPriorityThatSpares(VictimConformance):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import AutoConfig
 
 from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_core import LLM, SamplingParams
@@ -48,6 +47,8 @@ def test_the_folder_is_small_enough_to_ship() -> None:
 
 
 def test_it_is_a_standard_architecture_with_a_useful_context() -> None:
+    from transformers import AutoConfig  # a second to import
+
     config = AutoConfig.from_pretrained(resolve_checkpoint("demo"))
     assert config.architectures == ["LlamaForCausalLM"]
     assert config.max_position_embeddings >= 1024

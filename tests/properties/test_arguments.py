@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paged_core import LLM, PagedCoreError, Request, RequestOutput, SamplingParams
+from properties.profile import Length, lengths
 
 NEIGHBOUR = "What is a block table?"
 _PARAMETERS = [field.name for field in fields(SamplingParams)]
@@ -99,6 +99,7 @@ _messages = st.dictionaries(
     ),
 )
 conversations = st.one_of(st.lists(_messages, max_size=3), anything)
+_ADDED = ("request_id", "priority", "tenant", "deadline", "cache_salt")
 _OPTIONS = (
     "tools",
     "add_generation_prompt",
@@ -112,9 +113,6 @@ _options = st.dictionaries(
     st.one_of(st.booleans(), st.just("{{ messages[0].content }}"), anything),
     max_size=3,
 )
-
-few = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -199,98 +197,40 @@ def check_fields(llm: LLM, given: dict[str, Any]) -> None:
     check_idle(llm, expected)
 
 
-more_arguments = st.dictionaries(st.sampled_from(["priority"]), anything)
-request_fields = st.dictionaries(
-    st.sampled_from(["request_id", "priority", "tenant", "deadline", "cache_salt"]),
-    anything,
-)
-pin_fields = st.dictionaries(st.sampled_from(["ttl", "cache_salt"]), anything)
-for_pin = given(prompt=anything | st.just([7] * 40), given=pin_fields)
-for_parameters = given(values=parameters)
-for_request = given(name=st.sampled_from(_FIELDS), value=anything)
-for_generate = given(prompts=anything, values=parameters, more=more_arguments)
-for_chat = given(messages=conversations, options=_options)
-for_fields = given(given=request_fields)
+CALLS: dict[str, tuple[Callable[..., None], tuple[st.SearchStrategy[Any], ...]]] = {
+    "generate": (
+        check_generate,
+        (anything, parameters, st.dictionaries(st.just("priority"), anything)),
+    ),
+    "chat": (check_chat, (conversations, _options)),
+    "request fields": (check_fields, (st.dictionaries(st.sampled_from(_ADDED), anything),)),
+    "pins": (
+        check_pin,
+        (
+            anything | st.just([7] * 40),
+            st.dictionaries(st.sampled_from(["ttl", "cache_salt"]), anything),
+        ),
+    ),
+}
 
 
-@few
-@for_parameters
-def test_sampling_parameters(values: dict[str, Any]) -> None:
-    check_parameters(values)
+@lengths(120, 20_000)
+def test_sampling_parameters(length: Length) -> None:
+    length.check(check_parameters, parameters)
 
 
-@few
-@for_request
-def test_requests(name: str, value: Any) -> None:
-    check_request(name, value)
+@lengths(120, 20_000)
+def test_requests(length: Length) -> None:
+    length.check(check_request, st.sampled_from(_FIELDS), anything)
 
 
-@few
-@for_generate
-def test_generate(llm: LLM, prompts: Any, values: dict[str, Any], more: dict[str, Any]) -> None:
-    check_generate(llm, prompts, values, more)
+@pytest.mark.parametrize(("check", "strategies"), CALLS.values(), ids=CALLS)
+@lengths(120, 2000)
+def test_calls(length: Length, check: Callable[..., None], strategies: Any, llm: LLM) -> None:
+    def is_answered(given: tuple[Any, ...]) -> None:
+        check(llm, *given)
 
-
-@few
-@for_chat
-def test_chat(llm: LLM, messages: Any, options: dict[str, Any]) -> None:
-    check_chat(llm, messages, options)
-
-
-@few
-@for_fields
-def test_request_fields(llm: LLM, given: dict[str, Any]) -> None:
-    check_fields(llm, given)
-
-
-@few
-@for_pin
-def test_pins(llm: LLM, prompt: Any, given: dict[str, Any]) -> None:
-    check_pin(llm, prompt, given)
-
-
-@pytest.mark.slow
-@settings(many, max_examples=20_000)
-@for_parameters
-def test_sampling_parameters_at_length(values: dict[str, Any]) -> None:
-    check_parameters(values)
-
-
-@pytest.mark.slow
-@settings(many, max_examples=20_000)
-@for_request
-def test_requests_at_length(name: str, value: Any) -> None:
-    check_request(name, value)
-
-
-@pytest.mark.slow
-@many
-@for_generate
-def test_generate_at_length(
-    llm: LLM, prompts: Any, values: dict[str, Any], more: dict[str, Any]
-) -> None:
-    check_generate(llm, prompts, values, more)
-
-
-@pytest.mark.slow
-@many
-@for_chat
-def test_chat_at_length(llm: LLM, messages: Any, options: dict[str, Any]) -> None:
-    check_chat(llm, messages, options)
-
-
-@pytest.mark.slow
-@many
-@for_fields
-def test_request_fields_at_length(llm: LLM, given: dict[str, Any]) -> None:
-    check_fields(llm, given)
-
-
-@pytest.mark.slow
-@many
-@for_pin
-def test_pins_at_length(llm: LLM, prompt: Any, given: dict[str, Any]) -> None:
-    check_pin(llm, prompt, given)
+    length.check(is_answered, st.tuples(*strategies))
 
 
 @pytest.mark.parametrize("make", [_endless, itertools.count], ids=["repeat", "count"])

@@ -21,6 +21,7 @@ from paged_core.cache.kv_cache import CacheChanges
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, SeqId
 from paged_core.sequence import SequenceGroup, SequenceState, Status
+from properties.profile import Length, lengths, profile
 from unit.block_tables import make_cache, make_group
 
 BLOCK_SIZE = 3
@@ -363,28 +364,15 @@ ALLOCATORS = pytest.mark.parametrize(
 OVERLAPS = pytest.mark.parametrize("overlaps", [False, True], ids=["alone", "overlapping"])
 
 
-def run_machine(
-    allocator: dict[str, Any], overlaps: bool, max_examples: int, num_steps: int
+@OVERLAPS
+@ALLOCATORS
+@lengths(100, 3000)
+def test_tables_read_back_whatever_happens(
+    length: Length, allocator: dict[str, Any], overlaps: bool
 ) -> None:
     machine = type("Machine", (BlockTables,), {"allocator": allocator, "overlaps": overlaps})
+    steps = 60 if length.is_long else 50
     run_state_machine_as_test(
         machine,
-        settings=hypothesis_settings(
-            max_examples=max_examples, stateful_step_count=num_steps, deadline=None
-        ),
+        settings=hypothesis_settings(profile(length.max_examples), stateful_step_count=steps),
     )
-
-
-@OVERLAPS
-@ALLOCATORS
-def test_tables_read_back_whatever_happens(allocator: dict[str, Any], overlaps: bool) -> None:
-    run_machine(allocator, overlaps, 100, 50)
-
-
-@pytest.mark.slow
-@OVERLAPS
-@ALLOCATORS
-def test_tables_read_back_whatever_happens_for_long(
-    allocator: dict[str, Any], overlaps: bool
-) -> None:
-    run_machine(allocator, overlaps, 3000, 60)

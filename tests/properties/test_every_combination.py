@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from paged_core.errors import SettingsError
-from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_testing.engines import POLICY_SLOTS, build_memory_engine, serve
 from paged_testing.served import check_served
@@ -23,8 +22,8 @@ from paged_testing.workloads import Workload
 from properties.combinations import LIMITS, Table, columns, settings_of, variants
 from properties.covering import pairwise_rows
 from properties.mixed_workloads import mixed_workload
+from unit.engines import REGISTRY
 
-REGISTRY = Registry.discover()
 COLUMNS = columns(REGISTRY)
 PARTS = 16
 in_parts = pytest.mark.parametrize("part", range(PARTS))

@@ -15,7 +15,6 @@ from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.plugins.registry import Registry
 from properties.evictor_models import (
     ArcModel,
     TwoQModel,
@@ -23,8 +22,8 @@ from properties.evictor_models import (
     fewest_misses,
     two_q_hits,
 )
+from unit.engines import REGISTRY
 
-REGISTRY = Registry.discover()
 SHARES = [(0.25, 0.5), (0.5, 1.0), (0.7, 0.0), (0.1, 0.3)]
 """``kin`` and ``kout``."""
 

@@ -11,14 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from paged_core.engine.engine import Engine
 from paged_core.errors import PluginError, RequestError
 from paged_core.interfaces.observer import Observer
-from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_testing.doubles import BackgroundExecutor
@@ -32,9 +30,9 @@ from properties.fault_injection import (
     Site,
     watched,
 )
-from properties.profile import profile
+from properties.profile import Length, lengths
+from unit.engines import REGISTRY
 
-REGISTRY = Registry.discover()
 ERRORS = (InjectedFault, InjectedInterrupt)
 
 
@@ -136,27 +134,16 @@ def check(values: dict[str, Any], workload: Workload, injector: Injector, *, ahe
 FAULTS = st.tuples(st.floats(0, 1, exclude_max=True), st.booleans(), st.sampled_from(ERRORS))
 
 
-@given(engine_settings(REGISTRY), workloads(max_aborts=1), FAULTS, st.booleans())
-@profile(100)
-def test_what_follows_a_fault_is_served_as_ever(
-    values: dict[str, Any], workload: Workload, fault: Any, ahead: bool
-) -> None:
-    place, after, error = fault
-    calls = sites(values, workload, ahead=ahead)
-    site, number = calls[int(place * len(calls))]
-    check(values, workload, Injector(site, number, after=after, error=error), ahead=ahead)
+@lengths(100, 10_000)
+def test_what_follows_a_fault_is_served_as_ever(length: Length) -> None:
+    def serves(values: dict[str, Any], workload: Workload, fault: Any, ahead: bool) -> None:
+        place, after, error = fault
+        calls = sites(values, workload, ahead=ahead)
+        site, number = calls[int(place * len(calls))]
+        check(values, workload, Injector(site, number, after=after, error=error), ahead=ahead)
 
-
-@pytest.mark.slow
-@given(engine_settings(REGISTRY), workloads(max_requests=9, max_aborts=3), FAULTS, st.booleans())
-@profile(10_000)
-def test_what_follows_a_fault_is_served_as_ever_for_long(
-    values: dict[str, Any], workload: Workload, fault: Any, ahead: bool
-) -> None:
-    place, after, error = fault
-    calls = sites(values, workload, ahead=ahead)
-    site, number = calls[int(place * len(calls))]
-    check(values, workload, Injector(site, number, after=after, error=error), ahead=ahead)
+    served = workloads(9, 3) if length.is_long else workloads(max_aborts=1)
+    length.check(serves, engine_settings(REGISTRY), served, FAULTS, st.booleans())
 
 
 def _asked(number: int, prompt: str, **sampling: Any) -> Request:

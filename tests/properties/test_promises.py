@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from paged_core.engine.engine import Engine
-from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_testing.engines import build_memory_engine
 from paged_testing.workloads import simple_request
+from unit.engines import REGISTRY
 
-REGISTRY = Registry.discover()
 STEPS = 400
 STEM = (1, 2, 3, 4, 5, 6, 7, 8)
 """The common prefix of the favourites' prompts."""
@@ -114,17 +113,13 @@ def test_every_order_and_victim_is_covered() -> None:
 
 @pytest.mark.parametrize("scheduler", sorted(TURNS))
 @pytest.mark.parametrize("order", sorted(ORDERS_THAT_STARVE))
-def test_a_request_starves_while_preferred_ones_keep_arriving(order: str, scheduler: str) -> None:
-    group = waits(engine_of({"name": order, **AT_ITS_WORST.get(order, {})}, scheduler))
+def test_a_request_starves_without_the_option_against_it(order: str, scheduler: str) -> None:
+    """While preferred ones keep arriving; with the option it is served."""
+    options = {"name": order, **AT_ITS_WORST.get(order, {})}
+    group = waits(engine_of(options, scheduler))
     assert not group.finished
     assert not group.sequences[0].output
-
-
-@pytest.mark.parametrize("scheduler", sorted(TURNS))
-@pytest.mark.parametrize("order", sorted(ORDERS_THAT_STARVE))
-def test_no_request_starves_with_the_option_against_it(order: str, scheduler: str) -> None:
-    options = AT_ITS_WORST.get(order, {}) | ORDERS_THAT_STARVE[order]
-    group = waits(engine_of({"name": order, **options}, scheduler))
+    group = waits(engine_of({**options, **ORDERS_THAT_STARVE[order]}, scheduler))
     assert len(group.sequences[0].output) == 4
 
 
@@ -170,27 +165,20 @@ def is_preempted(victim: dict[str, Any], threshold: int) -> SequenceGroup:
 
 @pytest.mark.parametrize("victim", sorted(VICTIMS_THAT_STARVE))
 def test_a_request_starves_if_it_is_preempted_before_its_prefill_ends(victim: str) -> None:
+    """Unless its preemptions are limited."""
     group = is_preempted({"name": victim}, threshold=2)
     assert not group.finished
     assert group.num_preemptions > 10
-
-
-@pytest.mark.parametrize("victim", sorted(VICTIMS_THAT_STARVE))
-def test_a_request_with_max_preemptions_finishes(victim: str) -> None:
     group = is_preempted({"name": victim, **VICTIMS_THAT_STARVE[victim]}, threshold=2)
     assert len(group.sequences[0].output) == 8
 
 
 @pytest.mark.parametrize("victim", sorted(REGISTRY.of("victim")))
-def test_a_prompt_prefilled_in_one_step_advances_each_time(victim: str) -> None:
-    group = is_preempted({"name": victim}, threshold=0)
-    assert len(group.sequences[0].output) == 8
-
-
-@pytest.mark.parametrize("victim", sorted(VICTIMS_THAT_DO_NOT))
-def test_no_request_starves_under_the_other_victims(victim: str) -> None:
-    group = is_preempted({"name": victim}, threshold=2)
-    assert len(group.sequences[0].output) == 8
+def test_no_request_starves_otherwise(victim: str) -> None:
+    """Where a prompt is prefilled in one step, it advances each time."""
+    for threshold in (0, 2) if victim in VICTIMS_THAT_DO_NOT else (0,):
+        group = is_preempted({"name": victim}, threshold)
+        assert len(group.sequences[0].output) == 8
 
 
 @pytest.mark.parametrize("scheduler", sorted(TURNS))

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import given
-
 from paged_core.ids import SeqId
 from paged_core.interfaces.observer import Observer, StepRecord
-from paged_core.plugins.registry import Registry
 from paged_core.step import StepInput
 from paged_testing.engines import build_memory_engine, engine_settings, serve
 from paged_testing.served import check_served
 from paged_testing.workloads import Workload, workloads
-from properties.profile import profile
-
-REGISTRY = Registry.discover()
+from properties.profile import Length, lengths
+from unit.engines import REGISTRY
 
 
 class Watch(Observer):
@@ -62,16 +57,7 @@ def check(values: dict[str, Any], workload: Workload) -> None:
     assert recomputed.num_tokens >= cached.num_tokens
 
 
-@given(engine_settings(REGISTRY), workloads(max_aborts=2))
-@profile(40)
-def test_decisions_and_text_are_the_same(values: dict[str, Any], workload: Workload) -> None:
-    check(values, workload)
-
-
-@pytest.mark.slow
-@given(engine_settings(REGISTRY), workloads(max_requests=12, max_aborts=3))
-@profile(5000)
-def test_decisions_and_text_are_the_same_for_long(
-    values: dict[str, Any], workload: Workload
-) -> None:
-    check(values, workload)
+@lengths(40, 5000)
+def test_decisions_and_text_are_the_same(length: Length) -> None:
+    most = (12, 3) if length.is_long else (7, 2)
+    length.check(check, engine_settings(REGISTRY), workloads(*most))

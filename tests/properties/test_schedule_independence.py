@@ -1,91 +1,166 @@
-"""The output of a request does not depend on the schedule, and no block leaks."""
+"""The output of a request does not depend on the schedule, and no block leaks.
+
+Whatever the policies are, with steps planned ahead, quanta and beam searches, and where steps fail.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
+from paged_core.engine.engine import Engine
+from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
-from paged_core.request import FinishReason
-from paged_testing.doubles import FailingExecutor
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup
+from paged_policies.orders.mlfq import MlfqSettings
+from paged_policies.schedulers.iteration_level import IterationLevelSettings
+from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
+from paged_policies.schedulers.token_budget import TokenBudgetSettings
+from paged_testing.doubles import (
+    ALWAYS_OVER,
+    AlwaysOverSettings,
+    BackgroundExecutor,
+    FailingExecutor,
+)
 from paged_testing.engines import build_memory_engine, engine_settings, serve
-from paged_testing.served import check_nothing_leaked, check_said, check_served
-from paged_testing.workloads import Workload, simple_request, workloads
-from properties.profile import profile
+from paged_testing.scheduler import check_after_failures
+from paged_testing.served import check_served
+from paged_testing.workloads import Workload, requests, simple_request, workloads
+from properties.profile import Length, lengths
+from unit.engines import REGISTRY
 
-REGISTRY = Registry.discover()
-
-
-def check(values: dict[str, Any], workload: Workload) -> None:
-    engine = build_memory_engine(REGISTRY, **values)
-    check_served(engine, workload, serve(engine, workload))
-
-
-@given(engine_settings(REGISTRY), workloads())
-@profile(200)
-def test_text_does_not_depend_on_the_schedule(values: dict[str, Any], workload: Workload) -> None:
-    check(values, workload)
-
-
-@pytest.mark.slow
-@given(engine_settings(REGISTRY), workloads(max_requests=12))
-@profile(10_000)
-def test_text_does_not_depend_on_the_schedule_for_long(
-    values: dict[str, Any], workload: Workload
-) -> None:
-    check(values, workload)
-
-
-def check_with_failures(
-    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
-) -> None:
-    """Steps that fail end only their own requests; the others keep the output they have alone."""
-    engine = build_memory_engine(REGISTRY, **values)
-    FailingExecutor.install(engine, before=before, after=after)
-    for group in serve(engine, workload).values():
-        check_said(engine, group)
-        for sequence in group.sequences:
-            if sequence.finish_reason is FinishReason.ERROR:
-                assert sequence.error is not None
-                assert "on purpose" in sequence.error or "StepFailure" in sequence.error
-    check_nothing_leaked(engine)
-
-
-@given(
-    engine_settings(REGISTRY),
-    workloads(),
-    st.sets(st.integers(0, 20), max_size=4),
-    st.sets(st.integers(0, 20), max_size=4),
+WITH_QUANTA = REGISTRY.extended(ALWAYS_OVER)
+MAX_STEPS = 5000
+"""Enough even if a prompt is recomputed for every token, in chunks of a few tokens."""
+SCHEDULERS: tuple[ComponentSettings, ...] = (
+    TokenBudgetSettings(),
+    PrefillOrDecodeSettings(),
+    IterationLevelSettings(),
 )
-@profile(100)
-def test_failing_steps_end_only_their_own_requests(
-    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
-) -> None:
-    check_with_failures(values, workload, before, after)
-
-
-@pytest.mark.slow
-@given(
-    engine_settings(REGISTRY),
-    workloads(max_requests=10, max_aborts=4),
-    st.sets(st.integers(0, 40), max_size=8),
-    st.sets(st.integers(0, 40), max_size=8),
+ORDERS: tuple[ComponentSettings, ...] = (
+    MlfqSettings(first_quantum=1),
+    MlfqSettings(first_quantum=3),
+    AlwaysOverSettings(waiting_first=True),
 )
-@profile(5000)
-def test_failing_steps_end_only_their_own_requests_for_long(
-    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
-) -> None:
-    check_with_failures(values, workload, before, after)
 
 
-class TestHardWorkloads:
-    """What once went wrong."""
+@st.composite
+def settings_with_quanta(draw: st.DrawFn) -> dict[str, Any]:
+    """Settings of small engines with quanta."""
+    order, scheduler = draw(st.sampled_from(ORDERS)), draw(st.sampled_from(SCHEDULERS))
+    fixed = {"queue_order": order, "scheduler": scheduler}
+    values: dict[str, Any] = draw(engine_settings(WITH_QUANTA, fixed))
+    return values
 
-    def test_a_swapped_request_that_needs_what_the_watermark_keeps_free(self) -> None:
-        values: dict[str, Any] = {
+
+@st.composite
+def searches(draw: st.DrawFn, number: int) -> Request:
+    width = draw(st.integers(1, 4))
+    sampling = SamplingParams(
+        n=draw(st.integers(1, width)),
+        beam_width=width,
+        length_penalty=draw(st.sampled_from([1.0, 0.0, -1.0, 2.0])),
+        early_stopping=draw(st.sampled_from([False, True, "never"])),
+        stop_token_ids=draw(st.sampled_from([(), (3,), (1, 5)])),
+        max_tokens=draw(st.integers(1, 10)),
+        logprobs=draw(st.sampled_from([None, 0, 2])),
+    )
+    prompt = draw(st.lists(st.integers(0, 1), min_size=1, max_size=12))
+    return Request(id=f"r{number}", prompt=tuple(prompt), sampling=sampling, arrival=float(number))
+
+
+@st.composite
+def workloads_with_searches(draw: st.DrawFn, max_requests: int, max_aborts: int) -> Workload:
+    """Fewer requests, most of which are beam searches."""
+    coming = []
+    for number in range(draw(st.integers(1, 2 * max_requests // 3))):
+        kind = draw(st.sampled_from([searches(number), searches(number), requests("r", number)]))
+        coming.append((draw(st.integers(0, 6)), draw(kind)))
+    ids = st.sampled_from([request.id for _, request in coming])
+    aborts = draw(st.lists(st.tuples(st.integers(0, 12), ids), max_size=max_aborts))
+    return Workload(tuple(coming), tuple(aborts))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of engines, and what they serve."""
+
+    settings: st.SearchStrategy[dict[str, Any]]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Settings over those that are drawn."""
+    workloads: Callable[[int, int], st.SearchStrategy[Workload]] = workloads
+    registry: Registry = REGISTRY
+
+    def engine(self, values: Mapping[str, Any], **failures: set[int]) -> Engine:
+        engine = build_memory_engine(self.registry, **{**values, **self.fixed})
+        if failures:
+            FailingExecutor.install(engine, **failures)
+        if self.fixed.get("async_scheduling"):
+            BackgroundExecutor.install(engine)
+        return engine
+
+
+AHEAD = {"async_scheduling": True}
+ANY = engine_settings(REGISTRY)
+CASES = {
+    "plain": Case(ANY),
+    "planned ahead": Case(ANY, AHEAD),
+    "planned ahead without the KV cache": Case(ANY, {**AHEAD, "kv_cache": False}),
+    "with quanta": Case(settings_with_quanta(), registry=WITH_QUANTA),
+    "with beam searches": Case(
+        ANY, {"executor": {"name": "memory", "vocab_size": 12}}, workloads_with_searches
+    ),
+}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@cases
+@lengths(200, 10_000)
+def test_text_does_not_depend_on_the_schedule(case: Case, length: Length) -> None:
+    def check(values: dict[str, Any], workload: Workload) -> None:
+        engine = case.engine(values)
+        groups = serve(engine, workload, max_steps=MAX_STEPS)
+        check_served(engine, workload, groups)
+        for group in groups.values():
+            check_logprobs(group)
+
+    length.check(check, case.settings, case.workloads(12 if length.is_long else 7, 3))
+
+
+def check_logprobs(group: SequenceGroup) -> None:
+    """Where they were asked for, they are those of the output, and add up."""
+    for sequence in group.sequences:
+        if group.request.sampling.logprobs is not None and sequence.logprobs:
+            chosen = [next(iter(entry.items())) for entry in sequence.logprobs]
+            assert [token for token, _ in chosen] == sequence.output
+            total = sum(logprob for _, logprob in chosen)
+            assert total == pytest.approx(sequence.cumulative_logprob)
+
+
+@cases
+@lengths(150, 5000)
+def test_failing_steps_end_only_their_own_requests(case: Case, length: Length) -> None:
+    def check(
+        values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+    ) -> None:
+        engine = case.engine(values, before=before, after=after)
+        check_after_failures(engine, serve(engine, workload, max_steps=MAX_STEPS).values())
+
+    last, most = (40, 8) if length.is_long else (20, 4)
+    failures = st.sets(st.integers(0, last), max_size=most)
+    served = case.workloads(10 if length.is_long else 7, 4 if length.is_long else 3)
+    length.check(check, case.settings, served, failures, failures)
+
+
+HARD: dict[str, tuple[dict[str, Any], tuple[tuple[int, Request], ...]]] = {
+    "a swapped request needs what the watermark keeps free": (
+        {
             "block_allocator": "uncached",
             "queue_order": "priority",
             "scheduler": {"name": "prefill_or_decode", "max_num_seqs": 3},
@@ -94,15 +169,12 @@ class TestHardWorkloads:
             "num_blocks": 10,
             "num_host_blocks": 30,
             "watermark": 0.1,
-        }
-        workload = Workload(
-            ((0, simple_request("A", 9, 2, priority=1)), (1, simple_request("B", 1, 1)))
-        )
-        check(values, workload)
-
-    def test_a_copied_block_is_swapped_over_when_its_copy_is_adopted(self) -> None:
-        """The fork's copy and its source become equal, and the source is free for a swap-in."""
-        values: dict[str, Any] = {
+        },
+        ((0, simple_request("A", 9, 2, priority=1)), (1, simple_request("B", 1, 1))),
+    ),
+    # the fork's copy and its source become equal, and the source is free for a swap-in
+    "a copied block is swapped over when its copy is adopted": (
+        {
             "block_allocator": {"name": "hash_cached", "merge_duplicates": True},
             "scheduler": {
                 "name": "token_budget",
@@ -114,30 +186,41 @@ class TestHardWorkloads:
             "block_size": 3,
             "num_blocks": 6,
             "num_host_blocks": 4,
-        }
-        tiny = [(0, simple_request(f"r{number}", (0,), 1)) for number in (1, 2, 3, 4)]
-        workload = Workload(
-            (
-                (1, simple_request("r0", (0, 0), 2, n=2)),
-                *tiny,
-                (0, simple_request("r5", (0, 0, 0, 0, 0), 6)),
-                *((0, simple_request(f"r{number}", (0,), 1)) for number in (6, 7, 8)),
-                (0, simple_request("r9", (0,), 4)),
-            )
-        )
-        check(values, workload)
-
-    def test_a_prompt_larger_than_the_budget_that_is_alone_and_may_not_be_chunked(self) -> None:
-        """The limit for long prompts lets it run beside others; alone that limit is off."""
-        values: dict[str, Any] = {
+        },
+        (
+            (1, simple_request("r0", (0, 0), 2, n=2)),
+            *((0, simple_request(f"r{number}", (0,), 1)) for number in (1, 2, 3, 4)),
+            (0, simple_request("r5", (0, 0, 0, 0, 0), 6)),
+            *((0, simple_request(f"r{number}", (0,), 1)) for number in (6, 7, 8)),
+            (0, simple_request("r9", (0,), 4)),
+        ),
+    ),
+    # the limit for long prompts lets it run beside others; alone that limit is off
+    "a prompt larger than the budget is alone and may not be chunked": (
+        {
             "scheduler": {
                 "name": "token_budget",
                 "max_num_batched_tokens": 3,
                 "chunked_prefill": False,
                 "long_prefill_token_threshold": 2,
             },
-        }
-        check(values, Workload(((0, simple_request("A", 4, 3)),)))
+        },
+        ((0, simple_request("A", 4, 3)),),
+    ),
+}
+
+
+def check(values: dict[str, Any], workload: Workload) -> None:
+    engine = build_memory_engine(REGISTRY, **values)
+    check_served(engine, workload, serve(engine, workload))
+
+
+class TestHardWorkloads:
+    """What once went wrong."""
+
+    @pytest.mark.parametrize(("values", "arrivals"), HARD.values(), ids=HARD)
+    def test_where(self, values: dict[str, Any], arrivals: tuple[tuple[int, Request], ...]) -> None:
+        check(values, Workload(arrivals))
 
     def test_a_prompt_larger_than_any_chunk_it_may_have_is_refused(self) -> None:
         values: dict[str, Any] = {

@@ -8,12 +8,11 @@ from typing import Any
 from paged_core.cache.kv_cache import KVCache
 from paged_core.engine.contexts import AllocatorContext, EvictorContext
 from paged_core.ids import SeqId
-from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState
+from unit.engines import REGISTRY
 
-REGISTRY = Registry.discover()
 _ids = count()
 
 

@@ -10,8 +10,7 @@ from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.request import Request
 from paged_plugins.lab.router import ReplicaLoad, Router
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
-from unit.faulty_schedulers import FaultyTokenBudgetSettings
-from unit.faulty_settings import FaultySettings
+from unit.faulty_settings import FaultySettings, FaultyTokenBudgetSettings
 
 
 class IdleScheduler(TokenBudgetScheduler):

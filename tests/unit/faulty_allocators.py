@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from random import shuffle
 from typing import Any, ClassVar
 
@@ -70,12 +71,11 @@ class NewestDuplicateAllocator(HashCachedAllocator):
     """Of equal blocks it finds the last cached."""
 
     def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
-        found: list[BlockId] = []
-        for key in keys:
-            if key not in self._by_key:
-                break
-            found.append(next(reversed(self._by_key[key])))
-        return found
+        found = super().look_up(keys)
+        return [
+            next(reversed(self._duplicates.get(key, [block])))
+            for key, block in zip(keys, found, strict=False)
+        ]
 
 
 class ReferencingAllocator(HashCachedAllocator):
@@ -112,31 +112,14 @@ class OnceAllocator(UncachedAllocator):
 
 
 class SharedAllocator(UncachedAllocator):
-    """Keeps its reference counts with the class."""
+    """Keeps its blocks with the class."""
 
-    _counts: ClassVar[dict[BlockId, int]] = {}
+    _made: ClassVar[dict[int, SharedAllocator]] = {}
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free) - sum(count > 0 for count in self._counts.values())
-
-    def allocate(self, count: int, /) -> list[BlockId]:
-        if count > self.num_free:
-            raise OutOfBlocks("none is free")
-        free = [block for block in sorted(self._free) if not self._counts.get(block)]
-        self._counts.update((block, 1) for block in free[:count])
-        return free[:count]
-
-    def share(self, blocks: Iterable[BlockId], /) -> None:
-        for block in blocks:
-            self._counts[block] += 1
-
-    def free(self, blocks: Iterable[BlockId], /) -> None:
-        for block in blocks:
-            self._counts[block] -= 1
-
-    def ref_count(self, block: BlockId, /) -> int:
-        return self._counts.get(block, 0)
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        first = self._made.setdefault(parts.num_blocks, self)
+        self._free, self._ref_counts = first._free, first._ref_counts
 
 
 class CountlessAllocator(UncachedAllocator):
@@ -185,30 +168,20 @@ class MergingAllocator(HashCachedAllocator):
     """Merges a block into an equal one, and does not take the reference with it."""
 
     def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
-        equal = self._by_key.get(key)
-        if equal:
-            self.free([block])
-            return next(iter(equal))
-        return super().cache(block, key)
+        held = self._by_key.get(key)
+        if held is None:
+            return super().cache(block, key)
+        self.free([block])
+        return held
 
 
 class ShortAllocator(HashCachedAllocator):
     """Tells the evictor that every prefix is one block long."""
 
-    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
-        held = super().cache(block, key)
-        short = BlockKey(None, key.tokens)
-        self._lengths = {**getattr(self, "_lengths", {}), block: short}
-        return held
-
-    def free(self, blocks: Iterable[BlockId], /) -> None:
-        keys, lengths = self._keys, getattr(self, "_lengths", {})
-        given = list(blocks)
-        for block in given:
-            kept = keys[block]
-            keys[block] = lengths.get(block) if kept is not None else None
-            super().free([block])
-            keys[block] = kept
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        add, size = parts.evictor.add, parts.block_size
+        parts.evictor.add = lambda block, info: add(block, replace(info, num_tokens=size))
 
 
 class ScatteringAllocator(ContiguousAllocator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from heapq import heappop, heappush
 from random import choice
 from typing import Any, ClassVar
@@ -93,12 +94,14 @@ class RollingEvictor(LruEvictor):
         return block
 
 
-class WrongTieEvictor(LruEvictor):
-    """Of what one request left, the shortest prefix goes first."""
+class _InformedEvictor(LruEvictor):
+    """Keeps what it is told."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
         self._infos: dict[BlockId, BlockInfo] = {}
+        self._seen: set[int | None] = set()
+        self._by_key: dict[int | None, BlockId] = {}
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         super().add(block, info)
@@ -107,19 +110,38 @@ class WrongTieEvictor(LruEvictor):
     def evict(self) -> BlockId:
         if not self._blocks:
             return super().evict()
-        block = min(
-            self._blocks, key=lambda b: (self._infos[b].last_use, self._infos[b].num_tokens)
-        )
+        block = self.first()
         self.remove(block)
         return block
 
+    def first(self) -> BlockId:
+        """The one to go."""
+        return next(iter(self._blocks))
 
-class OneBlockPerKeyEvictor(LruEvictor):
+
+class WrongTieEvictor(_InformedEvictor):
+    """Of what one request left, the shortest prefix goes first."""
+
+    def first(self) -> BlockId:
+        infos = self._infos
+        return min(self._blocks, key=lambda b: (infos[b].last_use, infos[b].num_tokens))
+
+
+class RunScanEvictor(_InformedEvictor):
+    """Breaks ties among adjacent blocks only: a block of another step ends its scan."""
+
+    def first(self) -> BlockId:
+        best, infos = super().first(), self._infos
+        for block in self._blocks:
+            if infos[block].last_step != infos[best].last_step:
+                break
+            if infos[block].num_tokens > infos[best].num_tokens:
+                best = block
+        return best
+
+
+class OneBlockPerKeyEvictor(_InformedEvictor):
     """Takes it that content lies in one block only, and forgets the other."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self._by_key: dict[int | None, BlockId] = {}
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         self._blocks.pop(self._by_key.get(info.content_key, block), None)
@@ -127,12 +149,8 @@ class OneBlockPerKeyEvictor(LruEvictor):
         super().add(block, info)
 
 
-class ConfusingEvictor(LruEvictor):
+class ConfusingEvictor(_InformedEvictor):
     """Knows content that comes back by the last bits of its key, and takes other content for it."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self._seen: set[int] = set()
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         super().add(block, info)
@@ -148,42 +166,12 @@ class KeyOrderEvictor(RankedEvictor):
         return (info.content_key or 0, info.last_use)
 
 
-class HoardingEvictor(LruEvictor):
+class HoardingEvictor(_InformedEvictor):
     """Remembers all content that was ever added."""
 
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self._known: set[int | None] = set()
-
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         super().add(block, info)
-        self._known.add(info.content_key)
-
-
-class RunScanEvictor(LruEvictor):
-    """Breaks ties among adjacent blocks only: a block of another step ends its scan."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self._infos: dict[BlockId, BlockInfo] = {}
-
-    def add(self, block: BlockId, info: BlockInfo, /) -> None:
-        super().add(block, info)
-        self._infos[block] = info
-
-    def evict(self) -> BlockId:
-        best: BlockId | None = None
-        for block in self._blocks:
-            if best is None:
-                best = block
-            elif self._infos[block].last_step != self._infos[best].last_step:
-                break
-            elif self._infos[block].num_tokens > self._infos[best].num_tokens:
-                best = block
-        if best is None:
-            return super().evict()
-        self.remove(best)
-        return best
+        self._seen.add(info.content_key)
 
 
 class HangingEvictor(LruEvictor):
@@ -224,18 +212,10 @@ class StaleHeapEvictor(Evictor):
 class SharedEvictor(LruEvictor):
     """Keeps its blocks with the class."""
 
-    _all: ClassVar[dict[BlockId, None]] = {}
+    _all: ClassVar[OrderedDict[BlockId, None]] = OrderedDict()
 
     def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self._blocks = self._all  # type: ignore[assignment]
-
-    def evict(self) -> BlockId:
-        if not self._blocks:
-            raise OutOfBlocks("none is here")
-        block = next(iter(self._blocks))
-        del self._blocks[block]
-        return block
+        self._blocks = self._all
 
 
 class BareEvictor(_UnsortedEvictor):

@@ -6,20 +6,46 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
 
-from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
+from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
+from unit.faulty_settings import with_another
 
 
 class _Observer(Observer):
     def __init__(self, options: Any, parts: Any, /) -> None:
         self.steps = 0
+        self.seen: set[str] = set()
+        self.file: Any = None
 
 
-class RaisingObserver(_Observer):
-    """Divides by what may be nothing."""
-
-    def on_step(self, step: StepRecord, /) -> None:
-        self.steps += 1 // len(step.scheduled)
+OF_STEPS = {
+    # divides by what may be nothing
+    "RaisingObserver": lambda self, step: 1 // len(step.scheduled),
+    # waits for something to be scheduled
+    "WaitingObserver": lambda self, step: step.scheduled or Event().wait(),
+    # empties what it has read
+    "TidyObserver": lambda self, step: step.scheduled.clear(),
+}
+OF_REQUESTS = {
+    # knows no swapping
+    "SimpleObserver": lambda self, group, event: (
+        "added",
+        "admitted",
+        "preempted",
+        "finished",
+    ).index(event),
+}
+OF_BLOCKS = {
+    # takes it that every event about blocks names one
+    "PlacedObserver": lambda self, event: event.block + 1,
+}
+globals().update(
+    {
+        **with_another(_Observer, "on_step", OF_STEPS),
+        **with_another(_Observer, "on_request", OF_REQUESTS),
+        **with_another(_Observer, "on_block", OF_BLOCKS),
+    }
+)
 
 
 class MeddlingObserver(_Observer):
@@ -39,46 +65,14 @@ class ClosingObserver(_Observer):
         raise OSError("no file") if not self.steps else ValueError("no file either")
 
 
-class WaitingObserver(_Observer):
-    """Waits for something to be scheduled."""
-
-    def on_step(self, step: StepRecord, /) -> None:
-        if not step.scheduled:
-            Event().wait()
-
-
 class UniqueObserver(_Observer):
     """Takes it that no id comes twice."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        self.seen: set[str] = set()
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "added":
             if group.id in self.seen:
                 raise KeyError(group.id)
             self.seen.add(group.id)
-
-
-class SimpleObserver(_Observer):
-    """Knows no swapping."""
-
-    def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        self.steps += {"added": 1, "admitted": 1, "preempted": -1, "finished": 0}[event]
-
-
-class TidyObserver(_Observer):
-    """Empties what it has read."""
-
-    def on_step(self, step: StepRecord, /) -> None:
-        step.scheduled.clear()  # type: ignore[attr-defined]
-
-
-class PlacedObserver(_Observer):
-    """Takes it that every event about blocks names one."""
-
-    def on_block(self, event: BlockEvent, /) -> None:
-        self.steps += event.block + 1  # type: ignore[operator]
 
 
 class OnlyObserver(_Observer):
@@ -93,7 +87,7 @@ class OnlyObserver(_Observer):
 
 
 class PromptObserver(_Observer):
-    """Reorders the waiting queue, which it was shown."""
+    """Shortens a request that was preempted, and counts the preemption again."""
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "preempted":
@@ -103,8 +97,6 @@ class PromptObserver(_Observer):
 
 class BufferingObserver(_Observer):
     """Opens its file when the first request is admitted, and needs it when it is closed."""
-
-    file: Any = None
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "admitted" and self.file is None:

@@ -4,6 +4,7 @@ catch each."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from random import choice, randrange
 from typing import Any, ClassVar
 
@@ -11,33 +12,43 @@ from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.victim import Victim
 from paged_core.sequence import SequenceGroup
+from unit.faulty_settings import with_another
+
+RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP
 
 
-class _Order(QueueOrder):
+class _Policy:
     def __init__(self, options: Any, parts: Any, /) -> None:
-        self.asked = 0
+        self.asked = count()
+        self.salt = randrange(1 << 30)
+        """Of dice that are rolled once."""
+        self.kv_cache = getattr(parts, "kv_cache", None)
+
+    def rolled(self, group: SequenceGroup) -> int:
+        return (group.number + 1) * self.salt >> 7 & 1
 
 
-class IncomparableOrder(_Order):
-    """Compares tenants with nothing."""
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return group.request.deadline
+# ---------------------------------------------------------------------- orders
 
 
-class DriftingOrder(_Order):
-    """Says that it is stable, but ages."""
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return group.request.priority - now
+class _Order(_Policy, QueueOrder):
+    pass
 
 
-class CountingOrder(_Order):
-    """Another key each time it is asked."""
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        self.asked += 1
-        return -self.asked
+ORDERS = with_another(
+    _Order,
+    "key",
+    {
+        # of a request without a deadline it cannot be compared
+        "IncomparableOrder": lambda self, group, now: group.request.deadline,
+        # it says that it is stable, but ages
+        "DriftingOrder": lambda self, group, now: group.request.priority - now,
+        # another key each time it is asked
+        "CountingOrder": lambda self, group, now: -next(self.asked),
+        "RollingOrder": lambda self, group, now: group.number ^ self.salt,
+        "ReversedOrder": lambda self, group, now: -group.number,
+    },
+)
 
 
 class MarkingOrder(_Order):
@@ -46,253 +57,6 @@ class MarkingOrder(_Order):
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         group.num_cached = 0
         return group.number
-
-
-class RollingOrder(_Order):
-    """Rolls dice once, when it is made."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self.salt = randrange(1 << 30)
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return group.number ^ self.salt
-
-
-class ReversedOrder(_Order):
-    """Last come, first served."""
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return -group.number
-
-
-class _Victim(Victim):
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        self.kv_cache = parts.kv_cache
-
-
-class OldestVictim(_Victim):
-    """Not the newest."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        return candidates[0]
-
-
-class PoppingVictim(_Victim):
-    """Changes the list that it is shown."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        return candidates.pop()  # type: ignore[attr-defined, no-any-return]
-
-
-class ActingVictim(_Victim):
-    """Frees the blocks itself."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        self.kv_cache.release_group(candidates[-1])
-        return candidates[-1]
-
-
-class ForgetfulVictim(_Victim):
-    """Chooses no group if there is only one candidate."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        return candidates[-2]
-
-
-class LateVictim(_Victim):
-    """Chooses among those that it was shown the last time."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self.shown: Sequence[SequenceGroup] = ()
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        chosen = self.shown[0] if self.shown else candidates[-1]
-        self.shown = list(candidates)
-        return chosen
-
-
-class CountingVictim(_Victim):
-    """Counts preemptions, as the engine does."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        candidates[-1].num_preemptions += 1
-        return candidates[-1]
-
-
-class RollingVictim(_Victim):
-    """Uses random numbers without a seed."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        return choice(list(candidates))
-
-
-class _Preemption(Preemption):
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        self.asked = 0
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        return PreemptionMode.RECOMPUTE
-
-
-class SecretSwap(_Preemption):
-    """Swaps, but says that it never does."""
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        return PreemptionMode.SWAP
-
-
-class WordlessPreemption(_Preemption):
-    """Answers with something that is no mode."""
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        return "drop"  # type: ignore[return-value]
-
-
-class AlternatingPreemption(_Preemption):
-    """Swaps every other time that it is asked."""
-
-    may_swap = True
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        self.asked += 1
-        return PreemptionMode.SWAP if self.asked % 2 else PreemptionMode.RECOMPUTE
-
-
-class TouchingPreemption(_Preemption):
-    """Counts preemptions, as the engine does."""
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        group.num_preemptions += 1
-        return PreemptionMode.RECOMPUTE
-
-
-class ExcessivePreemption(_Preemption):
-    """Reserves more than a sequence can come to."""
-
-    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
-        return group.max_length + 8
-
-
-class HoardingPreemption(_Preemption):
-    """Reserves more than there is."""
-
-    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
-        return 10**9
-
-
-class StingyPreemption(_Preemption):
-    """Reserves less than what a group has already."""
-
-    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
-        return 1
-
-
-class RollingPreemption(_Preemption):
-    """Rolls dice once, when it is made."""
-
-    may_swap = True
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        self.salt = randrange(1 << 30)
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        even = (group.number + 1) * self.salt >> 7 & 1
-        return PreemptionMode.SWAP if even else PreemptionMode.RECOMPUTE
-
-
-class NarrowPreemption(_Preemption):
-    """Raises for a group that holds no blocks."""
-
-    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
-        return len(group.live[0].tokens) if group.live[0].table.blocks[0] >= 0 else None
-
-
-class SearchingPreemption(_Preemption):
-    """Looks for ever for a length that suits a forked group."""
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        while group.num_seqs > 1:
-            self.asked += 1
-        return PreemptionMode.RECOMPUTE
-
-
-class FirstPreemption(_Preemption):
-    """Swaps the first group that it is asked about."""
-
-    may_swap = True
-    first: SequenceGroup | None = None
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        self.first = self.first or group
-        return PreemptionMode.SWAP if group is self.first else PreemptionMode.RECOMPUTE
-
-
-class SortingVictim(_Victim):
-    """Sorts the list that it is shown."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        candidates.sort(key=lambda group: -group.number)  # type: ignore[attr-defined]
-        return candidates[0]
-
-
-class SparingVictim(_Victim):
-    """Chooses only among those that were not preempted yet."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        return [group for group in candidates if not group.num_preemptions][-1]
-
-
-class WaitingVictim(_Victim):
-    """Waits until one has generated something."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        while not any(group.live[0].output for group in candidates):
-            pass
-        return candidates[-1]
-
-
-class MeanVictim(_Victim):
-    """Divides by the distance of the best and the worst."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        held = [len(group.live[0].table.blocks) for group in candidates]
-        scores = [count / (max(held) - min(held)) for count in held]
-        return candidates[scores.index(max(scores))]
-
-
-class OneSidedOrder(_Order):
-    """Counts what was served, but is not told when a group has left."""
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return (self.asked, group.number)
-
-    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
-        self.asked += num_tokens
-
-
-class AssumingOrder(_Order):
-    """Assumes that what leaves was served."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        self.tokens: dict[str, int] = {}
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return group.number
-
-    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
-        self.tokens[group.id] = self.tokens.get(group.id, 0) + num_tokens
-
-    def left(self, group: SequenceGroup, /) -> None:
-        del self.tokens[group.id]
-
-
-class RememberingOrder(AssumingOrder):
-    """Never forgets a group."""
-
-    def left(self, group: SequenceGroup, /) -> None:
-        self.tokens[group.id] = 0
 
 
 class SharedOrder(_Order):
@@ -310,7 +74,7 @@ class WaitingOrder(_Order):
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         while group.request.deadline is None and group.request.priority:
-            self.asked += 1
+            next(self.asked)
         return group.number
 
 
@@ -320,3 +84,224 @@ class FrozenOrder(_Order):
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         assert group.admitted_at is None and not group.live[0].table.blocks, "it runs already"
         return group.number
+
+
+class OneSidedOrder(_Order):
+    """Counts what was served, but is not told when a group has left."""
+
+    total = 0
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (self.total, group.number)
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        self.total += num_tokens
+
+
+class _CountingService(_Order):
+    """By arrival; counts the tokens that each request was served."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.tokens: dict[str, int] = {}
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return group.number
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        self.tokens[group.id] = self.tokens.get(group.id, 0) + num_tokens
+
+    def left(self, group: SequenceGroup, /) -> None:
+        self.tokens.pop(group.id, None)
+
+
+class AssumingOrder(_CountingService):
+    """Assumes that what leaves was served."""
+
+    def left(self, group: SequenceGroup, /) -> None:
+        del self.tokens[group.id]
+
+
+class RememberingOrder(_CountingService):
+    """Never forgets a group."""
+
+    def left(self, group: SequenceGroup, /) -> None:
+        self.tokens[group.id] = 0
+
+
+QUANTA = with_another(
+    _CountingService,
+    "quantum_over",
+    {
+        # over every other time that it is asked
+        "CountingQuantum": lambda self, group, now: next(self.asked) % 2 == 1,
+        "RollingQuantum": lambda self, group, now: bool(self.rolled(group)),
+        # answers with a number of tokens
+        "WordlessQuantum": lambda self, group, now: self.tokens.get(group.id, 0),
+        # raises for a group that was not served yet
+        "NarrowQuantum": lambda self, group, now: self.tokens[group.id] > 4,
+    },
+)
+
+
+class MarkingQuantum(_CountingService):
+    """Notes on a group that it has been asked about."""
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        group.num_preemptions += 1
+        return False
+
+
+# ---------------------------------------------------------------------- victims
+
+
+class _Victim(_Policy, Victim):
+    pass
+
+
+VICTIMS = with_another(
+    _Victim,
+    "choose",
+    {
+        "OldestVictim": lambda self, shown, now: shown[0],
+        # changes the list that it is shown
+        "PoppingVictim": lambda self, shown, now: shown.pop(),
+        # finds none if there is only one candidate
+        "ForgetfulVictim": lambda self, shown, now: shown[-2],
+        "RollingVictim": lambda self, shown, now: choice(list(shown)),
+        # only among those that were not preempted yet
+        "SparingVictim": lambda self, shown, now: [g for g in shown if not g.num_preemptions][-1],
+    },
+)
+
+
+class ActingVictim(_Victim):
+    """Frees the blocks itself."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        self.kv_cache.release_group(candidates[-1])
+        return candidates[-1]
+
+
+class LateVictim(_Victim):
+    """Chooses among those that it was shown the last time."""
+
+    shown: Sequence[SequenceGroup] = ()
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        chosen = self.shown[0] if self.shown else candidates[-1]
+        self.shown = list(candidates)
+        return chosen
+
+
+class CountingVictim(_Victim):
+    """Counts preemptions, as the engine does."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        candidates[-1].num_preemptions += 1
+        return candidates[-1]
+
+
+class SortingVictim(_Victim):
+    """Sorts the list that it is shown."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        candidates.sort(key=lambda group: -group.number)  # type: ignore[attr-defined]
+        return candidates[0]
+
+
+class WaitingVictim(_Victim):
+    """Waits until one has generated something."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        while not any(group.live[0].output for group in candidates):
+            pass
+        return candidates[-1]
+
+
+class MeanVictim(_Victim):
+    """Divides by the distance of the best and the worst."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        held = [len(group.live[0].table.blocks) for group in candidates]
+        scores = [blocks / (max(held) - min(held)) for blocks in held]
+        return candidates[scores.index(max(scores))]
+
+
+# ---------------------------------------------------------------------- preemptions
+
+
+class _Preemption(_Policy, Preemption):
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        return RECOMPUTE
+
+
+class _Swapping(_Preemption):
+    may_swap = True
+
+
+PREEMPTIONS = {
+    **with_another(
+        _Preemption,
+        "mode",
+        {
+            # it says that it never swaps
+            "SecretSwapPreemption": lambda self, group: SWAP,
+            "WordlessPreemption": lambda self, group: "drop",
+        },
+    ),
+    **with_another(
+        _Swapping,
+        "mode",
+        {
+            "AlternatingPreemption": lambda self, group: (SWAP, RECOMPUTE)[next(self.asked) % 2],
+            "RollingPreemption": lambda self, group: (RECOMPUTE, SWAP)[self.rolled(group)],
+        },
+    ),
+    **with_another(
+        _Preemption,
+        "tokens_to_reserve",
+        {
+            # more than a sequence can come to
+            "ExcessivePreemption": lambda self, group: group.max_length + 8,
+            # more than there is
+            "HoardingPreemption": lambda self, group: 10**9,
+            # less than what a group has already
+            "StingyPreemption": lambda self, group: 1,
+            # raises for a group that holds no blocks
+            "NarrowPreemption": lambda self, group: (
+                len(group.live[0].tokens) if group.live[0].table.blocks[0] >= 0 else None
+            ),
+        },
+    ),
+}
+
+
+class TouchingPreemption(_Preemption):
+    """Counts preemptions, as the engine does."""
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        group.num_preemptions += 1
+        return RECOMPUTE
+
+
+class SearchingPreemption(_Preemption):
+    """Looks for ever for a length that suits a forked group."""
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        while group.num_seqs > 1:
+            next(self.asked)
+        return RECOMPUTE
+
+
+class FirstPreemption(_Swapping):
+    """Swaps the first group that it is asked about."""
+
+    first: SequenceGroup | None = None
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        self.first = self.first or group
+        return SWAP if group is self.first else RECOMPUTE
+
+
+globals().update({**ORDERS, **QUANTA, **VICTIMS, **PREEMPTIONS})

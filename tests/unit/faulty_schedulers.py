@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from random import random
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from paged_core.engine.planner import Planner
+from paged_core.engine.quanta import Quanta
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup, SequenceState, Status
-from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler
+from unit.faulty_settings import with_another
 
-
-class FaultyTokenBudgetSettings(TokenBudgetSettings):
-    """Those of ``token_budget``."""
-
-    name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
-
-
-class FaultyPlannerScheduler(TokenBudgetScheduler):
-    """Has a planner that is wrong on purpose."""
-
-    faulty: ClassVar[type[Planner]]
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self.planner.__class__ = self.faulty
-
-
-class StarvingScheduler(TokenBudgetScheduler):
-    """Never admits the request of lowest priority."""
-
-    def schedule(self, now: float, /) -> Schedule:
-        held = [g for g in self._waiting.ordered() if g.request.priority == 2]
-        for group in held:
-            self._waiting.remove(group)
-        plan = super().schedule(now)
-        for group in held:
-            self._waiting.push(group, now)
-        return plan
+# ---------------------------------------------------------------------- other options and queues
 
 
 class GreedyScheduler(TokenBudgetScheduler):
-    """Schedules one and a half times the token budget."""
+    """Schedules twice the token budget."""
+
+    limit = "max_num_batched_tokens"
 
     def __init__(self, options: Any, parts: Any, /) -> None:
-        more = options.max_num_batched_tokens * 3 // 2
-        super().__init__(options.model_copy(update={"max_num_batched_tokens": more}), parts)
+        twice = {self.limit: 2 * getattr(options, self.limit)}
+        super().__init__(options.model_copy(update=twice), parts)
 
 
-class TooManySequencesScheduler(TokenBudgetScheduler):
+class TooManySequencesScheduler(GreedyScheduler):
     """Runs more sequences than ``max_num_seqs``."""
 
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        more = options.max_num_seqs * 2
-        super().__init__(options.model_copy(update={"max_num_seqs": more}), parts)
+    limit = "max_num_seqs"
+
+
+class UnderstatingScheduler(TokenBudgetScheduler):
+    """Says that it runs one sequence at a time, and runs several."""
+
+    max_num_seqs = 1  # type: ignore[assignment]
+
+
+class PickyScheduler(TokenBudgetScheduler):
+    """Does not like the number 7."""
+
+    def refuse(self, group: SequenceGroup, /) -> str | None:
+        return "no" if len(group.request.prompt) == 7 else super().refuse(group)
 
 
 class ForgettingScheduler(TokenBudgetScheduler):
@@ -65,91 +54,12 @@ class ForgettingScheduler(TokenBudgetScheduler):
             super().remove(group)
 
 
-class RepeatingScheduler(TokenBudgetScheduler):
-    """Schedules one sequence twice."""
+class UnswappingScheduler(TokenBudgetScheduler):
+    """Does not look among the swapped groups when one is aborted."""
 
-    def schedule(self, now: float, /) -> Schedule:
-        plan = super().schedule(now)
-        plan.sequences += plan.sequences[:1]
-        plan.num_tokens += plan.num_tokens[:1]
-        return plan
-
-
-class _Unreserved(Planner):
-    def _reserve(self, sequence: SequenceState) -> bool:
-        return True
-
-
-class UnreservedScheduler(FaultyPlannerScheduler):
-    """Runs sequences past the end of their blocks."""
-
-    faulty = _Unreserved
-
-
-class SilentScheduler(TokenBudgetScheduler):
-    """Does not say which groups it admits."""
-
-    def schedule(self, now: float, /) -> Schedule:
-        plan = super().schedule(now)
-        plan.admitted.clear()
-        return plan
-
-
-class ModestScheduler(TokenBudgetScheduler):
-    """Says that the cache never served anything."""
-
-    def schedule(self, now: float, /) -> Schedule:
-        plan = super().schedule(now)
-        plan.admitted = [(group, 0) for group, _ in plan.admitted]
-        return plan
-
-
-class DiscreetScheduler(TokenBudgetScheduler):
-    """Does not say which groups it preempted."""
-
-    def schedule(self, now: float, /) -> Schedule:
-        plan = super().schedule(now)
-        plan.preempted.clear()
-        return plan
-
-
-class UnderstatingScheduler(TokenBudgetScheduler):
-    """Says that it runs one sequence at a time, and runs several."""
-
-    @property
-    def max_num_seqs(self) -> int:
-        return 1
-
-
-class PickyScheduler(TokenBudgetScheduler):
-    """Does not like the number 7."""
-
-    def refuse(self, group: SequenceGroup, /) -> str | None:
-        return "no" if len(group.request.prompt) == 7 else super().refuse(group)
-
-
-class IgnoringScheduler(TokenBudgetScheduler):
-    """Gives up what is long."""
-
-    def schedule(self, now: float, /) -> Schedule:
-        long = [g for g in self._waiting.ordered() if len(g.request.prompt) > 50]
-        for group in long:
-            self._waiting.remove(group)
-        plan = super().schedule(now)
-        plan.ignored += [(group, "it is long") for group in long]
-        return plan
-
-
-class ImpatientScheduler(TokenBudgetScheduler):
-    """Schedules sequences that wait for a step in flight."""
-
-    def schedule(self, now: float, /) -> Schedule:
-        plan = super().schedule(now)
-        for group in self._running:
-            for sequence in group.live:
-                if sequence.num_pending == 0:
-                    plan.add(sequence, 1)
-        return plan
+    def remove(self, group: SequenceGroup, /) -> None:
+        if group.status is not Status.SWAPPED:
+            super().remove(group)
 
 
 class DicingScheduler(TokenBudgetScheduler):
@@ -160,34 +70,20 @@ class DicingScheduler(TokenBudgetScheduler):
             super()._admit()
 
 
-class _Stuck(Planner):
-    def _make_way(self, group: SequenceGroup) -> bool:
-        victim = self.running[-1]
-        self.preempt(victim)
-        self.is_short = True
-        return victim is not group
+class PairingScheduler(TokenBudgetScheduler):
+    """Waits for a second request before it starts one."""
 
-    def never_fits(self, group: SequenceGroup) -> bool:
-        return False
+    def _admit(self) -> None:
+        if len(self._waiting) > 1 or self._running:
+            super()._admit()
 
 
-class StuckScheduler(FaultyPlannerScheduler):
-    """Preempts a group that is alone and has outgrown the cache, and can never admit it again."""
+class RestlessScheduler(TokenBudgetScheduler):
+    """Preempts when a quantum is over, whether anything waits or not."""
 
-    faulty = _Stuck
-
-
-class CirclingPlanner(Planner):
-    def preempt_for(self, group: SequenceGroup, num_tokens: int = 1) -> bool:
-        while len(group.live) > 1 and self.kv_cache.blocks_to_grow(group) > self.kv_cache.num_free:
-            pass
-        return super().preempt_for(group, num_tokens)
-
-
-class CirclingScheduler(FaultyPlannerScheduler):
-    """Waits inside a step until blocks are free for a forked group."""
-
-    faulty = CirclingPlanner
+    def _end_quanta(self) -> None:
+        for group in self.planner.spent():
+            self.planner.preempt(group)
 
 
 class WishfulScheduler(TokenBudgetScheduler):
@@ -204,7 +100,138 @@ class WishfulScheduler(TokenBudgetScheduler):
             self._waiting.push_front(group, self.planner.now)
 
 
-class _Halfway(Planner):
+# ---------------------------------------------------------------------- other plans
+
+
+class _Editing(TokenBudgetScheduler):
+    """Changes its plans."""
+
+    edit: Callable[[Schedule], object]
+
+    def schedule(self, now: float, /) -> Schedule:
+        plan = super().schedule(now)
+        self.edit(plan)
+        return plan
+
+
+EDITING = with_another(
+    _Editing,
+    "edit",
+    {
+        # does not say which groups it admits
+        "SilentScheduler": lambda self, plan: plan.admitted.clear(),
+        # nor which it preempted
+        "DiscreetScheduler": lambda self, plan: plan.preempted.clear(),
+    },
+)
+
+
+class ModestScheduler(_Editing):
+    """Says that the cache never served anything."""
+
+    def edit(self, plan: Schedule) -> None:
+        plan.admitted = [(group, 0) for group, _ in plan.admitted]
+
+
+class RepeatingScheduler(_Editing):
+    """Schedules one sequence twice."""
+
+    def edit(self, plan: Schedule) -> None:
+        plan.sequences += plan.sequences[:1]
+        plan.num_tokens += plan.num_tokens[:1]
+
+
+class ImpatientScheduler(_Editing):
+    """Schedules sequences that wait for a step in flight."""
+
+    def edit(self, plan: Schedule) -> None:
+        for group in self._running:
+            for sequence in group.live:
+                if sequence.num_pending == 0:
+                    plan.add(sequence, 1)
+
+
+class _Withholding(TokenBudgetScheduler):
+    """Takes some groups out of the queue while a step is planned."""
+
+    withholds: Callable[[SequenceGroup], bool]
+
+    def schedule(self, now: float, /) -> Schedule:
+        held = [group for group in self._waiting.ordered() if self.withholds(group)]
+        for group in held:
+            self._waiting.remove(group)
+        plan = super().schedule(now)
+        self.give_back(held, plan, now)
+        return plan
+
+    def give_back(self, held: list[SequenceGroup], plan: Schedule, now: float) -> None:
+        for group in held:
+            self._waiting.push(group, now)
+
+
+class StarvingScheduler(_Withholding):
+    """Never admits the request of lowest priority."""
+
+    def withholds(self, group: SequenceGroup) -> bool:
+        return group.request.priority == 2
+
+
+class IgnoringScheduler(_Withholding):
+    """Gives up what is long."""
+
+    def withholds(self, group: SequenceGroup) -> bool:
+        return len(group.request.prompt) > 50
+
+    def give_back(self, held: list[SequenceGroup], plan: Schedule, now: float) -> None:
+        plan.ignored += [(group, "it is long") for group in held]
+
+
+# ---------------------------------------------------------------------- other planners
+
+
+class _WithPlanner(TokenBudgetScheduler):
+    """Has a planner, or quanta, that are wrong on purpose."""
+
+    faulty: ClassVar[type[Planner] | type[Quanta]]
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        wrong = self.planner if issubclass(self.faulty, Planner) else self.planner.quanta
+        wrong.__class__ = self.faulty
+
+
+class Unreserved(Planner):
+    """Runs sequences past the end of their blocks."""
+
+    def _reserve(self, sequence: SequenceState) -> bool:
+        return True
+
+
+class Stuck(Planner):
+    """Preempts a group that is alone and has outgrown the cache, and can never admit it again."""
+
+    def _make_way(self, group: SequenceGroup) -> bool:
+        victim = self.running[-1]
+        self.preempt(victim)
+        self.is_short = True
+        return victim is not group
+
+    def never_fits(self, group: SequenceGroup) -> bool:
+        return False
+
+
+class Circling(Planner):
+    """Waits inside a step until blocks are free for a forked group."""
+
+    def preempt_for(self, group: SequenceGroup, num_tokens: int = 1) -> bool:
+        while len(group.live) > 1 and self.kv_cache.blocks_to_grow(group) > self.kv_cache.num_free:
+            pass
+        return super().preempt_for(group, num_tokens)
+
+
+class Halfway(Planner):
+    """Does not withdraw from the batch what it preempts."""
+
     def preempt(self, group: SequenceGroup) -> None:
         planned = list(zip(self.plan.sequences, self.plan.num_tokens, strict=True))
         super().preempt(group)
@@ -213,10 +240,57 @@ class _Halfway(Planner):
                 self._add(sequence, num_tokens)
 
 
-class HalfwayScheduler(FaultyPlannerScheduler):
-    """Does not withdraw from the batch what it preempts."""
+class FullyCached(Planner):
+    """Computes nothing of a prompt that is cached as a whole."""
 
-    faulty = _Halfway
+    def _start(self, sequence: SequenceState) -> int | None:
+        hit = self.kv_cache.lookup(sequence, sequence.num_tokens)
+        cached = len(hit.blocks) * self.kv_cache.block_size
+        if cached == sequence.num_tokens:
+            self.kv_cache.admit(sequence, 0, hit, cached)
+            return cached
+        return super()._start(sequence)
+
+
+class Dropping(Planner):
+    """Gives up a request that would have to be preempted."""
+
+    def preempt(self, group: SequenceGroup) -> None:
+        self.give_up(group, "there are too few blocks")
+
+
+class Holding(Planner):
+    """Keeps the blocks of what it preempts by recompute."""
+
+    def preempt(self, group: SequenceGroup) -> None:
+        self.running.remove(group)
+        self.plan.withdraw(group)
+        group.status = Status.WAITING
+        self.plan.preempted.append(group)
+        self._requeue(group)
+
+
+class Hasty(Quanta):
+    """Preempts a group whose prompt is still being computed."""
+
+    def spent(self, running: Iterable[SequenceGroup], now: float) -> list[SequenceGroup]:
+        rule = self._rule
+        return [group for group in running if rule is not None and rule.quantum_over(group, now)]
+
+
+class Obliging(Quanta):
+    """Preempts for the first waiting group, even if it does not come before."""
+
+    def behind(
+        self, first: SequenceGroup, spent: Iterable[SequenceGroup], now: float
+    ) -> list[SequenceGroup]:
+        return list(spent)
+
+
+PLANNERS = (Unreserved, Stuck, Circling, Halfway, FullyCached, Dropping, Holding, Hasty, Obliging)
+for _kind in PLANNERS:
+    globals().update(with_another(_WithPlanner, "faulty", {f"{_kind.__name__}Scheduler": _kind}))
+globals().update(EDITING)
 
 
 class _EarlySharing(Planner):
@@ -234,7 +308,7 @@ class _EarlySharing(Planner):
         return True
 
 
-class EarlySharingScheduler(FaultyPlannerScheduler):
+class EarlySharingScheduler(_WithPlanner):
     """Admits first, and then preempts for running groups what it has just admitted, first to last.
 
     Others that it has just admitted share blocks that are now never filled.
@@ -253,61 +327,3 @@ class EarlySharingScheduler(FaultyPlannerScheduler):
         planner._shares = False
         planner.grow(before)
         return planner.plan
-
-
-class _FullyCached(Planner):
-    def _start(self, sequence: SequenceState) -> int | None:
-        hit = self.kv_cache.lookup(sequence, sequence.num_tokens)
-        cached = len(hit.blocks) * self.kv_cache.block_size
-        if cached == sequence.num_tokens:
-            self.kv_cache.admit(sequence, 0, hit, cached)
-            return cached
-        return super()._start(sequence)
-
-
-class FullyCachedScheduler(FaultyPlannerScheduler):
-    """Computes nothing of a prompt that is cached as a whole."""
-
-    faulty = _FullyCached
-
-
-class _Dropping(Planner):
-    def preempt(self, group: SequenceGroup) -> None:
-        self.give_up(group, "there are too few blocks")
-
-
-class DroppingScheduler(FaultyPlannerScheduler):
-    """Gives up a request that would have to be preempted."""
-
-    faulty = _Dropping
-
-
-class UnswappingScheduler(TokenBudgetScheduler):
-    """Does not look among the swapped groups when one is aborted."""
-
-    def remove(self, group: SequenceGroup, /) -> None:
-        if group.status is not Status.SWAPPED:
-            super().remove(group)
-
-
-class PairingScheduler(TokenBudgetScheduler):
-    """Waits for a second request before it starts one."""
-
-    def _admit(self) -> None:
-        if len(self._waiting) > 1 or self._running:
-            super()._admit()
-
-
-class _Holding(Planner):
-    def preempt(self, group: SequenceGroup) -> None:
-        self.running.remove(group)
-        self.plan.withdraw(group)
-        group.status = Status.WAITING
-        self.plan.preempted.append(group)
-        self._requeue(group)
-
-
-class HoldingScheduler(FaultyPlannerScheduler):
-    """Keeps the blocks of what it preempts by recompute."""
-
-    faulty = _Holding

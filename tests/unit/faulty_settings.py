@@ -1,12 +1,16 @@
-"""Options of components that are wrong on purpose."""
+"""Options of components that are wrong on purpose, and such components from a table."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.registry import Registry
 from paged_policies.allocators.contiguous import ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedSettings
+from paged_policies.schedulers.token_budget import TokenBudgetSettings
+from paged_testing.engines import registry_with
 
 
 class FaultySettings(ComponentSettings):
@@ -25,3 +29,25 @@ class FaultyContiguousSettings(ContiguousSettings):
     """Those of ``contiguous``."""
 
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
+
+
+class FaultyTokenBudgetSettings(TokenBudgetSettings):
+    """Those of ``token_budget``."""
+
+    name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
+
+
+def registry_of(
+    slot: str, made: type, settings: type[ComponentSettings] = FaultySettings
+) -> Registry:
+    """A registry of everything installed, and of a class as the component ``faulty``."""
+    factory = f"{made.__module__}:{made.__name__}"
+    return registry_with(Component(slot, settings, factory, summary="wrong"))
+
+
+def with_another(base: type, member: str, values: Mapping[str, Any]) -> dict[str, type]:
+    """Return subclasses of ``base`` by their names, each with another value for one member."""
+    return {
+        name: type(name, (base,), {"__module__": base.__module__, member: value})
+        for name, value in values.items()
+    }

@@ -8,30 +8,29 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import Phase
 
-from conformance import test_evictors
-from paged_core.ids import BlockId
-from paged_core.plugins.component import Component, ComponentSettings
+from conformance import test_evictors, test_orders, test_victims
+from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
-from paged_core.sequence import SequenceGroup
+from paged_policies.allocators.contiguous import ContiguousAllocator
+from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_testing import (
     AttentionConformance,
     BlockAllocatorConformance,
     ComponentConformance,
     EvictorConformance,
     ExecutorConformance,
-    IdleBlock,
     ObserverConformance,
     PreemptionConformance,
     QueueOrderConformance,
     RunnerConformance,
     SchedulerConformance,
     VictimConformance,
-    registry_with,
 )
 from paged_testing.call_watch import CallDoesNotReturn
 from unit import faulty_allocators as allocators
@@ -40,39 +39,9 @@ from unit import faulty_evictors as evictors
 from unit import faulty_executors as executors
 from unit import faulty_observers as observers
 from unit import faulty_policies as policies
-from unit import faulty_quanta as quanta
 from unit import faulty_runners as runners
 from unit import faulty_schedulers as schedulers
 from unit import faulty_settings as settings
-
-
-class LruOrder(EvictorConformance):
-    """States the order of ``lru``."""
-
-    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        return held[0].block
-
-
-class ScanIsExpected(EvictorConformance):
-    """States the order of ``lru`` with ``ties: longest_prefix``."""
-
-    expected = test_evictors.TestLruWithTies.expected
-
-
-class FcfsIsExpected(QueueOrderConformance):
-    """States the order of ``fcfs``."""
-
-    def expected(
-        self, groups: Sequence[SequenceGroup], now: float, /
-    ) -> Sequence[SequenceGroup] | None:
-        return groups
-
-
-class NewestIsExpected(VictimConformance):
-    """States the choice of ``newest``."""
-
-    def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
-        return candidates[-1]
 
 
 @dataclass(frozen=True)
@@ -100,103 +69,41 @@ class Caught:
 
 
 _PLAIN = settings.FaultySettings
-
-_ALL: tuple[tuple[type[ComponentConformance], type[ComponentSettings], str], ...] = (
-    (
-        BlockAllocatorConformance,
-        _PLAIN,
-        "Leaky Doubling Halfway Waiting Shuffling Once Shared Countless",
-    ),
-    (
-        BlockAllocatorConformance,
-        settings.FaultyHashCachedSettings,
-        "Stale Trusting NotUncaching NewestDuplicate Referencing Evicting IdleUncaching "
-        "Unremoving Merging Short",
-    ),
-    (BlockAllocatorConformance, settings.FaultyContiguousSettings, "Scattering Scant"),
-    (
-        EvictorConformance,
-        _PLAIN,
-        "Leaky Keeping Silent Sorting Searching Rolling OneBlockPerKey Confusing KeyOrder "
-        "Hoarding Hanging StaleHeap Shared Bare Needy",
-    ),
-    (LruOrder, _PLAIN, "WrongTie"),
-    (ScanIsExpected, _PLAIN, "RunScan"),
-    (
-        QueueOrderConformance,
-        _PLAIN,
-        "Incomparable Drifting Counting Marking Rolling OneSided Assuming Remembering Shared "
-        "Waiting Frozen",
-    ),
-    (FcfsIsExpected, _PLAIN, "Reversed"),
-    (
-        VictimConformance,
-        _PLAIN,
-        "Popping Acting Forgetful Late Counting Rolling Sorting Sparing Waiting Mean",
-    ),
-    (NewestIsExpected, _PLAIN, "Oldest"),
-    (
-        PreemptionConformance,
-        _PLAIN,
-        "SecretSwap Wordless Stingy Excessive Hoarding Touching Alternating Rolling Narrow "
-        "Searching First",
-    ),
-    (
-        SchedulerConformance,
-        schedulers.FaultyTokenBudgetSettings,
-        "Starving Greedy TooManySequences Forgetting Repeating Unreserved Silent Modest Discreet "
-        "Understating Picky Ignoring Dicing Impatient Stuck Circling Wishful Halfway "
-        "EarlySharing FullyCached Dropping Unswapping Pairing Holding",
-    ),
-    (
-        ObserverConformance,
-        _PLAIN,
-        "Raising Meddling Closing Waiting Unique Simple Tidy Placed Only Prompt Buffering",
-    ),
-    (
-        ExecutorConformance,
-        executors.FaultyMemorySettings,
-        "Boasting Uncopying Losing Hasty Eager Shuffling Single Sociable Remembering Waiting "
-        "Stepwise SingleFile Unedited OnceClosed Rowless",
-    ),
-    (
-        AttentionConformance,
-        _PLAIN,
-        "Boundless Uncapped Forgetful Late Unread Unscaled Flat Shifted Turned Thrifty Looping",
-    ),
-    (
-        RunnerConformance,
-        runners.FaultyNativeSettings,
-        "Placeless Leaky UpsideDown Coarse LastRow Looping Stateful Averaging Noisy Wide",
-    ),
+_BUDGET = settings.FaultyTokenBudgetSettings
+_SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentSettings]], ...] = (
+    (allocators, "Allocator", BlockAllocatorConformance, _PLAIN),
+    (evictors, "Evictor", EvictorConformance, _PLAIN),
+    (policies, "Order", QueueOrderConformance, _PLAIN),
+    (policies, "Quantum", QueueOrderConformance, _PLAIN),
+    (policies, "Victim", VictimConformance, _PLAIN),
+    (policies, "Preemption", PreemptionConformance, _PLAIN),
+    (schedulers, "Scheduler", SchedulerConformance, _BUDGET),
+    (observers, "Observer", ObserverConformance, _PLAIN),
+    (executors, "Executor", ExecutorConformance, executors.FaultyMemorySettings),
+    (attention, "Attention", AttentionConformance, _PLAIN),
+    (runners, "Runner", RunnerConformance, runners.FaultyNativeSettings),
 )
-_MODULES = {
-    "block_allocator": allocators,
-    "evictor": evictors,
-    "queue_order": policies,
-    "victim": policies,
-    "preemption": policies,
-    "scheduler": schedulers,
-    "observers": observers,
-    "executor": executors,
-    "attention": attention,
-    "runner": runners,
+"""Modules of mutants, how the names of their classes end, who must find them, their options."""
+_OPTIONS = {
+    HashCachedAllocator: settings.FaultyHashCachedSettings,
+    ContiguousAllocator: settings.FaultyContiguousSettings,
 }
-_NOUNS = {"block_allocator": "Allocator", "queue_order": "Order", "observers": "Observer"}
+"""Of mutants of these components."""
+_WITH_EXPECTATION = {
+    "WrongTieEvictor": test_evictors.TestLru,
+    "RunScanEvictor": test_evictors.TestLruWithTies,
+    "ReversedOrder": test_orders.TestFcfs,
+    "OldestVictim": test_victims.TestNewest,
+}
+"""Mutants that only an expectation finds."""
 
 
 def _mutants() -> Iterator[Mutant]:
-    for conformance, options, names in _ALL:
-        slot = conformance.slot
-        noun = _NOUNS.get(slot, slot.capitalize())
-        for name in names.split():
-            module = _MODULES[slot]
-            made = getattr(module, name, None) or getattr(module, name + noun)
-            yield Mutant(conformance, options, made)
-    for name in ("Marking", "Counting", "Rolling", "Wordless", "Narrow"):
-        yield Mutant(QueueOrderConformance, _PLAIN, getattr(quanta, name + "Quantum"))
-    for made in (quanta.HastyScheduler, quanta.ObligingScheduler, quanta.RestlessScheduler):
-        yield Mutant(SchedulerConformance, schedulers.FaultyTokenBudgetSettings, made)
+    for module, noun, conformance, options in _SLOTS:
+        for name, made in vars(module).items():
+            if name.endswith(noun) and name[0] != "_" and made.__module__ == module.__name__:
+                own = [more for base, more in _OPTIONS.items() if issubclass(made, base)]
+                yield Mutant(_WITH_EXPECTATION.get(name, conformance), [options, *own][-1], made)
 
 
 MUTANTS: Sequence[Mutant] = tuple(_mutants())
@@ -210,10 +117,8 @@ def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
     Args:
         folder: for files of observers; the present one.
     """
-    conformance, made = mutant.conformance, mutant.made
-    factory = f"{made.__module__}:{made.__name__}"
-    record = Component(conformance.slot, mutant.settings, factory, summary="wrong")
-    registry = registry_with(record)
+    conformance = mutant.conformance
+    registry = settings.registry_of(conformance.slot, mutant.made, mutant.settings)
 
     class Kit(conformance):  # type: ignore[misc, valid-type]
         component = "faulty"
@@ -252,7 +157,7 @@ def _tests(kit: type[ComponentConformance]) -> Iterator[tuple[str, bool, Callabl
     for name in [name for names in reversed(by_class) for name in names]:
         test = getattr(kit, name)
         source = inspect.getsource(test)
-        is_written = "self.check(" not in source and "check_machine" not in source
+        is_written = "self.check(" not in source and "self.check_walks(" not in source
         for case, values in _parameters(test):
             yield name + case, is_written, partial(_call, test, values)
 

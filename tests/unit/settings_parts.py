@@ -9,12 +9,19 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
+from paged_backends.attention.settings import TorchSettings
+from paged_backends.executors.settings import LocalSettings
 from paged_core import plugin
 from paged_core.errors import SettingsError
 from paged_core.plugins.component import Component, ComponentSettings, Profile
 from paged_core.plugins.registry import Registry
 from paged_core.settings.layers import Entry, Origin, Text
 from paged_core.settings.schema import Resolved, load_settings, settings_class
+from paged_policies.allocators.hash_cached import HashCachedSettings
+from paged_policies.evictors.lru import LruSettings
+from paged_policies.orders.fcfs import FcfsSettings
+from paged_policies.preemption.modes import RecomputeSettings
+from paged_policies.victims.newest import NewestSettings
 
 
 class BudgetSettings(ComponentSettings):
@@ -34,34 +41,6 @@ class PhasesSettings(ComponentSettings):
 class LogSettings(ComponentSettings):
     name: Literal["decision_log"] = "decision_log"
     path: str | None = None
-
-
-class LruSettings(ComponentSettings):
-    name: Literal["lru"] = "lru"
-
-
-class HashCachedSettings(ComponentSettings):
-    name: Literal["hash_cached"] = "hash_cached"
-
-
-class FcfsSettings(ComponentSettings):
-    name: Literal["fcfs"] = "fcfs"
-
-
-class NewestSettings(ComponentSettings):
-    name: Literal["newest"] = "newest"
-
-
-class RecomputeSettings(ComponentSettings):
-    name: Literal["recompute"] = "recompute"
-
-
-class TorchSettings(ComponentSettings):
-    name: Literal["torch"] = "torch"
-
-
-class LocalSettings(ComponentSettings):
-    name: Literal["local"] = "local"
 
 
 class RoundRobinSettings(ComponentSettings):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from paged_backends.executors.memory import MemoryExecutor
-from paged_backends.executors.settings import MemorySettings
-from paged_core.engine.contexts import ExecutorContext
 from paged_core.engine.engine import Engine
 from paged_core.errors import RequestError
 from paged_core.interfaces.scheduler import Schedule, Scheduler
-from paged_core.plugins.component import Component, ComponentSettings
-from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import Status
 from paged_core.step import StepInput, StepResult
-from paged_testing.doubles import BackgroundExecutor, FailingExecutor
+from paged_testing.doubles import BackgroundExecutor, FailingExecutor, WatchedScheduler
 from paged_testing.engines import build_memory_engine
 from paged_testing.served import check_nothing_leaked, check_said, text_alone
 from unit.engines import EOS, engine_with, finish, request
@@ -109,32 +105,16 @@ def test_requests_that_fork_wait_for_their_result(sampling: dict[str, Any]) -> N
     check_nothing_leaked(engine)
 
 
-class AheadSettings(ComponentSettings):
-    name: Literal["ahead"] = "ahead"
-
-
-class Ahead(MemoryExecutor):
-    """It says that it runs steps in the background, though it does not."""
-
-    runs_in_background = True
-
-    def __init__(self, options: AheadSettings, context: ExecutorContext, /) -> None:
-        super().__init__(MemorySettings(), context)
-
-
 @pytest.mark.parametrize(
-    ("executor", "setting", "ahead"),
-    [
-        ("memory", "auto", False),
-        ("memory", True, True),
-        ("ahead", "auto", True),
-        ("ahead", False, False),
-    ],
+    ("in_background", "setting", "ahead"),
+    [(False, "auto", False), (False, True, True), (True, "auto", True), (True, False, False)],
 )
-def test_auto_follows_the_executor(executor: str, setting: Any, ahead: bool) -> None:
-    component = Component("executor", AheadSettings, f"{__name__}:Ahead")
-    registry = Registry.discover().extended(component, plugin="test")
-    engine = build_memory_engine(registry, executor=executor, async_scheduling=setting)
+def test_auto_follows_the_executor(
+    in_background: bool, setting: Any, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which says whether it runs steps in the background; this one does not."""
+    monkeypatch.setattr(MemoryExecutor, "runs_in_background", in_background)
+    engine = build_memory_engine(async_scheduling=setting)
     group = engine.add(request(max_tokens=3))
     assert bool(engine.step().advanced) is not ahead
     finish(engine)
@@ -152,17 +132,6 @@ def test_a_block_is_cached_when_its_tokens_are_known() -> None:
     finish(engine)
     assert again.num_cached == 4
     assert again.sequences[0].output == text_alone(engine, again.request)
-
-
-def test_an_abort_leaves_the_step_in_flight_to_itself() -> None:
-    engine, _ = async_engine()
-    aborted, other = engine.add(request("A")), engine.add(request("B"))
-    engine.step()
-    engine.abort("A")
-    finish(engine)
-    assert aborted.sequences[0].output == []
-    assert other.sequences[0].output == text_alone(engine, other.request)
-    check_nothing_leaked(engine)
 
 
 def test_an_id_may_be_used_again_while_the_aborted_request_is_in_flight() -> None:
@@ -201,30 +170,12 @@ def test_a_failed_step_takes_along_the_one_that_builds_on_it(when: str) -> None:
     check_nothing_leaked(engine)
 
 
-def test_ctrl_c_leaves_the_engine_whole() -> None:
-    engine, executor = async_engine()
-
-    def interrupt(*_: Any) -> int:
-        raise KeyboardInterrupt
-
-    draw = executor.inner.sample  # type: ignore[attr-defined]
-    engine.add(request("A"))
-    engine.step()
-    executor.inner.sample = interrupt  # type: ignore[attr-defined]
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    check_nothing_leaked(engine)
-    executor.inner.sample = draw  # type: ignore[attr-defined]
-    again = engine.add(request("A"))
-    finish(engine)
-    assert again.sequences[0].output == text_alone(engine, again.request)
-
-
-class Restless(Scheduler):
+class Restless(WatchedScheduler):
     """Preempts what runs and admits it again in the same plan, every third step."""
 
     def __init__(self, inner: Scheduler, engine: Engine) -> None:
-        self.inner, self.engine = inner, engine
+        super().__init__(inner, engine.kv_cache, None, None)
+        self.engine = engine
         self.num_restarts = 0
 
     def schedule(self, now: float, /) -> Schedule:
@@ -243,25 +194,6 @@ class Restless(Scheduler):
             group.status = Status.RUNNING
             self.num_restarts += 1
         return plan
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def add(self, group: Any, /) -> None:
-        self.inner.add(group)
-
-    def remove(self, group: Any, /) -> None:
-        self.inner.remove(group)
-
-    def queues(self) -> Any:
-        return self.inner.queues()
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    @property
-    def length_cap(self) -> int:
-        return self.inner.length_cap
 
 
 @pytest.mark.parametrize("sampling", [{}, {"n": 2, "temperature": 1.0}])
@@ -320,32 +252,6 @@ def test_a_request_that_fills_the_cache_keeps_the_token_in_flight(
         ended.append([(s.output, s.finish_reason, s.error) for s in group.sequences])
     assert ended[0] == ended[1]
     assert all((reason is FinishReason.STOP) is bool(stop_at) for _, reason, _ in ended[0])
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-@pytest.mark.parametrize("at", range(1, 10))
-def test_ctrl_c_at_any_step_leaves_the_engine_whole(at: int, restarts: bool) -> None:
-    """Also while it waits for results that the plan needs: a restart, or the end of a request."""
-    engine, executor = async_engine(
-        block_size=1, num_blocks=9, max_model_len=40, block_allocator="uncached"
-    )
-    if restarts:
-        engine.scheduler = Restless(engine.scheduler, engine)
-    draw = executor.inner.sample  # type: ignore[attr-defined]
-
-    def interrupt(*_: Any) -> int:
-        raise KeyboardInterrupt
-
-    engine.add(request("A", (1, 2, 3), n=2, temperature=1.0, max_tokens=20))
-    for number in range(20):
-        if number == at:
-            executor.inner.sample = interrupt  # type: ignore[attr-defined]
-        try:
-            engine.step()
-        except KeyboardInterrupt:
-            executor.inner.sample = draw  # type: ignore[attr-defined]
-    assert not engine.has_unfinished
-    check_nothing_leaked(engine)
 
 
 class Dismissive(Restless):

@@ -10,11 +10,11 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import RequestError
 from paged_core.llm import LLM
-from paged_core.request import FinishReason, Request
+from paged_core.request import FinishReason
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_testing.engines import build_memory_engine
-from paged_testing.served import check_nothing_leaked, check_said, search_alone
+from paged_testing.served import check_nothing_leaked, check_said
 from unit.engines import engine_with, finish, request, run
 
 
@@ -92,18 +92,6 @@ class TestSearch:
         assert all(table[:4] == tables[0][:4] for table in tables)
         assert engine.kv_cache.distinct_blocks(group) <= 4 + 4
 
-    def test_returns_the_best_first_with_scores(self) -> None:
-        engine = build_memory_engine()
-        asked = request(beam_width=4, n=3, max_tokens=6, length_penalty=0.5)
-        (group,) = run(engine, asked)
-        assert [sequence.index for sequence in group.sequences] == [0, 1, 2]
-        scores = [sequence.score for sequence in group.sequences]
-        assert scores == sorted(scores, reverse=True)
-        for sequence in group.sequences:
-            assert sequence.score == pytest.approx(sequence.cumulative_logprob / 6**0.5)
-            assert sequence.finish_reason is FinishReason.LENGTH
-        assert len(search_alone(engine, asked)) == 3
-
     def test_says_why_each_hypothesis_ended(self) -> None:
         capacity = {"eos_token_ids": frozenset({3})}
         engine = engine_with(capacity, executor={"name": "memory", "vocab_size": 8})
@@ -114,16 +102,6 @@ class TestSearch:
             assert stopped == (last in (3, 5))
             assert sequence.stop_reason == (5 if last == 5 else None)
         assert any(sequence.finish_reason is FinishReason.STOP for sequence in group.sequences)
-
-    def test_reports_the_log_probabilities_it_added_up(self) -> None:
-        (group,) = run(build_memory_engine(), request(beam_width=2, n=2, logprobs=3, max_tokens=5))
-        for sequence in group.sequences:
-            assert sequence.logprobs is not None
-            chosen = [next(iter(entry)) for entry in sequence.logprobs]
-            assert chosen == sequence.output
-            assert {len(entry) for entry in sequence.logprobs} == {3}
-            total = sum(next(iter(entry.values())) for entry in sequence.logprobs)
-            assert total == pytest.approx(sequence.cumulative_logprob)
 
     def test_fewer_tokens_than_beams(self) -> None:
         """Beams start from what there is; transformers fills up with sequences of no weight."""
@@ -156,32 +134,6 @@ class TestSearch:
         group = searching(engine, beam_width=2)
         engine.abort(group.id)
         assert not engine._requests._beams._searches
-
-    @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-    @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
-    def test_preempted_searches_find_the_same(self, scheduler: str, preemption: str) -> None:
-        engine = build_memory_engine(
-            num_blocks=14, num_host_blocks=28, scheduler=scheduler, preemption=preemption
-        )
-        groups = [
-            engine.add(
-                Request(
-                    id=name,
-                    prompt=tuple(range(place, place + 7)),
-                    sampling=SamplingParams(beam_width=3, n=3, max_tokens=9),
-                )
-            )
-            for place, name in enumerate("ABC")
-        ]
-        seen: set[str] = set()
-        while engine.has_unfinished:
-            plan_before = {g.id for g in engine.scheduler.queues().swapped}
-            engine.step()
-            seen |= plan_before
-        assert any(group.num_preemptions for group in groups) or seen
-        for group in groups:
-            check_said(engine, group)
-        check_nothing_leaked(engine)
 
     def test_a_search_that_outgrows_the_cache_returns_what_it_has_and_says_so(self) -> None:
         engine = build_memory_engine(num_blocks=6, block_size=4)

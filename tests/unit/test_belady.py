@@ -13,7 +13,6 @@ from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.settings.schema import settings_class
 from paged_plugins.decisions.replay import replay
@@ -21,8 +20,7 @@ from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.workloads.rehearsal import LookUps
 from paged_testing.engines import build_memory_engine, serve
 from paged_testing.workloads import Workload
-
-REGISTRY = Registry.discover()
+from unit.engines import REGISTRY
 
 
 class TestFuture:

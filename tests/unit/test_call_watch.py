@@ -28,8 +28,8 @@ from paged_testing import (
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
 from paged_testing.component import MAX_RUNS
 from paged_testing.engines import first_party
-from unit.faulty_schedulers import CirclingScheduler, FaultyTokenBudgetSettings
-from unit.faulty_settings import FaultySettings
+from unit import faulty_evictors, faulty_schedulers
+from unit.faulty_settings import FaultySettings, FaultyTokenBudgetSettings, registry_of
 
 FORKED = Workload(((0, simple_request("A", 5, 20, n=3)), (0, simple_request("B", 3, 4))))
 
@@ -40,30 +40,18 @@ class HangingEvictor(EvictorConformance):
     component = "faulty"
 
     def make_registry(self) -> Registry:
-        factory = "unit.faulty_evictors:HangingEvictor"
-        return registry_with(Component("evictor", FaultySettings, factory, summary="wrong"))
-
-
-def circling_registry() -> Registry:
-    factory = f"{CirclingScheduler.__module__}:{CirclingScheduler.__name__}"
-    return registry_with(
-        Component("scheduler", FaultyTokenBudgetSettings, factory, summary="wrong")
-    )
+        return registry_of("evictor", faulty_evictors.HangingEvictor)
 
 
 class TestWatchedCalls:
-    def test_says_which_call_is_where(self) -> None:
-        registry = circling_registry()
+    def test_says_which_call_is_where_and_what_was_waiting_for_what(self) -> None:
+        made = faulty_schedulers.CirclingScheduler  # type: ignore[attr-defined]
+        registry = registry_of("scheduler", made, FaultyTokenBudgetSettings)
         with pytest.raises(CallDoesNotReturn) as raised, watched_calls(0.5):
             serve(build_memory_engine(registry, scheduler="faulty", num_blocks=6), FORKED)
         assert "Engine.step() has not returned" in str(raised.value)
-        assert "CirclingPlanner.preempt_for()" in str(raised.value)
+        assert "Circling.preempt_for()" in str(raised.value)
         assert "faulty_schedulers.py" in str(raised.value)
-
-    def test_says_what_was_waiting_for_what(self) -> None:
-        registry = circling_registry()
-        with pytest.raises(CallDoesNotReturn) as raised, watched_calls(0.5):
-            serve(build_memory_engine(registry, scheduler="faulty", num_blocks=6), FORKED)
         (note,) = raised.value.__notes__
         assert note.startswith("in step ")
         assert "A (" in note
@@ -148,7 +136,7 @@ class TestAConformanceClass:
         for _ in range(2):
             kit = Kit()
             with pytest.raises(CallDoesNotReturn, match=r"HangingEvictor\.evict"), kit.watched():
-                kit.test_evicts_the_only_block()
+                kit.test_evicts_every_block_once()
         assert Kit._has_hung
         assert not HangingEvictor._has_hung
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paged_core.checked.answers import CheckedVictim
-from paged_core.plugins.component import Component
-from paged_policies.victims.newest import NewestSettings, NewestVictim
+from paged_policies.victims.newest import NewestVictim
 from paged_testing import build_memory_engine, check_nothing_leaked, registry_with
 from paged_testing.workloads import simple_request
-from unit.faulty_settings import FaultySettings
+from unit.faulty_settings import registry_of
 
 
 class Absent(NewestVictim):
@@ -29,9 +27,8 @@ class Indexing(NewestVictim):
 @pytest.mark.parametrize("scheduler", sorted(registry_with().of("scheduler")))
 @pytest.mark.parametrize("kind", [Absent, Indexing])
 def test_an_engine_names_the_victim_that_chose_no_candidate(kind: type, scheduler: str) -> None:
-    record = Component("victim", FaultySettings, f"{__name__}:{kind.__name__}", summary="wrong")
     engine = build_memory_engine(
-        registry_with(record), victim="faulty", num_blocks=6, scheduler=scheduler
+        registry_of("victim", kind), victim="faulty", num_blocks=6, scheduler=scheduler
     )
     groups = [engine.add(simple_request(name, 7, 12)) for name in "ABC"]
     while engine.has_unfinished:
@@ -39,9 +36,3 @@ def test_an_engine_names_the_victim_that_chose_no_candidate(kind: type, schedule
     errors = [group.sequences[0].error or "" for group in groups]
     assert any(f"victim 'faulty': {kind.__name__} chose" in error for error in errors), errors
     check_nothing_leaked(engine)
-
-
-def test_a_candidate_passes() -> None:
-    group = object()
-    newest = CheckedVictim(NewestVictim(NewestSettings(), None))  # type: ignore[arg-type]
-    assert newest.choose([group], 0.0) is group  # type: ignore[list-item, comparison-overlap]

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from paged_core.engine.engine import Engine
 from paged_core.errors import RequestError
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceState, Status
-from paged_testing.served import check_nothing_leaked, text_alone
+from paged_testing.served import text_alone
 from unit.engines import EOS, engine_with, finish, request, run
 
 
@@ -61,12 +60,6 @@ class TestAdding:
 
 
 class TestEnds:
-    def test_at_max_tokens(self) -> None:
-        (group,) = run(engine_with(), request(max_tokens=5))
-        (sequence,) = group.sequences
-        assert len(sequence.output) == 5
-        assert (sequence.finish_reason, sequence.stop_reason) == (FinishReason.LENGTH, None)
-
     @pytest.mark.parametrize(
         ("scheduler", "cap"), [("token_budget", 64), ("prefill_or_decode", 65)]
     )
@@ -85,32 +78,38 @@ class TestEnds:
         assert sequence.output == text_alone(engine, group.request)[: len(sequence.output)]
         assert 4 <= len(sequence.output) <= 7
 
-    def test_at_the_end_of_sequence_token(self) -> None:
-        engine = engine_with({"eos_token_ids": frozenset({EOS})}, [1, 2, EOS, 3])
-        (group,) = run(engine, request())
+    @pytest.mark.parametrize(
+        ("text", "asked", "output", "reason", "stop"),
+        [
+            ([1, 2, 3], {"max_tokens": 5}, [1, 2, 3, 1, 2], "length", None),
+            ([1, 2, EOS, 3], {}, [1, 2, EOS], "stop", None),
+            (
+                [1, EOS, 3],
+                {"ignore_eos": True, "max_tokens": 5},
+                [1, EOS, 3, 1, EOS],
+                "length",
+                None,
+            ),
+            ([1, 2, 3], {"stop_token_ids": [9, 2]}, [1, 2], "stop", 2),
+            ([1, 2], {"stop_token_ids": [2], "max_tokens": 2}, [1, 2], "stop", 2),
+            ([EOS, 2, EOS, EOS], {"min_tokens": 4}, [EOS, 2, EOS, EOS], "stop", None),
+        ],
+        ids=[
+            "at max_tokens",
+            "at the end-of-sequence token",
+            "not there if it is to be ignored",
+            "at a stop token",
+            "at a stop token that is the last that fits",
+            "nowhere before min_tokens",
+        ],
+    )
+    def test_ends(
+        self, text: list[int], asked: dict[str, Any], output: list[int], reason: str, stop: Any
+    ) -> None:
+        (group,) = run(engine_with({"eos_token_ids": frozenset({EOS})}, text), request(**asked))
         (sequence,) = group.sequences
-        assert sequence.output == [1, 2, EOS]
-        assert (sequence.finish_reason, sequence.stop_reason) == (FinishReason.STOP, None)
-
-    def test_not_there_if_it_is_to_be_ignored(self) -> None:
-        engine = engine_with({"eos_token_ids": frozenset({EOS})}, [1, EOS, 3])
-        (group,) = run(engine, request(ignore_eos=True, max_tokens=5))
-        assert group.sequences[0].output == [1, EOS, 3, 1, EOS]
-
-    def test_at_a_stop_token(self) -> None:
-        (group,) = run(engine_with(text=[1, 2, 3]), request(stop_token_ids=[9, 2]))
-        (sequence,) = group.sequences
-        assert sequence.output == [1, 2]
-        assert (sequence.finish_reason, sequence.stop_reason) == (FinishReason.STOP, 2)
-
-    def test_at_a_stop_token_even_if_it_is_the_last_that_fits(self) -> None:
-        (group,) = run(engine_with(text=[1, 2]), request(stop_token_ids=[2], max_tokens=2))
-        assert group.sequences[0].finish_reason is FinishReason.STOP
-
-    def test_nowhere_before_min_tokens(self) -> None:
-        engine = engine_with({"eos_token_ids": frozenset({EOS})}, [EOS, 2, EOS, EOS])
-        (group,) = run(engine, request(min_tokens=4))
-        assert group.sequences[0].output == [EOS, 2, EOS, EOS]
+        assert sequence.output == output
+        assert (sequence.finish_reason, sequence.stop_reason) == (FinishReason(reason), stop)
 
     def test_where_the_stop_check_says(self) -> None:
         engine = engine_with(text=[1, 2, 3])
@@ -178,70 +177,18 @@ class TestSequences:
 
 
 class TestAbort:
-    def small(self, **settings: Any) -> Engine:
-        return engine_with(
-            **{"num_blocks": 4, "block_size": 4, "num_host_blocks": 8, **settings},
-        )
+    """At any moment, in whatever state: see the conformance class of schedulers."""
 
     def test_of_what_is_unknown_does_nothing(self) -> None:
-        assert engine_with().abort("unknown") is None
-
-    def test_while_it_waits(self) -> None:
-        engine = self.small(scheduler={"max_num_seqs": 1})
-        first, second = engine.add(request("A")), engine.add(request("B"))
-        engine.step()
-        assert second.status is Status.WAITING
-        assert engine.abort("B") is second
-        assert second.sequences[0].finish_reason is FinishReason.ABORT
-        finish(engine)
-        assert first.sequences[0].finish_reason is FinishReason.LENGTH
-        check_nothing_leaked(engine)
-
-    def test_while_it_runs(self) -> None:
-        engine = self.small()
-        group = engine.add(request(prompt=range(6), n=2))
-        engine.step()
-        engine.step()
-        assert group.status is Status.RUNNING
-        engine.abort("A")
-        assert len(group.sequences[0].output) == 2
-        check_nothing_leaked(engine)
+        engine = engine_with()
+        assert engine.abort("unknown") is None
+        group = engine.add(request())
+        assert engine.abort("A") is group
+        assert group.sequences[0].finish_reason is FinishReason.ABORT
         assert not engine.has_unfinished
 
-    def test_in_the_middle_of_its_prompt(self) -> None:
-        engine = self.small(scheduler={"max_num_batched_tokens": 4})
-        engine.add(request(prompt=range(10)))
-        engine.step()
-        engine.abort("A")
-        check_nothing_leaked(engine)
-
-    @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
-    def test_while_it_is_swapped_out(self, scheduler: str) -> None:
-        engine = self.small(preemption="swap", scheduler=scheduler, num_blocks=5)
-        groups = [engine.add(request(str(i), [i] * 7, max_tokens=8)) for i in range(2)]
-        for _ in range(50):
-            engine.step()
-            if groups[1].status is Status.SWAPPED:
-                break
-        assert groups[1].status is Status.SWAPPED
-        engine.abort("1")
-        assert engine.kv_cache.num_free_host == 8
-        finish(engine)
-        assert groups[0].sequences[0].output == text_alone(engine, groups[0].request)
-        check_nothing_leaked(engine)
-
-    def test_after_a_preemption(self) -> None:
-        engine = self.small(scheduler={"reserve_full_sequence": False})
-        groups = [engine.add(request(str(i), [i] * 6, max_tokens=8)) for i in range(2)]
-        while not groups[1].num_preemptions:
-            engine.step()
-        engine.abort("1")
-        finish(engine)
-        assert len(groups[0].sequences[0].output) == 8
-        check_nothing_leaked(engine)
-
     def test_closing_aborts_everything(self) -> None:
-        engine = self.small()
+        engine = engine_with()
         groups = [engine.add(request(str(i))) for i in range(3)]
         engine.step()
         engine.close()

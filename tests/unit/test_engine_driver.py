@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 
@@ -18,21 +17,6 @@ from unit.engines import engine_with, request
 
 def plan_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.scheduler, "schedule", lambda _now: Schedule())
-
-
-def test_steps_to_the_end() -> None:
-    driver = EngineDriver(engine_with())
-    group = driver.add(request(max_tokens=3))
-    gained: list[int] = []
-    finished: list[Any] = []
-    while driver.engine.has_unfinished:
-        outcome = driver.step()
-        assert outcome.progressed
-        assert all(sequence.group is group for sequence in outcome.advanced)
-        gained += outcome.tokens
-        finished += outcome.finished
-    assert gained == group.sequences[0].output
-    assert finished == [group]
 
 
 def test_a_step_without_requests_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,34 +11,29 @@ from structlog.testing import capture_logs
 
 from paged_core.engine.engine import Engine
 from paged_core.errors import ExecutorLost
-from paged_core.interfaces.executor import Capacity, Executor
-from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
+from paged_core.interfaces.executor import Executor
+from paged_core.interfaces.observer import Observer
 from paged_core.request import FinishReason, Request
-from paged_core.sampling_params import SamplingParams
-from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_core.sequence import SequenceState, Status
 from paged_core.step import NewSequence, StepInput, StepResult
-from paged_testing.doubles import FailingExecutor
-from paged_testing.engines import build_memory_engine, serve
+from paged_testing.doubles import FailingExecutor, PassingExecutor
 from paged_testing.served import check_nothing_leaked, text_alone
-from paged_testing.workloads import Workload, simple_request
-from unit.engines import engine_with, finish, request, run
+from paged_testing.workloads import simple_request
+from unit.engines import Recorder, engine_with, finish, request, run
 
 
-class _FailsRequests(Executor):
+class _FailsRequests(PassingExecutor):
     """As an executor whose request's own code raises: it draws nothing for them."""
 
     def __init__(self, inner: Executor, failing: Callable[[NewSequence, int], bool]) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.failing = failing
         self.known: dict[Any, NewSequence] = {}
         self.drawn: dict[Any, int] = {}
 
-    def start(self) -> Capacity:
-        raise NotImplementedError
-
     def submit(self, step: StepInput, /) -> Any:
         self.known.update((new.id, new) for new in step.added)
-        return self.inner.submit(step)
+        return super().submit(step)
 
     def collect(self, handle: Any, /) -> StepResult:
         result = self.inner.collect(handle)
@@ -51,9 +46,6 @@ class _FailsRequests(Executor):
                 kept.sequence_ids.append(seq_id)
                 kept.token_ids.append(token)
         return replace(kept, failed=failed)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class TestFailures:
@@ -124,17 +116,6 @@ class TestFailures:
         assert c.sequences[0].output == text_alone(engine, c.request)
         check_nothing_leaked(engine)
 
-    @pytest.mark.parametrize("when", ["before", "after"])
-    def test_blocks_of_a_failed_step_are_not_found(self, when: str) -> None:
-        engine = engine_with(block_size=4)
-        FailingExecutor.install(engine, **{when: {0}})
-        engine.add(request("A", range(12)))
-        engine.step()
-        again = engine.add(request("B", range(12)))
-        finish(engine)
-        assert again.num_cached == 0
-        assert again.sequences[0].output == text_alone(engine, again.request)
-
     def test_what_earlier_steps_filled_is_still_found(self) -> None:
         engine = engine_with(block_size=4, scheduler={"max_num_batched_tokens": 8})
         FailingExecutor.install(engine, before={1})
@@ -146,81 +127,10 @@ class TestFailures:
         assert again.num_cached == 8
         assert again.sequences[0].output == text_alone(engine, again.request)
 
-    def test_who_is_swapped_out_by_a_failed_step_ends_with_it(self) -> None:
-        engine = engine_with(num_blocks=4, block_size=4, num_host_blocks=8, preemption="swap")
-        groups = [engine.add(request(str(i), [i] * 7)) for i in range(2)]
-        failing = FailingExecutor.install(engine, before=range(2, 100))
-        while all(group.live for group in groups):
-            failing._before = frozenset(
-                {failing.num_submitted} if len(groups[0].live[0].tokens) > 8 else ()
-            )
-            engine.step()
-        assert {group.sequences[0].finish_reason for group in groups} == {FinishReason.ERROR}
-        check_nothing_leaked(engine)
-
-    def test_a_swapped_group_that_is_given_up_in_a_step_that_fails(self) -> None:
-        values: dict[str, Any] = {
-            "block_allocator": "uncached",
-            "queue_order": "priority",
-            "scheduler": {"name": "prefill_or_decode", "max_num_seqs": 3},
-            "preemption": "swap",
-            "block_size": 1,
-            "num_blocks": 7,
-            "num_host_blocks": 30,
-        }
-        for number in range(12):
-            engine = build_memory_engine(**values)
-            FailingExecutor.install(engine, before={number})
-            urgent = Request(id="C", prompt=(0,), sampling=SamplingParams(n=3, max_tokens=1))
-            workload = Workload(
-                (
-                    (0, simple_request("B", (0, 0, 0), 6, priority=1)),
-                    (0, urgent),
-                    (1, simple_request("A", (0,), 1)),
-                )
-            )
-            serve(engine, workload)
-            check_nothing_leaked(engine)
-
-    def test_ctrl_c_leaves_the_engine_whole(self) -> None:
-        engine = engine_with()
-
-        def interrupt(*_: Any) -> int:
-            raise KeyboardInterrupt
-
-        draw = engine.executor.sample  # type: ignore[attr-defined]
-        engine.executor.sample = interrupt  # type: ignore[attr-defined]
-        engine.add(request("A"))
-        with pytest.raises(KeyboardInterrupt):
-            engine.step()
-        check_nothing_leaked(engine)
-        engine.executor.sample = draw  # type: ignore[attr-defined]
-        run(engine, request("A"))
-
-
-class _Recorder(Observer):
-    def __init__(self) -> None:
-        self.steps: list[StepRecord] = []
-        self.requests: list[tuple[str, str]] = []
-        self.blocks: list[BlockEvent] = []
-        self.closed = False
-
-    def on_step(self, step: StepRecord, /) -> None:
-        self.steps.append(step)
-
-    def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        self.requests.append((group.id, event))
-
-    def on_block(self, event: BlockEvent, /) -> None:
-        self.blocks.append(event)
-
-    def close(self) -> None:
-        self.closed = True
-
 
 class TestObservers:
     def test_hear_of_steps_requests_and_blocks(self) -> None:
-        recorder = _Recorder()
+        recorder = Recorder()
         engine = engine_with(observers=[recorder], block_size=4)
         run(engine, request(prompt=range(5), max_tokens=2))
         engine.close()
@@ -232,14 +142,14 @@ class TestObservers:
 
     @pytest.mark.parametrize("method", ["on_step", "on_request", "on_block"])
     def test_who_raises_is_dropped_with_a_warning(self, method: str) -> None:
-        class Broken(_Recorder):
+        class Broken(Recorder):
             pass
 
         def fail(*_: Any) -> None:
             raise ValueError("no")
 
         setattr(Broken, method, fail)
-        broken, fine = Broken(), _Recorder()
+        broken, fine = Broken(), Recorder()
         engine = engine_with(observers=[broken, fine])
         with capture_logs() as logs:
             (group,) = run(engine, request(max_tokens=3))

@@ -36,6 +36,19 @@ class TestReserve:
         grow(cache, sequence)
         assert (cache.num_free, sequence.capacity) == (6, 8)
 
+    def test_blocks_to_grow_foretells_what_is_taken(self) -> None:
+        for prompt in range(1, 9):
+            cache = make_cache(num_blocks=16, block_size=4)
+            group = started(cache, prompt, n=3)
+            sequences = fork(cache, group, 3)
+            expected, free = cache.blocks_to_grow(group), cache.num_free
+            for sequence in sequences:
+                cache.reserve(sequence, 1)
+            assert free - cache.num_free == expected
+
+    def test_the_watermark_is_a_whole_number_of_blocks(self) -> None:
+        assert make_cache(num_blocks=19, watermark=0.1).watermark_blocks == 1
+
     def test_takes_all_or_nothing(self) -> None:
         cache = make_cache(num_blocks=3, block_size=2)
         group = started(cache, 4)
@@ -71,19 +84,6 @@ class TestReserve:
             cache.reserve(parent, 1)
         assert state_of(cache, group) == before
 
-    def test_blocks_to_grow_foretells_what_is_taken(self) -> None:
-        for prompt in range(1, 9):
-            cache = make_cache(num_blocks=16, block_size=4)
-            group = started(cache, prompt, n=3)
-            sequences = fork(cache, group, 3)
-            expected, free = cache.blocks_to_grow(group), cache.num_free
-            for sequence in sequences:
-                cache.reserve(sequence, 1)
-            assert free - cache.num_free == expected
-
-    def test_the_watermark_is_a_whole_number_of_blocks(self) -> None:
-        assert make_cache(num_blocks=19, watermark=0.1).watermark_blocks == 1
-
 
 class TestFork:
     def test_shares_every_block(self) -> None:
@@ -94,27 +94,6 @@ class TestFork:
         assert cache.num_free == 6
         assert cache.distinct_blocks(group) == 2
         assert second.num_computed == 6
-
-    def test_all_but_the_last_that_writes_get_a_copy(self) -> None:
-        cache = make_cache(block_size=4)
-        group = started(cache, 6, n=3)
-        sequences = fork(cache, group, 3)
-        finish_step(cache)
-        shared, tail = sequences[0].table.blocks
-        for sequence in sequences:
-            cache.reserve(sequence, 1)
-        changes = cache.take_changes()
-        tails = [sequence.table.blocks[1] for sequence in sequences]
-        assert all(sequence.table.blocks[0] == shared for sequence in sequences)
-        assert len(set(tails)) == 3
-        assert tails[2] == tail
-        assert changes.copies == {tails[0]: tail, tails[1]: tail}
-        assert list(
-            zip(changes.edit_ids, changes.edit_indices, changes.edit_blocks, strict=True)
-        ) == [
-            (sequences[0].id, 1, tails[0]),
-            (sequences[1].id, 1, tails[1]),
-        ]
 
     def test_a_full_last_block_is_not_copied(self) -> None:
         for allocator in ("uncached", "hash_cached"):
@@ -136,16 +115,6 @@ class TestFork:
         assert not cache.take_changes().copies
         assert cache.num_free == 7
 
-    def test_release_frees_blocks_that_are_not_shared(self) -> None:
-        cache = make_cache(block_size=4)
-        group = started(cache, 6, n=2)
-        parent, child = fork(cache, group, 2)
-        cache.release(parent)
-        assert cache.num_free == 6
-        cache.release(child)
-        assert cache.num_free == 8
-        assert (child.num_computed, child.capacity, child.table.blocks) == (0, 0, [])
-
     def test_a_copy_to_a_block_that_was_given_back_is_dropped(self) -> None:
         cache = make_cache(block_size=4)
         group = started(cache, 6, n=2)
@@ -158,27 +127,6 @@ class TestFork:
 
 
 class TestSwap:
-    def test_goes_to_the_host_and_comes_back(self) -> None:
-        cache = make_cache(num_host_blocks=4, allocator="uncached")
-        group = started(cache, 10)
-        (sequence,) = group.live
-        blocks = list(sequence.table.blocks)
-        cache.swap_out(group)
-        group.status = Status.SWAPPED
-        out = cache.take_changes()
-        host = list(sequence.table.host_blocks)
-        assert out.swap_out == list(zip(blocks, host, strict=True))
-        assert out.removed == [sequence.id]
-        assert (cache.num_free, cache.num_free_host) == (8, 1)
-        assert sequence.num_computed == 10
-        assert sequence.num_scheduled == 10
-        cache.swap_in(group)
-        assert cache.num_free_host == 1, "the host blocks are read by the step to come"
-        back = cache.take_changes()
-        assert back.swap_in == dict(zip(sequence.table.blocks, host, strict=True))
-        assert list(back.added) == [sequence.id]
-        assert (cache.num_free, cache.num_free_host) == (5, 4)
-
     def test_what_is_still_cached_on_the_device_is_not_moved_back(self) -> None:
         cache = make_cache(num_host_blocks=4)
         group = started(cache, 10)
@@ -214,6 +162,42 @@ class TestSwap:
         cache.take_changes()
         assert (cache.num_free, cache.num_free_host) == (8, 2)
 
+    def test_blocks_are_found_again_once_they_are_back(self) -> None:
+        cache = make_cache(num_blocks=3, num_host_blocks=4)
+        group = started(cache, 10)
+        cache.swap_out(group)
+        cache.take_changes()
+        filler = started(cache, [50] * 12)
+        cache.release_group(filler)
+        cache.swap_in(group)
+        cache.take_changes()
+        other = make_group(10).live[0]
+        assert list(cache.lookup(other, 9).blocks) == group.live[0].table.blocks[:2]
+
+    def test_a_copy_planned_in_the_same_step_is_saved_from_its_source(self) -> None:
+        cache = make_cache(num_host_blocks=4)
+        group = started(cache, 6, n=2)
+        parent, child = fork(cache, group, 2)
+        shared, tail = parent.table.blocks
+        cache.reserve(parent, 1)
+        cache.swap_out(group)
+        changes = cache.take_changes()
+        assert not changes.copies, "nothing may write to a block that was given back"
+        saved = {host: device for device, host in changes.swap_out}
+        assert [saved[b] for b in parent.table.host_blocks] == [shared, tail]
+        assert [saved[b] for b in child.table.host_blocks] == [shared, tail]
+        assert cache.num_free_host == 1
+
+    def test_release_right_after_swapping_in_drops_the_transfer(self) -> None:
+        cache = make_cache(num_host_blocks=4)
+        group = started(cache, 10)
+        cache.swap_out(group)
+        cache.take_changes()
+        cache.swap_in(group)
+        cache.release_group(group)
+        assert not cache.has_transfers
+        assert (cache.num_free_host, cache.num_free) == (4, 8)
+
     def test_out_fails_without_change(self) -> None:
         cache = make_cache(num_host_blocks=2)
         group = started(cache, 10)
@@ -233,20 +217,6 @@ class TestSwap:
             cache.swap_in(group)
         assert state_of(cache, group, other) == before
 
-    def test_a_copy_planned_in_the_same_step_is_saved_from_its_source(self) -> None:
-        cache = make_cache(num_host_blocks=4)
-        group = started(cache, 6, n=2)
-        parent, child = fork(cache, group, 2)
-        shared, tail = parent.table.blocks
-        cache.reserve(parent, 1)
-        cache.swap_out(group)
-        changes = cache.take_changes()
-        assert not changes.copies, "nothing may write to a block that was given back"
-        saved = {host: device for device, host in changes.swap_out}
-        assert [saved[b] for b in parent.table.host_blocks] == [shared, tail]
-        assert [saved[b] for b in child.table.host_blocks] == [shared, tail]
-        assert cache.num_free_host == 1
-
     def test_a_group_is_not_swapped_out_by_the_step_that_swaps_it_in(self) -> None:
         cache = make_cache(num_host_blocks=16)
         group = started(cache, 10)
@@ -260,82 +230,8 @@ class TestSwap:
         cache.take_changes()
         cache.swap_out(group)
 
-    def test_release_of_what_is_swapped_out_frees_the_host(self) -> None:
-        cache = make_cache(num_host_blocks=4)
-        group = started(cache, 6, n=2)
-        parent, child = fork(cache, group, 2)
-        cache.swap_out(group)
-        cache.release(parent)
-        group.live.remove(parent)
-        assert cache.num_free_host == 2
-        cache.release(child)
-        assert (cache.num_free_host, cache.num_free) == (4, 8)
-
-    def test_release_right_after_swapping_in_drops_the_transfer(self) -> None:
-        cache = make_cache(num_host_blocks=4)
-        group = started(cache, 10)
-        cache.swap_out(group)
-        cache.take_changes()
-        cache.swap_in(group)
-        cache.release_group(group)
-        assert not cache.has_transfers
-        assert (cache.num_free_host, cache.num_free) == (4, 8)
-
-    def test_blocks_are_found_again_once_they_are_back(self) -> None:
-        cache = make_cache(num_blocks=3, num_host_blocks=4)
-        group = started(cache, 10)
-        cache.swap_out(group)
-        cache.take_changes()
-        filler = started(cache, [50] * 12)
-        cache.release_group(filler)
-        cache.swap_in(group)
-        cache.take_changes()
-        other = make_group(10).live[0]
-        assert list(cache.lookup(other, 9).blocks) == group.live[0].table.blocks[:2]
-
 
 class TestChanges:
-    def test_a_new_sequence_is_sent_whole_and_then_by_edits(self) -> None:
-        cache = make_cache(block_size=4)
-        (sequence,) = make_group(4).live
-        cache.admit(sequence, 4)
-        changes = cache.take_changes()
-        assert list(changes.added) == [sequence.id]
-        assert not changes.edit_ids
-        sequence.num_scheduled = sequence.num_computed = 4
-        grow(cache, sequence)
-        changes = cache.take_changes()
-        assert not changes.added
-        assert (changes.edit_ids, changes.edit_indices) == ([sequence.id], [1])
-        assert changes.edit_blocks == sequence.table.blocks[1:]
-
-    def test_a_sequence_admitted_and_released_in_one_step_is_not_mentioned(self) -> None:
-        cache = make_cache()
-        group = make_group(4)
-        cache.admit(group.live[0], 4)
-        cache.release_group(group)
-        changes = cache.take_changes()
-        assert (changes.added, changes.removed) == ({}, [])
-
-    def test_a_sequence_released_and_admitted_again_is_removed_and_added(self) -> None:
-        cache = make_cache(block_size=4)
-        group = started(cache, 4)
-        (sequence,) = group.live
-        grow(cache, sequence)
-        cache.release(sequence)
-        cache.admit(sequence, 5)
-        changes = cache.take_changes()
-        assert changes.removed == [sequence.id]
-        assert list(changes.added) == [sequence.id]
-        assert not changes.edit_ids
-
-    def test_are_handed_over_once(self) -> None:
-        cache = make_cache()
-        group = started(cache, 4)
-        cache.release_group(group)
-        assert cache.take_changes().removed == [group.live[0].id]
-        assert cache.take_changes().removed == []
-
     def test_a_failed_step_names_removed_sequences_again(self) -> None:
         cache = make_cache()
         group = started(cache, 4)

@@ -65,15 +65,6 @@ class TestPrefixes:
         started(cache, 8)
         assert not cache.lookup(make_group(8).live[0], 8).blocks
 
-    def test_what_a_withdrawn_chunk_cached_is_not_found(self) -> None:
-        cache = make_cache(block_size=4)
-        group = make_group(8)
-        cache.admit(group.live[0], 8)
-        assert len(cache.lookup(make_group(8).live[0], 8).blocks) == 2
-        cache.release_group(group)
-        assert not cache.lookup(make_group(8).live[0], 8).blocks
-        assert cache.num_free == 8
-
     def test_a_withdrawn_chunk_takes_back_only_its_own(self) -> None:
         cache = make_cache(block_size=4)
         group = started(cache, 4)
@@ -82,13 +73,13 @@ class TestPrefixes:
         tokens = group.live[0].tokens
         assert len(cache.lookup(make_group(tokens).live[0], 8).blocks) == 1
 
-    def test_what_a_failed_step_cached_is_not_found(self) -> None:
+    def test_what_a_withdrawn_chunk_cached_is_not_found(self) -> None:
         cache = make_cache(block_size=4)
         group = make_group(8)
         cache.admit(group.live[0], 8)
-        cache.uncache(cache.take_changes())
-        assert not cache.lookup(make_group(8).live[0], 8).blocks
+        assert len(cache.lookup(make_group(8).live[0], 8).blocks) == 2
         cache.release_group(group)
+        assert not cache.lookup(make_group(8).live[0], 8).blocks
         assert cache.num_free == 8
 
 
@@ -110,11 +101,6 @@ class TestUnknownTokens:
         sequence.tokens.append(token)
         sequence.num_computed = 8
 
-    def test_are_counted(self) -> None:
-        _, group = self.scheduled_ahead()
-        (sequence,) = group.live
-        assert (sequence.num_tokens, len(sequence.tokens), sequence.num_pending) == (8, 7, 0)
-
     def test_a_block_is_cached_once_its_tokens_are_known(self) -> None:
         cache, group = self.scheduled_ahead()
         (sequence,), other = group.live, make_group(8).live[0]
@@ -132,19 +118,6 @@ class TestUnknownTokens:
         self.draw(group)
         cache.reserve(group.live[0], 1)
         assert group.live[0].table.blocks[:2] == equal
-
-    def test_are_not_looked_up(self) -> None:
-        cache, group = self.scheduled_ahead()
-        started(cache, 8)
-        assert len(cache.lookup(group.live[0], 8).blocks) == 1
-        assert len(group.live[0].table.keys) == 1
-
-    def test_a_later_step_that_fails_retracts_the_block(self) -> None:
-        cache, group = self.scheduled_ahead()
-        self.draw(group)
-        cache.reserve(group.live[0], 1)
-        cache.uncache(cache.take_changes())
-        assert len(cache.lookup(make_group(8).live[0], 8).blocks) == 1
 
     def test_count_in_what_a_recomputed_group_takes(self) -> None:
         cache = make_cache(num_blocks=16, block_size=4)
@@ -164,22 +137,6 @@ class TestUnknownTokens:
         assert cache.can_start(sequence)
         cache.admit(sequence, 8)
         assert len(sequence.table.blocks) == 3
-
-    @pytest.mark.parametrize("swapped_in_before", [False, True])
-    def test_a_group_is_swapped_with_all_that_is_scheduled(self, swapped_in_before: bool) -> None:
-        cache, group = self.scheduled_ahead(num_host_blocks=4)
-        (sequence,) = group.live
-        cache.swap_out(group)
-        assert (sequence.num_computed, sequence.num_scheduled) == (7, 8)
-        cache.take_changes()
-        self.draw(group)
-        if swapped_in_before:
-            started(cache, 8)
-        cache.swap_in(group)
-        changes = cache.take_changes()
-        assert len(changes.swap_in) == (0 if swapped_in_before else 1)
-        assert (sequence.num_scheduled, sequence.table.num_cached) == (8, 2)
-        assert list(cache.lookup(make_group(8).live[0], 8).blocks) == sequence.table.blocks
 
 
 class TestMerging:

@@ -13,17 +13,14 @@ from paged_core.engine.contexts import AllocatorContext, EvictorContext
 from paged_core.engine.engine import Engine
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
-from paged_plugins.decisions.replay import replay
-from paged_plugins.decisions.scenario import Scenario
 from paged_policies.allocators.uncached import UncachedAllocator, UncachedSettings
 from paged_policies.evictors.lru import LruEvictor, LruSettings
 from paged_testing.engines import build_memory_engine
 from paged_testing.workloads import simple_request
 from unit.block_tables import make_group
+from unit.engines import REGISTRY, replayed
 
-REGISTRY = Registry.discover()
 V0: dict[str, Any] = {
     "block_allocator": {"name": "hash_cached", "merge_duplicates": True},
     "scheduler": {"name": "prefill_or_decode", "max_num_seqs": 8},
@@ -45,25 +42,19 @@ def test_a_scenario_that_tells_them_apart(ties: str, cached: int) -> None:
 
     In the order of release that is the second block of A; by the longest prefix, the fourth of B.
     """
-    scenario = Scenario.model_validate(
+    steps = replayed(
         {
-            "name": "ties",
-            "settings": {
-                **V0,
-                "evictor": {"name": "lru", "ties": ties},
-                "num_blocks": 7,
-                "block_size": 4,
-                "max_model_len": 64,
-            },
-            "requests": [
-                {"id": "A", "prompt": "0:8", "output": 1},
-                {"id": "B", "prompt": "100:116", "output": 1},
-                {"id": "C", "step": 1, "prompt": 8, "output": 1},
-                {"id": "D", "step": 2, "prompt": "0:9", "output": 1},
-            ],
-        }
+            **V0,
+            "evictor": {"name": "lru", "ties": ties},
+            "num_blocks": 7,
+            "block_size": 4,
+            "max_model_len": 64,
+        },
+        {"id": "A", "prompt": "0:8", "output": 1},
+        {"id": "B", "prompt": "100:116", "output": 1},
+        {"id": "C", "step": 1, "prompt": 8, "output": 1},
+        {"id": "D", "step": 2, "prompt": "0:9", "output": 1},
     )
-    steps = list(replay(scenario, REGISTRY))
     assert steps[0]["finished"] == ["A", "B"]
     assert steps[2]["cached"] == {"D": cached}
 

@@ -7,13 +7,10 @@ import pytest
 from paged_core.cache.kv_cache import KVCache
 from paged_core.engine.contexts import VictimContext
 from paged_core.interfaces.victim import Victim
-from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
-from paged_policies.victims.preemption_limit import below_limit
 from paged_testing.policy_subjects import empty_cache, waiting_groups
 from paged_testing.workloads import simple_request
-
-REGISTRY = Registry.discover()
+from unit.engines import REGISTRY
 
 
 def running(cache: KVCache, *num_preemptions: int) -> list[SequenceGroup]:
@@ -32,34 +29,22 @@ def running(cache: KVCache, *num_preemptions: int) -> list[SequenceGroup]:
     return groups
 
 
-def make(name: str, cache: KVCache, **options: int) -> Victim:
-    component = REGISTRY.get("victim", name)
-    made = component.load()(component.settings(**options), VictimContext(kv_cache=cache))
-    assert isinstance(made, Victim)
-    return made
-
-
 @pytest.mark.parametrize("name", ["fewest_computed", "lowest_priority", "most_blocks"])
-class TestMaxPreemptions:
-    def test_without_it_the_same_group_is_chosen_again(self, name: str) -> None:
-        cache = empty_cache(REGISTRY)
-        groups = running(cache, 9, 0, 0)
-        assert make(name, cache).choose(groups, 0.0) is groups[0]
-
-    def test_with_it_the_next_one_is(self, name: str) -> None:
-        cache = empty_cache(REGISTRY)
-        victim = make(name, cache, max_preemptions=2)
-        groups = running(cache, 1, 2, 0)
-        assert victim.choose(groups, 0.0) is groups[0]
-        groups[0].num_preemptions = 2
-        assert victim.choose(groups, 0.0) is groups[2]
-
-    def test_where_all_have_reached_it_the_last_one_is_chosen(self, name: str) -> None:
-        cache = empty_cache(REGISTRY)
-        groups = running(cache, 2, 3, 2)
-        assert make(name, cache, max_preemptions=2).choose(groups, 0.0) is groups[-1]
-
-
-def test_there_is_no_limit_by_default() -> None:
-    groups = running(empty_cache(REGISTRY), 5, 6)
-    assert list(below_limit(groups, None)) == groups
+@pytest.mark.parametrize(
+    ("num_preemptions", "limit", "chosen"),
+    [
+        ((9, 0, 0), None, 0),
+        ((1, 2, 0), 2, 0),
+        ((2, 2, 0), 2, 2),
+        ((2, 3, 2), 2, 2),  # all have reached it: the last one
+    ],
+)
+def test_the_first_that_is_below_the_limit_is_chosen(
+    name: str, num_preemptions: tuple[int, ...], limit: int | None, chosen: int
+) -> None:
+    cache = empty_cache(REGISTRY)
+    groups = running(cache, *num_preemptions)
+    component = REGISTRY.get("victim", name)
+    options = component.settings(max_preemptions=limit)
+    victim: Victim = component.load()(options, VictimContext(kv_cache=cache))
+    assert victim.choose(groups, 0.0) is groups[chosen]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from paged_core.engine.contexts import OrderContext
-from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.orders.mlfq import MlfqOrder, MlfqSettings
 from paged_testing.engines import build_memory_engine, serve
@@ -17,8 +16,8 @@ from paged_testing.policy_subjects import empty_cache
 from paged_testing.served import check_served
 from paged_testing.workloads import Workload, simple_request
 from unit.block_tables import make_group
+from unit.engines import REGISTRY
 
-REGISTRY = Registry.discover()
 CACHE = empty_cache(REGISTRY)
 
 
@@ -129,12 +128,6 @@ class TestQuantum:
 
 
 class TestPromotion:
-    def test_takes_who_has_waited_long_enough_to_the_highest_level(self) -> None:
-        order, group = make(promote_after=10.0), make_group(16, arrival=2.0)
-        assert order.key(group, 11.9)[:2] == (2, 2.0)
-        assert order.key(group, 12.0)[:2] == (0, 12.0)
-        assert order.key(group, 50.0)[:2] == (0, 12.0)
-
     @pytest.mark.parametrize("status", [Status.WAITING, Status.SWAPPED])
     def test_counts_from_when_it_gave_way(self, status: Status) -> None:
         order, group = make(promote_after=10.0), make_group(16)
@@ -155,90 +148,33 @@ class TestPromotion:
         assert order.key(group, 32.0)[:2] == (1, 32.0)
         assert order.quantum_over(group, 32.0)
 
-    def test_changes_nothing_for_one_that_is_there(self) -> None:
-        order, group = make(promote_after=10.0), make_group(2, arrival=2.0)
-        assert order.key(group, 100.0)[:2] == (0, 2.0)
-
     def test_without_it_the_queue_is_a_heap(self) -> None:
         assert make().stable
         assert not make(promote_after=1.0).stable
 
 
-def served(
-    order: str | dict[str, Any], scheduler: dict[str, Any], workload: Workload, **values: Any
-) -> dict[str, SequenceGroup]:
-    engine = build_memory_engine(
-        REGISTRY, queue_order=order, scheduler=scheduler, num_blocks=100, **values
-    )
-    groups = serve(engine, workload)
-    check_served(engine, workload, groups)
-    return groups
-
-
-def coming(*requests: tuple[int, str, int, int]) -> Workload:
-    """Requests by step, name, length of the prompt and tokens to generate."""
-    return Workload(
+def durations(order: str | dict[str, Any], **values: Any) -> dict[str, float]:
+    """Steps from arrival to the end of a long request, and of short ones that come meanwhile."""
+    sizes = {"long": (0, 3, 40)} | {f"short{step}": (step, 2, 2) for step in (2, 9, 16, 23)}
+    workload = Workload(
         tuple(
             (step, replace(simple_request(name, prompt, output), arrival=float(step)))
-            for step, name, prompt, output in requests
+            for name, (step, prompt, output) in sizes.items()
         )
     )
-
-
-def durations(groups: dict[str, SequenceGroup]) -> dict[str, float]:
-    """Steps from arrival to the end."""
+    engine = build_memory_engine(REGISTRY, queue_order=order, num_blocks=100, **values)
+    groups = serve(engine, workload)
+    check_served(engine, workload, groups)
     return {name: (group.finished_at or 0.0) - group.arrival for name, group in groups.items()}
 
 
-ONE_SEAT = [
-    {"name": "token_budget", "max_num_seqs": 1},
-    {"name": "prefill_or_decode", "max_num_seqs": 1},
-]
-
-
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("scheduler", ONE_SEAT, ids=lambda table: table["name"])
-class TestShortRequests:
+@pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
+def test_short_requests_overtake_a_long_one_that_runs(scheduler: str, preemption: str) -> None:
     """What FastServe is for: nothing is known of the output, and short requests still go first."""
-
-    def test_overtake_a_long_one_that_runs(
-        self, scheduler: dict[str, Any], preemption: str
-    ) -> None:
-        shorts = [(step, f"short{step}", 2, 2) for step in (2, 9, 16, 23)]
-        workload = coming((0, "long", 3, 40), *shorts)
-        mlfq = {"name": "mlfq", "first_quantum": 4}
-        first_come, levels = (
-            durations(served(order, scheduler, workload, preemption=preemption))
-            for order in ("fcfs", mlfq)
-        )
-        assert mean(levels.values()) < mean(first_come.values()) / 2
-        assert levels["long"] < first_come["long"] + 25
-        for _, name, _, _ in shorts:
-            assert levels[name] < 10 <= first_come[name]
-
-    def test_overtake_by_their_prompts_before_anything_has_run(
-        self, scheduler: dict[str, Any], preemption: str
-    ) -> None:
-        """Skip-join: a long prompt does not pass through the levels above on the way."""
-        workload = coming((0, "here", 2, 4), (1, "long", 30, 4), (2, "short", 3, 4))
-        mlfq = {"name": "mlfq", "first_quantum": 8}
-        groups = served(mlfq, scheduler, workload, preemption=preemption)
-        ends = {name: group.finished_at or 0.0 for name, group in groups.items()}
-        assert ends["here"] < ends["short"] < ends["long"]
-        assert all(group.num_preemptions == 0 for group in groups.values())
-
-
-@pytest.mark.parametrize("scheduler", ONE_SEAT, ids=lambda table: table["name"])
-@pytest.mark.parametrize("promote_after", [None, 30.0])
-def test_a_long_one_gets_on_while_short_ones_never_stop_coming(
-    scheduler: dict[str, Any], promote_after: float | None
-) -> None:
-    order = {"name": "mlfq", "first_quantum": 4, "promote_after": promote_after}
-    engine = build_memory_engine(REGISTRY, queue_order=order, scheduler=scheduler, num_blocks=100)
-    long = engine.add(simple_request("long", 20, 12))
-    for step in range(600):
-        if step % 3 == 0:
-            short = simple_request(f"short{step}", 2, 3)
-            engine.add(replace(short, arrival=engine.clock()))
-        engine.step()
-    assert long.finished == (promote_after is not None)
+    values = {"scheduler": {"name": scheduler, "max_num_seqs": 1}, "preemption": preemption}
+    first_come = durations("fcfs", **values)
+    levels = durations({"name": "mlfq", "first_quantum": 4}, **values)
+    assert mean(levels.values()) < mean(first_come.values()) / 2
+    assert levels["long"] < first_come["long"] + 25
+    assert all(levels[name] < 10 <= first_come[name] for name in levels if name != "long")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from paged_core.engine.engine import Engine
 from paged_core.errors import EngineError, RequestError
 from paged_core.llm import LLM
-from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams
@@ -21,9 +20,8 @@ from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import build_memory_engine, engine_settings, serve
 from paged_testing.served import check_nothing_leaked, check_said
 from paged_testing.workloads import Workload, simple_request, workloads
-from unit.engines import finish, request, run
+from unit.engines import REGISTRY, finish, request, run
 
-REGISTRY = Registry.discover()
 PREFIX = tuple(range(100, 118))
 """4 whole blocks of 4, and a rest."""
 
@@ -48,22 +46,19 @@ class TestHolding:
         engine.release(pin)
         assert engine.kv_cache.num_free == 64, "releasing it again changes nothing"
 
-    def test_requests_hit_it_after_other_prompts_have_filled_the_cache(self) -> None:
+    @pytest.mark.parametrize(("is_held", "num_cached"), [(True, 16), (False, 0)])
+    def test_requests_hit_it_after_other_prompts_have_filled_the_cache(
+        self, is_held: bool, num_cached: int
+    ) -> None:
         engine = build_memory_engine(num_blocks=26)
-        pinned(engine)
+        pin = pinned(engine)
+        if not is_held:
+            engine.release(pin)
         for number in range(20):
             run(engine, simple_request(f"other{number}", 40, 4))
         (group,) = run(engine, request("A", (*PREFIX, 1, 2), max_tokens=4))
-        assert group.num_cached == 16
+        assert group.num_cached == num_cached
         check_said(engine, group)
-
-    def test_without_it_they_would_not(self) -> None:
-        engine = build_memory_engine(num_blocks=26)
-        engine.release(pinned(engine))
-        for number in range(20):
-            run(engine, simple_request(f"other{number}", 40, 4))
-        (group,) = run(engine, request("A", (*PREFIX, 1, 2), max_tokens=4))
-        assert group.num_cached == 0
 
     def test_is_found_by_its_salt_only(self) -> None:
         engine = build_memory_engine()
@@ -152,18 +147,20 @@ class TestEnding:
 
 
 class TestRefusals:
-    def test_nothing_to_hold_it(self) -> None:
-        engine = build_memory_engine(block_allocator="uncached")
-        with pytest.raises(RequestError, match="choose block_allocator=hash_cached"):
-            engine.pin(PREFIX)
-
-    def test_shorter_than_a_block(self) -> None:
-        with pytest.raises(RequestError, match="does not fill a block of 4"):
-            build_memory_engine().pin((1, 2, 3))
-
-    def test_a_time_that_is_no_time(self) -> None:
-        with pytest.raises(RequestError, match="ttl must be positive"):
-            build_memory_engine().pin(PREFIX, ttl=0)
+    @pytest.mark.parametrize(
+        ("allocator", "tokens", "ttl", "message"),
+        [
+            ("uncached", PREFIX, None, "choose block_allocator=hash_cached"),
+            ("hash_cached", (1, 2, 3), None, "does not fill a block of 4"),
+            ("hash_cached", PREFIX, 0, "ttl must be positive"),
+        ],
+    )
+    def test_what_cannot_be_held(
+        self, allocator: str, tokens: tuple[int, ...], ttl: float | None, message: str
+    ) -> None:
+        engine = build_memory_engine(block_allocator=allocator)
+        with pytest.raises(RequestError, match=message):
+            engine.pin(tokens, ttl=ttl)
 
     def test_too_little_would_be_left(self) -> None:
         """64 tokens take 16 blocks, one more token another, and V0 decodes beside a free one."""

@@ -11,7 +11,7 @@ from paged_core.engine.preemptor import Preemptor
 from paged_core.errors import PluginError
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
-from paged_core.sequence import SequenceGroup, Status
+from paged_core.sequence import SequenceGroup
 from paged_policies.orders.fcfs import FcfsOrder, FcfsSettings
 from paged_policies.victims.newest import NewestSettings, NewestVictim
 from paged_testing.engines import build_memory_engine
@@ -67,35 +67,6 @@ def test_a_group_is_in_the_batch_once_however_often_it_is_named() -> None:
     held.planner.grow([second])
     held.planner.grow([first, second])
     assert batch(held.planner.plan) == [(second, 1), (first, 1)]
-
-
-def test_groups_grow_while_tokens_are_left() -> None:
-    held = Held(make_cache())
-    groups = [make_group([number] * 3) for number in range(3)]
-    held.computed(*groups)
-    held.planner.tokens_left = 2
-    held.planner.grow(groups)
-    assert batch(held.planner.plan) == [(groups[0], 1), (groups[1], 1)]
-    assert held.planner.tokens_left == 0
-
-
-def test_the_newest_is_preempted_for_a_block_and_not_admitted_again_in_that_step() -> None:
-    held = Held(make_cache(num_blocks=4))
-    first, second = make_group([1] * 7), make_group([2] * 7)
-    held.computed(first, second)
-    for group in (first, second):  # their last blocks are full now
-        held.planner.grow([group])
-        group.live[0].num_scheduled += 1
-        group.live[0].tokens.append(0)
-    held.planner.kv_cache.take_changes()
-    held.planner.begin(2.0)
-    held.planner.grow(held.running)
-    planner = held.planner
-    assert batch(planner.plan) == [(first, 1)]
-    assert (held.running, held.waiting, planner.plan.preempted) == ([first], [second], [second])
-    assert second.status is Status.WAITING
-    assert planner.is_short
-    assert not planner.admit(second)
 
 
 class TestAfterAnAdmissionThatSharesWhatTheStepFills:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from paged_core.cache.kv_cache import KVCache
 from paged_core.engine.preemptor import Preemptor
-from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.plugins.component import Component
@@ -46,66 +43,17 @@ def running_group(cache: KVCache, num_tokens: int, plan: Schedule) -> SequenceGr
     return group
 
 
-class TestPreempt:
-    def test_recompute_drops_its_blocks_and_what_was_planned(self) -> None:
-        cache, plan = make_cache(), Schedule()
-        group, other = (running_group(cache, 8, plan) for _ in range(2))
-        assert group.status is Status.RUNNING
-        done = Preemptor(cache, RECOMPUTE).preempt(plan, group, 3.0)
-        assert done is PreemptionMode.RECOMPUTE
-        assert (group.status, group.waiting_since) == (Status.WAITING, 3.0)
-        assert (plan.preempted, plan.swapped_out) == ([group], [])
-        assert (plan.sequences, plan.num_tokens) == (other.live, [1])
-        assert group.live[0].num_scheduled == 0
-        assert cache.num_free == 5
-
-    def test_swap_moves_them_to_the_host(self) -> None:
-        cache, plan = make_cache(num_host_blocks=3), Schedule()
-        group = running_group(cache, 8, plan)
-        preemptor = Preemptor(cache, SWAP)
-        assert preemptor.would_swap(group)
-        assert preemptor.preempt(plan, group, 3.0) is PreemptionMode.SWAP
-        assert (group.status, group.waiting_since) == (Status.SWAPPED, 3.0)
-        assert (plan.preempted, plan.swapped_out, plan.sequences) == ([], [group], [])
-        assert (cache.num_free, cache.num_free_host) == (8, 0)
-
-    def test_where_the_host_is_full_it_is_recomputed(self) -> None:
-        cache, plan = make_cache(num_host_blocks=2), Schedule()
-        group = running_group(cache, 8, plan)
-        preemptor = Preemptor(cache, SWAP)
-        assert not preemptor.would_swap(group)
-        assert preemptor.preempt(plan, group, 3.0) is PreemptionMode.RECOMPUTE
-        assert group.status is Status.WAITING
-        assert (plan.preempted, plan.swapped_out) == ([group], [])
-        assert (cache.num_free, cache.num_free_host) == (8, 2)
-
-
-class TestResume:
-    def test_brings_its_blocks_back(self) -> None:
-        cache, plan = make_cache(num_host_blocks=3), Schedule()
-        group = running_group(cache, 8, plan)
-        preemptor = Preemptor(cache, SWAP)
-        preemptor.preempt(plan, group, 3.0)
-        cache.take_changes()
-        later = Schedule()
-        preemptor.resume(later, group)
-        assert (group.status, group.waiting_since) == (Status.RUNNING, 3.0)
-        assert later.swapped_in == [group]
-        assert len(group.live[0].table.blocks) == 3
-
-    def test_changes_nothing_if_too_few_blocks_are_free(self) -> None:
-        cache, plan = make_cache(num_blocks=4, num_host_blocks=3), Schedule()
-        group = running_group(cache, 8, plan)
-        preemptor = Preemptor(cache, SWAP)
-        preemptor.preempt(plan, group, 3.0)
-        cache.take_changes()
-        other = make_group(list(range(50, 58)))
-        cache.admit(other.live[0], 8)
-        with pytest.raises(OutOfBlocks):
-            preemptor.resume(plan, group)
-        assert group.status is Status.SWAPPED
-        assert plan.swapped_in == []
-        assert (cache.num_free, cache.num_free_host) == (2, 0)
+def test_recompute_drops_its_blocks_and_what_was_planned() -> None:
+    cache, plan = make_cache(), Schedule()
+    group, other = (running_group(cache, 8, plan) for _ in range(2))
+    assert group.status is Status.RUNNING
+    done = Preemptor(cache, RECOMPUTE).preempt(plan, group, 3.0)
+    assert done is PreemptionMode.RECOMPUTE
+    assert (group.status, group.waiting_since) == (Status.WAITING, 3.0)
+    assert (plan.preempted, plan.swapped_out) == ([group], [])
+    assert (plan.sequences, plan.num_tokens) == (other.live, [1])
+    assert group.live[0].num_scheduled == 0
+    assert cache.num_free == 5
 
 
 def test_give_up_frees_what_a_group_holds_and_says_why() -> None:

@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 
-from paged_core.plugins.registry import Registry
-from paged_plugins.decisions.replay import replay
-from paged_plugins.decisions.scenario import Scenario
-
-REGISTRY = Registry.discover()
+from unit.engines import replayed
 
 
 def scheduled(settings: dict[str, Any], *requests: dict[str, Any]) -> list[dict[str, int]]:
     """What each step computes, by request."""
-    values = {"name": "worked out by hand", "settings": settings, "requests": requests}
-    return [step["scheduled"] for step in replay(Scenario.model_validate(values), REGISTRY)]
+    return [step["scheduled"] for step in replayed(settings, *requests)]
 
 
 @pytest.mark.parametrize("cached_is_free", [True, False])

@@ -11,12 +11,10 @@ from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
-from paged_plugins.decisions.replay import replay
-from paged_plugins.decisions.scenario import Scenario
 from paged_testing.engines import build_memory_engine, registry_with
 from paged_testing.served import check_nothing_leaked, check_said
 from paged_testing.workloads import simple_request
-from unit.engines import finish
+from unit.engines import finish, replayed
 
 
 class OverFromFiveSettings(ComponentSettings):
@@ -96,78 +94,83 @@ def finished_at(*groups: SequenceGroup) -> list[float]:
     return [group.finished_at or 0.0 for group in groups]
 
 
+def of_priority(priority: int, length: int = 5, max_tokens: int = 20, n: int = 1) -> Request:
+    return simple_request(f"p{priority}", length, max_tokens, n=n, priority=priority)
+
+
+WHICH: dict[str, tuple[dict[str, Any], list[Request], Request, list[int]]] = {
+    "one whose quantum is over for one that comes before it": (
+        {},
+        [of_priority(5)],
+        simple_request("better", 5, 4),
+        [1],
+    ),
+    "not for one that comes after it": (
+        {},
+        [of_priority(5)],
+        simple_request("later", 5, 4, priority=5),
+        [0],
+    ),
+    "not while its quantum lasts": ({}, [of_priority(4)], simple_request("better", 5, 4), [0]),
+    "not where there is room for both": (
+        {"max_num_seqs": 2},
+        [of_priority(5)],
+        simple_request("better", 5, 4),
+        [0],
+    ),
+    "for blocks too": (
+        {"max_num_seqs": 8, "num_blocks": 8},
+        [of_priority(5, 16, 12)],
+        simple_request("better", 16, 4),
+        [1],
+    ),
+    "not if it would not make enough room": (
+        {"max_num_seqs": 3},
+        [of_priority(5), of_priority(4, n=2)],
+        simple_request("large", 5, 4, n=2),
+        [0, 0],
+    ),
+    "the last in the order first and no more than have to": (
+        {"max_num_seqs": 3},
+        [of_priority(7), of_priority(5), of_priority(6)],
+        simple_request("better", 5, 4),
+        [1, 0, 0],
+    ),
+    "a group as a whole": (
+        {"max_num_seqs": 3},
+        [of_priority(5, n=3)],
+        simple_request("better", 5, 4),
+        [1],
+    ),
+    "nothing that was admitted to run to its end": (
+        {"preemption": "never"},
+        [of_priority(5)],
+        simple_request("better", 5, 4),
+        [0],
+    ),
+}
+"""Settings, requests that run, one that comes then, and how often the first are preempted."""
+
+
 @pytest.mark.parametrize("scheduler", HONOUR)
 class TestWhichGroupIsPreempted:
-    def test_one_whose_quantum_is_over_for_one_that_comes_before_it(self, scheduler: str) -> None:
-        engine = engine_of(scheduler)
-        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
-        better = engine.add(simple_request("better", 5, 4))
-        check_ended(engine, worse, better)
-        first, last = finished_at(better, worse)
-        assert first < last
-        assert (worse.num_preemptions, better.num_preemptions) == (1, 0)
-
-    def test_not_for_one_that_comes_after_it(self, scheduler: str) -> None:
-        engine = engine_of(scheduler)
-        (here,) = running(engine, simple_request("here", 5, 20, priority=5))
-        later = engine.add(simple_request("later", 5, 4, priority=5))
-        check_ended(engine, here, later)
-        assert here.num_preemptions == later.num_preemptions == 0
-
-    def test_not_while_its_quantum_lasts(self, scheduler: str) -> None:
-        engine = engine_of(scheduler)
-        (worse,) = running(engine, simple_request("worse", 5, 20, priority=4))
-        better = engine.add(simple_request("better", 5, 4))
-        check_ended(engine, worse, better)
-        assert worse.num_preemptions == better.num_preemptions == 0
-
-    def test_not_where_there_is_room_for_both(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, max_num_seqs=2)
-        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
-        better = engine.add(simple_request("better", 5, 4))
-        check_ended(engine, worse, better)
-        assert worse.num_preemptions == 0
-
-    def test_for_blocks_too(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, max_num_seqs=8, num_blocks=8)
-        (worse,) = running(engine, simple_request("worse", 16, 12, priority=5))
-        better = engine.add(simple_request("better", 16, 4))
-        check_ended(engine, worse, better)
-        first, last = finished_at(better, worse)
-        assert first < last
-        assert (worse.num_preemptions, better.num_preemptions) == (1, 0)
-
-    def test_not_if_it_would_not_make_enough_room(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, max_num_seqs=3)
-        over, lasting = running(
-            engine,
-            simple_request("over", 5, 20, priority=5),
-            simple_request("lasting", 5, 20, n=2, priority=4),
-        )
-        large = engine.add(simple_request("large", 5, 4, n=2))
-        check_ended(engine, over, lasting, large)
-        assert over.num_preemptions == lasting.num_preemptions == 0
-
-    def test_the_last_in_the_order_first_and_no_more_than_have_to(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, max_num_seqs=3)
-        groups = running(engine, *(simple_request(f"p{p}", 5, 20, priority=p) for p in (7, 5, 6)))
-        better = engine.add(simple_request("better", 5, 4))
-        check_ended(engine, *groups, better)
-        assert [group.num_preemptions for group in groups] == [1, 0, 0]
-
-    def test_a_group_is_preempted_as_a_whole(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, max_num_seqs=3)
-        (group,) = running(engine, simple_request("group", 5, 20, n=3, priority=5))
-        better = engine.add(simple_request("better", 5, 4))
-        check_ended(engine, group, better)
-        assert group.num_preemptions == 1
-
-    def test_nothing_that_was_admitted_to_run_to_its_end(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, preemption="never")
-        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
-        better = engine.add(simple_request("better", 5, 4))
-        check_ended(engine, worse, better)
-        assert worse.num_preemptions == 0
+    @pytest.mark.parametrize(("values", "here", "coming", "expected"), WHICH.values(), ids=WHICH)
+    def test_is(
+        self,
+        scheduler: str,
+        values: dict[str, Any],
+        here: list[Request],
+        coming: Request,
+        expected: list[int],
+    ) -> None:
+        engine = engine_of(scheduler, **values)
+        groups = running(engine, *here)
+        other = engine.add(coming)
+        check_ended(engine, *groups, other)
+        assert [group.num_preemptions for group in (*groups, other)] == [*expected, 0]
+        if len(here) == 1:
+            first, last = finished_at(other, *groups)
+            assert (first < last) == bool(expected[0] or engine.scheduler.max_num_seqs == 2)
 
     @pytest.mark.parametrize("num_host_blocks", [30, 2])
     def test_a_swapped_out_group_is_resumed_by_its_place_in_the_order(
@@ -263,9 +266,8 @@ def test_for_tokens_too() -> None:
 
 def lines(scheduler: str, preemption: str) -> list[dict[str, Any]]:
     """Two requests, of which one runs; A has used its quantum of 4 after its prompt and a token."""
-    values = {
-        "name": "worked out by hand",
-        "settings": {
+    return replayed(
+        {
             "num_blocks": 16,
             "num_host_blocks": 16,
             "block_size": 4,
@@ -274,61 +276,30 @@ def lines(scheduler: str, preemption: str) -> list[dict[str, Any]]:
             "scheduler": {"name": scheduler, "max_num_seqs": 1},
             "preemption": preemption,
         },
-        "requests": [
-            {"id": "A", "prompt": 4, "output": 4},
-            {"id": "B", "prompt": 2, "output": 2, "step": 1},
-        ],
-    }
-    return list(replay(Scenario.model_validate(values), REGISTRY))
+        {"id": "A", "prompt": 4, "output": 4},
+        {"id": "B", "prompt": 2, "output": 2, "step": 1},
+    )
 
 
-def column(trace: list[dict[str, Any]], key: str) -> list[Any]:
-    return [line[key] for line in trace]
+TRACES: dict[tuple[str, str], tuple[str, str]] = {
+    # the head is admitted in the same step
+    ("token_budget", "recompute"): ("A4 A1 B2 B1 A6 A1", "- - preempted - - -"),
+    ("token_budget", "swap"): ("A4 A1 B2 B1 A1 A1", "- - swapped_out - swapped_in -"),
+    # and in the next one
+    ("prefill_or_decode", "recompute"): ("A4 A1 - B2 B1 A6 A1", "- - preempted - - - -"),
+    ("prefill_or_decode", "swap"): ("A4 A1 - B2 B1 A1 A1", "- - swapped_out - - swapped_in -"),
+}
+"""What each step schedules, and what becomes of A in it; worked out by hand."""
 
 
-class TestTraces:
-    """Worked out by hand."""
-
-    def test_token_budget_admits_the_head_in_the_same_step(self) -> None:
-        trace = lines("token_budget", "recompute")
-        assert column(trace, "scheduled") == [
-            {"A": 4},
-            {"A": 1},
-            {"B": 2},
-            {"B": 1},
-            {"A": 6},
-            {"A": 1},
+@pytest.mark.parametrize(("scheduler", "preemption"), TRACES)
+def test_traces(scheduler: str, preemption: str) -> None:
+    trace = lines(scheduler, preemption)
+    scheduled, moves = TRACES[scheduler, preemption]
+    assert [line["scheduled"] for line in trace] == [
+        {word[0]: int(word[1:])} if word != "-" else {} for word in scheduled.split()
+    ]
+    for key in ("preempted", "swapped_out", "swapped_in"):
+        assert [line[key] for line in trace] == [
+            ["A"] if word == key else [] for word in moves.split()
         ]
-        assert column(trace, "preempted") == [[], [], ["A"], [], [], []]
-
-    def test_token_budget_swaps(self) -> None:
-        trace = lines("token_budget", "swap")
-        assert column(trace, "scheduled") == [
-            {"A": 4},
-            {"A": 1},
-            {"B": 2},
-            {"B": 1},
-            {"A": 1},
-            {"A": 1},
-        ]
-        assert column(trace, "swapped_out") == [[], [], ["A"], [], [], []]
-        assert column(trace, "swapped_in") == [[], [], [], [], ["A"], []]
-
-    def test_prefill_or_decode_admits_the_head_in_the_next_step(self) -> None:
-        trace = lines("prefill_or_decode", "recompute")
-        assert column(trace, "scheduled") == [
-            {"A": 4},
-            {"A": 1},
-            {},
-            {"B": 2},
-            {"B": 1},
-            {"A": 6},
-            {"A": 1},
-        ]
-        assert column(trace, "preempted") == [[], [], ["A"], [], [], [], []]
-
-    def test_prefill_or_decode_swaps(self) -> None:
-        trace = lines("prefill_or_decode", "swap")
-        assert column(trace, "swapped_out") == [[], [], ["A"], [], [], [], []]
-        assert column(trace, "swapped_in") == [[], [], [], [], [], ["A"], []]
-        assert column(trace, "scheduled")[2:] == [{}, {"B": 2}, {"B": 1}, {"A": 1}, {"A": 1}]

@@ -14,6 +14,7 @@ from paged_testing.workloads import simple_request
 from unit.engines import finish
 
 SCHEDULERS = ["token_budget", "prefill_or_decode"]
+SMALL_CHUNKS = {"name": "token_budget", "max_num_batched_tokens": 5}
 
 
 def preempted_group(**settings: Any) -> tuple[Engine, Any]:
@@ -32,19 +33,13 @@ def preempted_group(**settings: Any) -> tuple[Engine, Any]:
     return engine, group
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", [*SCHEDULERS, SMALL_CHUNKS], ids=str)
 @pytest.mark.parametrize("evictor", ["lru", "fifo", "mru", "random"])
-def test_share_again_what_they_have_in_common(scheduler: str, evictor: str) -> None:
+def test_share_again_what_they_have_in_common(scheduler: Any, evictor: str) -> None:
     _, group = preempted_group(scheduler=scheduler, evictor=evictor)
     for sequence in group.sequences:
         assert (sequence.finish_reason, sequence.error) == (FinishReason.LENGTH, None)
         assert len(sequence.output) == 8
-
-
-def test_share_it_however_small_the_chunks_are() -> None:
-    budget = {"name": "token_budget", "max_num_batched_tokens": 5}
-    _, group = preempted_group(scheduler=budget)
-    assert [len(sequence.output) for sequence in group.sequences] == [8, 8, 8]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

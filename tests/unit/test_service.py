@@ -12,11 +12,10 @@ from structlog.testing import capture_logs
 from paged_core.engine.policies import service_of
 from paged_core.errors import PluginError
 from paged_core.interfaces.queue_order import QueueOrder
-from paged_core.plugins.component import Component
 from paged_core.sequence import SequenceGroup
-from paged_testing.engines import build_memory_engine, registry_with, serve
+from paged_testing.engines import build_memory_engine, serve
 from paged_testing.workloads import Workload, simple_request
-from unit.faulty_settings import FaultySettings
+from unit.faulty_settings import registry_of
 
 
 class _Order(QueueOrder):
@@ -39,46 +38,33 @@ class Timely(_Order):
         self.calls.append((group.id, "left"))
 
 
-class Optional(_Order):
+class Optional(Timely):
     def served(self, group: SequenceGroup, num_tokens: int, now: float = 0.0) -> None:
         self.calls.append((group.id, num_tokens, now))
 
-    def left(self, group: SequenceGroup, /) -> None:
-        self.calls.append((group.id, "left"))
 
-
-class AnyNumber(_Order):
+class AnyNumber(Timely):
     def served(self, *arguments: Any) -> None:
         group, *rest = arguments
         self.calls.append((group.id, *rest))
 
-    def left(self, group: SequenceGroup, /) -> None:
-        self.calls.append((group.id, "left"))
 
-
-class Timeless(_Order):
+class Timeless(Timely):
     """As of 0.1: ``served`` does not take the time."""
 
-    def served(self, group: SequenceGroup, num_tokens: int, /) -> None:
+    def served(self, group: SequenceGroup, num_tokens: int, /) -> None:  # type: ignore[override]
         self.calls.append((group.id, num_tokens))
 
-    def left(self, group: SequenceGroup, /) -> None:
-        self.calls.append((group.id, "left"))
 
-
-class Demanding(_Order):
-    def served(self, group: SequenceGroup, num_tokens: int, now: float, more: int, /) -> None:
-        pass
-
-    def left(self, group: SequenceGroup, /) -> None:
+class Demanding(Timely):
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, more: int, /) -> None:  # type: ignore[override]
         pass
 
 
 def serve_one(kind: type[_Order]) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
     """Serve a request under an order; return the calls of it and the warnings logged."""
-    record = Component("queue_order", FaultySettings, f"{__name__}:{kind.__name__}", summary="-")
     with capture_logs() as logs:
-        engine = build_memory_engine(registry_with(record), queue_order="faulty")
+        engine = build_memory_engine(registry_of("queue_order", kind), queue_order="faulty")
         serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
     order = engine.scheduler._order  # type: ignore[attr-defined]
     warnings = [dict(log) for log in logs if log["event"] == "interface_deprecated"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,24 +12,7 @@ from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.sequence import SequenceGroup
 from paged_policies.schedulers.sortable_deque import SortableDeque
 from unit.block_tables import make_group
-
-
-class ByPriority(QueueOrder):
-    def __init__(self) -> None:
-        self.num_calls = 0
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        self.num_calls += 1
-        return group.request.priority
-
-
-class Turning(QueueOrder):
-    """Turns round with time: even seconds favour low priorities, odd ones high priorities."""
-
-    stable = False
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return group.request.priority * (-1) ** int(now)
+from unit.engines import ByPriority, Turning
 
 
 @pytest.mark.parametrize("order", [ByPriority(), Turning()])

@@ -5,30 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.engines import engine_with, finish, request
 
 from paged_core.engine.clock import VirtualClock
 from paged_core.engine.engine import Engine
-from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_testing.doubles import FailingExecutor
+from unit.engines import Recorder, engine_with, finish, request
 
 
-class Records(Observer):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepRecord] = []
-        self.blocks: list[BlockEvent] = []
-
-    def on_step(self, step: StepRecord, /) -> None:
-        self.steps.append(step)
-
-    def on_block(self, event: BlockEvent, /) -> None:
-        self.blocks.append(event)
-
-
-def watched(**settings: Any) -> tuple[Engine, Records]:
-    records = Records()
+def watched(**settings: Any) -> tuple[Engine, Recorder]:
+    records = Recorder()
     return engine_with(observers=[records], **settings), records
 
 

@@ -56,32 +56,12 @@ def scheduled(plan: Schedule) -> dict[str, list[int]]:
     return found
 
 
-def test_a_sequence_with_nothing_pending_is_left_out(scheduler: str) -> None:
-    engine = decoding(scheduler, ("A", 5, 1), ("B", 6, 1), ("C", 7, 1))
-    _, second, _ = engine.groups
-    before = engine.scheduler.queues()
-    in_flight(second, 0)
-    assert scheduled(engine.scheduler.schedule(1.0)) == {"A": [1], "C": [1]}
-    assert engine.scheduler.queues() == before
-    settle(engine)
-
-
 def test_a_group_is_left_out_as_a_whole(scheduler: str) -> None:
     engine = decoding(scheduler, ("A", 5, 3), ("B", 6, 1))
     group, _ = engine.groups
     in_flight(group, 1)
     assert scheduled(engine.scheduler.schedule(1.0)) == {"B": [1]}
     settle(engine)
-
-
-def test_a_group_that_has_not_forked_yet_is_left_out(scheduler: str) -> None:
-    engine = build_memory_engine(scheduler=scheduler)
-    group = engine.add(simple_request("A", 5, 8, n=3))
-    plan = engine.scheduler.schedule(0.0)
-    assert scheduled(plan) == {"A": [5]}
-    group.live[0].num_scheduled += 5
-    assert not group.forked
-    assert scheduled(engine.scheduler.schedule(1.0)) == {}
 
 
 def test_it_takes_no_block_and_preempts_none(scheduler: str) -> None:

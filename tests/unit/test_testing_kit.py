@@ -31,7 +31,8 @@ from paged_testing import (
     simple_request,
     text_alone,
 )
-from unit.faulty_settings import FaultySettings
+from unit.faulty_evictors import LeakyEvictor
+from unit.faulty_settings import FaultySettings, registry_of
 from unit.mutants import MUTANTS, Mutant, first_failure
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
@@ -100,7 +101,7 @@ def test_catches(
     record_property("slot", mutant.conformance.slot)
     record_property("mutant", mutant.name)
     caught = first_failure(mutant, tmp_path)
-    assert caught is not None, f"no test noticed: {mutant.made.__doc__}"
+    assert caught is not None, f"no test noticed {mutant.name}"
     message = " ".join(f"{type(caught.error).__name__}: {caught.error}".split())
     record_property("caught by", caught.case)
     record_property("written", "yes" if caught.is_written else "no")
@@ -144,10 +145,7 @@ def test_its_former_name_has_the_same_names_with_assertions_rewritten(tmp_path: 
 
 class TestHelpers:
     def test_registry_with_adds_parts_to_what_is_installed(self) -> None:
-        part = Component(
-            "evictor", FaultySettings, "unit.faulty_evictors:LeakyEvictor", summary="wrong"
-        )
-        registry = registry_with(part)
+        registry = registry_of("evictor", LeakyEvictor)
         assert {"lru", "faulty"} <= set(registry.of("evictor"))
         assert "faulty" not in registry_with().of("evictor")
         engine = build_memory_engine(registry, evictor="faulty")

@@ -23,17 +23,16 @@ class RankedBlocks:
         self._ranks[block] = rank
         heappush(self._heap, (rank, block))
 
-    def remove(self, block: BlockId) -> Any:
-        """Remove a block, and return its rank.
+    def remove(self, block: BlockId) -> None:
+        """Remove a block.
 
         Raises:
             KeyError: it is not held.
         """
-        rank = self._ranks.pop(block)
+        del self._ranks[block]
         if len(self._heap) > 2 * len(self._ranks) + 64:
             self._heap = [(rank, block) for block, rank in self._ranks.items()]
             heapify(self._heap)
-        return rank
 
     def first(self) -> tuple[Any, BlockId]:
         """Return the lowest rank and its block; of equal ranks, the lowest block id.
@@ -53,11 +52,10 @@ class RankedBlocks:
         Raises:
             IndexError: no block is held.
         """
-        while True:
-            rank, block = heappop(self._heap)
-            if self._ranks.get(block) == rank:
-                del self._ranks[block]
-                return block
+        _, block = self.first()
+        heappop(self._heap)
+        del self._ranks[block]
+        return block
 
     def __contains__(self, block: BlockId) -> bool:
         return block in self._ranks
