@@ -226,7 +226,6 @@ LANES = {
         tests=(
             "*/test_onnx*.py",
             "integration/test_damaged_onnx_files.py",
-            "integration/test_quantized_onnxruntime.py",
             "conformance/test_runners.py::TestOnnx*",
         ),
         paths=(

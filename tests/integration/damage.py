@@ -10,6 +10,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 Damage = tuple[str, Callable[[Path], None]]
@@ -32,6 +34,23 @@ _TEXTS = [
 _LISTS: list[Any] = [[], [0], [[]], [None], ["x", 5], [10**400]]
 _OBJECTS: list[Any] = [{}, {"a": 1}, {"type": "Replace"}, {"content": None}]
 ODD = [None, True, False, float("nan"), float("inf"), *_NUMBERS, *_TEXTS, *_LISTS, *_OBJECTS]
+
+
+def lengths(short: int, long: int) -> pytest.MarkDecorator:
+    """Numbers of examples of a test that takes ``examples``; the larger one is slow."""
+    marked = pytest.param(long, marks=pytest.mark.slow)
+    return pytest.mark.parametrize("examples", [short, marked])
+
+
+def for_examples(examples: int, check: Callable[[st.DataObject], None]) -> None:
+    """Call ``check`` with what is drawn, so many times."""
+
+    @settings(deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    @given(data=st.data())
+    def run(data: st.DataObject) -> None:
+        check(data)
+
+    run()
 
 
 def _nested(depth: int) -> str:

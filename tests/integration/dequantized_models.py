@@ -12,8 +12,6 @@ from transformers.pytorch_utils import Conv1D
 
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_core.interfaces.runner import Runner
-from paged_testing.runner import DenseAttention
 
 
 def dequantized_model(folder: Path, weight_format: WeightFormat) -> Any:
@@ -32,15 +30,6 @@ def dequantized_model(folder: Path, weight_format: WeightFormat) -> Any:
 def _dequantized(weight: Tensor, weight_format: WeightFormat) -> nn.Parameter:
     (matrix,) = quantize([[weight.detach()]], weight_format)
     return nn.Parameter(matrix.dequantized().contiguous())
-
-
-def prompt_logits(runner: Runner, prompt: list[int]) -> Tensor:
-    """Return the logits [T, V] of a runner for all tokens of a prompt."""
-    attention = DenseAttention(runner.layers, 1)
-    attention.begin([(0, len(prompt))])
-    with torch.inference_mode():
-        positions = torch.arange(len(prompt))
-        return runner.logits(runner.forward(torch.tensor(prompt), positions, attention))
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -71,10 +71,7 @@ class GgufModel:
         divisors = self._divisors()
         if divisors is not None:
             writer.add_tensor("rope_freqs.weight", divisors)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        _close(writer)
         return path
 
     # ------------------------------------------------------------------ weights
@@ -194,18 +191,17 @@ SCALES: Mapping[str, tuple[int, ...]] = {
 
 
 def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    if value is None:
+    if value is None or value == []:
         return
-    if isinstance(value, list):
-        writer.add_array(name, value)
-    elif isinstance(value, bool):
-        writer.add_bool(name, value)
-    elif isinstance(value, str):
-        writer.add_string(name, value)
-    elif isinstance(value, float):
-        writer.add_float32(name, value)
-    else:
-        writer.add_uint32(name, value)
+    kind = gguf.GGUFValueType.get_type(value)
+    writer.add_key_value(name, value, gguf.GGUFValueType.UINT32 if type(value) is int else kind)
+
+
+def _close(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def load(folder: Path) -> Any:
@@ -249,7 +245,5 @@ def write_values(path: Path, values: Mapping[str, Any]) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in values.items():
         _add(writer, name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    _close(writer)
     return path

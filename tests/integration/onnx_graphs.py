@@ -17,6 +17,8 @@ HIDDEN = HEADS * WIDTH
 KV_HIDDEN = KV_HEADS * WIDTH
 
 _CONTRIB = "com.microsoft"
+_ADDED = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "QuickGelu")
+"""Operators of that domain."""
 
 
 class Decoder:
@@ -95,13 +97,6 @@ class Decoder:
                 self._weights.append(numpy_helper.from_array(table, name))
         return ["cos", "sin"]
 
-    def lengths(self) -> list[str]:
-        """What GroupQueryAttention is told of the lengths of a sequence."""
-        if all(value.name != "seqlens_k" for value in self.inputs):
-            self._input("seqlens_k", TensorProto.INT32, [1])
-            self._input("total_length", TensorProto.INT32, [])
-        return ["seqlens_k", "total_length"]
-
     def weight(self, name: str, *shape: int) -> str:
         seed = np.random.default_rng(list(name.encode()))
         array = (seed.standard_normal(shape) * shape[0] ** -0.5).astype(np.float32)
@@ -110,34 +105,22 @@ class Decoder:
 
     def node(self, kind: str, *inputs: str, count: int = 1, **attributes: Any) -> Any:
         names = [f"{kind}.{len(self._nodes)}.{index}" for index in range(count)]
-        domain = _CONTRIB if kind in ("GroupQueryAttention", *_OTHERS) else ""
+        name, domain = f"/{kind}.{len(self._nodes)}", _CONTRIB if kind in _ADDED else ""
         self._nodes.append(
-            helper.make_node(
-                kind,
-                list(inputs),
-                names,
-                f"/{kind}.{len(self._nodes)}",
-                domain=domain,
-                **attributes,
-            )
+            helper.make_node(kind, list(inputs), names, name, domain=domain, **attributes)
         )
         return names[0] if count == 1 else names
 
     def _input(self, name: str, kind: int, shape: Sequence[Any]) -> None:
-        self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
-
-
-_OTHERS = (
-    "MultiHeadAttention",
-    "PagedAttention",
-    "DynamicQuantizeMatMul",
-    "Attention",
-    "QuickGelu",
-)
+        """Declare an input, once."""
+        if all(value.name != name for value in self.inputs):
+            self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
 
 
 class Grouped(Decoder):
     """GroupQueryAttention."""
+
+    operator = "GroupQueryAttention"
 
     def attend(self, layer: int, hidden: str) -> str:
         rows = self.projections(layer, hidden)
@@ -145,7 +128,7 @@ class Grouped(Decoder):
             rows = [self.node("Concat", *rows, axis=-1), "", ""]
         given = self.attributes | {"do_rotary": int(self.rotary > 0)}
         outputs: list[str] = self.node(
-            "GroupQueryAttention",
+            self.operator,
             *rows,
             f"past.{layer}.key",
             f"past.{layer}.value",
@@ -158,34 +141,24 @@ class Grouped(Decoder):
         )
         return outputs[0]
 
+    def lengths(self) -> list[str]:
+        """What the operator is told of the lengths of sequences."""
+        self._input("seqlens_k", TensorProto.INT32, [1])
+        self._input("total_length", TensorProto.INT32, [])
+        return ["seqlens_k", "total_length"]
+
 
 class Paged(Grouped):
     """PagedAttention over a flat row of tokens, with the weights of :class:`Grouped`."""
 
+    operator = "PagedAttention"
     flat = True
 
-    def attend(self, layer: int, hidden: str) -> str:
-        rows = self.projections(layer, hidden)
-        given = self.attributes | {"do_rotary": int(self.rotary > 0)}
-        if layer == 0:
-            for name in ("cumulative", "past_lengths"):
-                self._input(name, TensorProto.INT32, ["sequences"])
-            self._input("block_table", TensorProto.INT32, ["sequences", "blocks"])
-        outputs: list[str] = self.node(
-            "PagedAttention",
-            *([self.node("Concat", *rows, axis=-1), "", ""] if self.packed else rows),
-            f"past.{layer}.key",
-            f"past.{layer}.value",
-            "cumulative",
-            "past_lengths",
-            "block_table",
-            *self.tables(),
-            count=3,
-            num_heads=HEADS,
-            kv_num_heads=self.kv_heads,
-            **given,
-        )
-        return outputs[0]
+    def lengths(self) -> list[str]:
+        self._input("cumulative", TensorProto.INT32, ["sequences"])
+        self._input("past_lengths", TensorProto.INT32, ["sequences"])
+        self._input("block_table", TensorProto.INT32, ["sequences", "blocks"])
+        return ["cumulative", "past_lengths", "block_table"]
 
 
 class MultiHead(Decoder):
@@ -273,8 +246,7 @@ class Written(Decoder):
     def _mask(self, layer: int) -> str:
         """What is added to scores [1, H, T, L]: a table from outside, or computed from lengths."""
         if self.attributes.get("outside"):
-            if all(value.name != "mask_table" for value in self.inputs):
-                self._input("mask_table", TensorProto.FLOAT, [1, 1, "tokens", "total"])
+            self._input("mask_table", TensorProto.FLOAT, [1, 1, "tokens", "total"])
             return "mask_table"
         total, positions, zero = self._counted()
         queries = self.node("Unsqueeze", positions, "[one]")

@@ -5,16 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
+
+import torch
 
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.settings import LocalSettings
 from paged_backends.runners.native.runner import NativeRunner
-from paged_backends.runners.settings import NativeSettings, TransformersSettings
+from paged_backends.runners.settings import (
+    NativeSettings,
+    OnnxRuntimeSettings,
+    TransformersSettings,
+)
 from paged_backends.runners.transformers.runner import TransformersRunner
 from paged_core.engine.contexts import AttentionContext, ExecutorContext, RunnerContext
 from paged_core.ids import BlockId, SeqId
@@ -24,6 +31,7 @@ from paged_core.interfaces.runner import Runner
 from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
+from paged_testing.runner import DenseAttention
 
 GREEDY = SamplingParams(max_tokens=None)
 
@@ -51,15 +59,31 @@ def settings(folder: Path | str, **changes: Any) -> Any:
     return SimpleNamespace(**(values | changes))
 
 
-def load_runner(chosen: Any, name: str = "transformers", **options: Any) -> Runner:
-    context = RunnerContext(settings=chosen)
-    runner: Runner = (
-        NativeRunner(NativeSettings(**options), context)
-        if name == "native"
-        else TransformersRunner(TransformersSettings(), context)
-    )
+def load_runner(chosen: Any, name: str = "transformers", **options: Any) -> Any:
+    """A loaded runner, by settings or by the folder of a model; for some folders, of ONNX files."""
+    context = RunnerContext(settings=settings(chosen) if isinstance(chosen, Path) else chosen)
+    runner: Runner
+    if name == "native":
+        runner = NativeRunner(NativeSettings(**options), context)
+    elif name == "onnxruntime":
+        from paged_backends.runners.onnx.runner import choose_runner
+
+        runner = choose_runner(OnnxRuntimeSettings(**options), context)
+    else:
+        runner = TransformersRunner(TransformersSettings(), context)
     runner.load()
     return runner
+
+
+def prompt_logits(runner: Runner, prompt: Sequence[int], *cuts: int) -> torch.Tensor:
+    """The logits [T, V] of all tokens of a prompt, which is computed in chunks."""
+    attention, rows = DenseAttention(runner.layers, 1), []
+    with torch.inference_mode():
+        for start, stop in pairwise((0, *cuts, len(prompt))):
+            attention.begin([(0, stop - start)])
+            tokens, positions = torch.tensor(prompt[start:stop]), torch.arange(start, stop)
+            rows.append(runner.logits(runner.forward(tokens, positions, attention)))
+    return torch.cat(rows)
 
 
 def make_executor(
@@ -269,3 +293,18 @@ def run_at_random(
         driver.remove(sequence)
     assert sorted(driver.free) == list(range(driver.capacity.num_blocks))
     return [sequence.output for sequence in sequences]
+
+
+def served_at_random(
+    chosen: Any,
+    runner: Runner,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int,
+    *,
+    seed: int = 0,
+    times: int = 1,
+) -> list[list[list[int]]]:
+    """What a loaded runner generates for prompts in an executor, run at random so many times."""
+    executor = make_executor(chosen, needs_host_blocks=True, runner=runner)
+    driver = StepDriver(executor, chosen.block_size, seed=seed)
+    return [run_at_random(driver, prompts, num_tokens) for _ in range(times)]

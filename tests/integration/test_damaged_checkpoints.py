@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -84,6 +84,10 @@ def refused(folder: Path, runner: str, reason: str, **options: Any) -> None:
 # ---------------------------------------------------------------------- headers of weights
 
 
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+_MATRIX = "model.layers.0.mlp.up_proj.weight"
+
+
 def _overlap(header: dict[str, Any]) -> None:
     first, second = [name for name in header if name != "__metadata__"][:2]
     header[second] = header[first]
@@ -93,21 +97,9 @@ def _gap(header: dict[str, Any]) -> None:
     del header[max(header, key=lambda name: header[name].get("data_offsets", [-1])[0])]
 
 
-def _integers(header: dict[str, Any]) -> None:
-    header["model.layers.0.self_attn.q_proj.weight"]["dtype"] = "I32"
-
-
 def _eight_bits(header: dict[str, Any]) -> None:
-    entry = header["model.layers.0.self_attn.q_proj.weight"]
+    entry = header[QUERY]
     entry |= {"dtype": "F8_E4M3", "shape": [entry["shape"][0], 4 * entry["shape"][1]]}
-
-
-def _other_shape(header: dict[str, Any]) -> None:
-    header["model.norm.weight"]["shape"] = [63]
-
-
-def _swapped_sides(header: dict[str, Any]) -> None:
-    header["model.layers.0.mlp.up_proj.weight"]["shape"].reverse()
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -116,10 +108,10 @@ def _swapped_sides(header: dict[str, Any]) -> None:
     [
         (_overlap, "corrupt safetensors header"),
         (_gap, "corrupt safetensors header"),
-        (_integers, "stored as I32"),
+        (lambda header: header[QUERY].update(dtype="I32"), "stored as I32"),
         (_eight_bits, "stored as F8_E4M3"),
-        (_other_shape, "corrupt safetensors header"),
-        (_swapped_sides, "shape"),
+        (lambda header: header["model.norm.weight"].update(shape=[63]), "corrupt safetensors"),
+        (lambda header: header[_MATRIX]["shape"].reverse(), "shape"),
     ],
 )
 def test_a_header_that_contradicts_its_file_is_refused(
@@ -132,9 +124,8 @@ def test_a_header_that_contradicts_its_file_is_refused(
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_name_with_two_entries_is_refused(folder: Path, runner: str) -> None:
     path = folder / "model.safetensors"
-    header = path.read_bytes()
-    other = header.replace(b'"model.norm.weight"', b'"lm_head.weight"   ', 1)
-    path.write_bytes(other)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"model.norm.weight"', b'"lm_head.weight"   ', 1))
     refused(folder, runner, "given twice")
 
 
@@ -195,7 +186,7 @@ def test_layers_that_predict_further_tokens_are_ignored(folder: Path) -> None:
     ],
 )
 def test_an_index_does_not_leave_its_folder(whole: Path, tmp_path: Path, name: str) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "model"))
+    folder = shutil.copytree(whole, tmp_path / "model")
     shard = min(folder.glob("*.safetensors"))
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -212,7 +203,7 @@ def test_an_index_does_not_leave_its_folder(whole: Path, tmp_path: Path, name: s
 
 @pytest.mark.parametrize("names", [5, [1], {"a": 5}, {"a": None}, {"a": ["x"]}, {}, None, "x"])
 def test_an_index_names_files(whole: Path, tmp_path: Path, names: Any) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "model"))
+    folder = shutil.copytree(whole, tmp_path / "model")
     change(folder / "model.safetensors.index.json", weight_map=names)
     refused(folder, "native", "names no weight files|not in its folder")
 
@@ -227,7 +218,7 @@ def test_a_hub_cache_of_links_is_read(whole: Path, tmp_path: Path) -> None:
 
 
 def test_one_weight_in_two_shards_is_refused(whole: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "model"))
+    folder = shutil.copytree(whole, tmp_path / "model")
     first, second = sorted(folder.glob("*.safetensors"))[:2]
     save_file({**load_file(first), **load_file(second)}, second, metadata={"format": "pt"})
     refused(folder, "native", "which another weight file")
@@ -279,9 +270,6 @@ def pickled(single: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-_MATRIX = "model.layers.0.mlp.up_proj.weight"
-
-
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize(
     ("content", "reason"),
@@ -298,7 +286,7 @@ _MATRIX = "model.layers.0.mlp.up_proj.weight"
 def test_a_pickle_holds_weights_and_nothing_else(
     pickled: Path, tmp_path: Path, runner: str, content: Callable[[Any], Any], reason: str
 ) -> None:
-    folder = Path(shutil.copytree(pickled, tmp_path / "model"))
+    folder = shutil.copytree(pickled, tmp_path / "model")
     path = folder / "pytorch_model.bin"
     torch.save(content(torch.load(path)), path)
     refused(folder, runner, reason, allow_pickle=True)
@@ -306,7 +294,7 @@ def test_a_pickle_holds_weights_and_nothing_else(
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_pickles_old_and_new_are_read(pickled: Path, tmp_path: Path, runner: str) -> None:
-    folder = Path(shutil.copytree(pickled, tmp_path / "model"))
+    folder = shutil.copytree(pickled, tmp_path / "model")
     path = folder / "pytorch_model.bin"
     expected = serve(folder, runner, allow_pickle=True)
     torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
@@ -315,10 +303,6 @@ def test_pickles_old_and_new_are_read(pickled: Path, tmp_path: Path, runner: str
 
 # ---------------------------------------------------------------------- any damage
 
-FUZZ = settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 JSON_FILES = [
     "config.json",
     "generation_config.json",
@@ -381,40 +365,20 @@ def use_tokenizer(folder: Path) -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
 
 
-def try_damage(data: st.DataObject, whole: Path, tmp_path: Path, runner: str) -> None:
-    folder = links(whole, tmp_path / "model")
-    what, do = data.draw(damages(whole))
-    note(what)
-    do(folder)
-    outcome(lambda: serve(folder, runner))
-    outcome(lambda: use_tokenizer(folder))
-
-
+@damage.lengths(25, 1000)
 @pytest.mark.parametrize("runner", RUNNERS)
-@settings(FUZZ, max_examples=25)
-@given(data=st.data())
 def test_any_damage_is_served_or_refused(
-    data: st.DataObject, runner: str, whole: Path, tmp_path: Path
+    runner: str, examples: int, whole: Path, tmp_path: Path
 ) -> None:
-    try_damage(data, whole, tmp_path, runner)
+    def check(data: st.DataObject) -> None:
+        folder = links(whole, tmp_path / "model")
+        what, do = data.draw(damages(whole))
+        note(what)
+        do(folder)
+        outcome(lambda: serve(folder, runner))
+        outcome(lambda: use_tokenizer(folder))
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runner", RUNNERS)
-@settings(FUZZ, max_examples=1000)
-@given(data=st.data())
-def test_any_damage_is_served_or_refused_at_length(
-    data: st.DataObject, runner: str, whole: Path, tmp_path: Path
-) -> None:
-    try_damage(data, whole, tmp_path, runner)
-
-
-def try_configuration(data: st.DataObject, family: Path, tmp_path: Path) -> None:
-    folder = links(family, tmp_path / "model")
-    what, changed = data.draw(damage.mutations(json.loads((family / "config.json").read_text())))
-    note(what)
-    damage.change_json(folder / "config.json", lambda _: changed)
-    outcome(lambda: serve(folder, "native"))
+    damage.for_examples(examples, check)
 
 
 @pytest.fixture(scope="module")
@@ -423,56 +387,39 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tiny_models.save(name, folder / name) for name in tiny_models.NATIVE}
 
 
-@settings(FUZZ, max_examples=40)
-@given(data=st.data(), name=st.sampled_from(sorted(tiny_models.NATIVE)))
+@damage.lengths(40, 2000)
 def test_any_configuration_of_any_family_is_served_or_refused(
-    data: st.DataObject, name: str, families: dict[str, Path], tmp_path: Path
+    examples: int, families: dict[str, Path], tmp_path: Path
 ) -> None:
-    try_configuration(data, families[name], tmp_path)
+    def check(data: st.DataObject) -> None:
+        family = families[data.draw(st.sampled_from(sorted(families)))]
+        folder = damaged(data, family, tmp_path, "config.json")
+        outcome(lambda: serve(folder, "native"))
+
+    damage.for_examples(examples, check)
 
 
-@pytest.mark.slow
-@settings(FUZZ, max_examples=2000)
-@given(data=st.data(), name=st.sampled_from(sorted(tiny_models.NATIVE)))
-def test_any_configuration_of_any_family_is_served_or_refused_at_length(
-    data: st.DataObject, name: str, families: dict[str, Path], tmp_path: Path
-) -> None:
-    try_configuration(data, families[name], tmp_path)
-
-
-def try_pickle(data: st.DataObject, pickled: Path, tmp_path: Path, runner: str) -> None:
-    folder = links(pickled, tmp_path / "model")
-    path = folder / "pytorch_model.bin"
-    edit = data.draw(damage.byte_changes(path.stat().st_size, 6000))
-    damage.change_bytes(path, edit)
-    outcome(lambda: serve(folder, runner, allow_pickle=True))
-
-
-@settings(FUZZ, max_examples=25)
-@given(data=st.data())
-def test_any_damage_to_a_pickle_is_served_or_refused(
-    data: st.DataObject, pickled: Path, tmp_path: Path
-) -> None:
-    try_pickle(data, pickled, tmp_path, "native")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runner", RUNNERS)
-@settings(FUZZ, max_examples=1000)
-@given(data=st.data())
-def test_any_damage_to_a_pickle_is_served_or_refused_at_length(
-    data: st.DataObject, runner: str, pickled: Path, tmp_path: Path
-) -> None:
-    try_pickle(data, pickled, tmp_path, runner)
-
-
-def try_tokenizer(data: st.DataObject, saved: Path, tmp_path: Path) -> None:
-    folder = links(saved, tmp_path / "model")
-    name = data.draw(st.sampled_from(["tokenizer.json", "tokenizer_config.json"]))
-    what, changed = data.draw(damage.mutations(json.loads((saved / name).read_text())))
+def damaged(data: st.DataObject, sound: Path, tmp_path: Path, name: str) -> Path:
+    """A folder in which a value of a file of JSON is another."""
+    folder = links(sound, tmp_path / "model")
+    what, changed = data.draw(damage.mutations(json.loads((sound / name).read_text())))
     note(what)
     damage.change_json(folder / name, lambda _: changed)
-    outcome(lambda: use_tokenizer(folder))
+    return folder
+
+
+@damage.lengths(25, 1000)
+@pytest.mark.parametrize("runner", ["native", pytest.param("transformers", marks=pytest.mark.slow)])
+def test_any_damage_to_a_pickle_is_served_or_refused(
+    runner: str, examples: int, pickled: Path, tmp_path: Path
+) -> None:
+    def check(data: st.DataObject) -> None:
+        folder = links(pickled, tmp_path / "model")
+        path = folder / "pytorch_model.bin"
+        damage.change_bytes(path, data.draw(damage.byte_changes(path.stat().st_size, 6000)))
+        outcome(lambda: serve(folder, runner, allow_pickle=True))
+
+    damage.for_examples(examples, check)
 
 
 @pytest.fixture(scope="module")
@@ -488,21 +435,17 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: save_tokenizer(folder / name, make(), **options) for name, make in KINDS.items()}
 
 
-@settings(FUZZ, max_examples=100)
-@given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
+@damage.lengths(100, 4000)
 def test_any_damage_to_a_tokenizer_is_used_or_refused(
-    data: st.DataObject, kind: str, tokenizers: dict[str, Path], tmp_path: Path
+    examples: int, tokenizers: dict[str, Path], tmp_path: Path
 ) -> None:
-    try_tokenizer(data, tokenizers[kind], tmp_path)
+    def check(data: st.DataObject) -> None:
+        sound = tokenizers[data.draw(st.sampled_from(sorted(tokenizers)))]
+        name = data.draw(st.sampled_from(["tokenizer.json", "tokenizer_config.json"]))
+        folder = damaged(data, sound, tmp_path, name)
+        outcome(lambda: use_tokenizer(folder))
 
-
-@pytest.mark.slow
-@settings(FUZZ, max_examples=4000)
-@given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
-def test_any_damage_to_a_tokenizer_is_used_or_refused_at_length(
-    data: st.DataObject, kind: str, tokenizers: dict[str, Path], tmp_path: Path
-) -> None:
-    try_tokenizer(data, tokenizers[kind], tmp_path)
+    damage.for_examples(examples, check)
 
 
 @pytest.mark.parametrize("name", JSON_FILES)

@@ -11,39 +11,32 @@ from typing import Any
 
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper
 from structlog.testing import capture_logs
 
-from integration.step_driver import settings
+from integration import damage
+from integration.step_driver import load_runner, prompt_logits
 from integration.test_onnx_files import FOLDER
-from paged_backends.runners.onnx.runner import choose_runner
-from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM
-from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel
-from paged_core.interfaces.runner import Runner
+
+GENAI, WRITTEN_OUT = "genai-qwen3", "optimum-gpt2"
+"""A file whose weights lie beside it, and one that writes its attentions out."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A file whose weights lie beside it."""
-    return shutil.copytree(FOLDER / "genai-qwen3", tmp_path / "model")
+    return shutil.copytree(FOLDER / GENAI, tmp_path / "model")
 
 
 @pytest.fixture
 def written_out(tmp_path: Path) -> Path:
-    """A file that writes its attentions out."""
-    return shutil.copytree(FOLDER / "optimum-gpt2", tmp_path / "model")
+    return shutil.copytree(FOLDER / WRITTEN_OUT, tmp_path / "model")
 
 
-def load(folder: Path, **options: Any) -> Runner:
-    given = OnnxRuntimeSettings(**options)
-    runner = choose_runner(given, RunnerContext(settings=settings(folder)))
-    runner.load()
-    return runner
+def load(folder: Path, **options: Any) -> Any:
+    return load_runner(folder, "onnxruntime", **options)
 
 
 def refused(folder: Path, kind: type[PagedCoreError], message: str) -> None:
@@ -74,27 +67,26 @@ def move(folder: Path, **entries: str) -> None:
 # ---------------------------------------------------------------------- the file
 
 
-def test_a_file_that_ends_early(folder: Path) -> None:
-    path = folder / "model.onnx"
-    path.write_bytes(path.read_bytes()[:-100])
-    refused(folder, CheckpointError, "cannot be read as an ONNX model")
-
-
-@pytest.mark.parametrize("content", [b"", b"no model", b"version https://git-lfs.github.com/spec"])
-def test_a_file_that_is_no_model(folder: Path, content: bytes) -> None:
-    (folder / "model.onnx").write_bytes(content)
-    refused(folder, CheckpointError, "cannot be read as an ONNX model|git-lfs pointer")
-
-
-def test_weights_that_are_missing(folder: Path) -> None:
-    (folder / "model.onnx.data").unlink()
-    refused(folder, CheckpointError, r"lacks its weights: .*model\.onnx\.data is missing")
-
-
-def test_weights_that_end_early(folder: Path) -> None:
-    path = folder / "model.onnx.data"
-    path.write_bytes(path.read_bytes()[:1000])
-    refused(folder, CheckpointError, r"has 1000 bytes, and model\.onnx looks for")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("", slice(-100), "cannot be read as an ONNX model"),
+        ("", b"", "cannot be read as an ONNX model"),
+        ("", b"no model", "cannot be read as an ONNX model"),
+        ("", b"version https://git-lfs.github.com/spec", "git-lfs pointer"),
+        (".data", slice(1000), r"has 1000 bytes, and model\.onnx looks for"),
+        (".data", None, r"lacks its weights: .*model\.onnx\.data is missing"),
+    ],
+)
+def test_files_that_are_not_whole(
+    folder: Path, name: str, content: bytes | slice | None, message: str
+) -> None:
+    path = folder / f"model.onnx{name}"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else path.read_bytes()[content])
+    refused(folder, CheckpointError, message)
 
 
 @pytest.mark.parametrize("name", ["../model.onnx.data", "/etc/passwd", "", "a\nb", "x" * 300])
@@ -126,27 +118,46 @@ def test_weights_at_impossible_places(folder: Path, key: str, value: str) -> Non
     refused(folder, CheckpointError, "looks for|lies at no number")
 
 
+def test_weights_at_odd_places(written_out: Path) -> None:
+    """Some are no multiple of what a number takes: those are copied."""
+    path, data = written_out / "model.onnx", written_out / "weights"
+    prompt = [3, 5, 7, 11]
+    expected = prompt_logits(load(written_out), prompt)
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location=data.name)
+    data.write_bytes(b"x" + data.read_bytes())
+
+    def edit(model: ModelProto) -> None:
+        for weight in model.graph.initializer:
+            for entry in weight.external_data:
+                entry.value = str(int(entry.value) + 1) if entry.key == "offset" else entry.value
+
+    change(written_out, edit)
+    assert (prompt_logits(load(written_out), prompt) - expected).abs().max() < 1e-5
+
+
 def test_a_weight_of_an_unknown_type(folder: Path) -> None:
     change(folder, lambda model: setattr(model.graph.initializer[0], "data_type", 77))
     refused(folder, CheckpointError, "has no known type or shape")
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_any_byte_may_be_wrong(data: st.DataObject) -> None:
+def test_any_byte_may_be_wrong() -> None:
     """It is served or refused by an error of ours, never by one of a library."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = shutil.copytree(FOLDER / "genai-llama-int4", Path(temporary) / "model")
-        path = folder / "model.onnx"
-        content = bytearray(path.read_bytes())
-        for _ in range(data.draw(st.integers(1, 3))):
-            place = data.draw(st.integers(0, len(content) - 1))
-            content[place] = data.draw(st.integers(0, 255))
-        path.write_bytes(bytes(content))
-        try:
-            load(folder)
-        except PagedCoreError as error:
-            assert "\n" not in str(error)
+
+    def check(data: st.DataObject) -> None:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = shutil.copytree(FOLDER / "genai-llama-int4", Path(temporary) / "model")
+            path = folder / "model.onnx"
+            content = bytearray(path.read_bytes())
+            for _ in range(data.draw(st.integers(1, 3))):
+                place = data.draw(st.integers(0, len(content) - 1))
+                content[place] = data.draw(st.integers(0, 255))
+            path.write_bytes(bytes(content))
+            try:
+                load(folder)
+            except PagedCoreError as error:
+                assert "\n" not in str(error)
+
+    damage.for_examples(30, check)
 
 
 # ---------------------------------------------------------------------- the configuration
@@ -275,9 +286,8 @@ def test_auto_names_the_runner_that_is_missing(
 
 
 def test_random_weights_need_a_configuration(folder: Path) -> None:
-    options = OnnxRuntimeSettings(weights="random")
     with pytest.raises(SettingsError, match=r"^runner\.weights: random .* set it to checkpoint"):
-        choose_runner(options, RunnerContext(settings=settings(folder)))
+        load(folder, weights="random")
 
 
 # ---------------------------------------------------------------------- the graph
@@ -336,25 +346,6 @@ def test_attributes_of_an_attention(folder: Path, name: str, value: Any, reason:
     refused(folder, UnsupportedModel, f"'/model/layers.0/attn/GroupQueryAttention'.* {reason}")
 
 
-@pytest.mark.parametrize(
-    "kind", ["Attention", "LinearAttention", "DecoderMaskedMultiHeadAttention"]
-)
-def test_other_operators_with_a_state(folder: Path, kind: str) -> None:
-    change(folder, lambda model: setattr(attention(model), "op_type", kind))
-    refused(folder, UnsupportedModel, rf"\({kind}\) is no attention or state that can be paged")
-
-
-def test_an_operator_that_nothing_has(folder: Path) -> None:
-    def edit(model: ModelProto) -> None:
-        next(node for node in model.graph.node if node.op_type == "Sigmoid").op_type = "Sigmund"
-
-    change(folder, edit)
-    message = (
-        r"onnxruntime [\d.]+ cannot .* \S+model\.onnx: node \S+ \(Sigmund\): .* export the model"
-    )
-    refused(folder, UnsupportedModel, message)
-
-
 def test_an_error_of_onnx_runtime_is_not_printed_as_well(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -369,123 +360,126 @@ def test_an_error_of_onnx_runtime_is_not_printed_as_well(
     assert "onnxruntime" not in "".join(capfd.readouterr())
 
 
-def test_an_opset_of_the_future(folder: Path) -> None:
-    change(folder, lambda model: setattr(model.opset_import[0], "version", 999))
-    refused(folder, UnsupportedModel, r"opset 999 of ONNX.*pip install -U")
+def named(model: ModelProto, part: str) -> NodeProto:
+    return next(node for node in model.graph.node if part in node.name)
 
 
-def test_graphs_in_a_graph(folder: Path) -> None:
-    def edit(model: ModelProto) -> None:
-        branch = helper.make_graph([], "branch", [], [])
-        node = helper.make_node("If", ["input_ids"], ["x"], "/choice", then_branch=branch)
-        model.graph.node.append(node)
-
-    change(folder, edit)
-    refused(folder, UnsupportedModel, "'/choice'.* chooses between graphs")
+def add(model: ModelProto, kind: str, inputs: list[str], *names: str, **attributes: Any) -> None:
+    """Add a node that returns ``names``, of which the last is its own."""
+    *outputs, name = names
+    model.graph.node.append(helper.make_node(kind, inputs, outputs, name, **attributes))
 
 
-@pytest.mark.parametrize("kind", ["MatMul", "MatMulInteger"])
-def test_tokens_that_are_quantised_together(folder: Path, kind: str) -> None:
-    """One scale for all tokens of a step: the result of each depends on the others.
-
-    ``quantize_dynamic`` makes products of integers; such a head is none that the cut would find.
-    """
-
-    def edit(model: ModelProto) -> None:
-        (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
-        quantise = helper.make_node(
-            "DynamicQuantizeLinear", [product.input[0]], ["q", "s", "z"], "/together"
-        )
-        if kind == "MatMul":
-            back = helper.make_node("DequantizeLinear", ["q", "s", "z"], ["rows"])
-            product.input[0] = "rows"
-            model.graph.node.extend([quantise, back])
-            return
-        cast = helper.make_node("Cast", ["sums"], ["numbers"], to=TensorProto.FLOAT)
-        scale = helper.make_node("Mul", ["numbers", "s"], list(product.output))
-        model.graph.node.extend([quantise, cast, scale])
-        product.op_type, product.input[0], product.output[0] = kind, "q", "sums"
-
-    change(folder, edit)
-    refused(folder, UnsupportedModel, "'/together'.* depends on the others; quantise weights only")
+def graphs_in_a_graph(model: ModelProto) -> None:
+    branch = helper.make_graph([], "branch", [], [])
+    add(model, "If", ["input_ids"], "x", "/choice", then_branch=branch)
 
 
-def test_tokens_that_are_mixed_outside_of_attention(folder: Path) -> None:
-    def edit(model: ModelProto) -> None:
-        (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
-        axis = helper.make_tensor("axis", TensorProto.INT64, [], [1])
-        model.graph.initializer.append(axis)
-        model.graph.node.append(
-            helper.make_node("CumSum", [product.input[0], "axis"], ["summed"], "/sum")
-        )
-        product.input[0] = "summed"
-
-    change(folder, edit)
-    refused(folder, UnsupportedModel, "outside of attention, the result of a token depends on")
+def quantised_together(model: ModelProto) -> None:
+    """One scale for all tokens of a step: the result of each depends on the others."""
+    product = named(model, "/lm_head/MatMul")
+    add(model, "DynamicQuantizeLinear", [product.input[0]], "q", "s", "z", "/together")
+    add(model, "DequantizeLinear", ["q", "s", "z"], "rows", "/back")
+    product.input[0] = "rows"
 
 
-def test_a_graph_that_needs_the_lengths_of_its_cache(written_out: Path) -> None:
-    def edit(model: ModelProto) -> None:
-        head = next(node for node in model.graph.node if "lm_head" in node.name)
-        model.graph.node.extend(
-            [
-                helper.make_node("Shape", ["past_key_values.0.key"], ["lengths"]),
-                helper.make_node("Cast", ["lengths"], ["numbers"], to=TensorProto.FLOAT),
-                helper.make_node("ReduceSum", ["numbers"], ["length"], keepdims=0),
-                helper.make_node("Add", [head.input[0], "length"], ["shifted"], "/shift"),
-            ]
-        )
-        head.input[0] = "shifted"
-
-    change(written_out, edit)
-    refused(written_out, UnsupportedModel, r"reads 'past_key_values\.0\.key' outside of attention")
+def multiplied_as_integers(model: ModelProto) -> None:
+    """``quantize_dynamic`` makes such products; a head of them is none that the cut would find."""
+    product = named(model, "/lm_head/MatMul")
+    add(model, "DynamicQuantizeLinear", [product.input[0]], "q", "s", "z", "/together")
+    add(model, "Cast", ["sums"], "numbers", "/cast", to=TensorProto.FLOAT)
+    add(model, "Mul", ["numbers", "s"], product.output[0], "/scale")
+    product.op_type, product.input[0], product.output[0] = "MatMulInteger", "q", "sums"
 
 
-def test_a_graph_without_a_cache(written_out: Path) -> None:
-    def edit(model: ModelProto) -> None:
-        for node in model.graph.node:
-            if node.op_type == "Concat" and node.input[0].startswith("past_key_values"):
-                node.op_type, node.input[:] = "Identity", [node.input[1]]
-                del node.attribute[:]
-
-    change(written_out, edit)
-    refused(written_out, UnsupportedModel, "keys and values that are appended to a cache")
+def mixed_outside_of_attention(model: ModelProto) -> None:
+    product = named(model, "/lm_head/MatMul")
+    model.graph.initializer.append(helper.make_tensor("axis", TensorProto.INT64, [], [1]))
+    add(model, "CumSum", [product.input[0], "axis"], "summed", "/sum")
+    product.input[0] = "summed"
 
 
-def test_a_graph_without_attention(folder: Path) -> None:
-    def edit(model: ModelProto) -> None:
-        for node in model.graph.node:
-            if node.op_type == "GroupQueryAttention":
-                node.op_type, node.domain = "Identity", ""
+def lengths_of_the_cache(model: ModelProto) -> None:
+    head = named(model, "lm_head")
+    add(model, "Shape", ["past_key_values.0.key"], "lengths", "")
+    add(model, "Cast", ["lengths"], "numbers", "", to=TensorProto.FLOAT)
+    add(model, "ReduceSum", ["numbers"], "length", "", keepdims=0)
+    add(model, "Add", [head.input[0], "length"], "shifted", "/shift")
+    head.input[0] = "shifted"
 
-    change(folder, edit)
-    refused(folder, UnsupportedModel, "no attention was found in it")
+
+def without_a_cache(model: ModelProto) -> None:
+    for node in model.graph.node:
+        if node.op_type == "Concat" and node.input[0].startswith("past_key_values"):
+            node.op_type, node.input[:] = "Identity", [node.input[1]]
+            del node.attribute[:]
 
 
-def test_scores_that_something_is_appended_to(written_out: Path) -> None:
+def without_attention(model: ModelProto) -> None:
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.op_type, node.domain = "Identity", ""
+
+
+def appended_scores(model: ModelProto) -> None:
     """Such as attention sinks: the error names the softmax, and what stands in the way."""
-
-    def edit(model: ModelProto) -> None:
-        nodes = [node for node in model.graph.node if node.op_type == "Softmax"]
-        for index, node in enumerate(nodes):
-            given = [node.input[0], model.graph.initializer[0].name]
-            sinks = helper.make_node("Concat", given, [f"sunk{index}"], f"/sinks.{index}", axis=-1)
-            model.graph.node.append(sinks)
-            node.input[0] = f"sunk{index}"
-
-    change(written_out, edit)
-    message = r"Softmax' \(Softmax\) may be one; its scores go through node '/sinks.0' \(Concat\)"
-    refused(written_out, UnsupportedModel, f"no attention was found in it, .*{message}")
+    nodes = [node for node in model.graph.node if node.op_type == "Softmax"]
+    for index, node in enumerate(nodes):
+        given = [node.input[0], model.graph.initializer[0].name]
+        add(model, "Concat", given, f"sunk{index}", f"/sinks.{index}", axis=-1)
+        node.input[0] = f"sunk{index}"
 
 
-def test_a_cache_that_no_attention_was_found_for(folder: Path) -> None:
-    def edit(model: ModelProto) -> None:
-        extra = model.graph.input.add()
-        extra.CopyFrom(model.graph.input[-2])
-        extra.name = "past_key_values.7.key"
+def cache_of_no_attention(model: ModelProto) -> None:
+    extra = model.graph.input.add()
+    extra.CopyFrom(model.graph.input[-2])
+    extra.name = "past_key_values.7.key"
 
+
+def operator(kind: str) -> Callable[[ModelProto], object]:
+    return lambda model: setattr(attention(model), "op_type", kind)
+
+
+OTHERS_OF_THE_STEP = "'/together'.* depends on the others; quantise weights only"
+PAGED = "is no attention or state that can be paged"
+GRAPHS: list[tuple[str, Callable[[ModelProto], object], str]] = [
+    (GENAI, operator("Attention"), rf"\(Attention\) {PAGED}"),
+    (GENAI, operator("LinearAttention"), PAGED),
+    (GENAI, operator("DecoderMaskedMultiHeadAttention"), PAGED),
+    (
+        GENAI,
+        lambda model: setattr(named(model, "act_fn"), "op_type", "Sigmund"),
+        r"onnxruntime [\d.]+ cannot .* \S+model\.onnx: node \S+ \(Sigmund\): .* export the model",
+    ),
+    (
+        GENAI,
+        lambda model: setattr(model.opset_import[0], "version", 999),
+        r"opset 999 of ONNX.*pip install -U",
+    ),
+    (GENAI, graphs_in_a_graph, "'/choice'.* chooses between graphs"),
+    (GENAI, quantised_together, OTHERS_OF_THE_STEP),
+    (GENAI, multiplied_as_integers, OTHERS_OF_THE_STEP),
+    (GENAI, mixed_outside_of_attention, "outside of attention, the result of a token depends on"),
+    (WRITTEN_OUT, lengths_of_the_cache, r"reads 'past_key_values\.0\.key' outside of attention"),
+    (WRITTEN_OUT, without_a_cache, "keys and values that are appended to a cache"),
+    (GENAI, without_attention, "no attention was found in it"),
+    (
+        WRITTEN_OUT,
+        appended_scores,
+        r"no attention was found in it, .*Softmax' \(Softmax\) may be one; its scores go through "
+        r"node '/sinks.0' \(Concat\)",
+    ),
+    (GENAI, cache_of_no_attention, r"cache 'past_key_values\.7\.key' is read by 0 attentions"),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "message"), GRAPHS)
+def test_graphs_that_cannot_be_served(
+    name: str, edit: Callable[[ModelProto], object], message: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(FOLDER / name, tmp_path / "model")
     change(folder, edit)
-    refused(folder, UnsupportedModel, r"cache 'past_key_values\.7\.key' is read by 0 attentions")
+    refused(folder, UnsupportedModel, message)
 
 
 def test_only_the_last_token_has_logits(folder: Path) -> None:
@@ -493,10 +487,9 @@ def test_only_the_last_token_has_logits(folder: Path) -> None:
     before = load(folder).vocab_size
 
     def edit(model: ModelProto) -> None:
-        (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
+        product = named(model, "/lm_head/MatMul")
         model.graph.initializer.append(helper.make_tensor("last", TensorProto.INT64, [1], [-1]))
-        gather = helper.make_node("Gather", [product.input[0], "last"], ["one"], "/last", axis=1)
-        model.graph.node.append(gather)
+        add(model, "Gather", [product.input[0], "last"], "one", "/last", axis=1)
         product.input[0] = "one"
 
     change(folder, edit)

@@ -146,20 +146,6 @@ def test_mistakes_get_one_clear_line(
     assert "Traceback" not in err
 
 
-def test_truncated_weights_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from paged_backends.checkpoint.folder import resolve_checkpoint
-
-    for path in resolve_checkpoint("demo").iterdir():
-        if path.is_file():
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100_000])
-    status, _, err = run(capsys, "a", "--model", str(tmp_path))
-    assert status == 1
-    assert "model.safetensors" in err
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_prints_what_is_finished(tmp_path: Path, times: int) -> None:
     prompts = tmp_path / "prompts.txt"

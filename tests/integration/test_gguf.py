@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import huggingface_hub
-import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -19,12 +18,11 @@ import transformers
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
 from huggingface_hub.errors import EntryNotFoundError
-from hypothesis import given
 from hypothesis import strategies as st
 
 from integration import damage, gguf_files, tiny_models
 from integration.gguf_files import K_QUANTS, SIMPLE, GgufModel, tokenizer_values
-from integration.step_driver import load_runner, settings
+from integration.step_driver import load_runner, prompt_logits, settings
 from integration.test_checkpoints import unanswered
 from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_backends.checkpoint.weights import open_weights
@@ -33,59 +31,31 @@ from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.decoder import BlockTable, Decoder, DenseTable
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.ops import Linear, Ops, TorchOps
-from paged_backends.runners.native.runner import NativeRunner, choose_ops
+from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.native.source import ModelSource
-from paged_backends.runners.settings import NativeSettings
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, SamplingParams
 from paged_core.cli import main
 from paged_core.errors import CheckpointError, UnsupportedModel
-from paged_core.interfaces.runner import Runner
-from paged_testing.runner import DenseAttention
 
-SHAPE = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.1,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 3.0,
-    "original_max_position_embeddings": 32,
-}
 OWN = {
-    "llama, llama3 rope, biases": ("Llama", {"rope_parameters": LLAMA3, "attention_bias": True}),
-    "gemma3, linear rope, caps": (
+    "llama, llama3 rope, biases": tiny_models.of(
+        "Llama", rope_parameters=tiny_models.LLAMA3, attention_bias=True
+    ),
+    "gemma3, linear rope, caps": tiny_models.of(
         "Gemma3Text",
-        {
-            "head_dim": 16,
-            "query_pre_attn_scalar": 16,
-            "num_hidden_layers": 7,
-            "sliding_window": 8,
-            "final_logit_softcapping": 3.0,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
-        },
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        num_hidden_layers=7,
+        sliding_window=8,
+        final_logit_softcapping=3.0,
+        rope_parameters=tiny_models.GEMMA3_ROPES,
     ),
-    "gemma2, another window": (
-        "Gemma2",
-        {"head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 16},
+    "gemma2, another window": tiny_models.of(
+        "Gemma2", head_dim=16, sliding_window=4, query_pre_attn_scalar=16
     ),
-    "llama for large blocks": (
-        "Llama",
-        {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 70},
+    "llama for large blocks": tiny_models.of(
+        "Llama", hidden_size=256, intermediate_size=512, vocab_size=70
     ),
 }
 SAME = ["llama", "llama, linear rope, tied", "mistral", "qwen2", "qwen3", "gemma", "gpt2"]
@@ -97,11 +67,7 @@ def make(
 ) -> GgufModel:
     """A model with random weights; those that are small or zero at first are moved."""
     torch.manual_seed(0)
-    if name in OWN:
-        family, options = OWN[name]
-        config = getattr(transformers, f"{family}Config")(**(SHAPE | options))
-    else:
-        config = tiny_models.NATIVE[name]()
+    config = (OWN.get(name) or tiny_models.NATIVE[name])()
     model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -112,52 +78,27 @@ def make(
     return GgufModel(model, kind, values, types or {})
 
 
-def logits(runner: Runner, tokens: list[int]) -> torch.Tensor:
-    """Return the logits of a prompt, [T, V]."""
-    attention = DenseAttention(runner.layers, 1)
-    attention.begin([(0, len(tokens))])
-    with torch.inference_mode():
-        hidden = runner.forward(torch.tensor(tokens), torch.arange(len(tokens)), attention)
-        return runner.logits(hidden)
-
-
-def check(made: GgufModel, path: Path) -> Runner:
+def check(made: GgufModel, path: Path) -> None:
     """Write the file, and compare its logits with those of the model of the same numbers.
 
     Kernels also round the activations that they multiply with quantised weights.
     """
     made.write(path)
-    runner = load_runner(settings(path), "native", kernels="off")
+    runner = load_runner(path, "native", kernels="off")
     tokens = tiny_models.PROMPTS[2]
     with torch.inference_mode():
         expected = made.model(torch.tensor([tokens])).logits[0]
     assert expected.std() > 0.01
-    torch.testing.assert_close(logits(runner, tokens), expected, rtol=1e-4, atol=1e-4)
-    off = logits(load_runner(settings(path), "native"), tokens) - expected
+    torch.testing.assert_close(prompt_logits(runner, tokens), expected, rtol=1e-4, atol=1e-4)
+    off = prompt_logits(load_runner(path, "native"), tokens) - expected
     assert off.abs().mean() < 0.03 * expected.std()
-    return runner
-
-
-@pytest.mark.parametrize("name", [*SAME, *list(OWN)])
-def test_logits_are_those_of_the_model(name: str, tmp_path: Path) -> None:
-    made = make(name)
-    runner = check(made, tmp_path / "model.gguf")
     assert runner.vocab_size == made.config.vocab_size
     assert runner.max_model_len == made.config.max_position_embeddings
     assert runner.eos_token_ids == {2}
 
 
-@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, *SIMPLE], ids=lambda kind: kind.name)
-def test_logits_are_those_of_the_numbers_in_the_file(kind: Type, tmp_path: Path) -> None:
-    check(make("qwen3", kind), tmp_path / "model.gguf")
-
-
-@pytest.mark.parametrize("kind", K_QUANTS, ids=lambda kind: kind.name)
-def test_blocks_of_256_numbers(kind: Type, tmp_path: Path) -> None:
-    check(make("llama for large blocks", kind), tmp_path / "model.gguf")
-
-
-MIXED = {
+LARGE = "llama for large blocks"
+MIXED: dict[str, tuple[Type, dict[str, Type]]] = {
     "as in Q4_K_M": (Type.Q4_K, {"attn_v": Type.Q6_K, "ffn_down": Type.Q6_K}),
     "an embedding alone": (Type.F32, {"token_embd": Type.Q6_K}),
     "a head alone": (Type.F32, {"output.weight": Type.Q5_K}),
@@ -167,16 +108,18 @@ MIXED = {
         {"output.weight": Type.BF16, "token_embd": Type.F16, "ffn_gate": Type.Q5_1},
     ),
 }
+MADE: dict[str, tuple[Any, ...]] = {
+    **{name: (name,) for name in (*SAME, *OWN)},
+    **{kind.name: ("qwen3", kind) for kind in (Type.F16, Type.BF16, *SIMPLE)},
+    **{kind.name: (LARGE, kind) for kind in K_QUANTS},
+    **{name: (LARGE, *types) for name, types in MIXED.items()},
+    "a head that is the quantised embedding": ("llama, linear rope, tied", Type.Q5_0),
+}
 
 
-@pytest.mark.parametrize("mixed", list(MIXED))
-def test_matrices_of_several_types(mixed: str, tmp_path: Path) -> None:
-    check(make("llama for large blocks", *MIXED[mixed]), tmp_path / "model.gguf")
-
-
-def test_a_head_that_is_the_quantised_embedding(tmp_path: Path) -> None:
-    made = make("llama, linear rope, tied", Type.Q5_0)
-    check(made, tmp_path / "model.gguf")
+@pytest.mark.parametrize("name", MADE)
+def test_logits_are_those_of_the_numbers_in_the_file(name: str, tmp_path: Path) -> None:
+    check(make(*MADE[name]), tmp_path / "model.gguf")
 
 
 class KeepingOps(TorchOps):
@@ -197,35 +140,21 @@ class KeepingOps(TorchOps):
 
 def decoder_of(path: Path, ops: Ops) -> Decoder:
     source = ModelSource.open(settings(path), "checkpoint", quantized=True)
-    return Assembly.of(source, ops).decoder()
-
-
-@pytest.mark.parametrize(
-    ("options", "device", "kept"),
-    [
-        ({"kernels": "off"}, "cpu", True),
-        ({"kernels": "off"}, "cuda", False),
-        ({"compile": True}, "cpu", False),
-        ({}, "cpu", True),
-    ],
-)
-def test_where_weights_are_dequantised(options: dict[str, Any], device: str, kept: bool) -> None:
-    ops = choose_ops(NativeSettings(**options), torch.float32, torch.device(device))
-    assert ops.computes_quantized == kept
+    return Assembly(source, ops).decoder()
 
 
 @pytest.mark.parametrize("name", ["as in Q4_K_M", "a head alone"])
 def test_dequantised_weights_are_the_same_numbers(name: str, tmp_path: Path) -> None:
-    path = make("llama for large blocks", *MIXED[name]).write(tmp_path / "model.gguf")
-    runner = load_runner(settings(path), "native", kernels="off")
-    expected = logits(runner, tiny_models.PROMPTS[2])
+    path = make(LARGE, *MIXED[name]).write(tmp_path / "model.gguf")
+    runner = load_runner(path, "native", kernels="off")
+    expected = prompt_logits(runner, tiny_models.PROMPTS[2])
     ops = KeepingOps(computes_quantized=False)
     assert isinstance(runner, NativeRunner)
     runner._decoder = decoder_of(path, ops)
-    assert isinstance(runner._decoder._embedding.table, DenseTable)
+    assert isinstance(runner._decoder.embedding.table, DenseTable)
     assert not ops.matrices
     torch.testing.assert_close(
-        logits(runner, tiny_models.PROMPTS[2]), expected, rtol=1e-4, atol=1e-4
+        prompt_logits(runner, tiny_models.PROMPTS[2]), expected, rtol=1e-4, atol=1e-4
     )
 
 
@@ -238,29 +167,33 @@ def test_a_scale_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
     content[begin : begin + 2] = np.float16("inf").tobytes()
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"blk.1.ffn_up.weight in .* \(Q8_0\) has a scale"):
-        load_runner(settings(path), "native")
+        load_runner(path, "native")
 
 
 def test_weights_stay_quantised(tmp_path: Path) -> None:
-    path = make("llama for large blocks", *MIXED["as in Q4_K_M"]).write(tmp_path / "model.gguf")
+    path = make(LARGE, *MIXED["as in Q4_K_M"]).write(tmp_path / "model.gguf")
     ops = KeepingOps()
     decoder = decoder_of(path, ops)
     assert len(ops.matrices) == 4 * 2 + 1
     formats = [matrix.weight_format.name for matrix in ops.matrices[1:5]]
     assert formats == ["int8-g16", "int4-g32", "int4-g32", "int8-g16"]
-    assert isinstance(decoder._embedding.table, BlockTable)
+    assert isinstance(decoder.embedding.table, BlockTable)
 
 
 # ---------------------------------------------------------------------- a whole model
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Type], Path]:
     """The demo model with its tokenizer, in one file."""
-    folder = resolve_checkpoint("demo")
+    folder, made = resolve_checkpoint("demo"), tmp_path_factory.mktemp("demo")
     values = tokenizer_values(folder, "smollm")
-    made = GgufModel(gguf_files.load(folder).requires_grad_(False), values=values)
-    return made.write(tmp_path_factory.mktemp("demo") / "demo.gguf")
+
+    def write(kind: Type) -> Path:
+        model = GgufModel(gguf_files.load(folder).requires_grad_(False), kind, values)
+        return model.write(made / f"{kind.name}.gguf")
+
+    return write
 
 
 @pytest.fixture
@@ -272,39 +205,32 @@ def small(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_demo_model_says_the_same(demo: Path) -> None:
-    prompts = ["What is a block table?", "Count from 1 to 10:"]
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=lambda kind: kind.name)
+def test_the_demo_model_says_the_same(demo: Callable[[Type], Path], kind: Type) -> None:
+    prompts = ["Count from 1 to 10:"]
+    prompts += ["What is a block table?"] if kind == Type.F32 else []
     answers = []
-    for model in ("demo", str(demo)):
+    for model in ("demo", str(demo(kind))):
         with LLM(model, num_blocks=64) as llm:
             outputs = llm.generate(prompts, SamplingParams(max_tokens=20))
-            talk = llm.chat([{"role": "user", "content": prompts[0]}], SamplingParams(max_tokens=8))
-            answers.append([(o.prompt_token_ids, o.outputs[0].text) for o in [*outputs, *talk]])
+            talk = [{"role": "user", "content": "What is a block table?"}]
+            if kind == Type.F32:
+                outputs += llm.chat(talk, SamplingParams(max_tokens=8))
+            answers.append([(one.prompt_token_ids, one.outputs[0].text) for one in outputs])
     assert answers[0] == answers[1]
 
 
-def test_the_demo_model_says_the_same_in_8_bits(tmp_path: Path) -> None:
-    folder = resolve_checkpoint("demo")
-    model = gguf_files.load(folder).requires_grad_(False)
-    path = GgufModel(model, Type.Q8_0, tokenizer_values(folder, "smollm")).write(
-        tmp_path / "m.gguf"
-    )
-    answers = []
-    for name in ("demo", str(path)):
-        with LLM(name, num_blocks=64) as llm:
-            outputs = llm.generate(["Count from 1 to 10:"], SamplingParams(max_tokens=20))
-            answers.append([output.outputs[0].text for output in outputs])
-    assert answers[0] == answers[1]
-
-
-def test_the_command_line_generates(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "Hello", "--model", str(demo), "--max-tokens", "4"], {}) == 0
+def test_the_command_line_generates(
+    demo: Callable[[Type], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(demo(Type.F32))
+    assert main(["generate", "Hello", "--model", path, "--max-tokens", "4"], {}) == 0
     assert capsys.readouterr().out.startswith("Hello")
 
 
 def test_a_folder_with_one_file_is_that_file(small: Path) -> None:
     assert resolve_checkpoint(str(small)) == small / "small.gguf"
-    load_runner(settings(small), "native")
+    load_runner(small, "native")
 
 
 def test_a_folder_with_several_files_lists_them(small: Path) -> None:
@@ -336,7 +262,7 @@ def test_a_file_of_a_repository(small: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_runner_of_transformers_refuses_it(small: Path) -> None:
     with pytest.raises(UnsupportedModel, match="set runner to native"):
-        load_runner(settings(small), "transformers")
+        load_runner(small, "transformers")
 
 
 def test_weights_from_a_seed_need_only_the_values(small: Path) -> None:
@@ -369,7 +295,7 @@ def test_the_end_of_a_turn_ends_a_sequence(tmp_path: Path) -> None:
         "tokenizer.ggml.tokens": [f"t{number}" for number in range(299)] + ["<|im_end|>"],
     }
     path = make("llama", **values).write(tmp_path / "model.gguf")
-    assert load_runner(settings(path), "native").eos_token_ids == {2, 7, 299}
+    assert load_runner(path, "native").eos_token_ids == {2, 7, 299}
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -398,7 +324,7 @@ def test_the_end_of_a_turn_ends_a_sequence(tmp_path: Path) -> None:
 def test_what_a_file_may_not_say(values: dict[str, Any], reason: str, tmp_path: Path) -> None:
     path = make("llama", **values).write(tmp_path / "model.gguf")
     with pytest.raises((CheckpointError, UnsupportedModel), match=reason):
-        load_runner(settings(path), "native")
+        load_runner(path, "native")
 
 
 def test_layers_may_each_say_the_same(tmp_path: Path) -> None:
@@ -422,7 +348,7 @@ def test_weights_that_the_model_lacks(small: Path) -> None:
     path = small / "small.gguf"
     path.write_bytes(path.read_bytes().replace(b"ffn_norm", b"ffn_norn"))
     with pytest.raises(CheckpointError, match=r"lacks the weights blk.0.ffn_norm.weight"):
-        load_runner(settings(path), "native")
+        load_runner(path, "native")
 
 
 def test_other_files_under_that_name(tmp_path: Path) -> None:
@@ -529,15 +455,13 @@ def check_damage(content: bytes) -> None:
             assert len(str(error)) < 1500
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(3000, marks=pytest.mark.slow)])
+@damage.lengths(60, 3000)
 def test_damaged_files_are_refused_in_one_line(sound: bytes, examples: int) -> None:
-    @given(data=st.data())
-    @hypothesis.settings(deadline=None, max_examples=examples)
     def check(data: st.DataObject) -> None:
         check_damaged_bytes(sound, data)
         check_odd_numbers(sound, data)
 
-    check()
+    damage.for_examples(examples, check)
 
 
 def check_damaged_bytes(sound: bytes, data: st.DataObject) -> None:

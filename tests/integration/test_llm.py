@@ -61,15 +61,6 @@ def test_forms_of_a_prompt(llm: LLM) -> None:
     }
 
 
-def test_cached_tokens_are_counted(llm: LLM) -> None:
-    prompt = list(range(100, 140))
-    first = llm.generate([prompt])[0]
-    again = llm.generate([prompt])[0]
-    assert first.num_cached_tokens in {0, 32}
-    assert again.num_cached_tokens == 32
-    assert again.outputs[0].token_ids == first.outputs[0].token_ids
-
-
 def test_several_sequences_share_a_prompt(llm: LLM) -> None:
     sampling = SamplingParams(n=3, temperature=2.0, seed=7, max_tokens=12, ignore_eos=True)
     (output,) = llm.generate("Once upon a time", sampling)
@@ -310,35 +301,6 @@ def test_what_can_never_run_is_refused_and_the_engine_goes_on(
     assert llm.generate("2 + 2 =")[0].outputs[0].finish_reason == "stop"
 
 
-def test_a_prompt_larger_than_the_cache_is_refused() -> None:
-    with LLM(num_blocks=4, max_model_len=1000) as small:
-        with pytest.raises(RequestError, match="num_blocks"):
-            small.generate([[5] * 70])
-        assert small.generate([[5] * 20])[0].finished
-
-
-def test_a_lone_request_that_fills_the_cache_ends_with_length() -> None:
-    with LLM(num_blocks=4, max_model_len=1000) as small:
-        (output,) = small.generate([[5] * 20], SamplingParams(max_tokens=900, ignore_eos=True))
-        assert output.outputs[0].finish_reason == "length"
-        assert len(output.outputs[0].token_ids) >= 44
-        assert_idle(small)
-
-
-def test_a_failing_logits_processor_fails_its_request_only(llm: LLM) -> None:
-    def fail(tokens: Sequence[int], logits: Any) -> Any:
-        if len(tokens) == 3:
-            raise ValueError("no such colour")
-        return logits
-
-    good = SamplingParams(max_tokens=8, ignore_eos=True)
-    bad = SamplingParams(max_tokens=8, ignore_eos=True, logits_processors=[fail])
-    outputs = llm.generate(["Hello!", "Hello!", "Once"], [good, bad, good])
-    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
-    assert "no such colour" in (outputs[1].outputs[0].error or "")
-    assert_idle(llm)
-
-
 def test_without_a_tokenizer_token_ids_are_served(without_text: LLM) -> None:
     (output,) = without_text.generate([[5, 6, 7]])
     assert output.outputs[0].text is None
@@ -347,27 +309,6 @@ def test_without_a_tokenizer_token_ids_are_served(without_text: LLM) -> None:
         without_text.generate("text")
     with pytest.raises(RequestError, match="stop string"):
         without_text.generate([[5]], SamplingParams(stop="x"))
-
-
-def test_parameters_for_each_prompt_must_fit(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="2 prompts"):
-        llm.generate(["a", "b"], [SamplingParams()])
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"n": 0}, {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.5},
-        {"top_k": -2}, {"min_p": 2}, {"max_tokens": 0}, {"min_tokens": 5, "max_tokens": 4},
-        {"repetition_penalty": 0}, {"presence_penalty": 3}, {"logprobs": -2}, {"stop": [""]},
-        {"temperature": "1"}, {"max_tokens": 2.5}, {"n": True}, {"n": None}, {"seed": -2},
-        {"stop": 3}, {"stop": [1]}, {"stop_token_ids": ["x"]}, {"stop_token_ids": 3},
-        {"logit_bias": {"a": 1}}, {"logit_bias": [1]},
-    ],
-)  # fmt: skip
-def test_contradictory_sampling_parameters(values: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match=next(iter(values))):
-        SamplingParams(**values)
 
 
 def test_settings_are_keywords() -> None:

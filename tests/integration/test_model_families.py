@@ -3,42 +3,49 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration import tiny_models
-from integration.step_driver import (
-    StepDriver,
-    load_runner,
-    make_executor,
-    run_at_random,
-    settings,
-)
+from integration.step_driver import load_runner, served_at_random, settings
 from paged_core.errors import UnsupportedModel
 
 NUM_TOKENS = 8
-
-
-@pytest.fixture(scope="module", params=list(tiny_models.FAMILIES))
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save(request.param, tmp_path_factory.mktemp(request.param))
+RUNNERS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "transformers": ({}, [1, 4, 16, 256]),
+    "native": ({}, [1, 4, 16, 256]),
+    "native, plain": ({"kernels": "off"}, [4]),
+    "native, portable": ({"kernels": "portable"}, [4]),
+    "onnxruntime": ({}, [4]),
+}
+"""Options of runners, and the sizes of blocks that each is tried with."""
+PAIRS = [
+    (name, runner)
+    for name in tiny_models.FAMILIES | tiny_models.NATIVE
+    for runner in RUNNERS
+    if name in (tiny_models.FAMILIES if runner == "transformers" else tiny_models.NATIVE)
+]
 
 
 @pytest.fixture(scope="module")
-def expected(family: Path) -> list[list[int]]:
-    return tiny_models.generate(family, tiny_models.PROMPTS, NUM_TOKENS)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model, and what the library generates."""
+    folder = tiny_models.save(request.param, tmp_path_factory.mktemp("model"))
+    return folder, tiny_models.generate(folder, tiny_models.PROMPTS, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16, 256])
-def test_greedy_tokens_equal_those_of_generate(
-    family: Path, expected: list[list[int]], block_size: int
-) -> None:
-    num_blocks = max(4, 160 // block_size)
-    chosen = settings(family, block_size=block_size, num_blocks=num_blocks)
-    executor = make_executor(chosen, needs_host_blocks=True)
-    driver = StepDriver(executor, block_size, seed=block_size)
-    for _ in range(2):
-        assert run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS) == expected
+@pytest.mark.parametrize(("family", "runner"), PAIRS, indirect=["family"])
+def test_greedy_tokens_equal_those_of_generate(family: Any, runner: str) -> None:
+    """In chunks and batches, swapped out and in, at random; twice, with the cache of before."""
+    folder, expected = family
+    options, sizes = RUNNERS[runner]
+    for block_size in sizes:
+        chosen = settings(folder, block_size=block_size, num_blocks=max(4, 160 // block_size))
+        loaded = load_runner(chosen, runner.partition(",")[0], **options)
+        prompts = tiny_models.PROMPTS
+        found = served_at_random(chosen, loaded, prompts, NUM_TOKENS, seed=block_size, times=2)
+        assert found == [expected] * 2
 
 
 @pytest.mark.parametrize("name", list(tiny_models.UNSUPPORTED))
@@ -46,5 +53,5 @@ def test_what_cannot_be_served_is_refused_by_name(name: str, tmp_path: Path) -> 
     _, reason = tiny_models.UNSUPPORTED[name]
     tiny_models.save(name, tmp_path)
     with pytest.raises(UnsupportedModel, match=reason) as caught:
-        load_runner(settings(tmp_path))
+        load_runner(tmp_path)
     assert "cannot be served" in str(caught.value)

@@ -7,40 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from integration.onnx_graphs import Decoder, Grouped, MultiHead, Paged, Written, whole_logits
-from integration.step_driver import settings
-from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
-from paged_backends.runners.settings import OnnxRuntimeSettings
-from paged_core.engine.contexts import RunnerContext
+from integration.step_driver import load_runner, prompt_logits, settings
 from paged_core.errors import UnsupportedModel
-from paged_testing.runner import DenseAttention
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 
 
-def load(folder: Path, **changes: Any) -> OnnxFileRunner:
-    context = RunnerContext(settings=settings(folder, **changes))
-    runner = OnnxFileRunner(OnnxRuntimeSettings(), context)
-    runner.load()
-    return runner
-
-
-def logits(runner: OnnxFileRunner) -> Any:
+def logits(folder: Path, **changes: Any) -> Any:
     """Logits of the tokens, in two chunks."""
-    attention = DenseAttention(runner.layers, 1)
-    rows = []
-    for start, stop in ((0, 5), (5, len(TOKENS))):
-        attention.begin([(0, stop - start)])
-        tokens, positions = torch.tensor(TOKENS[start:stop]), torch.arange(start, stop)
-        rows.append(runner.logits(runner.forward(tokens, positions, attention)))
-    return torch.cat(rows).numpy()
+    return prompt_logits(load_runner(settings(folder, **changes), "onnxruntime"), TOKENS, 5).numpy()
 
 
 def check(decoder: Decoder, folder: Path) -> None:
     decoder.save(folder)
-    np.testing.assert_allclose(logits(load(folder)), whole_logits(folder, TOKENS), atol=1e-4)
+    np.testing.assert_allclose(logits(folder), whole_logits(folder, TOKENS), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +55,7 @@ def test_paged_attention_computes_what_grouped_queries_do(packed: bool, tmp_path
     for kind in (Grouped, Paged):
         decoder = kind(local_window_size=3, softcap=2.0)
         decoder.packed, decoder.rotary = packed, 16
-        results.append(logits(load(decoder.save(tmp_path / kind.__name__))))
+        results.append(logits(decoder.save(tmp_path / kind.__name__)))
     np.testing.assert_allclose(*results, atol=1e-5)
 
 
@@ -93,7 +75,7 @@ def test_attention_may_end_in_another_dtype_than_that_of_its_cache(
     dtype: str, tmp_path: Path
 ) -> None:
     Written(half=1).save(tmp_path)
-    computed = logits(load(tmp_path, dtype=dtype))
+    computed = logits(tmp_path, dtype=dtype)
     np.testing.assert_allclose(computed, whole_logits(tmp_path, TOKENS), atol=2e-2)
 
 
@@ -102,7 +84,7 @@ def test_a_mask_that_is_more_than_causal_is_found(slope: float, tmp_path: Path) 
     """A bias by distance changes few tokens if it is small, and looks like any other mask."""
     Written(slope=slope).save(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"Softmax.* adds .* bias by distance"):
-        load(tmp_path)
+        load_runner(tmp_path, "onnxruntime")
 
 
 @pytest.mark.parametrize("windows", [(None, 3), (5, 40)])
@@ -111,13 +93,14 @@ def test_windows_are_those_of_the_masks(
 ) -> None:
     """Also one that no token of the trial is beyond."""
     check(Written(windows=windows), tmp_path)
-    assert [layer.sliding_window for layer in load(tmp_path).layers] == list(windows)
+    layers = load_runner(tmp_path, "onnxruntime").layers
+    assert [layer.sliding_window for layer in layers] == list(windows)
 
 
 def test_a_mask_with_a_hole_is_refused(tmp_path: Path) -> None:
     Written(hole=4).save(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"Softmax.* hides other tokens than later ones"):
-        load(tmp_path)
+        load_runner(tmp_path, "onnxruntime")
 
 
 @pytest.mark.parametrize("chunk", [8, 32, 48])
@@ -125,7 +108,7 @@ def test_a_window_that_grows_is_refused(chunk: int, tmp_path: Path) -> None:
     """As tokens of a chunk attend to those of the chunk only."""
     Written(chunk=chunk).save(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"Softmax.* (changes with|hides other tokens)"):
-        load(tmp_path)
+        load_runner(tmp_path, "onnxruntime")
 
 
 @pytest.mark.parametrize(
@@ -141,4 +124,4 @@ def test_what_attention_does_not_do_here_is_refused_by_name(
 ) -> None:
     decoder.save(tmp_path)
     with pytest.raises(UnsupportedModel, match=message):
-        load(tmp_path)
+        load_runner(tmp_path, "onnxruntime")

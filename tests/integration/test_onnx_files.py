@@ -15,11 +15,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from integration.step_driver import StepDriver, make_executor, run_at_random, settings
-from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
-from paged_backends.runners.settings import OnnxRuntimeSettings
+from integration.step_driver import load_runner, served_at_random, settings
 from paged_core import LLM, SamplingParams
-from paged_core.engine.contexts import RunnerContext
 
 FOLDER = Path(__file__).parents[1] / "data" / "onnx"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
@@ -32,10 +29,8 @@ def expected(name: str) -> tuple[list[str], list[list[int]]]:
     return read["prompts"], read["tokens"]
 
 
-def load(chosen: Any) -> OnnxFileRunner:
-    runner = OnnxFileRunner(OnnxRuntimeSettings(), RunnerContext(settings=chosen))
-    runner.load()
-    return runner
+def load(name: str, **changes: Any) -> Any:
+    return load_runner(settings(FOLDER / name, **changes), "onnxruntime")
 
 
 def answers(name: str, **changes: Any) -> list[list[int]]:
@@ -56,11 +51,10 @@ def test_generates_the_text_of_its_source_model(name: str) -> None:
 def test_does_not_depend_on_the_schedule(name: str) -> None:
     """In chunks and batches, and swapped out and in, at random."""
     chosen = settings(FOLDER / name, block_size=4, num_blocks=60)
-    executor = make_executor(chosen, needs_host_blocks=True, runner=load(chosen))
-    driver = StepDriver(executor, 4, seed=3)
+    runner = load_runner(chosen, "onnxruntime")
     prompts, tokens = expected(name)
     encoded = [[_token(character) for character in prompt] for prompt in prompts]
-    assert run_at_random(driver, encoded, NUM_TOKENS) == tokens
+    assert served_at_random(chosen, runner, encoded, NUM_TOKENS, seed=3) == [tokens]
 
 
 def _token(character: str) -> int:
@@ -87,7 +81,7 @@ def test_a_prefix_that_is_cached_changes_nothing() -> None:
 @pytest.mark.parametrize("name", ["genai-qwen3", "optimum-gemma2", "genai-llama-multi-head"])
 def test_a_cache_of_another_dtype(name: str) -> None:
     """The graph computes as it is; queries, keys and values leave it in the chosen dtype."""
-    layers = load(settings(FOLDER / name, dtype="bfloat16")).layers
+    layers = load(name, dtype="bfloat16").layers
     assert {layer.dtype for layer in layers} == {"bfloat16"}
     tokens = [token for output in answers(name, dtype="bfloat16") for token in output[:4]]
     wanted = [token for output in expected(name)[1] for token in output[:4]]
@@ -95,14 +89,14 @@ def test_a_cache_of_another_dtype(name: str) -> None:
 
 
 def test_an_8_bit_cache() -> None:
-    layers = load(settings(FOLDER / "genai-qwen3", kv_cache_dtype="fp8_e4m3")).layers
+    layers = load("genai-qwen3", kv_cache_dtype="fp8_e4m3").layers
     assert {layer.kv_cache_dtype for layer in layers} == {"fp8_e4m3"}
 
 
 @pytest.mark.parametrize("name", ["genai-gemma2", "optimum-gemma2"])
 def test_windows_and_caps(name: str) -> None:
     """One library writes both into the graph; the other only the window, and that into a mask."""
-    layers = load(settings(FOLDER / name)).layers
+    layers = load(name).layers
     assert [(layer.sliding_window, layer.soft_cap) for layer in layers] == [(8, 2.0), (None, 2.0)]
 
 
@@ -110,14 +104,14 @@ def test_deterministic_computes_4_bit_weights_in_floating_point() -> None:
     """The file asks for 8-bit arithmetic, in which last bits can depend on the batch."""
     rows = []
     for deterministic in (False, True):
-        runner = load(settings(FOLDER / "genai-llama-int4", deterministic=deterministic))
+        runner = load("genai-llama-int4", deterministic=deterministic)
         hidden = runner.forward(torch.tensor([5]), torch.tensor([0]), lambda _, query, *__: query)
         rows.append(runner.logits(hidden))
     assert 1e-4 < float((rows[0] - rows[1]).abs().max()) < 0.5
 
 
 def test_what_is_known_of_a_model() -> None:
-    runner = load(settings(FOLDER / "genai-llama-int4"))
+    runner = load("genai-llama-int4")
     assert (runner.vocab_size, runner.max_model_len, runner.eos_token_ids) == (98, 96, {2})
     size = runner.model_size()
     hidden, heads, kv_heads, wide = 32, 64, 32, 64

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from integration import damage
 from paged_core.cli import main
 from paged_core.cli import prompts_file as module
 from paged_core.cli.prompts_file import read_tasks
@@ -179,18 +179,6 @@ def check_line(folder: Path, line: Any) -> None:
         assert task.sampling is not None
 
 
-@given(line=LINES)
-@settings(max_examples=150)
-def test_any_line_is_a_task_or_an_error(
-    tmp_path_factory: pytest.TempPathFactory, line: Any
-) -> None:
-    check_line(tmp_path_factory.getbasetemp(), line)
-
-
-@pytest.mark.slow
-@given(line=LINES)
-@settings(max_examples=20_000)
-def test_any_line_is_a_task_or_an_error_at_length(
-    tmp_path_factory: pytest.TempPathFactory, line: Any
-) -> None:
-    check_line(tmp_path_factory.getbasetemp(), line)
+@damage.lengths(150, 20_000)
+def test_any_line_is_a_task_or_an_error(examples: int, tmp_path: Path) -> None:
+    damage.for_examples(examples, lambda data: check_line(tmp_path, data.draw(LINES)))

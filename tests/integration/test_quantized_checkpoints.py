@@ -9,19 +9,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import hypothesis
 import pytest
 import torch
 import transformers
-from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
-from integration import damage
+from integration import damage, tiny_models
 from integration.quantized_checkpoints import Awq, CompressedTensors, Gptq, Method, write
-from integration.step_driver import load_runner, settings
-from integration.test_gguf import decoder_of, logits
+from integration.step_driver import load_runner, prompt_logits, settings
+from integration.test_gguf import decoder_of
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.ops import TorchOps
@@ -31,15 +29,10 @@ from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 SHAPE = {
     "hidden_size": 128,
     "intermediate_size": 320,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 32,
     "vocab_size": 304,
     "max_position_embeddings": 128,
     "initializer_range": 0.08,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 PROMPT = [3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 7, 7]
 
@@ -71,13 +64,13 @@ AGAIN: dict[str, Method] = {
     "compressed int4, act-order": CompressedTensors(act_order=True),
     "gptq int4, groups that we lack": Gptq(group_size=8),
 }
-"""Quantised again."""
+"""Quantised again, so that logits are only near."""
 
 
 def make(family: str = "Llama", **options: Any) -> Any:
     """A model of the library with random weights."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**(SHAPE | options))
+    config = tiny_models.of(family, **(SHAPE | options))()
     return (
         transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="eager"
@@ -94,20 +87,15 @@ def check(model: Any, folder: Path, bound: float) -> None:
     """
     expected = model(torch.tensor([PROMPT])).logits[0]
     for kernels, most in (("off", bound), ("auto", bound + 0.03)):
-        found = logits(load_runner(settings(folder), "native", kernels=kernels), PROMPT)
+        found = prompt_logits(load_runner(folder, "native", kernels=kernels), PROMPT)
         assert (found - expected).abs().mean() < most * expected.std(), kernels
 
 
-@pytest.mark.parametrize("name", list(EXACT))
+@pytest.mark.parametrize("name", EXACT | AGAIN)
 def test_logits_are_those_of_the_numbers_in_the_file(name: str, tmp_path: Path) -> None:
     model = make()
-    check(model, write(model, tmp_path, EXACT[name]), 1e-5)
-
-
-@pytest.mark.parametrize("name", list(AGAIN))
-def test_what_is_quantised_again_is_near(name: str, tmp_path: Path) -> None:
-    model = make()
-    check(model, write(model, tmp_path, AGAIN[name]), 0.02)
+    folder = write(model, tmp_path, (EXACT | AGAIN)[name])
+    check(model, folder, 1e-5 if name in EXACT else 0.02)
 
 
 FAMILIES: dict[str, tuple[dict[str, Any], Method, tuple[str, ...]]] = {
@@ -136,7 +124,7 @@ def test_dequantised_weights_are_the_same_numbers(method: Method, tmp_path: Path
     runner = load(folder)
     runner._decoder = decoder_of(folder, TorchOps(computes_quantized=False))
     expected = model(torch.tensor([PROMPT])).logits[0]
-    assert (logits(runner, PROMPT) - expected).abs().mean() < 1e-5 * expected.std()
+    assert (prompt_logits(runner, PROMPT) - expected).abs().mean() < 1e-5 * expected.std()
 
 
 def test_the_scheme_of_each_matrix_is_found(tmp_path: Path) -> None:
@@ -193,7 +181,7 @@ def test_the_configuration_may_have_its_old_name(tmp_path: Path) -> None:
 
 
 def load(folder: Path) -> Any:
-    return load_runner(settings(folder), "native", kernels="off")
+    return load_runner(folder, "native", kernels="off")
 
 
 def config(folder: Path) -> dict[str, Any]:
@@ -408,14 +396,12 @@ def test_pickles_are_refused(copied: Callable[[str], Path]) -> None:
 
 def test_quantising_again_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(SettingsError, match="quantised already, as gptq"):
-        load_runner(settings(folders["gptq"]), "native", quantization="int8")
+        load_runner(folders["gptq"], "native", quantization="int8")
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@damage.lengths(20, 1000)
 def test_damaged_files_are_refused_in_one_line(folders: dict[str, Path], examples: int) -> None:
-    @given(data=st.data())
-    @hypothesis.settings(deadline=None, max_examples=examples)
-    def run(data: st.DataObject) -> None:
+    def check(data: st.DataObject) -> None:
         sound = folders[data.draw(st.sampled_from(sorted(folders)))]
         content = bytearray((sound / "model.safetensors").read_bytes())
         head = 8 + int.from_bytes(content[:8], "little")
@@ -430,4 +416,4 @@ def test_damaged_files_are_refused_in_one_line(folders: dict[str, Path], example
                 assert "\n" not in str(error)
                 assert len(str(error)) < 1500
 
-    run()
+    damage.for_examples(examples, check)

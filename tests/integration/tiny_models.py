@@ -14,6 +14,7 @@ _COMMON = {
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "vocab_size": 300,
     "max_position_embeddings": 256,
     "initializer_range": 0.1,
@@ -21,90 +22,75 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_GQA = {"num_key_value_heads": 2}
+_OPT = {
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 300,
+    "max_position_embeddings": 256,
+    "init_std": 0.1,
+}
+_GPT2 = {
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 300,
+    "n_positions": 256,
+    "initializer_range": 0.1,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_WINDOWS = ["sliding_attention", "full_attention"]
+_GEMMA = {"head_dim": 16, "sliding_window": 8}
 
 
-def _make(name: str, *parts: dict[str, Any], **options: Any) -> Callable[[], Any]:
-    merged: dict[str, Any] = {}
-    for part in parts:
-        merged |= part
-    return lambda: getattr(transformers, name)(**(merged | options))
+def of(name: str, shape: dict[str, Any] = _COMMON, **options: Any) -> Callable[[], Any]:
+    """The configuration of a class of the library; keys that are ``None`` are left out."""
+    given = {key: value for key, value in (shape | options).items() if value is not None}
+    return lambda: getattr(transformers, f"{name}Config")(**given)
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
-    "llama": _make("LlamaConfig", _COMMON, _GQA),
-    "qwen2": _make("Qwen2Config", _COMMON, _GQA),
-    "qwen3": _make("Qwen3Config", _COMMON, _GQA, head_dim=16),
-    "mistral": _make("MistralConfig", _COMMON, _GQA, sliding_window=8),
-    "gemma": _make("GemmaConfig", _COMMON, _GQA, head_dim=16),
-    "gemma2": _make(
-        "Gemma2Config",
-        _COMMON,
-        _GQA,
-        head_dim=16,
-        sliding_window=8,
+    "llama": of("Llama"),
+    "qwen2": of("Qwen2"),
+    "qwen3": of("Qwen3", head_dim=16),
+    "mistral": of("Mistral", sliding_window=8),
+    "gemma": of("Gemma", head_dim=16),
+    "gemma2": of(
+        "Gemma2",
+        **_GEMMA,
         query_pre_attn_scalar=1,
         attn_logit_softcapping=0.5,
         final_logit_softcapping=3.0,
     ),
-    "gemma3": _make(
-        "Gemma3TextConfig",
-        _COMMON,
-        _GQA,
-        head_dim=16,
-        sliding_window=8,
-        layer_types=["sliding_attention", "full_attention"],
-    ),
-    "opt": _make(
-        "OPTConfig",
-        hidden_size=64,
-        ffn_dim=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=300,
-        max_position_embeddings=256,
-        word_embed_proj_dim=48,
-        init_std=0.1,
-    ),
-    "gpt2": _make(
-        "GPT2Config",
-        n_embd=64,
-        n_layer=2,
-        n_head=4,
-        vocab_size=300,
-        n_positions=256,
-        initializer_range=0.1,
-        bos_token_id=1,
-        eos_token_id=2,
-    ),
-    "phi3": _make("Phi3Config", _COMMON, _GQA, sliding_window=8),
-    "olmo2": _make("Olmo2Config", _COMMON, _GQA),
-    "granite": _make("GraniteConfig", _COMMON, _GQA, logits_scaling=4.0, attention_multiplier=0.4),
-    "gpt_neox": _make("GPTNeoXConfig", _COMMON),
-    "cohere": _make("CohereConfig", _COMMON, _GQA, logit_scale=0.25),
-    "cohere2": _make("Cohere2Config", _COMMON, _GQA, sliding_window=8, sliding_window_pattern=2),
-    "phimoe": _make("PhimoeConfig", _COMMON, _GQA, num_local_experts=4, sliding_window=8),
-    "starcoder2": _make("Starcoder2Config", _COMMON, _GQA, sliding_window=8),
-    "stablelm": _make("StableLmConfig", _COMMON, _GQA),
-    "gemma3n": _make(
-        "Gemma3nTextConfig",
-        _COMMON,
-        _GQA,
-        head_dim=16,
+    "gemma3": of("Gemma3Text", **_GEMMA, layer_types=_WINDOWS),
+    "opt": of("OPT", _OPT, word_embed_proj_dim=48),
+    "gpt2": of("GPT2", _GPT2),
+    "phi3": of("Phi3", sliding_window=8),
+    "olmo2": of("Olmo2"),
+    "granite": of("Granite", logits_scaling=4.0, attention_multiplier=0.4),
+    "gpt_neox": of("GPTNeoX", num_key_value_heads=None),
+    "cohere": of("Cohere", logit_scale=0.25),
+    "cohere2": of("Cohere2", sliding_window=8, sliding_window_pattern=2),
+    "phimoe": of("Phimoe", num_local_experts=4, sliding_window=8),
+    "starcoder2": of("Starcoder2", sliding_window=8),
+    "stablelm": of("StableLm"),
+    "gemma3n": of(
+        "Gemma3nText",
+        **_GEMMA,
         num_hidden_layers=4,
         intermediate_size=[96] * 4,
         activation_sparsity_pattern=[0.0] * 4,
         num_kv_shared_layers=2,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        sliding_window=8,
+        layer_types=_WINDOWS * 2,
         vocab_size_per_layer_input=300,
         hidden_size_per_layer_input=8,
         laurel_rank=8,
     ),
-    "mixtral": _make("MixtralConfig", _COMMON, _GQA, num_local_experts=4, sliding_window=None),
-    "deepseek_v3": _make(
-        "DeepseekV3Config",
-        _COMMON,
+    "mixtral": of("Mixtral", num_local_experts=4),
+    "deepseek_v3": of(
+        "DeepseekV3",
         num_key_value_heads=4,
         q_lora_rank=24,
         kv_lora_rank=16,
@@ -121,81 +107,52 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 """Configurations that must be served."""
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 3.0,
+    "original_max_position_embeddings": 32,
+}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+"""Rotary embeddings."""
+
 NATIVE: dict[str, Callable[[], Any]] = {
     **{name: FAMILIES[name] for name in ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt2")},
     **{name: FAMILIES[name] for name in ("gemma", "gemma2", "gemma3")},
-    "llama, llama3 rope, biases": _make(
-        "LlamaConfig",
-        _COMMON,
-        _GQA,
-        attention_bias=True,
-        mlp_bias=True,
-        hidden_act="gelu",
-        rope_parameters={
-            "rope_type": "llama3",
-            "rope_theta": 500.0,
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 3.0,
-            "original_max_position_embeddings": 32,
-        },
+    "llama, llama3 rope, biases": of(
+        "Llama", attention_bias=True, mlp_bias=True, hidden_act="gelu", rope_parameters=LLAMA3
     ),
-    "llama, linear rope, tied": _make(
-        "LlamaConfig",
-        _COMMON,
+    "llama, linear rope, tied": of(
+        "Llama",
         num_key_value_heads=1,
         head_dim=24,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
     ),
-    "qwen2, windows": _make(
-        "Qwen2Config",
-        _COMMON,
-        _GQA,
-        use_sliding_window=True,
-        sliding_window=8,
-        max_window_layers=1,
-    ),
-    "gemma3, linear rope, caps": _make(
-        "Gemma3TextConfig",
-        _COMMON,
-        _GQA,
-        head_dim=16,
+    "qwen2, windows": of("Qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    "gemma3, linear rope, caps": of(
+        "Gemma3Text",
+        **_GEMMA,
         num_hidden_layers=3,
-        sliding_window=8,
         sliding_window_pattern=3,
         attention_bias=True,
         final_logit_softcapping=3.0,
-        rope_parameters={
-            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-        },
+        rope_parameters=GEMMA3_ROPES,
     ),
-    "opt, norms last": _make(
-        "OPTConfig",
-        hidden_size=64,
-        ffn_dim=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=300,
-        max_position_embeddings=256,
-        do_layer_norm_before=False,
-        enable_bias=False,
-        activation_function="gelu",
-        init_std=0.1,
+    "opt, norms last": of(
+        "OPT", _OPT, do_layer_norm_before=False, enable_bias=False, activation_function="gelu"
     ),
-    "gpt2, scaled by layer": _make(
-        "GPT2Config",
-        n_embd=64,
-        n_layer=2,
-        n_head=4,
+    "gpt2, scaled by layer": of(
+        "GPT2",
+        _GPT2,
         n_inner=80,
-        vocab_size=300,
-        n_positions=256,
-        initializer_range=0.1,
         scale_attn_by_inverse_layer_idx=True,
         tie_word_embeddings=False,
-        bos_token_id=1,
         eos_token_id=[2, 3],
     ),
 }
@@ -203,43 +160,33 @@ NATIVE: dict[str, Callable[[], Any]] = {
 
 UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
     "bloom": (
-        _make("BloomConfig", hidden_size=64, n_layer=2, n_head=4, vocab_size=300),
+        of("Bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 300}),
         "attention interface",
     ),
     "mamba": (
-        _make("MambaConfig", hidden_size=64, num_hidden_layers=2, vocab_size=300, state_size=8),
+        of(
+            "Mamba",
+            {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300, "state_size": 8},
+        ),
         "recurrent state",
     ),
     "falcon_h1": (
-        _make("FalconH1Config", _COMMON, _GQA, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16),
+        of("FalconH1", mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16),
         "recurrent state",
     ),
     "gpt_oss": (
-        _make(
-            "GptOssConfig",
-            _COMMON,
-            _GQA,
-            head_dim=16,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            sliding_window=8,
-        ),
+        of("GptOss", **_GEMMA, num_local_experts=4, num_experts_per_tok=2),
         "attention sinks",
     ),
-    "lfm2": (
-        _make("Lfm2Config", _COMMON, _GQA, layer_types=["conv", "full_attention"]),
-        "another kind",
-    ),
+    "lfm2": (of("Lfm2", layer_types=["conv", "full_attention"]), "another kind"),
     "gptj": (
-        _make("GPTJConfig", n_embd=64, n_layer=2, n_head=4, rotary_dim=8, vocab_size=300),
+        of("GPTJ", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "vocab_size": 300}),
         "attention interface",
     ),
-    "bert": (_make("BertConfig", _COMMON), "not causal"),
+    "bert": (of("Bert", num_key_value_heads=None), "not causal"),
     "llama4": (
-        _make(
-            "Llama4TextConfig",
-            _COMMON,
-            _GQA,
+        of(
+            "Llama4Text",
             head_dim=16,
             intermediate_size_mlp=96,
             num_local_experts=2,

@@ -30,7 +30,9 @@ def test_a_gpu_has_kernels_in_triton(kernels: str) -> None:
 
 def test_off_is_plain_pytorch_everywhere() -> None:
     for device in (CPU, CUDA):
-        assert type(chosen(device, kernels="off")) is TorchOps
+        ops = chosen(device, kernels="off")
+        assert type(ops) is TorchOps
+        assert ops.computes_quantized == (device == CPU)
 
 
 def test_without_triton_plain_pytorch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +55,9 @@ def test_triton_on_a_cpu_must_be_interpreted(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_compiling_takes_the_operations_of_pytorch() -> None:
     for kernels in ("auto", "off"):
-        assert type(chosen(CPU, compile=True, kernels=kernels)) is TorchOps
+        ops = chosen(CPU, compile=True, kernels=kernels)
+        assert type(ops) is TorchOps
+        assert not ops.computes_quantized
     with pytest.raises(SettingsError, match="asks for triton; leave one of them out"):
         chosen(CPU, compile=True, kernels="triton")
 

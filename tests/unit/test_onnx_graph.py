@@ -11,15 +11,14 @@ pytest.importorskip("onnxruntime")
 import torch
 from torch import Tensor
 
-from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.quantization.matrix import QuantizedMatrix, shape_of
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.linear_maker import StoredLinear
-from paged_backends.runners.native.ops import Rotary, TorchOps
+from paged_backends.runners.native.ops import TorchOps
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
 from paged_backends.runners.onnx import graph as graph_module
-from paged_backends.runners.onnx.graph import Graph, GraphOps
-from paged_backends.runners.onnx.linears import FloatLinears, QuantizedGraphLinears
+from paged_backends.runners.onnx.graph import Graph, GraphLinears, GraphOps
 from paged_backends.runners.onnx.sessions import Session, SessionMaker
 from paged_core.errors import UnsupportedModel
 
@@ -63,41 +62,11 @@ def test_rows(kind: Any, residual: bool, compute: torch.dtype) -> None:
     graph = Graph()
     inputs: list[Any] = [graph.input(name, F32, 8).to(compute) for name in ("rows", "other")]
     result = apply(GraphOps(compute), inputs[0], inputs[1] if residual else None)
-    graph.output("result", result.to(F32), F32, 8)
+    graph.output("result", result, F32, 8)
     found = run(opened(graph), rows=rows, other=other)
     expected = apply(TorchOps(), rows, other if residual else None)
     error = 1e-5 if compute == F32 else 0.02
     torch.testing.assert_close(found, expected, rtol=error, atol=error)
-
-
-def test_a_gate() -> None:
-    rows, graph = noise(5, 16), Graph()
-    given: Any = graph.input("rows", F32, 16)
-    result: Any = GraphOps(F32).gated("silu")(given)
-    graph.output("result", result, F32, 8)
-    found = run(opened(graph), rows=rows)
-    torch.testing.assert_close(found, TorchOps().gated("silu")(rows))
-
-
-@pytest.mark.parametrize("rotates", [False, True])
-@pytest.mark.parametrize("norms", [False, True])
-def test_heads(norms: bool, rotates: bool) -> None:
-    query, key = noise(5, 3, 8), noise(5, 2, 8)
-    weights = (noise(8), noise(8) + 1) if norms else (None, None)
-    rotary = Rotary.at(torch.arange(3, 8), noise(4))
-    graph, given = Graph(), {"query": query.flatten(1), "key": key.flatten(1)}
-    symbols: list[Any] = [graph.input(name, F32, rows.shape[1]) for name, rows in given.items()]
-    tables: Any = None
-    if rotates:
-        tables = [graph.input(name, F32, 4) for name in ("cos", "sin")]
-        given |= {"cos": rotary.cos_TF, "sin": rotary.sin_TF}
-    GraphOps(F32).heads(*weights, 1e-5, 1.0)(symbols[0], symbols[1], tables)
-    for name, symbol in zip(("q", "k"), symbols, strict=True):
-        graph.output(name, symbol, F32, given["query" if name == "q" else "key"].shape[1])
-    results = opened(graph).ort.run(None, {name: rows.numpy() for name, rows in given.items()})
-    TorchOps().heads(*weights, 1e-5, 1.0)(query, key, rotary if rotates else None)
-    for result, heads in zip(results, (query, key), strict=True):
-        torch.testing.assert_close(torch.from_numpy(result), heads.flatten(1))
 
 
 def test_an_operator_that_this_version_lacks() -> None:
@@ -111,34 +80,38 @@ def test_an_operator_that_this_version_lacks() -> None:
 # ---------------------------------------------------------------------- linear layers
 
 
+def product(linear: StoredLinear, matrix: QuantizedMatrix | None, in_halves: bool) -> Session:
+    quantized = None
+    if matrix is not None:
+        quantized = QuantizedLinears(matrix.weight_format, {linear: matrix})
+    linears = GraphLinears(compute=F32, quantized=quantized, in_halves=in_halves)
+    graph, (outputs, inputs) = Graph(), shape_of(linear.rows)
+    rows: Any = graph.input("rows", F32, inputs)
+    result: Any = linears(linear)(rows)
+    graph.output("result", result, F32, outputs)
+    return opened(graph)
+
+
 @pytest.mark.parametrize("packs", [True, False])
 def test_memory_that_a_session_reads_is_kept_and_no_other(
     packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a weight that was packed may be let go: it can change, and the session has another."""
-    assert graph_module.packs_weights(), "this build of ONNX Runtime packs weights"
-    monkeypatch.setattr(graph_module, "packs_weights", lambda: packs)
+    for quantized in (True, False):
+        assert graph_module.packs_weights(quantized=quantized), "this build packs weights"
+    monkeypatch.setattr(graph_module, "packs_weights", lambda **_: packs)
     weight, bias, rows = noise(96, 64), noise(96), noise(3, 64)
-    graph = Graph()
-    given: Any = graph.input("rows", F32, 64)
-    result: Any = FloatLinears(F32)(StoredLinear([weight], bias))(given)
-    graph.output("result", result, F32, 96)
-    session: Any = opened(graph)
+    linear = StoredLinear([weight], bias)
+    session: Any = product(linear, None, False)
     kept = {tensor.data_ptr() for tensor in session._kept}
     assert kept == {tensor.data_ptr() for tensor in ((bias,) if packs else (weight, bias))}
     expected = run(session, rows=rows)
     torch.testing.assert_close(expected, rows @ weight.T + bias)
+    (matrix,) = quantize([[weight]], WeightFormat(4, 32))
     weight.fill_(torch.nan)
     assert torch.equal(run(session, rows=rows), expected)
-
-
-def quantized(linear: StoredLinear, matrix: QuantizedMatrix, **options: Any) -> Session:
-    linears = QuantizedLinears({linear: matrix})
-    graph, (outputs, inputs) = Graph(), matrix.shape
-    rows: Any = graph.input("rows", F32, inputs)
-    result: Any = QuantizedGraphLinears(linears, F32, **options)(linear)(rows)
-    graph.output("result", result, F32, outputs)
-    return opened(graph)
+    session = product(linear, matrix, True)
+    assert any(weight.dtype == torch.uint8 for weight in session._kept) is not packs
 
 
 @pytest.mark.parametrize("shape", [(96, 64), (51, 72), (40, 300)], ids=str)
@@ -151,19 +124,10 @@ def test_products_are_those_of_the_weights_that_codes_stand_for(
     weight, bias = noise(*shape), noise(shape[0])
     (matrix,) = quantize([[weight]], WeightFormat(bits, group_size))
     linear = StoredLinear([weight], bias if group_size > 32 else None)
-    made = quantized(linear, matrix, in_halves=in_halves, packs_codes=in_halves)
+    made = product(linear, matrix, in_halves)
     for count in (1, 2, 17):
         rows = noise(count, shape[1])
         expected = rows.double() @ matrix.dequantized().double().T
         if linear.bias_O is not None:
             expected += linear.bias_O
         torch.testing.assert_close(run(made, rows=rows).double(), expected, rtol=0, atol=1e-4)
-
-
-def test_codes_that_are_not_packed_are_kept() -> None:
-    weight = noise(40, 64)
-    (matrix,) = quantize([[weight]], WeightFormat(4, 32))
-    linear = StoredLinear([weight], None)
-    for packs in (True, False):
-        session: Any = quantized(linear, matrix, in_halves=True, packs_codes=packs)
-        assert any(weight.dtype == torch.uint8 for weight in session._kept) is not packs

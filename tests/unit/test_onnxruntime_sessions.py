@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +14,10 @@ pytest.importorskip("onnxruntime")
 
 import onnxruntime
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx.parser import parse_model
 
 from paged_backends.runners.onnx import packages, sessions
-from paged_backends.runners.onnx.segmented_model import plan_memory
-from paged_backends.runners.onnx.sessions import Binding, Session, SessionMaker, Value, reason_of
+from paged_backends.runners.onnx.sessions import Session, SessionMaker, reason_of
 from paged_core.errors import EngineError, SettingsError
 
 CPU = torch.device("cpu")
@@ -235,72 +231,10 @@ def test_an_error_says_what_is_wrong_and_not_where_in_a_library(text: str, reaso
     assert reason_of(RuntimeError(text)) == reason
 
 
-def test_a_binding_follows_what_is_bound_to_it() -> None:
-    """To other memory, and to another number of rows."""
-    binding, memory = Binding(copying()), torch.randn(6, 4)
+def test_a_session_follows_what_it_is_given() -> None:
+    """Other memory, and another number of rows."""
+    session, memory = copying(), torch.randn(6, 4)
     for rows in (memory[:2], memory[:5], memory[1:3], memory.clone()):
         copy = torch.empty(len(rows), 4)
-        binding.bind("rows", rows)
-        binding.bind("copy", copy)
-        binding.run()
+        session.run({"rows": rows, "copy": copy})
         assert torch.equal(copy, rows)
-
-
-ROWS, WIDE = Value(torch.float32, ("T", 4)), Value(torch.float32, ("T", 8))
-
-
-def chained(inputs: dict[str, Value], outputs: dict[str, Value]) -> Any:
-    return SimpleNamespace(inputs=inputs, outputs=outputs)
-
-
-@st.composite
-def chains(draw: st.DrawFn) -> list[Any]:
-    """Sessions that read what earlier ones returned, or what comes from outside."""
-    sessions, known = [], {"tokens": ROWS}
-    for index in range(draw(st.integers(1, 6))):
-        read = draw(st.lists(st.sampled_from(sorted(known)), unique=True))
-        values = draw(st.lists(st.sampled_from([ROWS, WIDE]), min_size=1, max_size=3))
-        outputs = {f"{index}.{place}": value for place, value in enumerate(values)}
-        sessions.append(chained({name: known[name] for name in read}, outputs))
-        known |= outputs
-    return sessions
-
-
-@settings(max_examples=40)
-@given(chains())
-def test_no_value_is_overwritten_before_it_is_read(sessions: list[Any]) -> None:
-    names = {name for one in sessions for name in (*one.inputs, *one.outputs)}
-    places = plan_memory(sessions, names)
-    assert places.keys() == names
-    holds = {places["tokens"]: "tokens"} if "tokens" in names else {}
-    for one in sessions:
-        for name in one.inputs:
-            assert holds[places[name]] == name
-        returned = {places[name]: name for name in one.outputs}
-        assert len(returned) == len(one.outputs)
-        assert not returned.keys() & {places[name] for name in one.inputs}
-        holds |= returned
-
-
-def test_a_long_chain_needs_as_much_as_a_short_one() -> None:
-    """The residual goes to and fro between two places, and all queries have one."""
-    sessions = [
-        chained(
-            {f"residual.{i - 1}": ROWS} if i else {}, {f"residual.{i}": ROWS, f"query.{i}": WIDE}
-        )
-        for i in range(8)
-    ]
-    names = [name for one in sessions for name in one.outputs]
-    assert len(set(plan_memory(sessions, names).values())) == 3
-
-
-def test_a_name_that_is_used_again_keeps_its_memory() -> None:
-    """It comes from outside first, and later from a session."""
-    sessions = [
-        chained({"hidden": ROWS}, {"other": ROWS}),
-        chained({"other": ROWS}, {"hidden": ROWS}),
-        chained({"hidden": ROWS}, {"last": ROWS}),
-    ]
-    places = plan_memory(sessions, ["hidden", "other", "last"])
-    assert places["hidden"] == "hidden"
-    assert "hidden" not in (places["other"], places["last"])

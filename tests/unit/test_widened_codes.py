@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from integration.dequantized_models import prompt_logits, relative_error
+from integration.dequantized_models import relative_error
+from integration.step_driver import prompt_logits
 from integration.step_driver import settings as engine_settings
 from paged_backends.kernels.cpu.compiler import SETS, products
 from paged_backends.kernels.cpu.tensor_kernels import Kernels

@@ -18,6 +18,11 @@ from paged_backends.checkpoint.json_file import MISSING, TypedFields, is_integer
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 
+LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len"),
+    *("n_ctx", "seq_length"),
+)
+"""Fields that may say how many positions a model has, the first that is there."""
 _MAX_LAYERS = 10_000
 _MAX_NAME = 50
 """Characters of the name of an object."""

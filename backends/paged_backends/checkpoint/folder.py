@@ -16,7 +16,7 @@ from typing import Any
 
 from paged_backends.checkpoint.gguf.architecture import config_of
 from paged_backends.checkpoint.gguf.header import GgufHeader, read_header
-from paged_backends.checkpoint.json_file import read_json_object
+from paged_backends.checkpoint.json_file import damaged, read_json_object
 from paged_backends.checkpoint.onnx_files import find_onnx_file, onnx_files, onnx_patterns
 from paged_backends.checkpoint.weight_files import find_weight_files, read_headers
 from paged_core.errors import CheckpointError, UnsupportedModel
@@ -195,10 +195,7 @@ class Checkpoint:
         config = read_json_object(path)
         kind = config.get("model_type", "")
         if not isinstance(kind, str) or not kind.isprintable() or len(kind) > _MAX_NAME:
-            raise CheckpointError(
-                f"{path} does not name an architecture: model_type is {shown(kind)}; download the "
-                "checkpoint again"
-            )
+            raise damaged(f"{path} does not name an architecture: model_type is {shown(kind)}")
         generation = folder / "generation_config.json"
         return cls(
             folder,
@@ -290,10 +287,9 @@ class Checkpoint:
                 "onnxruntime and its option file, or export it so (optimum's task "
                 "text-generation-with-past)"
             )
-        raise CheckpointError(
+        raise damaged(
             f"{self.folder} has a configuration but no weights: expected model.safetensors, or "
-            "model.safetensors.index.json and the files that it names; download the checkpoint "
-            "again"
+            "model.safetensors.index.json and the files that it names"
         )
 
 

@@ -21,6 +21,8 @@ NUMBER = f"a number from {_MIN_NUMBER} to {_MAX_NUMBER}"
 _MAX_BYTES = 32 << 20
 """The largest known index of weight files takes 15 MB."""
 _MAX_DEPTH = 50
+_MAX_NAME = 200
+"""Characters of the name of a file."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -33,6 +35,30 @@ def is_number(value: object) -> TypeGuard[float]:
 def is_integer(value: object, least: int, most: int = MAX_INTEGER) -> TypeGuard[int]:
     """Whether ``value`` is a whole number of at least ``least`` and at most ``most``."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def damaged(problem: str) -> CheckpointError:
+    """Return the error for a file of a checkpoint that is not as it was published."""
+    return CheckpointError(f"{problem}; download the checkpoint again")
+
+
+def one_line(error: object, most: int = 200) -> str:
+    """Return what an error of a library says, in one line of so many characters."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
+def file_inside(folder: Path, name: object) -> Path | None:
+    """Return the path of a file that is named in a file of ``folder``; ``None``: it leads outside.
+
+    A link to a file is followed: a hub cache consists of them, and what names a file cannot make
+    one. A link to a folder is not, because anything in there could be named.
+    """
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
+        return None
+    path, parts = folder / name, Path(name)
+    if parts.is_absolute() or ".." in parts.parts:
+        return None
+    return path if path.parent.resolve().is_relative_to(folder.resolve()) else None
 
 
 class TypedFields(ABC):
@@ -99,18 +125,16 @@ def read_text(path: Path) -> str:
     """
     try:
         if not path.is_file():
-            raise CheckpointError(f"{path} is not a file; download the checkpoint again")
+            raise damaged(f"{path} is not a file")
         size = path.stat().st_size
         if size > _MAX_BYTES:
-            raise CheckpointError(
+            raise damaged(
                 f"{path} has {size} bytes, and no such file of a checkpoint needs more than "
-                f"{_MAX_BYTES}; download the checkpoint again"
+                f"{_MAX_BYTES}"
             )
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as text ({error}); download the checkpoint again"
-        ) from error
+        raise damaged(f"{path} cannot be read as text ({error})") from error
 
 
 def parse_json_object(path: Path, text: str | bytes) -> dict[str, Any]:
@@ -121,15 +145,11 @@ def parse_json_object(path: Path, text: str | bytes) -> dict[str, Any]:
     except RecursionError:
         deep = True
     except ValueError as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON ({error}); download the checkpoint again"
-        ) from error
+        raise damaged(f"{path} cannot be read as JSON ({error})") from error
     if deep:
-        raise CheckpointError(
-            f"{path} is nested more than {_MAX_DEPTH} levels deep; download the checkpoint again"
-        )
+        raise damaged(f"{path} is nested more than {_MAX_DEPTH} levels deep")
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object; download the checkpoint again")
+        raise damaged(f"{path} does not hold a JSON object")
     return content
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paged_backends.checkpoint.json_file import read_json_object
+from paged_backends.checkpoint.json_file import damaged, file_inside, read_json_object
 from paged_core.errors import CheckpointError, SettingsError
 from paged_core.field_rules import shown
 
@@ -14,8 +14,6 @@ GENAI_CONFIG = "genai_config.json"
 """What onnxruntime-genai writes in place of ``config.json``."""
 ONNX_FILES = ("model.onnx", "onnx/model.onnx")
 """Where exporters put the graph."""
-
-_MAX_NAME = 200
 
 
 def find_onnx_file(folder: Path) -> Path | None:
@@ -26,7 +24,10 @@ def find_onnx_file(folder: Path) -> Path | None:
     """
     genai = folder / GENAI_CONFIG
     if genai.is_file():
-        return _named_by(genai)
+        path = folder / _decoder_name(genai)
+        if not path.is_file():
+            raise damaged(f"{genai} names {path.name!r} as its decoder, and there is no such file")
+        return path
     return next((folder / name for name in ONNX_FILES if (folder / name).is_file()), None)
 
 
@@ -36,8 +37,8 @@ def chosen_onnx_file(folder: Path, name: str) -> Path:
     Raises:
         SettingsError: it is not there, or not in the folder.
     """
-    path = folder / name
-    if not _is_plain(name) or not path.parent.resolve().is_relative_to(folder.resolve()):
+    path = file_inside(folder, name)
+    if path is None:
         raise SettingsError(
             f"runner.file: {shown(name)} is not in {folder}; give the name of a file in there"
         )
@@ -79,9 +80,8 @@ def genai_section(path: Path, *names: str) -> Mapping[str, Any]:
     for name in names:
         section = section.get(name)
         if not isinstance(section, Mapping):
-            raise CheckpointError(
-                f"{path} does not describe a decoder: {'.'.join(names)} must be an object; "
-                "download the checkpoint again"
+            raise damaged(
+                f"{path} does not describe a decoder: {'.'.join(names)} must be an object"
             )
     return section  # type: ignore[no-any-return]
 
@@ -100,34 +100,6 @@ def _decoder_name(genai: Path) -> str:
             "which makes one"
         )
     name = decoder.get("filename", ONNX_FILES[0])
-    if not _is_plain(name):
-        raise _outside(genai, name)
+    if file_inside(genai.parent, name) is None:
+        raise damaged(f"{genai} names {shown(name)} as its decoder, which is not in its folder")
     return str(name)
-
-
-def _is_plain(name: object) -> bool:
-    """Whether a name stays in its folder, as far as the name says it."""
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) < _MAX_NAME:
-        return False
-    return not Path(name).is_absolute() and ".." not in Path(name).parts
-
-
-def _named_by(genai: Path) -> Path:
-    name = _decoder_name(genai)
-    path = genai.parent / name
-    # a link to a file is followed, since a hub cache consists of them; one to a folder is not
-    if not path.parent.resolve().is_relative_to(genai.parent.resolve()):
-        raise _outside(genai, name)
-    if not path.is_file():
-        raise CheckpointError(
-            f"{genai} names {name!r} as its decoder, and there is no such file; download the "
-            "checkpoint again"
-        )
-    return path
-
-
-def _outside(genai: Path, name: object) -> CheckpointError:
-    return CheckpointError(
-        f"{genai} names {shown(name)} as its decoder, which is not in its folder; download the "
-        "checkpoint again"
-    )

@@ -5,7 +5,7 @@ pickles.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
@@ -14,6 +14,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 import torch
 from torch import Tensor
 
+from paged_backends.checkpoint.json_file import one_line
 from paged_backends.checkpoint.weight_files import read_header
 from paged_core.errors import CheckpointError
 
@@ -31,7 +32,44 @@ _INTEGERS = {
 }
 
 
-class SafetensorsFile:
+_LARGE = 1 << 19
+"""Bytes of a tensor that gets pages of its own."""
+
+
+def own_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return memory for numbers; if they are many, it goes back to the system when it is dropped.
+
+    The heap would keep holes where large weights were.
+    """
+    size = prod(shape) * dtype.itemsize
+    if size < _LARGE:
+        return torch.empty(*shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
+
+
+class MappedFile:
+    """A file whose tensors are views of it: what is not used is not read."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            # private and writable, because torch warns about read-only buffers
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def view(self, begin: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return a tensor that begins at a byte; it is only to be read."""
+        count = prod(shape)
+        if not count:
+            return torch.empty(*shape, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(*shape)
+
+    def release(self) -> None:
+        """Release the pages that were read; they are read from the file again if they are used."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+class SafetensorsFile(MappedFile):
     """Tensors by name, as views of the mapped file.
 
     Raises:
@@ -41,9 +79,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._tensors = read_header(path)
-        with path.open("rb") as file:
-            # private and writable, because torch warns about read-only buffers
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        super().__init__(path)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -69,7 +105,7 @@ class SafetensorsFile:
 
     def tensor(self, name: str) -> Tensor:
         """Return one tensor; it is only to be read. Raises what :meth:`dtype` raises."""
-        return self._view(name, self.dtype(name))
+        return self.view(self._tensors[name].begin, self.shape(name), self.dtype(name))
 
     def stored(self, name: str) -> Tensor:
         """Return one tensor, which may be of integers; it is only to be read.
@@ -77,28 +113,15 @@ class SafetensorsFile:
         Raises:
             CheckpointError: it is of a type that no weights are stored in.
         """
-        stored = self._tensors[name].dtype
-        dtype = _DTYPES.get(stored) or _INTEGERS.get(stored)
+        stored = self._tensors[name]
+        dtype = _DTYPES.get(stored.dtype) or _INTEGERS.get(stored.dtype)
         if dtype is None:
             raise CheckpointError(
-                f"{name} in {self.path} is stored as {stored}, and quantised weights are stored as "
-                f"one of {', '.join(_INTEGERS)}, with scales in one of {', '.join(_DTYPES)}; take "
-                "another quantisation of the model"
+                f"{name} in {self.path} is stored as {stored.dtype}, and quantised weights are "
+                f"stored as one of {', '.join(_INTEGERS)}, with scales in one of "
+                f"{', '.join(_DTYPES)}; take another quantisation of the model"
             )
-        return self._view(name, dtype)
-
-    def _view(self, name: str, dtype: torch.dtype) -> Tensor:
-        stored = self._tensors[name]
-        count = prod(stored.shape)
-        if not count:
-            return torch.empty(stored.shape, dtype=dtype)
-        flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=stored.begin)
-        return flat.view(stored.shape)
-
-    def release(self) -> None:
-        """Release the pages that were read; they are read from the file again if they are used."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+        return self.view(stored.begin, stored.shape, dtype)
 
 
 class PickleFile:
@@ -118,7 +141,7 @@ class PickleFile:
         except UnpicklingError as error:
             raise self._wrong("it is damaged, or holds more than tensors") from error
         except Exception as error:  # damaged instructions of a pickle raise anything
-            raise self._wrong(" ".join(str(error).split())[:200]) from error
+            raise self._wrong(one_line(error)) from error
         if not isinstance(content, Mapping):
             raise self._wrong(f"it holds one {type(content).__name__}")
         for name, tensor in content.items():

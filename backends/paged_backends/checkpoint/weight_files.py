@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paged_backends.checkpoint.json_file import parse_json_object, read_json_object
+from paged_backends.checkpoint.json_file import (
+    damaged,
+    file_inside,
+    one_line,
+    parse_json_object,
+    read_json_object,
+)
 from paged_core.errors import CheckpointError
+from paged_core.field_rules import shown
 
 _MAX_BYTES = 32 << 20
 """A tensor takes some hundred bytes of it."""
@@ -103,12 +110,7 @@ def _end(header: Mapping[str, Any]) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text.removeprefix("Error while deserializing header: ")[:200]
-
-
-_MAX_NAME = 200
-"""Characters of the name of a weight file."""
+    return one_line(str(error).removeprefix("Error while deserializing header: "))
 
 
 def find_weight_files(folder: Path, name: str) -> list[Path]:
@@ -125,16 +127,20 @@ def find_weight_files(folder: Path, name: str) -> list[Path]:
         return []
     shards = read_json_object(index).get("weight_map")
     if not isinstance(shards, Mapping) or not shards:
-        raise CheckpointError(f"{index} names no weight files; download the checkpoint again")
-    files = [_inside(index, shard) for shard in sorted(set(map(_text, shards.values())))]
-    missing = [path.name for path in files if not path.is_file()]
+        raise damaged(f"{index} names no weight files")
+    files: set[Path] = set()
+    for shard in {each if isinstance(each, str) else None for each in shards.values()}:
+        path = file_inside(folder, shard)
+        if path is None:
+            raise damaged(
+                f"{index} names {shown(shard)} as a weight file, which is not in its folder"
+            )
+        files.add(path)
+    missing = [path.name for path in sorted(files) if not path.is_file()]
     if missing:
         listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise CheckpointError(
-            f"{folder} lacks {len(missing)} of {len(files)} weight files ({listed}); download the "
-            "checkpoint again"
-        )
-    return files
+        raise damaged(f"{folder} lacks {len(missing)} of {len(files)} weight files ({listed})")
+    return sorted(files)
 
 
 def read_headers(paths: Sequence[Path]) -> dict[str, StoredTensor]:
@@ -148,31 +154,8 @@ def read_headers(paths: Sequence[Path]) -> dict[str, StoredTensor]:
         header = read_header(path)
         twice = header.keys() & tensors.keys()
         if twice:
-            raise CheckpointError(
-                f"{path} holds {min(twice)}, which another weight file of {path.parent} holds too; "
-                "download the checkpoint again"
+            raise damaged(
+                f"{path} holds {min(twice)}, which another weight file of {path.parent} holds too"
             )
         tensors.update(header)
     return tensors
-
-
-def _text(shard: Any) -> str:
-    """Return what an index says; what is no text is refused later, as no name of a file."""
-    return shard if isinstance(shard, str) else ""
-
-
-def _inside(index: Path, shard: str) -> Path:
-    """Return the path of a shard.
-
-    A link to a file is followed: a hub cache consists of them, and an index cannot make one. A
-    link to a folder is not, because an index could name anything in there.
-    """
-    folder = index.parent
-    path = folder / shard
-    plain = shard.isprintable() and len(shard) < _MAX_NAME and ".." not in path.parts
-    if not plain or not path.parent.resolve().is_relative_to(folder.resolve()):
-        raise CheckpointError(
-            f"{index} names {shard[:100]!r} as a weight file, which is not in its folder; download "
-            "the checkpoint again"
-        )
-    return path

@@ -23,6 +23,7 @@ from torch import Tensor
 from paged_backends.checkpoint.config_fields import check_sizes
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.gguf.tensors import MappedGguf, QuantizedTensor
+from paged_backends.checkpoint.json_file import damaged
 from paged_backends.checkpoint.quantized.layout import Layout, QuantizedModules
 from paged_backends.checkpoint.tensor_files import PickleFile, SafetensorsFile
 from paged_backends.quantization.matrix import QuantizedMatrix
@@ -108,7 +109,7 @@ Shape = tuple[int, ...]
 
 
 class Weights(Protocol):
-    """A source of weights."""
+    """A source of weights: none of them quantised, unless it says otherwise."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -117,6 +118,7 @@ class Weights(Protocol):
     @property
     def is_quantized(self) -> bool:
         """Whether any of them are quantised."""
+        return False
 
     def has(self, name: str, /) -> bool:
         """Whether there is a weight of this name."""
@@ -140,6 +142,7 @@ class Weights(Protocol):
         Raises:
             CheckpointError: it has another shape, or is malformed.
         """
+        return None
 
     def blocks(self, name: str, shape: MatrixShape, /) -> QuantizedTensor | None:
         """Return a matrix of which rows can be dequantised one by one, or ``None``.
@@ -147,6 +150,7 @@ class Weights(Protocol):
         Raises:
             CheckpointError: it has another shape.
         """
+        return None
 
     def release(self) -> None:
         """Release the memory of weights that are no longer used; views stay valid."""
@@ -282,9 +286,9 @@ class StoredWeights:
     def _sound(self, name: str, kind: str, matrix: QuantizedMatrix) -> QuantizedMatrix:
         """Return a matrix if all of its scales are numbers."""
         if not matrix.is_finite:
-            raise CheckpointError(
+            raise damaged(
                 f"{name} in {self._checkpoint.place} ({kind}) has a scale or an offset that is not "
-                "finite; download the checkpoint again"
+                "finite"
             )
         return matrix
 
@@ -341,30 +345,27 @@ class StoredWeights:
         )
 
 
-class RandomWeights:
+class RandomWeights(Weights):
     """Random weights of a seed, for measuring what a configuration costs."""
 
-    is_quantized = False
-
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
-        self.dtype = dtype
+        self._dtype = dtype
         self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
 
     def has(self, name: str, /) -> bool:
         return not name.startswith(("lm_head.", "output."))
 
     def take(self, name: str, shape: Shape, /) -> Tensor:
         if len(shape) == 1:
-            return torch.full(shape, float(name.endswith("weight")), dtype=self.dtype)
+            return torch.full(shape, float(name.endswith("weight")), dtype=self._dtype)
         # a short run of noise, repeated: drawing every number of a large model takes minutes
         noise = torch.randn(min(prod(shape), 1 << 20), generator=self._generator) * 0.02
-        return noise.to(self.dtype).repeat(-(-prod(shape) // len(noise)))[: prod(shape)].view(shape)
-
-    def quantized(self, name: str, shape: MatrixShape, /) -> None:
-        """Return ``None``: all are made in ``dtype``."""
-
-    def blocks(self, name: str, shape: MatrixShape, /) -> None:
-        """Return ``None``, as :meth:`quantized`."""
+        noise = noise.to(self._dtype)
+        return noise.repeat(-(-prod(shape) // len(noise)))[: prod(shape)].view(shape)
 
     def release(self) -> None:
         """Do nothing: no memory is kept."""

@@ -18,8 +18,12 @@ class TransformersSettings(ComponentSettings):
 
 
 class QuantizingSettings(ComponentSettings):
-    """Of runners that quantise weights when they load them."""
+    """Of runners that can quantise weights when they load them, or make them up."""
 
+    weights: Literal["checkpoint", "random"] = Field(
+        default="checkpoint",
+        description="`random`: generated from the seed, to benchmark with a config.json alone.",
+    )
     quantization: Literal["off", "int8", "int4"] = Field(
         default="off",
         description="int8, int4: bits of the weights of linear layers, quantised at load",
@@ -40,10 +44,6 @@ class NativeSettings(QuantizingSettings):
     """The most common model families, in our own decoder."""
 
     name: Literal["native"] = "native"
-    weights: Literal["checkpoint", "random"] = Field(
-        default="checkpoint",
-        description="`random`: generated from the seed, to benchmark with a config.json alone.",
-    )
     kernels: Literal["auto", InstructionSetName, "triton", "off"] = Field(
         default="auto",
         description="auto: triton on a GPU, on a CPU the best instruction set; off: plain PyTorch",
@@ -63,10 +63,6 @@ class OnnxRuntimeSettings(QuantizingSettings):
     """The families of runner ``native``, with ONNX Runtime between the attention layers."""
 
     name: Literal["onnxruntime"] = "onnxruntime"
-    weights: Literal["checkpoint", "random"] = Field(
-        default="checkpoint",
-        description="`random`: generated from the seed, to benchmark with a config.json alone.",
-    )
     file: str | None = Field(
         default=None,
         description="the ONNX file of the checkpoint's folder to serve: onnx/model_fp16.onnx",

@@ -19,7 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 
-from paged_backends.checkpoint.json_file import read_text
+from paged_backends.checkpoint.json_file import damaged, one_line, read_text
 from paged_backends.text.template_bounds import BoundedEnvironment, Budget, TemplateTooCostly
 from paged_core.errors import CheckpointError, RequestError
 from paged_core.field_rules import shown
@@ -131,12 +131,13 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise RequestError(
                 f"the chat template is not valid Jinja (line {error.lineno}: "
-                f"{_short(error.message)}); pass another as chat_template, or send a plain prompt"
+                f"{one_line(error.message, 300)}); pass another as chat_template, or send a plain "
+                "prompt"
             ) from error
         except Exception as error:  # a template is a program
             raise RequestError(
-                f"the chat template refused these messages: {_short(error)}; change the messages, "
-                "or pass another template as chat_template"
+                f"the chat template refused these messages: {one_line(error, 300)}; change the "
+                "messages, or pass another template as chat_template"
             ) from error
         return _cut(text, messages) if go_on else text
 
@@ -204,14 +205,10 @@ def _named_template(entry: object) -> tuple[str, str]:
 
 
 def _wrong_templates(value: object) -> CheckpointError:
-    return CheckpointError(
+    return damaged(
         "chat_template in tokenizer_config.json is a template, or a list of objects with a name "
-        f"and a template, and not {shown(value)}; download the checkpoint again"
+        f"and a template, and not {shown(value)}"
     )
-
-
-def _short(error: object) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _raise_exception(message: str) -> None:

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
 
 from paged_backends.checkpoint.gguf.header import GgufHeader
+from paged_backends.checkpoint.json_file import one_line
 from paged_core.errors import CheckpointError, PagedCoreError
 from paged_core.field_rules import shown
 
@@ -72,7 +73,7 @@ def library_errors(make: Callable[[str], PagedCoreError]) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise make(" ".join(str(error).split())[:200] or type(error).__name__) from error
+        raise make(one_line(error)) from error
 
 
 def _unreadable(path: Path, reason: str) -> CheckpointError:

@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 
 from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_backends.checkpoint.gguf.header import read_header
-from paged_backends.checkpoint.json_file import read_json_object
+from paged_backends.checkpoint.json_file import damaged, one_line, read_json_object
 from paged_backends.text.chat_template import ChatTemplate
 from paged_backends.text.detokenizer import ByteDetokenizer, IncrementalDetokenizer, TokenBytes
 from paged_backends.text.fast_tokenizer import GgufTokenizer, library_errors, load_fast
@@ -226,10 +226,10 @@ def _from_transformers(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:  # each class of tokenizers has its own checks
-        cause = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(
-            f"the tokenizer in {folder} cannot be loaded ({cause}); save it as tokenizer.json with "
-            "a version of transformers that knows it, or set `tokenizer` to another model's"
+            f"the tokenizer in {folder} cannot be loaded ({one_line(error)}); save it as "
+            "tokenizer.json with a version of transformers that knows it, or set `tokenizer` to "
+            "another model's"
         ) from error
 
     def encode_text(text: str, add_special_tokens: bool) -> list[int]:
@@ -276,9 +276,8 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _contradictory(folder: Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{folder / 'tokenizer_config.json'} and tokenizer.json do not belong together ({reason}); "
-        "download the checkpoint again"
+    return damaged(
+        f"{folder / 'tokenizer_config.json'} and tokenizer.json do not belong together ({reason})"
     )
 
 

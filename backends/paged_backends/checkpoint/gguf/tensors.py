@@ -11,7 +11,6 @@ of a block that have a scale of their own; R rows.
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from paged_backends.checkpoint.gguf.architecture import DIVISORS, architecture_of
 from paged_backends.checkpoint.gguf.header import BlockType, GgufHeader
+from paged_backends.checkpoint.tensor_files import MappedFile, own_pages
 from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs
 from paged_backends.quantization.quantize import in_threads
 from paged_backends.quantization.weight_format import WeightFormat
@@ -139,37 +139,22 @@ def _q6_k(blocks_NB: Bytes) -> Unpacked:
     return Unpacked(numbers, blocks_NB[:, 192:208].view(np.int8) * _half(blocks_NB, 208))
 
 
-UNPACK: Mapping[str, Callable[[Bytes], Unpacked]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-}
-"""By the name of the type: what takes blocks [N, B] apart."""
-
-
 _AT_ONCE = 1 << 17
 """Numbers that fit the nearer caches with what is computed on the way."""
 
-_FORMATS = {
-    "Q4_0": WeightFormat(4, 32),
-    "Q4_1": WeightFormat(4, 32),
-    "Q5_0": WeightFormat(8, 32),
-    "Q5_1": WeightFormat(8, 32),
-    "Q8_0": WeightFormat(8, 32),
-    "Q2_K": WeightFormat(4, 16),
-    "Q3_K": WeightFormat(4, 16),
-    "Q4_K": WeightFormat(4, 32),
-    "Q5_K": WeightFormat(8, 32),
-    "Q6_K": WeightFormat(8, 16),
+QUANTIZED: Mapping[str, tuple[Callable[[Bytes], Unpacked], WeightFormat]] = {
+    "Q4_0": (_q4_0, WeightFormat(4, 32)),
+    "Q4_1": (_q4_1, WeightFormat(4, 32)),
+    "Q5_0": (_q5_0, WeightFormat(8, 32)),
+    "Q5_1": (_q5_1, WeightFormat(8, 32)),
+    "Q8_0": (_q8_0, WeightFormat(8, 32)),
+    "Q2_K": (_q2_k, WeightFormat(4, 16)),
+    "Q3_K": (_q3_k, WeightFormat(4, 16)),
+    "Q4_K": (_q4_k, WeightFormat(4, 32)),
+    "Q5_K": (_q5_k, WeightFormat(8, 32)),
+    "Q6_K": (_q6_k, WeightFormat(8, 16)),
 }
-"""What holds the codes of a type of blocks."""
+"""By the name of a type: what takes its blocks [N, B] apart, and what holds their codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +177,7 @@ class QuantizedTensor:
 
         Beside what is returned, a few megabytes are allocated.
         """
-        numbers = _new(self.shape, dtype)
+        numbers = own_pages(self.shape, dtype)
         parts = numbers.view(-1, self.block_type.length)
 
         def convert(first: int, end: int, part: Unpacked) -> None:
@@ -208,7 +193,7 @@ class QuantizedTensor:
         rounded to float32 once more.
         """
         outputs, inputs = self.shape
-        chosen = _FORMATS[self.block_type.name]
+        chosen = QUANTIZED[self.block_type.name][1]
         shape = outputs, inputs
         codes = torch.empty(chosen.codes_shape(shape), dtype=torch.uint8)
         scales = torch.empty(chosen.scales_shape(shape))
@@ -232,7 +217,7 @@ class QuantizedTensor:
 
     def _unpacked(self, blocks: Tensor) -> Unpacked:
         with np.errstate(invalid="ignore"):  # a scale may be infinite
-            return UNPACK[self.block_type.name](blocks.numpy())
+            return QUANTIZED[self.block_type.name][0](blocks.numpy())
 
     def _in_parts(self, convert: Callable[[int, int, Unpacked], None]) -> None:
         """Call ``convert`` with the first block of a part, its end, and the part, in threads."""
@@ -249,16 +234,6 @@ class QuantizedTensor:
             in_threads(run, firsts)
         elif firsts:
             run(0)
-
-
-def _new(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return memory for many numbers in pages of its own, which are returned when it is freed."""
-    count = prod(shape)
-    if count <= _AT_ONCE:
-        return torch.empty(shape, dtype=dtype)
-    # the heap would keep holes
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _counts_from_zero(part: Unpacked, chosen: WeightFormat) -> bool:
@@ -285,7 +260,7 @@ def _stored_offsets(part: Unpacked, chosen: WeightFormat) -> Tensor:
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class MappedGguf:
+class MappedGguf(MappedFile):
     """Tensors by name, with the methods of a safetensors file.
 
     They have GGUF's names, and the form that transformers gives them: see :mod:`.architecture` for
@@ -303,9 +278,7 @@ class MappedGguf:
         self._config = config
         self._dtype = dtype
         self._architecture = architecture_of(header)
-        with header.path.open("rb") as file:
-            # private and writable, because torch warns about read-only buffers
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        super().__init__(header.path)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -352,16 +325,9 @@ class MappedGguf:
     def _stored(self, name: str) -> QuantizedTensor:
         """Return a tensor as the file holds it."""
         stored = self._tensors[name]
-        flat = torch.frombuffer(
-            self._map, dtype=torch.uint8, count=stored.num_bytes, offset=stored.begin
-        )
-        rows = flat.view(prod(stored.shape[:-1]), -1)
+        count = prod(stored.shape[:-1])
+        rows = self.view(stored.begin, (count, stored.num_bytes // count), torch.uint8)
         return QuantizedTensor(stored.block_type, stored.shape, rows)
-
-    def release(self) -> None:
-        """Release the pages that were read; they are read from the file again if they are used."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def _kind(name: str) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paged_backends.checkpoint.json_file import damaged
 from paged_backends.checkpoint.tensor_files import SafetensorsFile
 from paged_backends.quantization.matrix import QuantizedMatrix, one_by_one
 from paged_backends.quantization.quantize import quantized_chunks
@@ -184,17 +185,13 @@ class StoredModule:
     def _file(self, part: str) -> SafetensorsFile:
         file = self._files.get(f"{self.name}.{part}")
         if file is None:
-            raise CheckpointError(
-                f"the quantised weights of {self.name} lack {part}; download the checkpoint again"
-            )
+            raise damaged(f"the quantised weights of {self.name} lack {part}")
         return file
 
     def wrong(self, part: str, reason: str) -> CheckpointError:
         """Return the error for a tensor whose numbers make no sense."""
         name = f"{self.name}.{part}"
-        return CheckpointError(
-            f"{name} in {self._files[name].path} {reason}; download the checkpoint again"
-        )
+        return damaged(f"{name} in {self._files[name].path} {reason}")
 
     def groups(self, part: str, inputs: int, size: int, num_groups: int) -> Tensor | None:
         """Return the group of each input, int64, or ``None`` if they follow one another.

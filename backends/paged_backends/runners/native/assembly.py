@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.weights import Weights
-from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.decoder import (
     Attention,
     BlockTable,
@@ -130,44 +127,21 @@ class Assembly:
     one by one, so that only some of them are in memory at a time.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        names: WeightNames,
-        weights: Weights,
-        *,
-        ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device,
-        linear: MakeLinear | None = None,
-    ) -> None:
+    def __init__(self, source: ModelSource, ops: Ops, linear: MakeLinear | None = None) -> None:
         """
         Args:
-            ops: make the operations, and linear layers of weights in ``dtype`` on ``device``.
+            source: the model, and the dtype and the device that it is computed with.
+            ops: make the operations, and linear layers.
             linear: makes linear layers instead, of weights as they are stored, which no operation
                 keeps then.
         """
-        self._config = config
-        self._names = names
-        self._weights = weights
-        self._dtype = dtype
-        self._device = device
+        self._config = source.config
+        self._names = weight_names(source.checkpoint)
+        self._weights = source.weights
+        self._dtype, self._device = source.dtype, source.device
         self._ops = ops
-        self._linears = LinearMaker(weights, ops=ops, dtype=dtype, device=device, make=linear)
+        self._linears = LinearMaker(source, ops, linear)
         self._keeps_weights = linear is None and not ops.copies_weights
-
-    @classmethod
-    def of(cls, source: ModelSource, ops: Ops, linear: MakeLinear | None = None) -> Self:
-        """Return one for a model, in the dtype and on the device that it is computed with."""
-        return cls(
-            source.config,
-            weight_names(source.checkpoint),
-            source.weights,
-            ops=ops,
-            dtype=source.dtype,
-            device=source.device,
-            linear=linear,
-        )
 
     def decoder(self) -> Decoder:
         """Return the whole decoder."""
@@ -181,12 +155,12 @@ class Assembly:
     def connected(self, embedding: Embedding, layers: Sequence[Layer], head: Head) -> Decoder:
         """Return a decoder of parts that were built one by one."""
         return Decoder(
-            self._config,
+            config=self._config,
             embedding=embedding,
             layers=layers,
             head=head,
-            best=self._ops.best,
-            rotary=self._ops.rotary,
+            pick_best=self._ops.best,
+            make_rotary=self._ops.rotary,
             device=self._device,
         )
 

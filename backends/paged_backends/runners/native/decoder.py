@@ -8,7 +8,7 @@ size), H query heads, K key/value heads, D head_dim, V vocabulary, P positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -109,11 +109,11 @@ class Attention:
 
     def project(self, rows_TE: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, ready for attention."""
-        split = self.num_heads + self.num_kv_heads
-        fused = self.query_key_value(rows_TE).view(len(rows_TE), -1, self.head_dim)
-        query_THD, key_TKD = fused[:, : self.num_heads], fused[:, self.num_heads : split]
+        counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        fused_TXD = self.query_key_value(rows_TE).view(-1, sum(counts), self.head_dim)
+        query_THD, key_TKD, value_TKD = fused_TXD.split_with_sizes(counts, dim=1)
         self.heads(query_THD, key_TKD, rotary)
-        return query_THD, key_TKD, fused[:, split:]
+        return query_THD, key_TKD, value_TKD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,39 +203,35 @@ class FusedStack(Protocol):
         """
 
 
+@dataclass(slots=True, kw_only=True)
 class Decoder:
     """A whole model. It keeps no state between calls."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        *,
-        embedding: Embedding,
-        layers: Sequence[Layer],
-        head: Head,
-        best: RowOp,
-        rotary: Callable[[Tensor, Tensor], Rotary],
-        device: torch.device,
-    ) -> None:
-        self.config = config
-        self._embedding = embedding
-        self.layers = layers
-        self.run: Sequence[RunsLayer] = layers
-        """What computes the layers."""
-        self._head = head
-        self._best = best
-        self._rotary = rotary
-        self.fused: FusedStack | None = None
-        """Used instead of the layers, where it can be."""
-        ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-        self._frequencies = {rope: frequencies(rope, config.head_dim).to(device) for rope in ropes}
+    config: DecoderConfig
+    embedding: Embedding
+    layers: Sequence[Layer]
+    head: Head
+    pick_best: RowOp
+    make_rotary: Callable[[Tensor, Tensor], Rotary]
+    device: torch.device
+    run: Sequence[RunsLayer] = ()
+    """What computes the layers; in the beginning they do."""
+    fused: FusedStack | None = None
+    """Used instead of the layers, where it can be."""
+    _frequencies: Mapping[Rope, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run = self.layers
+        ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
+        width = self.config.head_dim
+        self._frequencies = {rope: frequencies(rope, width).to(self.device) for rope in ropes}
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Return the output of the last layer, [T, E]."""
         rotaries: dict[Rope | None, Rotary | None] = {None: None}
         for rope, frequencies_F in self._frequencies.items():
-            rotaries[rope] = self._rotary(positions_T, frequencies_F)
-        hidden_TE = self._embedding(tokens_T, positions_T)
+            rotaries[rope] = self.make_rotary(positions_T, frequencies_F)
+        hidden_TE = self.embedding(tokens_T, positions_T)
         if self.fused is not None and self.fused.run(hidden_TE, rotaries, attend):
             return hidden_TE
         for run in self.run:
@@ -244,13 +240,13 @@ class Decoder:
 
     def logits(self, hidden_RE: Tensor) -> Tensor:
         """Return logits [R, V] float32 of rows of :meth:`forward`."""
-        logits_RV = self._head(hidden_RE).float()
+        logits_RV = self.head(hidden_RE).float()
         if self.config.logits_soft_cap is not None:
             logits_RV = soft_cap(logits_RV, self.config.logits_soft_cap)
         return logits_RV
 
     def best(self, hidden_RE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best token [R] of each row, and its logit [R] before the soft cap."""
-        scores_RV = self._head(hidden_RE)  # a soft cap keeps their order
-        best_R = self._best(scores_RV)
+        scores_RV = self.head(hidden_RE)  # a soft cap keeps their order
+        best_R = self.pick_best(scores_RV)
         return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]

@@ -5,12 +5,13 @@ Defaults are those of the transformers library, which leaves out of the file wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.runners.native.config import AttentionConfig, DecoderConfig
+from paged_backends.runners.native.config import Activation, AttentionConfig, DecoderConfig, Rope
 from paged_backends.runners.native.shared_fields import (
     FULL,
     SLIDING,
@@ -62,56 +63,68 @@ def decoder_config(
     return describe(ConfigFields(checkpoint))
 
 
-# ---------------------------------------------------------------------- llama and its relatives
+# ---------------------------------------------------------------------- rotary embeddings
+
+
+class _Defaults(NamedTuple):
+    """What a family has where a configuration says nothing."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int | None
+    """``None``: the hidden size, divided by the number of heads."""
+    vocab_size: int
+    length: int
+    eos: int | None
+
+
+_DEFAULTS = {
+    "llama": _Defaults(4096, 11008, 32, 32, 0, None, 32000, 2048, 2),
+    "mistral": _Defaults(4096, 14336, 32, 32, 8, None, 32000, 131072, 2),
+    "qwen2": _Defaults(4096, 22016, 32, 32, 32, None, 151936, 32768, None),
+    "qwen3": _Defaults(4096, 22016, 32, 32, 32, 128, 151936, 32768, None),
+    "gemma": _Defaults(3072, 24576, 28, 16, 16, 256, 256000, 8192, 1),
+    "gemma2": _Defaults(2304, 9216, 26, 8, 4, 256, 256000, 8192, 1),
+    "gemma3_text": _Defaults(2304, 9216, 26, 8, 4, 256, 262208, 131072, 1),
+}
+"""Of families with RMSNorm, rotary embeddings and a gated feed-forward."""
+
+Windows = Callable[[int], int | None]
+"""The sliding window of a layer, by its number."""
 
 
 def _llama(fields: ConfigFields) -> DecoderConfig:
-    return _llama_like(
-        fields,
-        bias=fields.flag("attention_bias", False),
-        mlp_bias=fields.flag("mlp_bias", False),
-    )
+    bias = fields.flag("attention_bias", False)
+    mlp_bias = fields.flag("mlp_bias", False)
+    return _rotated(fields, query_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
 
 
 def _mistral(fields: ConfigFields) -> DecoderConfig:
     if fields.has("layer_types"):
         raise lacking(fields.checkpoint, "layers of several types in a mistral")
     window = fields.optional_integer("sliding_window", 4096)
-    return _llama_like(
-        fields, num_kv_heads=8, windows=lambda _: window, max_length=4096 * 32, intermediate=14336
-    )
+    return _rotated(fields, lambda _: window)
 
 
 def _qwen2(fields: ConfigFields) -> DecoderConfig:
-    return _llama_like(
-        fields,
-        num_kv_heads=32,
-        windows=_qwen_windows(fields),
-        max_length=32768,
-        intermediate=22016,
-        vocab_size=151936,
-        eos=None,
-        bias=True,
-        output_bias=False,
-    )
+    return _rotated(fields, _qwen_windows(fields), query_bias=True)
 
 
 def _qwen3(fields: ConfigFields) -> DecoderConfig:
-    return _llama_like(
+    bias = fields.flag("attention_bias", False)
+    return _rotated(
         fields,
-        num_kv_heads=32,
-        head_dim=128,
-        windows=_qwen_windows(fields),
-        max_length=32768,
-        intermediate=22016,
-        vocab_size=151936,
-        eos=None,
-        bias=fields.flag("attention_bias", False),
+        _qwen_windows(fields),
+        query_bias=bias,
+        output_bias=bias,
         norm_queries_and_keys=True,
     )
 
 
-def _qwen_windows(fields: ConfigFields) -> Callable[[int], int | None]:
+def _qwen_windows(fields: ConfigFields) -> Windows:
     window = fields.optional_integer("sliding_window", 4096)
     if not fields.flag("use_sliding_window", False):
         window = None
@@ -120,83 +133,20 @@ def _qwen_windows(fields: ConfigFields) -> Callable[[int], int | None]:
     return lambda index: window if types[index] == SLIDING else None
 
 
-def _llama_like(
-    fields: ConfigFields,
-    *,
-    num_kv_heads: int | None = None,
-    head_dim: int | None = None,
-    windows: Callable[[int], int | None] = lambda _: None,
-    max_length: int = 2048,
-    intermediate: int = 11008,
-    vocab_size: int = 32000,
-    eos: int | None = 2,
-    bias: bool = False,
-    output_bias: bool | None = None,
-    **features: Any,
-) -> DecoderConfig:
-    """Describe a model of llama's shape; the arguments are a family's defaults and features."""
-    hidden = fields.integer("hidden_size", 4096)
-    num_heads = fields.integer("num_attention_heads", 32)
-    heads = num_kv_heads_of(fields, num_heads, num_kv_heads or num_heads)
-    width = head_dim_of(fields, hidden, num_heads, head_dim)
-    rope = rope_of(fields, rope_parameters_of(fields), fields.number("rope_theta", 10000.0))
-    count = fields.num_layers("num_hidden_layers", 32)
-    return DecoderConfig(
-        hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", intermediate),
-        vocab_size=fields.integer("vocab_size", vocab_size),
-        num_heads=num_heads,
-        num_kv_heads=heads,
-        head_dim=width,
-        layers=tuple(
-            AttentionConfig(scale=width**-0.5, rope=rope, sliding_window=windows(index))
-            for index in range(count)
-        ),
-        max_model_len=fields.integer("max_position_embeddings", max_length),
-        activation=activation_of(fields, "hidden_act", "silu"),
-        norm="rms",
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        query_bias=bias,
-        output_bias=bias if output_bias is None else output_bias,
-        embedding_size=hidden,
-        tied=fields.flag("tie_word_embeddings", False),
-        eos_token_ids=fields.token_ids(eos),
-        **features,
-    )
-
-
-# ---------------------------------------------------------------------- gemma
-
-
 def _gemma(fields: ConfigFields) -> DecoderConfig:
     name = fields.text("hidden_act", "gelu_pytorch_tanh")
     # the first releases say gelu and mean its approximation
     activation = activation_of(fields, "hidden_act", "gelu_pytorch_tanh")
-    rope = rope_of(fields, rope_parameters_of(fields), fields.number("rope_theta", 10000.0))
-    width = head_dim_of(fields, 1, 1, 256)
-    return _gemma_like(
-        fields,
-        defaults=(3072, 24576, 28, 16, 16, 256000, 8192),
-        layer=lambda _: AttentionConfig(scale=width**-0.5, rope=rope),
-        activation="gelu_tanh" if name == "gelu" else activation,
-    )
+    return _gemma_like(fields, activation="gelu_tanh" if name == "gelu" else activation)
 
 
 def _gemma2(fields: ConfigFields) -> DecoderConfig:
-    rope = rope_of(fields, rope_parameters_of(fields), fields.number("rope_theta", 10000.0))
     types = layer_types_of(fields, lambda index: FULL if index % 2 else SLIDING, default_count=26)
-    window = fields.optional_integer("sliding_window", 4096)
-    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
-    cap = fields.optional_number("attn_logit_softcapping", 50.0)
     return _gemma_like(
         fields,
-        defaults=(2304, 9216, 26, 8, 4, 256000, 8192),
-        layer=lambda index: AttentionConfig(
-            scale=scale,
-            rope=rope,
-            sliding_window=window if types[index] == SLIDING else None,
-            soft_cap=cap,
-        ),
+        _typed_windows(fields, types),
+        scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        soft_cap=fields.optional_number("attn_logit_softcapping", 50.0),
         activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
         norm_outputs=True,
         logits_soft_cap=fields.optional_number("final_logit_softcapping", 30.0),
@@ -208,8 +158,6 @@ def _gemma3(fields: ConfigFields) -> DecoderConfig:
     types = layer_types_of(
         fields, lambda index: SLIDING if (index + 1) % every else FULL, default_count=26
     )
-    window = fields.optional_integer("sliding_window", 4096)
-    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
     given = fields.mapping("rope_parameters") or {}
     full = {**_part(fields, given, FULL), **(fields.mapping("rope_scaling") or {})}
     ropes = {
@@ -220,17 +168,19 @@ def _gemma3(fields: ConfigFields) -> DecoderConfig:
     }
     return _gemma_like(
         fields,
-        defaults=(2304, 9216, 26, 8, 4, 262208, 131072),
-        layer=lambda index: AttentionConfig(
-            scale=scale,
-            rope=ropes[types[index]],
-            sliding_window=window if types[index] == SLIDING else None,
-        ),
+        _typed_windows(fields, types),
+        ropes=lambda index: ropes[types[index]],
+        scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
         norm_outputs=True,
         norm_queries_and_keys=True,
         logits_soft_cap=fields.optional_number("final_logit_softcapping", None),
     )
+
+
+def _typed_windows(fields: ConfigFields, types: Sequence[str]) -> Windows:
+    window = fields.optional_integer("sliding_window", 4096)
+    return lambda index: window if types[index] == SLIDING else None
 
 
 def _part(fields: ConfigFields, given: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -242,36 +192,71 @@ def _part(fields: ConfigFields, given: Mapping[str, Any], kind: str) -> Mapping[
 
 
 def _gemma_like(
-    fields: ConfigFields,
-    *,
-    defaults: tuple[int, int, int, int, int, int, int],
-    layer: Callable[[int], AttentionConfig],
-    **features: Any,
+    fields: ConfigFields, windows: Windows = lambda _: None, **features: Any
 ) -> DecoderConfig:
-    hidden_size, intermediate, count, num_heads, kv_heads, vocab_size, length = defaults
-    hidden = fields.integer("hidden_size", hidden_size)
-    heads = fields.integer("num_attention_heads", num_heads)
     bias = fields.flag("attention_bias", False)
-    return DecoderConfig(
-        hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", intermediate),
-        vocab_size=fields.integer("vocab_size", vocab_size),
-        num_heads=heads,
-        num_kv_heads=num_kv_heads_of(fields, heads, kv_heads),
-        head_dim=head_dim_of(fields, hidden, heads, 256),
-        layers=tuple(
-            layer(index) for index in range(fields.num_layers("num_hidden_layers", count))
-        ),
-        max_model_len=fields.integer("max_position_embeddings", length),
-        norm="rms",
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
+    config = _rotated(
+        fields,
+        windows,
+        tied=True,
         norm_weight_offset=1.0,
         query_bias=bias,
         output_bias=bias,
+        **features,
+    )
+    return replace(config, embedding_scale=config.hidden_size**0.5)
+
+
+def _rotated(
+    fields: ConfigFields,
+    windows: Windows = lambda _: None,
+    *,
+    ropes: Callable[[int], Rope] | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    activation: Activation | None = None,
+    tied: bool = False,
+    **features: Any,
+) -> DecoderConfig:
+    """Describe a model of one of these families.
+
+    Args:
+        ropes: of each layer; ``None``: all have that of the configuration.
+        scale: of scores; ``None``: that of the width of a head.
+        activation: ``None``: as the configuration says, or silu.
+        tied: the default of ``tie_word_embeddings``.
+        features: other fields, and those that differ.
+    """
+    default = _DEFAULTS[fields.checkpoint.model_type]
+    hidden = fields.integer("hidden_size", default.hidden_size)
+    heads = fields.integer("num_attention_heads", default.num_heads)
+    width = head_dim_of(fields, hidden, heads, default.head_dim)
+    if ropes is None:
+        theta = fields.number("rope_theta", 10000.0)
+        rope = rope_of(fields, rope_parameters_of(fields), theta)
+    return DecoderConfig(
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size", default.intermediate_size),
+        vocab_size=fields.integer("vocab_size", default.vocab_size),
+        num_heads=heads,
+        num_kv_heads=num_kv_heads_of(fields, heads, default.num_kv_heads or heads),
+        head_dim=width,
+        layers=tuple(
+            AttentionConfig(
+                scale=width**-0.5 if scale is None else scale,
+                rope=rope if ropes is None else ropes(index),
+                sliding_window=windows(index),
+                soft_cap=soft_cap,
+            )
+            for index in range(fields.num_layers("num_hidden_layers", default.num_layers))
+        ),
+        max_model_len=fields.integer("max_position_embeddings", default.length),
+        activation=activation or activation_of(fields, "hidden_act", "silu"),
+        norm="rms",
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
         embedding_size=hidden,
-        embedding_scale=hidden**0.5,
-        tied=fields.flag("tie_word_embeddings", True),
-        eos_token_ids=fields.token_ids(1),
+        tied=fields.flag("tie_word_embeddings", tied),
+        eos_token_ids=fields.token_ids(default.eos),
         **features,
     )
 

@@ -29,12 +29,7 @@ from paged_backends.kernels.cpu.structs import (
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.config import DecoderConfig, Rope
 from paged_backends.runners.native.decoder import Layer, Rotaries
-from paged_backends.runners.native.kernel_ops import (
-    KernelHeadOp,
-    KernelLayerNorm,
-    KernelLinear,
-    KernelNorm,
-)
+from paged_backends.runners.native.kernel_ops import KernelHeadOp, KernelLinear, KernelNorm
 from paged_backends.runners.native.ops import Norm as NormOp
 from paged_core.interfaces.attention import LayerAttention
 from paged_core.interfaces.runner import SupportsFusedLayers
@@ -299,5 +294,5 @@ def _optional(norm: NormOp | None) -> FusedNorm | None:
 
 
 def _norm(norm: NormOp) -> FusedNorm:
-    assert isinstance(norm, KernelNorm | KernelLayerNorm)
+    assert isinstance(norm, KernelNorm)
     return FusedNorm(norm.weight, norm.bias)

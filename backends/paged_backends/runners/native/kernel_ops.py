@@ -6,6 +6,9 @@ Shapes as in :mod:`paged_backends.runners.native.ops`.
 # ruff: noqa: N803 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -16,79 +19,47 @@ from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Rotary, RowOp, TorchOps, added
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class KernelLinear:
     """Linear layer with a packed copy of the weight."""
 
-    __slots__ = ("_kernels", "packed")
-
-    def __init__(self, kernels: Kernels, packed: PackedWeight) -> None:
-        self._kernels = kernels
-        self.packed = packed
+    kernels: Kernels
+    packed: PackedWeight
 
     def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-        return self._kernels.linear(rows_TI, self.packed, residual_TO, residual_TO)
+        return self.kernels.linear(rows_TI, self.packed, residual_TO, residual_TO)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class KernelNorm:
-    """RMSNorm."""
+    """RMSNorm or LayerNorm."""
 
-    __slots__ = ("_eps", "_kernels", "_offset", "bias", "weight")
-
-    def __init__(self, kernels: Kernels, weight: Tensor, eps: float, offset: float) -> None:
-        self._kernels = kernels
-        self.weight = weight
-        self.bias = None
-        self._eps = eps
-        self._offset = offset
+    weight: Tensor
+    bias: Tensor | None
+    compute: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """Returns it for rows, weight and bias."""
 
     def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
-        normed = self._kernels.rms_norm(rows_TE, self.weight, self._eps, None, self._offset)
-        return added(normed, residual_TE)
+        return added(self.compute(rows_TE, self.weight, self.bias), residual_TE)
 
 
-class KernelLayerNorm:
-    """LayerNorm."""
-
-    __slots__ = ("_eps", "_kernels", "bias", "weight")
-
-    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, eps: float) -> None:
-        self._kernels = kernels
-        self.weight = weight
-        self.bias = bias
-        self._eps = eps
-
-    def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
-        normed = self._kernels.layer_norm(rows_TE, self.weight, self.bias, self._eps)
-        return added(normed, residual_TE)
-
-
+@dataclass(frozen=True, slots=True, eq=False)
 class KernelHeadOp:
     """Norms of heads, where they have weights, and the rotary embedding, in one call."""
 
-    __slots__ = ("_eps", "_kernels", "_offset", "_without_rotary", "key_norm", "query_norm")
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
-        offset: float,
-        without_rotary: HeadOp,
-    ) -> None:
-        """``without_rotary`` is used by layers that have no rotary embedding."""
-        self._kernels = kernels
-        self.query_norm = query_norm
-        self.key_norm = key_norm
-        self._eps = eps
-        self._offset = offset
-        self._without_rotary = without_rotary
+    kernels: Kernels
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+    offset: float
+    without_rotary: HeadOp
+    """Used by layers that have no rotary embedding."""
 
     def __call__(self, query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
         if rotary is None:
-            self._without_rotary(query_THD, key_TKD, None)
+            self.without_rotary(query_THD, key_TKD, None)
             return
-        self._kernels.rope(
+        self.kernels.rope(
             query_THD,
             key_TKD,
             rotary.cos_TF,
@@ -96,8 +67,8 @@ class KernelHeadOp:
             rotary.rows_T,
             self.query_norm,
             self.key_norm,
-            self._eps,
-            self._offset,
+            self.eps,
+            self.offset,
         )
 
 
@@ -122,7 +93,12 @@ class KernelOps(TorchOps):
 
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
         """Return RMSNorm in one call."""
-        return KernelNorm(self.kernels, weight_E.clone(), eps, offset)
+        kernels = self.kernels
+        return KernelNorm(
+            weight_E.clone(),
+            None,
+            lambda rows, weight, _: kernels.rms_norm(rows, weight, eps, None, offset),
+        )
 
     def layer_norm(
         self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
@@ -130,8 +106,12 @@ class KernelOps(TorchOps):
         """Return LayerNorm, in one call if it has weights."""
         if weight_E is None:
             return super().layer_norm(size, weight_E, bias_E, eps)
-        bias = None if bias_E is None else bias_E.clone()
-        return KernelLayerNorm(self.kernels, weight_E.clone(), bias, eps)
+        kernels, own = self.kernels, None if bias_E is None else bias_E.clone()
+        return KernelNorm(
+            weight_E.clone(),
+            own,
+            lambda rows, weight, bias: kernels.layer_norm(rows, weight, bias, eps),
+        )
 
     def heads(
         self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float

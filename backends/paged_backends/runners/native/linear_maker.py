@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paged_backends.checkpoint.weights import Weights
 from paged_backends.quantization.matrix import QuantizedMatrix, Rows, stacked
 from paged_backends.quantization.weight_format import Shape
 from paged_backends.runners.native.decoder import Embedding, Head, Layer
 from paged_backends.runners.native.ops import Linear, Ops, added
+from paged_backends.runners.native.source import ModelSource
 
 SCALE_BYTES = 2
 """Bytes of a scale, or of an offset, in the packed weights of the kernels."""
@@ -32,23 +32,15 @@ class LinearMaker:
     """Makes one linear layer after another, and counts what their weights take.
 
     Args:
-        ops: make layers of weights in ``dtype`` on ``device``, or of quantised ones.
+        source: their weights, and the dtype and the device that they are computed with.
+        ops: make the layers, of plain weights or of quantised ones.
         make: makes layers instead, of weights as they are stored.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        *,
-        ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device,
-        make: MakeLinear | None,
-    ) -> None:
-        self._weights = weights
+    def __init__(self, source: ModelSource, ops: Ops, make: MakeLinear | None) -> None:
+        self._weights = source.weights
+        self._dtype, self._device = source.dtype, source.device
         self._ops = ops
-        self._dtype = dtype
-        self._device = device
         self._make = make
         self._num_weights = self._num_bytes = 0
 

@@ -6,14 +6,15 @@ is made of them. So there is never much more memory in use than what stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
 from paged_backends.checkpoint.folder import fingerprint
+from paged_backends.checkpoint.json_file import damaged
 from paged_backends.checkpoint.weights import RandomWeights
 from paged_backends.quantization.disk_cache import DiskCache
-from paged_backends.quantization.matrix import QuantizedMatrix, QuantizedWeights, shape_of
+from paged_backends.quantization.matrix import QuantizedMatrix, shape_of
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
@@ -28,51 +29,56 @@ from paged_backends.runners.native.linear_maker import (
 from paged_backends.runners.native.ops import Linear, Ops
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.settings import NativeSettings
-from paged_core.errors import CheckpointError, SettingsError
+from paged_core.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLinears:
     """The quantised weights of linear layers; each is taken once."""
 
+    weight_format: WeightFormat
     matrices: dict[StoredLinear, QuantizedMatrix]
-    """Those that were not taken yet."""
+    """Of a checkpoint, those that were not taken yet; weights that are generated have none here:
+    each is quantised when it is taken, and cached nowhere."""
     release: Callable[[], None] = lambda: None
     """Release the memory of the file that they are mapped from; what is used is read again."""
 
     @classmethod
     def of(
-        cls, source: ModelSource, head: Head, layers: Iterable[Layer], weight_format: WeightFormat
-    ) -> Self:
-        """Quantise all linear layers; those of a checkpoint are cached on disk."""
-        linears, weights = list(stored_linears(head, layers)), source.weights
-        matrices = [linear.rows for linear in linears]
-        if isinstance(weights, RandomWeights):
-            quantized = QuantizedWeights(quantize(matrices, weight_format))
-        else:
-            quantized = DiskCache().weights(
-                fingerprint(source.checkpoint), matrices, weight_format, release=weights.release
-            )
-        return cls(dict(zip(linears, quantized.matrices, strict=True)), quantized.release)
+        cls, source: ModelSource, assembly: Assembly, head: Head, weight_format: WeightFormat
+    ) -> tuple[Iterator[Layer], Self]:
+        """Return the layers one after the other, and the weights of their linear layers.
+
+        Those of a checkpoint are cached on disk.
+
+        Raises:
+            CheckpointError: see :meth:`Assembly.check_all_taken`.
+        """
+        if isinstance(source.weights, RandomWeights):
+            return assembly.layers(), cls(weight_format, {})
+        layers = list(assembly.layers())  # views of the checkpoint: nothing is read yet
+        assembly.check_all_taken()
+        linears = list(stored_linears(head, layers))
+        quantized = DiskCache().weights(
+            fingerprint(source.checkpoint),
+            [linear.rows for linear in linears],
+            weight_format,
+            release=source.weights.release,
+        )
+        matrices = dict(zip(linears, quantized.matrices, strict=True))
+        return _given_up(layers), cls(weight_format, matrices, quantized.release)
 
     def take(self, linear: StoredLinear) -> QuantizedMatrix:
         """Return the weight of a layer; its memory is free once the caller has let go of it."""
+        if not self.matrices:
+            return quantize([linear.rows], self.weight_format)[0]
         return self.matrices.pop(linear)
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedLinears:
-    """Weights that are generated: each is quantised when it is taken, and cached nowhere."""
-
-    weight_format: WeightFormat
-
-    def take(self, linear: StoredLinear) -> QuantizedMatrix:
-        """Return the weight of a layer."""
-        (matrix,) = quantize([linear.rows], self.weight_format)
-        return matrix
-
-    def release(self) -> None:
-        """Do nothing: there is no file."""
+def _given_up(layers: list[Layer]) -> Iterator[Layer]:
+    """Yield layers that are no longer kept here."""
+    while layers:
+        yield layers.pop(0)
 
 
 # ---------------------------------------------------------------------- the decoder
@@ -116,19 +122,19 @@ def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat
         CheckpointError: see :class:`~paged_backends.runners.native.assembly.Assembly`; or a weight
             is not finite.
     """
-    assembly = Assembly.of(source, ops, StoredLinear)
+    assembly = Assembly(source, ops, StoredLinear)
     assembly.check_layers()
     embedding = assembly.embedding()
     head = assembly.head(embedding)
-    layers, linears = _quantized(source, assembly, head, weight_format)
+    layers, linears = QuantizedLinears.of(source, assembly, head, weight_format)
 
     def quantized(linear: StoredLinear) -> Linear:
         try:
             return ops.quantized(linears.take(linear), linear.bias_O)
         except ValueError as error:
-            raise CheckpointError(
-                f"a weight of {source.checkpoint.place} [{_sides(linear)}] cannot be quantised: it "
-                "holds NaN or an infinity; download the checkpoint again"
+            raise damaged(
+                f"a weight of {source.checkpoint.place} {list(shape_of(linear.rows))} cannot be "
+                "quantised: it holds NaN or an infinity"
             ) from error
 
     def plain(linear: StoredLinear) -> Linear:
@@ -141,26 +147,3 @@ def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat
         made.append(converted_layer(layer, quantized))
         linears.release()
     return assembly.connected(converted_embedding(embedding, plain), made, made_head)
-
-
-def _quantized(
-    source: ModelSource, assembly: Assembly, head: Head, weight_format: WeightFormat
-) -> tuple[Iterator[Layer], QuantizedLinears | GeneratedLinears]:
-    """Return the layers one after the other, and the weights of their linear layers."""
-    if isinstance(source.weights, RandomWeights):
-        return assembly.layers(), GeneratedLinears(weight_format)
-    layers = list(assembly.layers())  # views of the checkpoint: nothing is read yet
-    assembly.check_all_taken()
-    linears = QuantizedLinears.of(source, head, layers, weight_format)
-    return _given_up(layers), linears
-
-
-def _sides(linear: StoredLinear) -> str:
-    outputs, inputs = shape_of(linear.rows)
-    return f"{outputs}, {inputs}"
-
-
-def _given_up(layers: list[Layer]) -> Iterator[Layer]:
-    """Yield layers that are no longer kept here."""
-    while layers:
-        yield layers.pop(0)

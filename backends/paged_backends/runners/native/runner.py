@@ -172,14 +172,8 @@ class NativeRunner(DescribedRunner):
             check_quantization(self._options, source)
         self._describe(source, _bytes_per_weight(source, weight_format))
         ops = choose_ops(self._options, source.dtype, source.device)
-        try:
+        with self._fitting(source.device):
             self._decoder = self._made(source, ops, weight_format)
-        except torch.OutOfMemoryError as error:
-            raise SettingsError(
-                f"{settings.model} does not fit on {source.device}: "
-                f"{str(error).partition(chr(10))[0]}; "
-                "use a smaller model, a smaller dtype, or device: cpu"
-            ) from error
         self._kernels = ops.kernels
         if self._bytes_per_weight < source.dtype.itemsize:
             self._quantized_products = ops.quantized_products
@@ -187,7 +181,7 @@ class NativeRunner(DescribedRunner):
             self._decoder.fused = fuse(source.config, self._decoder.layers, ops.kernels)
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)
-        self._log_loaded(source)
+        self._log_loaded(source.checkpoint.model_type)
 
     def model_size(self) -> ModelSize:
         """Count the weights of all linear layers, and say how quantised ones are multiplied."""
@@ -196,7 +190,7 @@ class NativeRunner(DescribedRunner):
     def _made(self, source: ModelSource, ops: Ops, weight_format: WeightFormat | None) -> Decoder:
         if weight_format is not None:
             return quantized_decoder(source, ops, weight_format)
-        assembly = Assembly.of(source, ops)
+        assembly = Assembly(source, ops)
         decoder = assembly.decoder()
         self._bytes_per_weight = assembly.bytes_per_weight
         return decoder

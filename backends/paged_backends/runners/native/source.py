@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -14,17 +13,12 @@ from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.quantized.layout import layout_of
 from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights
 from paged_backends.device import choose_device, free_memory
+from paged_backends.runners.loaded_runner import DTYPE_NAMES, LoadedRunner
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.families import decoder_config
-from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import LayerSpec, ModelSize
-from paged_core.interfaces.runner import Runner
-from paged_core.log import get_logger
 from paged_core.settings.schema import EngineSettings
-
-DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-"""The dtypes that decoders compute in."""
 
 WeightSource = Literal["checkpoint", "random"]
 """``random``: generated from the seed."""
@@ -145,21 +139,15 @@ def _open(
 
 # ---------------------------------------------------------------------- runners
 
-_log = get_logger()
 
-
-class DescribedRunner(Runner, ABC):
+class DescribedRunner(LoadedRunner, ABC):
     """A runner whose model is described by a :class:`DecoderConfig`.
 
-    Its ``load`` calls :meth:`_describe` once the source is open, and :meth:`_log_loaded` at the
-    end.
+    Its ``load`` calls :meth:`_describe` once the source is open.
     """
 
-    def __init__(self, context: RunnerContext) -> None:
-        self._context, self._settings = context, context.settings
-        self._layers: list[LayerSpec] = []
-        self._config: DecoderConfig
-        self._bytes_per_weight: float
+    _config: DecoderConfig
+    _bytes_per_weight: float
 
     def _describe(self, source: ModelSource, bytes_per_weight: float) -> None:
         """Take the description of a model whose linear layers take so many bytes a weight.
@@ -168,39 +156,11 @@ class DescribedRunner(Runner, ABC):
             SettingsError: see :meth:`ModelSource.check_memory`.
         """
         source.check_memory(bytes_per_weight)
-        self._config, self._bytes_per_weight = source.config, bytes_per_weight
+        self._config = config = source.config
+        self._bytes_per_weight = bytes_per_weight
         self._layers = source.layers(self._settings)
-
-    def _log_loaded(self, source: ModelSource) -> None:
-        _log.info(
-            "model_loaded",
-            model=self._settings.model,
-            architecture=source.checkpoint.model_type,
-            layers=len(self._layers),
-            dtype=self._layers[0].dtype,
-            device=str(source.device),
-            rank=f"{self._context.rank} of {self._context.size}",
-        )
-
-    @property
-    def layers(self) -> Sequence[LayerSpec]:
-        """The attention layers, in order."""
-        return self._layers
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-        return self._config.vocab_size
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Positions according to the configuration."""
-        return self._config.max_model_len
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """From the checkpoint's generation settings, or else its configuration."""
-        return self._config.eos_token_ids
+        self._vocab_size, self._max_model_len = config.vocab_size, config.max_model_len
+        self._eos_token_ids = config.eos_token_ids
 
     def model_size(self) -> ModelSize:
         """Count the weights of all linear layers."""

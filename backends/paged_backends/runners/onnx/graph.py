@@ -1,8 +1,9 @@
 """Graphs of ONNX that native's own layers build, called with values of a graph for tensors.
 
-The layers are made of :class:`GraphOps`; each operation that is called adds its nodes.
+The layers are made of :class:`GraphOps` and :class:`GraphLinears`; each operation that is called
+adds its nodes.
 
-Shapes: I inputs, O outputs, E size of a norm, D head_dim.
+Shapes: T tokens, I inputs, O outputs, E size of a norm, G groups of inputs, Y bytes of a group.
 """
 
 # ruff: noqa: N803 - the shape of a tensor is the upper-case end of its name
@@ -13,18 +14,20 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import torch
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from torch import Tensor
 
+from paged_backends.checkpoint.tensor_files import own_pages
+from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs, shape_of
 from paged_backends.runners.native.config import Activation
-from paged_backends.runners.native.ops import HeadOp, Norm, RowOp, TorchOps, added
+from paged_backends.runners.native.linear_maker import StoredLinear
+from paged_backends.runners.native.ops import Linear, Norm, RowOp, TorchOps, added
+from paged_backends.runners.native.quantized_linears import QuantizedLinears
+from paged_backends.runners.onnx.file.model_graph import ModelGraph
 from paged_backends.runners.onnx.sessions import (
     CONTRIB,
     ELEMENT_TYPES,
-    ON_CPU,
     Session,
     SessionMaker,
     as_ort_value,
@@ -32,73 +35,54 @@ from paged_backends.runners.onnx.sessions import (
 
 _OPSET, _IR_VERSION = 21, 10
 """Of ONNX 1.16, which every supported version of ONNX Runtime reads."""
+_FLOAT_ARITHMETIC = 1
+"""What ``accuracy_level`` says of float32."""
+_NUM_LOW = 16
+"""Codes of the low half: a step of the high half is so many of the low one."""
 
 
-class Graph:
-    """A graph whose values have one row per token: ``[T, width]``."""
+class Graph(ModelGraph):
+    """A graph whose values have one row per token: ``[T, ...]``."""
 
     def __init__(self) -> None:
-        self._nodes: list[onnx.NodeProto] = []
-        self._inputs: list[onnx.ValueInfoProto] = []
-        self._outputs: list[onnx.ValueInfoProto] = []
-        self._sizes: list[TensorProto] = []
-        self._num_values = 0
-        self.weights: dict[str, Tensor] = {}
-        """To be handed over to the session, by their names in the graph."""
-        self._packable: set[str] = set()
+        opsets = [helper.make_opsetid("", _OPSET)]
+        super().__init__(ModelProto(ir_version=_IR_VERSION, opset_import=opsets))
+        self._given: list[ValueInfoProto] = []
+        self._returned: list[ValueInfoProto] = []
+        self._tensors: dict[str, Tensor] = {}
+        self._kept: list[Tensor] = []
 
-    def input(self, name: str, dtype: torch.dtype, width: int) -> Symbol:
-        """Declare an input [T, width]."""
-        self._inputs.append(_described(name, dtype, width))
+    def input(self, name: str, dtype: torch.dtype, *sizes: int) -> Symbol:
+        """Declare an input [T, sizes]."""
+        described = helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], ["T", *sizes])
+        self._given.append(described)
         return Symbol(self, name)
 
-    def output(self, name: str, value: Symbol, dtype: torch.dtype, width: int) -> None:
-        """Return ``value`` [T, width] as the output ``name``."""
-        self._nodes.append(helper.make_node("Identity", [value.name], [name]))
-        self._outputs.append(_described(name, dtype, width))
+    def output(self, name: str, value: Symbol, dtype: torch.dtype, *sizes: int) -> None:
+        """Return ``value`` [T, sizes] in ``dtype`` as the output ``name``."""
+        kind = ELEMENT_TYPES[dtype]
+        self.nodes.append(helper.make_node("Cast", [value.name], [name], to=kind))
+        described = helper.make_tensor_value_info(name, kind, ["T", *sizes])
+        self._returned.append(described)
 
-    def weight(self, tensor: Tensor, *, packable: bool = False) -> Symbol:
+    def weight(self, tensor: Tensor, *, kept: bool = True) -> Symbol:
         """Return a constant that the session gets from torch's memory.
 
         Args:
-            packable: the session copies it in another order, where its build does so.
+            kept: the session reads it there on a CPU; otherwise it has a copy.
         """
-        name = f"weight{len(self.weights)}"
-        self.weights[name] = tensor.contiguous()
-        if packable:
-            self._packable.add(name)
-        return Symbol(self, name)
-
-    def sizes(self, *numbers: int) -> Symbol:
-        """Return a constant [len(numbers)] int64 that lies in the graph itself, since the shapes of
-        other values are inferred from it."""
-        name = f"sizes{len(self._sizes)}"
-        self._sizes.append(helper.make_tensor(name, TensorProto.INT64, [len(numbers)], numbers))
-        return Symbol(self, name)
-
-    def op(self, kind: str, *inputs: Symbol, domain: str = "", **attributes: Any) -> Symbol:
-        """Add an operation, and return its only result."""
-        return self.ops(kind, 1, *inputs, domain=domain, **attributes)[0]
-
-    def ops(
-        self, kind: str, num_results: int, *inputs: Symbol, domain: str = "", **attributes: Any
-    ) -> list[Symbol]:
-        """Add an operation, and return its results."""
-        names = [f"value{self._num_values + index}" for index in range(num_results)]
-        self._num_values += num_results
-        read = [value.name for value in inputs]
-        self._nodes.append(helper.make_node(kind, read, names, domain=domain, **attributes))
-        return [Symbol(self, name) for name in names]
-
-    def model(self) -> bytes:
-        """Return the model, in which weights are no more than names and shapes."""
-        weights = [_external(name, tensor) for name, tensor in self.weights.items()]
-        graph = helper.make_graph(
-            self._nodes, "segment", self._inputs, self._outputs, [*self._sizes, *weights]
+        name, tensor = f"weight{len(self._tensors)}", tensor.contiguous()
+        self._tensors[name] = tensor
+        if kept:
+            self._kept.append(tensor)
+        self.weights[name] = weight = TensorProto(
+            name=name,
+            data_type=ELEMENT_TYPES[tensor.dtype],
+            dims=tensor.shape,
+            data_location=TensorProto.EXTERNAL,
         )
-        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
-        return bytes(model.SerializeToString())
+        weight.external_data.add(key="location", value="memory")  # no file: a tensor is given
+        return Symbol(self, name)
 
     def session(self, maker: SessionMaker) -> Session:
         """Return a session of the graph; it keeps those weights alive that it reads in place.
@@ -106,14 +90,13 @@ class Graph:
         Raises:
             UnsupportedModel: ONNX Runtime lacks something that the graph needs.
         """
+        model = self.part(self.nodes, self._given, ())
+        model.graph.output.extend(self._returned)
         options = maker.options()
-        values = [as_ort_value(weight) for weight in self.weights.values()]
-        options.add_external_initializers(list(self.weights), values)
-        session = maker.open(self.model(), options)
-        copied = set(self.weights) if maker.copies_weights else set()
-        if not maker.copies_weights and packs_weights():
-            copied = self._packable
-        return Session(session, [self.weights[name] for name in self.weights if name not in copied])
+        values = [as_ort_value(tensor) for tensor in self._tensors.values()]
+        options.add_external_initializers(list(self._tensors), values)
+        session = maker.open(model.SerializeToString(), options)
+        return Session(session, () if maker.copies_weights else self._kept)
 
 
 @dataclass(slots=True)
@@ -123,25 +106,33 @@ class Symbol:
     graph: Graph
     name: str
 
-    def op(self, kind: str, *others: Symbol, domain: str = "", **attributes: Any) -> Symbol:
+    def op(self, kind: str, *others: Symbol | str, **attributes: Any) -> Symbol:
         """Add an operation that reads this value first, and return its only result."""
-        return self.graph.op(kind, self, *others, domain=domain, **attributes)
+        names = [each if isinstance(each, str) else each.name for each in others]
+        return Symbol(self.graph, self.graph.add(kind, self.name, *names, **attributes))
 
     def to(self, dtype: torch.dtype) -> Symbol:
         """Return the value in another dtype."""
         return self.op("Cast", to=ELEMENT_TYPES[dtype])
 
-    def reshape(self, *sizes: int) -> Symbol:
+    def view(self, *sizes: int) -> Symbol:
         """Return the value in another shape; 0: as it is there, -1: what is left."""
-        return self.op("Reshape", self.graph.sizes(*sizes))
+        return Symbol(self.graph, self.graph.reshape(self.name, *sizes))
 
-    def flatten(self, axis: int) -> Symbol:
-        """Return the value itself: heads are side by side in a row."""
-        return self
+    def flatten(self, _axis: int) -> Symbol:
+        """Return all of a token in one row."""
+        return self.view(0, -1)
+
+    def split_with_sizes(self, sizes: tuple[int, ...], dim: int) -> list[Symbol]:
+        """Return parts of these sizes."""
+        lengths = self.graph.integers(*sizes)
+        names = self.graph.add_many("Split", len(sizes), self.name, lengths, axis=dim)
+        return [Symbol(self.graph, name) for name in names]
 
     def chunk(self, count: int, dim: int) -> list[Symbol]:
-        """Return equal parts of each row."""
-        return self.graph.ops("Split", count, self, axis=dim, num_outputs=count)
+        """Return equal parts."""
+        names = self.graph.add_many("Split", count, self.name, axis=dim, num_outputs=count)
+        return [Symbol(self.graph, name) for name in names]
 
     def copy_(self, other: Symbol) -> None:
         """Become another value, for all that read this one later."""
@@ -155,19 +146,21 @@ class Symbol:
         return self.op("Mul", other)
 
 
-def _described(name: str, dtype: torch.dtype, width: int) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], ["T", width])
+@dataclass(frozen=True, slots=True)
+class SymbolRotary:
+    """The rotary embedding of a batch, by tables [T, head_dim / 2]."""
 
+    cos: Symbol
+    sin: Symbol
+    head_dim: int
 
-def _external(name: str, tensor: Tensor) -> TensorProto:
-    weight = TensorProto(
-        name=name,
-        data_type=ELEMENT_TYPES[tensor.dtype],
-        dims=tensor.shape,
-        data_location=TensorProto.EXTERNAL,
-    )
-    weight.external_data.add(key="location", value="memory")  # no file: the session gets a tensor
-    return weight
+    def rotate(self, heads: Symbol) -> None:
+        """Rotate all heads."""
+        # one sequence whose positions count from 0: the tables have a row per token
+        first = heads.graph.integers(0)
+        rows = heads.flatten(1).op("Unsqueeze", first)
+        rows = rows.op("RotaryEmbedding", first, self.cos, self.sin, domain=CONTRIB)
+        heads.copy_(rows.op("Squeeze", first).view(0, -1, self.head_dim))
 
 
 # ---------------------------------------------------------------------- operations
@@ -188,106 +181,140 @@ class GraphOps(TorchOps):
 
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
         """Return RMSNorm."""
-        return self._norm("SimplifiedLayerNormalization", weight_E.float() + offset, None, eps)
+        return self._norm("SimplifiedLayerNormalization", eps, weight_E.float() + offset)
 
     def layer_norm(
         self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
     ) -> Norm:
         """Return LayerNorm; without weights, of ones."""
-        weight = torch.ones(size) if weight_E is None else weight_E.float()
-        return self._norm("LayerNormalization", weight, bias_E, eps)
+        weight = torch.ones(size) if weight_E is None else weight_E
+        return self._norm("LayerNormalization", eps, weight, *([] if bias_E is None else [bias_E]))
 
-    def _norm(self, kind: str, weight_E: Tensor, bias_E: Tensor | None, eps: float) -> Norm:
-        weights = [each.to(self._compute) for each in (weight_E, bias_E) if each is not None]
-
+    def _norm(self, kind: str, eps: float, *weights_E: Tensor) -> Norm:
         def apply(rows_TE: Any, residual_TE: Any = None) -> Any:
-            given = [rows_TE.graph.weight(weight) for weight in weights]
+            given = [rows_TE.graph.weight(weight.to(self._compute)) for weight in weights_E]
             return added(rows_TE.op(kind, *given, epsilon=eps, axis=-1), residual_TE)
 
         return apply
 
-    def heads(
-        self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float
-    ) -> HeadOp:
-        """Return the norms, then the rotary embedding, whose tables are a pair of symbols."""
-        norms: list[Any] = [
-            None if weight is None else self.rms_norm(weight, eps, offset)
-            for weight in (query_norm_D, key_norm_D)
-        ]
-        width = 0 if query_norm_D is None else len(query_norm_D)
-
-        def apply(query_THD: Any, key_TKD: Any, rotary: Any) -> None:
-            for heads, norm in zip((query_THD, key_TKD), norms, strict=True):
-                if norm is not None:
-                    heads.copy_(norm(heads.reshape(0, -1, width)).reshape(0, -1))
-                if rotary is not None:
-                    # one sequence whose positions count from 0: the tables have a row per token
-                    first = heads.graph.sizes(0)
-                    flat = heads.op("Unsqueeze", first)
-                    rotated = flat.op("RotaryEmbedding", first, *rotary, domain=CONTRIB)
-                    heads.copy_(rotated.op("Squeeze", first))
-
-        return apply
-
     def activation(self, name: Activation) -> RowOp:
-        """Return an activation without a gate."""
+        """Return an activation without a gate, of float32: some versions lack some of bfloat16."""
 
         def apply(rows: Any) -> Any:
-            if self._compute == torch.bfloat16:  # of which some versions lack activations
-                return _activated(rows.to(torch.float32), name).to(self._compute)
-            return _activated(rows, name)
+            rows = rows.to(torch.float32) if self._compute == torch.bfloat16 else rows
+            if name == "relu":
+                result = rows.op("Relu")
+            elif name == "silu":  # x * sigmoid(alpha * x)
+                result = rows.op("QuickGelu", domain=CONTRIB, alpha=1.0)
+            else:
+                result = rows.op("Gelu", approximate="tanh" if name == "gelu_tanh" else "none")
+            return result.to(self._compute)
 
         return apply
 
 
-def _activated(rows: Symbol, name: Activation) -> Symbol:
-    if name == "relu":
-        return rows.op("Relu")
-    if name == "silu":  # x * sigmoid(alpha * x)
-        return rows.op("QuickGelu", domain=CONTRIB, alpha=1.0)
-    return rows.op("Gelu", approximate="tanh" if name == "gelu_tanh" else "none")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphLinears:
+    """Makes linear layers that take symbols; a weight is read when its layer is called.
+
+    ``MatMulNBits`` computes in float: with its arithmetic in 8 bits, activations are rounded too,
+    and a row's result depends on the last bits of what attention returns, and so on the rest of the
+    batch. On a CPU there is float arithmetic for weights of 4 bits only. A weight of 8 bits is the
+    sum of two of 4 bits, its high and its low half, and so is a linear layer.
+    """
+
+    compute: torch.dtype
+    """Of activations, and of weights that are not quantised."""
+    quantized: QuantizedLinears | None
+    """Their weights; ``None``: they are not quantised."""
+    in_halves: bool
+    """Compute weights of 8 bits as sums of two of 4 bits."""
+
+    def __call__(self, linear: StoredLinear, /) -> Linear:
+        """Return the layer of a stored one."""
+
+        def apply(rows_TI: Any, residual_TO: Any = None) -> Any:
+            if self.quantized is None:
+                weight = _in_own_pages(linear, self.compute)
+                given = rows_TI.graph.weight(weight, kept=not packs_weights(quantized=False))
+                result = rows_TI.op("Gemm", given, transB=1)
+            else:
+                result = self._product(rows_TI, self.quantized.take(linear))
+            if linear.bias_O is not None:
+                result = result.add_(rows_TI.graph.weight(linear.bias_O.to(self.compute)))
+            return added(result, residual_TO)
+
+        return apply
+
+    def release(self) -> None:
+        """Release the memory of the file of quantised weights; what is used is read again."""
+        if self.quantized is not None:
+            self.quantized.release()
+
+    def _product(self, rows: Symbol, matrix: QuantizedMatrix) -> Symbol:
+        """``code - 128`` is ``16 * (high - 8) + low``; to multiply rows by 16 is exact."""
+        graph, (outputs, groups) = rows.graph, matrix.scales_OG.shape
+        scales = graph.weight(matrix.scales_OG.to(self.compute))
+        if matrix.weight_format.bits == 4 or not self.in_halves:
+            return _bits_product(rows, matrix, matrix.codes_OGY, scales)
+        zeros = graph.weight(torch.zeros(outputs, -(-groups // 2), dtype=torch.uint8))
+        larger = rows * graph.weight(torch.tensor(_NUM_LOW, dtype=self.compute))
+        high, low = (in_pairs(half) for half in (matrix.codes_OGY >> 4, matrix.codes_OGY & 15))
+        highs = _bits_product(larger, matrix, high, scales)
+        return highs.add_(_bits_product(rows, matrix, low, scales, zeros))
 
 
-# ---------------------------------------------------------------------- packed weights
+def _bits_product(
+    rows: Symbol, matrix: QuantizedMatrix, codes_OGY: Tensor, *others: Symbol
+) -> Symbol:
+    """Return the product with codes; a group has as many bits as its bytes."""
+    group = matrix.weight_format.group_size
+    bits = 8 * codes_OGY.shape[2] // group
+    return rows.op(
+        "MatMulNBits",
+        rows.graph.weight(codes_OGY, kept=bits == 8 or not packs_weights(quantized=True)),
+        *others,
+        domain=CONTRIB,
+        K=matrix.shape[1],
+        N=matrix.shape[0],
+        bits=bits,
+        block_size=group,
+        accuracy_level=_FLOAT_ARITHMETIC,
+    )
 
-# Sessions keep weights in an order of their own, so that the originals can be let go; builds for
-# some processors do not. Sessions that are run after a weight was changed show it.
 
-_SIZE = 64
-"""Inputs and outputs of the layer that is tried."""
+def _in_own_pages(linear: StoredLinear, dtype: torch.dtype) -> Tensor:
+    """Return the whole weight in ``dtype``: itself if it is so already, and otherwise a copy.
+
+    Between what sessions allocate, the allocator of the C library would keep it for later copies: a
+    third of the weights' size in the end.
+    """
+    first = linear.rows[0]
+    if len(linear.rows) == 1 and first.dtype == dtype and first.is_contiguous():
+        return first
+    return torch.cat(list(linear.rows), out=own_pages(shape_of(linear.rows), dtype))
 
 
 @cache
-def packs_weights() -> bool:
-    """Whether a session on a CPU copies the weights of linear layers."""
-    graph, weight = Graph(), torch.zeros(_SIZE, _SIZE)
-    rows = graph.input("rows", torch.float32, _SIZE)
-    result = rows.op("Gemm", graph.weight(weight), transB=1)
-    graph.output("result", result, torch.float32, _SIZE)
-    return not _is_read_later(graph, weight, 1)
+def packs_weights(*, quantized: bool) -> bool:
+    """Whether a session on a CPU keeps weights in an order of its own, not the originals.
 
-
-@cache
-def packs_codes() -> bool:
-    """Whether a session on a CPU copies quantised weights of 4 bits."""
-    graph, groups = Graph(), _SIZE // 32
-    codes = torch.full((_SIZE, groups, 16), 0x88, dtype=torch.uint8)  # of zeros
-    rows = graph.input("rows", torch.float32, _SIZE)
-    given = [graph.weight(codes), graph.weight(torch.ones(_SIZE, groups))]
-    options = {"K": _SIZE, "N": _SIZE, "bits": 4, "block_size": 32, "accuracy_level": 1}
-    result = rows.op("MatMulNBits", *given, domain=CONTRIB, **options)
-    graph.output("result", result, torch.float32, _SIZE)
-    return not _is_read_later(graph, codes, 0)
-
-
-def _is_read_later(graph: Graph, weight: Tensor, other: int) -> bool:
-    """Whether results for one row or for several are no longer zeros with another weight."""
-    options = onnxruntime.SessionOptions()
-    values = [as_ort_value(tensor) for tensor in graph.weights.values()]
-    options.add_external_initializers(list(graph.weights), values)
-    session = onnxruntime.InferenceSession(graph.model(), options, providers=ON_CPU)
-    weight.fill_(other)
-    return any(
-        session.run(None, {"rows": np.ones((count, _SIZE), np.float32)})[0].any()
-        for count in (1, 2, _SIZE)
+    Builds for some processors do not. A session that is run after a weight was changed shows it.
+    """
+    graph, size = Graph(), 64
+    rows = graph.input("rows", torch.float32, size)
+    if quantized:
+        zeros, ones = torch.full((size, 2, 16), 0x88, dtype=torch.uint8), torch.ones(size, 2)
+        given = [graph.weight(zeros), graph.weight(ones)]
+        options = {"K": size, "N": size, "bits": 4, "block_size": 32, "accuracy_level": 1}
+        result = rows.op("MatMulNBits", *given, domain=CONTRIB, **options)
+    else:
+        zeros = torch.zeros(size, size)
+        result = rows.op("Gemm", graph.weight(zeros), transB=1)
+    graph.output("result", result, torch.float32, size)
+    session = graph.session(SessionMaker(torch.device("cpu"), 1))
+    zeros.fill_(1)
+    return not any(
+        session.ort.run(None, {"rows": np.ones((count, size), np.float32)})[0].any()
+        for count in (1, 2, size)
     )

@@ -6,12 +6,13 @@ the other, and removing either removes files of both.
 
 from __future__ import annotations
 
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from io import StringIO
 
+from paged_backends.checkpoint.json_file import one_line
 from paged_backends.kernels.nvidia import gpu_problem
 
 CPU_PACKAGE, GPU_PACKAGE = "onnxruntime", "onnxruntime-gpu"
@@ -51,7 +52,7 @@ def _import_problem(module: str) -> str | None:
     try:
         import_module(module)
     except Exception as error:  # noqa: BLE001 - what a broken package raises is not known
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return f"{type(error).__name__}: {one_line(error, 300)}"
     return None
 
 
@@ -71,10 +72,8 @@ def installed() -> dict[str, str]:
     """Return the version of each package of ONNX Runtime."""
     found = {}
     for package in (CPU_PACKAGE, GPU_PACKAGE):
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -6,29 +6,25 @@ Shapes: T tokens, R rows that sample a token, V vocabulary.
 # ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paged_backends.runners.onnx.sessions import Binding, Session, SessionMaker, Value
+from paged_backends.runners.onnx.sessions import Session, SessionMaker, Value
 from paged_core.interfaces.layer import LayerSpec
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
 
-_KEPT_SIZES = 8
-"""Numbers of tokens whose bindings are kept."""
 _TILE = 128
 """Rows that a product with quantised weights computes at once. One alone, or left over, goes
 through another kernel, which adds in another order."""
 
-SetInputs = Callable[[Mapping[str, Tensor], Tensor, Tensor], None]
-"""Called with buffers by their names, tokens [T] and positions [T]: writes the inputs of a step."""
+Inputs = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
+"""Called with tokens [T] and positions [T]: returns what sessions read of a step, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,59 +37,35 @@ class AttentionCut:
     attended: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Bindings for one number of tokens."""
-
-    buffers: Mapping[str, Tensor]
-    bindings: Sequence[Binding]
-
-
+@dataclass(slots=True, kw_only=True)
 class SegmentedModel:
     """Runs a model whose ``n`` attentions lie between ``n + 1`` sessions.
 
-    Values that cross are found by their names. Each has a buffer, which steps of all sizes share;
-    so do values of one name, and values that are never there at once.
+    Values that cross are found by their names.
     """
 
-    def __init__(
-        self,
-        maker: SessionMaker,
-        sessions: Sequence[Session],
-        cuts: Sequence[AttentionCut],
-        layers: Sequence[LayerSpec],
-        head: Session,
-        set_inputs: SetInputs,
-        *,
-        hidden: str,
-        device: torch.device,
-        deterministic: bool,
-    ) -> None:
-        """
-        Args:
-            head: has one input, hidden states, and one output, logits.
-            hidden: the output of the last session.
-            deterministic: results do not depend, bit for bit, on the rest of the batch.
-        """
-        self._maker = maker
-        self._sessions = sessions
-        self._cuts = cuts
-        self._layers = layers
-        self._head = head
-        self._set_inputs = set_inputs
-        self._hidden = hidden
-        self._device = device
-        self._deterministic = deterministic
-        attended = {cut.attended for cut in cuts}
-        self._values: dict[str, Value] = {}
-        for session in sessions:
-            for name, value in (*session.inputs.items(), *session.outputs.items()):
-                if name not in attended and name != hidden:
-                    self._values.setdefault(name, value)
-        self._places = plan_memory(sessions, self._values.keys())
-        self._most_tokens = 0
-        self._memory: dict[str, Tensor] = {}
-        self._steps: OrderedDict[int, _Step] = OrderedDict()
+    maker: SessionMaker
+    sessions: Sequence[Session]
+    cuts: Sequence[AttentionCut]
+    layers: Sequence[LayerSpec]
+    head: Session
+    """It has one input, hidden states, and one output, logits."""
+    inputs: Inputs
+    hidden: str
+    """The output of the last session."""
+    device: torch.device
+    deterministic: bool
+    """Results do not depend, bit for bit, on the rest of the batch."""
+    _later: list[frozenset[str]] = field(default_factory=list)
+    """What is read behind each session: by the attention there, and by later sessions."""
+
+    def __post_init__(self) -> None:
+        later: set[str] = set()
+        for index, session in reversed([*enumerate(self.sessions)]):
+            for cut in self.cuts[index : index + 1]:
+                later |= {cut.query, cut.key, cut.value}
+            self._later.insert(0, frozenset(later))
+            later |= session.inputs.keys()
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return the output of the last layer, [T, hidden]."""
@@ -102,128 +74,51 @@ class SegmentedModel:
             tokens, positions = _with_spare_row(tokens), _with_spare_row(positions)
             attend = _attend_without(attend, num_tokens)
         count = len(tokens)
-        value = self._sessions[-1].outputs[self._hidden]
-        hidden = torch.empty(value.shape_at(count), dtype=value.dtype, device=self._device)
-        with self._maker.running():
-            step = self._step(count)
-            self._set_inputs(step.buffers, tokens, positions)
-            step.bindings[-1].bind(self._hidden, hidden)
-            step.bindings[0].run()
-            for layer, cut in enumerate(self._cuts):
-                attended = self._attend(attend, layer, cut, step.buffers, count)
-                binding = step.bindings[layer + 1]
-                binding.bind(cut.attended, attended)
-                binding.run()
+        hidden = self._new(self.sessions[-1].outputs[self.hidden], count)
+        with self.maker.running():
+            values = dict(self.inputs(tokens, positions))
+            for index, session in enumerate(self.sessions):
+                if index:
+                    values |= self._attended(attend, index - 1, values, count)
+                returned = {
+                    name: hidden if name == self.hidden else self._new(value, count)
+                    for name, value in session.outputs.items()
+                }
+                session.run({name: values[name] for name in session.inputs} | returned)
+                values |= returned
+                values = {name: values[name] for name in values.keys() & self._later[index]}
         return hidden.view(count, -1)[:num_tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [R, V] float32 of rows of :meth:`forward`."""
-        ((read, rows_value),) = self._head.inputs.items()
-        ((returned, logits_value),) = self._head.outputs.items()
-        spare = self._needs_spare_row(len(hidden))
-        rows = _with_spare_row(hidden) if spare else hidden.contiguous()
+        ((read, rows_value),) = self.head.inputs.items()
+        ((returned, logits_value),) = self.head.outputs.items()
+        rows = _with_spare_row(hidden) if self._needs_spare_row(len(hidden)) else hidden
         count = len(rows)
-        rows = rows.view(rows_value.shape_at(count))
-        logits = rows.new_empty(logits_value.shape_at(count), dtype=logits_value.dtype)
-        with self._maker.running():
-            binding = Binding(self._head)
-            binding.bind(read, rows)
-            binding.bind(returned, logits)
-            binding.run()
+        rows = rows.contiguous().view(rows_value.shape_at(count))
+        logits = self._new(logits_value, count)
+        with self.maker.running():
+            self.head.run({read: rows, returned: logits})
         return logits.view(count, -1)[: len(hidden)].float()
+
+    def _new(self, value: Value, num_rows: int) -> Tensor:
+        return torch.empty(value.shape_at(num_rows), dtype=value.dtype, device=self.device)
 
     def _needs_spare_row(self, num_rows: int) -> bool:
         """Whether the last of so many rows would be in no tile."""
-        return self._deterministic and num_rows % _TILE == 1
+        return self.deterministic and num_rows % _TILE == 1
 
-    def _attend(
-        self,
-        attend: Attend,
-        layer: int,
-        cut: AttentionCut,
-        buffers: Mapping[str, Tensor],
-        num_tokens: int,
-    ) -> Tensor:
-        """Return the result of attention in the shape that the next session reads."""
-        spec = self._layers[layer]
+    def _attended(
+        self, attend: Attend, index: int, values: Mapping[str, Tensor], num_tokens: int
+    ) -> dict[str, Tensor]:
+        """Return the result of an attention, in the shape that the session behind it reads."""
+        cut, width = self.cuts[index], self.layers[index].head_dim
         query_THD, key_TKD, value_TKD = (
-            buffers[name].view(num_tokens, -1, spec.head_dim)
-            for name in (cut.query, cut.key, cut.value)
+            values[name].view(num_tokens, -1, width) for name in (cut.query, cut.key, cut.value)
         )
-        attended_THD = attend(layer, query_THD, key_TKD, value_TKD)
-        shape = self._sessions[layer + 1].inputs[cut.attended].shape_at(num_tokens)
-        return attended_THD.reshape(shape).contiguous()
-
-    # ------------------------------------------------------------------ bindings
-
-    def _step(self, num_tokens: int) -> _Step:
-        """Return buffers and bindings; those of the last few sizes are kept."""
-        if num_tokens > self._most_tokens:
-            self._grow(num_tokens)
-        step = self._steps.get(num_tokens)
-        if step is None:
-            step = self._steps[num_tokens] = self._bound(num_tokens)
-            if len(self._steps) > _KEPT_SIZES:
-                self._steps.popitem(last=False)
-        else:
-            self._steps.move_to_end(num_tokens)
-        return step
-
-    def _grow(self, num_tokens: int) -> None:
-        self._steps.clear()
-        self._memory.clear()  # before there is more
-        self._memory = {
-            name: torch.empty(
-                prod(value.shape_at(num_tokens)), dtype=value.dtype, device=self._device
-            )
-            for name, value in self._values.items()
-            if self._places[name] == name
-        }
-        self._most_tokens = num_tokens
-
-    def _bound(self, num_tokens: int) -> _Step:
-        buffers = {}
-        for name, value in self._values.items():
-            shape = value.shape_at(num_tokens)
-            buffers[name] = self._memory[self._places[name]][: prod(shape)].view(shape)
-        bindings = []
-        for session in self._sessions:
-            binding = Binding(session)
-            for name in (*session.inputs, *session.outputs):
-                if name in buffers:
-                    binding.bind(name, buffers[name])
-            bindings.append(binding)
-        return _Step(buffers, bindings)
-
-
-def plan_memory(sessions: Sequence[Session], names: Collection[str]) -> dict[str, str]:
-    """Return for each value the name of the value whose memory it takes; often its own.
-
-    A value is there from the session that returns it, and past the attention that follows, to the
-    last one that reads it. One that comes from outside has its own memory.
-    """
-    values: dict[str, Value] = {}
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    given: set[str] = set()
-    for index, session in enumerate(sessions):
-        given |= session.inputs.keys() - first.keys()
-        for name in session.outputs:
-            first.setdefault(name, index)
-        for name, value in (*session.inputs.items(), *session.outputs.items()):
-            values[name], last[name] = value, index
-    places = {name: name for name in names}
-    free: dict[Value, list[str]] = defaultdict(list)
-    taken: list[str] = []
-    for index in range(len(sessions)):
-        for name in [name for name in taken if last[name] < index]:
-            taken.remove(name)
-            free[values[name]].append(places[name])
-        for name in [name for name in names if first.get(name) == index and name not in given]:
-            if free[values[name]]:
-                places[name] = free[values[name]].pop()
-            taken.append(name)
-    return places
+        attended_THD = attend(index, query_THD, key_TKD, value_TKD)
+        shape = self.sessions[index + 1].inputs[cut.attended].shape_at(num_tokens)
+        return {cut.attended: attended_THD.reshape(shape).contiguous()}
 
 
 def _with_spare_row(rows: Tensor) -> Tensor:

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
+from paged_backends.runners.loaded_runner import DTYPE_NAMES
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.settings.schema import EngineSettings
 
 IMPLEMENTATION = "paged_core"
 """Attention goes to the port; no masks are built."""
@@ -102,7 +104,6 @@ def _mask_rule(*_: Any, mask_function: Callable[..., Any], **__: Any) -> MaskRul
 
 # ---------------------------------------------------------------------- what layers need
 
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _REFUSED = {
     "s_aux": "attention sinks",
     "sinks": "attention sinks",
@@ -127,18 +128,11 @@ class Call:
     options: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ProbedLayer:
-    """One layer: the module whose call it is, and what it needs."""
-
-    module: nn.Module
-    spec: LayerSpec
-
-
 def probe_layers(
-    model: Any, decoder: Any, port: AttentionPort, *, block_size: int, max_model_len: int
-) -> list[ProbedLayer]:
-    """Return the attention layers of ``model`` in the order in which its ``decoder`` calls them.
+    model: Any, decoder: Any, port: AttentionPort, settings: EngineSettings, max_model_len: int
+) -> list[tuple[nn.Module, LayerSpec]]:
+    """Return the attention modules of ``model`` in the order in which its ``decoder`` calls them,
+    and what each needs.
 
     Raises:
         UnsupportedModel: a layer needs what no
@@ -151,12 +145,12 @@ def probe_layers(
     layers = []
     for index, call in enumerate(calls):
         where = f"{name} cannot be served: layer {index} "
-        spec = _spec(call, where, str(model.device), block_size)
+        spec = _spec(call, where, str(model.device), settings)
         if isinstance(call.mask, MaskRule):
             windows = (spec.sliding_window, getattr(config, "sliding_window", None), None)
             window = _window_of(call.mask, windows, max_model_len, where)
             spec = replace(spec, sliding_window=window)
-        layers.append(ProbedLayer(call.module, spec))
+        layers.append((call.module, spec))
     return layers
 
 
@@ -208,7 +202,7 @@ def _check_reached(model: Any, calls: Sequence[Call]) -> None:
     )
 
 
-def _spec(call: Call, where: str, device: str, block_size: int) -> LayerSpec:
+def _spec(call: Call, where: str, device: str, settings: EngineSettings) -> LayerSpec:
     options = call.options
     _, num_heads, num_tokens, head_dim = call.query_shape
     _, num_kv_heads, num_keys, key_dim = call.key_shape
@@ -232,10 +226,10 @@ def _spec(call: Call, where: str, device: str, block_size: int) -> LayerSpec:
             f"{where}has queries {call.query_shape}, keys {call.key_shape} and values "
             f"{call.value_shape}, which no cache here holds"
         )
-    if call.dtype not in _DTYPES:
+    if call.dtype not in DTYPE_NAMES:
         raise UnsupportedModel(
             f"{where}has keys and values in {call.dtype}; set dtype to one of "
-            f"{', '.join(_DTYPES.values())}"
+            f"{', '.join(DTYPE_NAMES.values())}"
         )
     scale = options.get("scaling")
     return LayerSpec(
@@ -243,9 +237,10 @@ def _spec(call: Call, where: str, device: str, block_size: int) -> LayerSpec:
         num_kv_heads=num_kv_heads,
         head_dim=max(head_dim, call.value_shape[-1]),
         scale=float(head_dim**-0.5 if scale is None else scale),
-        dtype=_DTYPES[call.dtype],
+        dtype=DTYPE_NAMES[call.dtype],
         device=device,
-        block_size=block_size,
+        block_size=settings.block_size,
+        kv_cache_dtype=settings.kv_cache_dtype,
         sliding_window=options.get("sliding_window"),
         soft_cap=options.get("softcap"),
     )

@@ -18,58 +18,54 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from paged_backends.checkpoint.config_fields import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.json_file import damaged, one_line
 from paged_backends.checkpoint.weights import check_unused, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
+from paged_core.settings.schema import EngineSettings
 
 
-def load_model(
-    checkpoint: Checkpoint,
-    *,
-    dtype: str,
-    device: torch.device,
-    allow_pickle: bool,
-    trust_remote_code: bool,
-) -> Any:
+def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device) -> Any:
     """Return the causal language model of ``checkpoint``, in evaluation mode on ``device``.
 
     Raises:
         CheckpointError: its weights are missing, incomplete or in a form that may not be loaded.
         UnsupportedModel: transformers does not know it, or it is no causal language model.
     """
-    _check_kind(checkpoint, trust_remote_code=trust_remote_code)
+    _check_kind(checkpoint, trust_remote_code=settings.trust_remote_code)
     _check_quantization(checkpoint)
-    _check_weights(checkpoint, allow_pickle=allow_pickle)
-    config = _config(checkpoint, trust_remote_code=trust_remote_code)
+    _check_weights(checkpoint, allow_pickle=settings.allow_pickle)
+    config = _config(checkpoint, trust_remote_code=settings.trust_remote_code)
     _check_interface(config)
     register()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
             config=config,
-            dtype=choose_dtype(dtype, checkpoint, device),
+            dtype=choose_dtype(settings.dtype, checkpoint, device),
             attn_implementation=IMPLEMENTATION,
             use_safetensors=bool(checkpoint.weight_files),
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=settings.trust_remote_code,
             local_files_only=True,
             ignore_mismatched_sizes=True,  # the report names them, the error does not
             output_loading_info=True,
         )
     except ImportError as error:
         raise UnsupportedModel(
-            f"{checkpoint.model_type} needs a package that is not installed: {_short(error)}"
+            f"{checkpoint.model_type} needs a package that is not installed: {one_line(error, 300)}"
         ) from error
     except SafetensorError as error:
         raise CheckpointError(
-            f"the weights in {checkpoint.folder} are corrupt ({_short(error)}); download them again"
+            f"the weights in {checkpoint.folder} are corrupt ({one_line(error, 300)}); download "
+            "them again"
         ) from error
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # each architecture has its own checks
         raise CheckpointError(
             f"the checkpoint {checkpoint.folder} ({checkpoint.model_type}) cannot be loaded: "
-            f"{_short(error)}"
+            f"{one_line(error, 300)}"
         ) from error
     _check_report(checkpoint, report, tied=bool(model.config.get_text_config().tie_word_embeddings))
     return model.eval().requires_grad_(False).to(device)
@@ -118,10 +114,7 @@ def _check_quantization(checkpoint: Checkpoint) -> None:
     if not described:
         return
     if not isinstance(described, Mapping):
-        raise CheckpointError(
-            f"{checkpoint.config_path}: quantization_config must be an object; download the "
-            "checkpoint again"
-        )
+        raise damaged(f"{checkpoint.config_path}: quantization_config must be an object")
     method = described.get("quant_method")
     known = (name.startswith(str(method)) for name in AUTO_QUANTIZATION_CONFIG_MAPPING)
     if method is not None and not any(known):
@@ -141,7 +134,7 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
     except Exception as error:  # each architecture has its own checks
         raise CheckpointError(
             f"{checkpoint.folder / 'config.json'} does not describe a {checkpoint.model_type}: "
-            f"{_short(error)}"
+            f"{one_line(error, 300)}"
         ) from error
     if checkpoint.quantized_as == "compressed-tensors":
         # at once, and not in the first call of the whole model: its parts are called here
@@ -178,8 +171,3 @@ def _check_report(checkpoint: Checkpoint, report: dict[str, Any], *, tied: bool)
 def _list(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."

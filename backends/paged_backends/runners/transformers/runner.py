@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,68 +20,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paged_backends.checkpoint.config_fields import token_ids
+from paged_backends.checkpoint.config_fields import LENGTHS, token_ids
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.json_file import one_line
 from paged_backends.device import choose_device
+from paged_backends.runners.loaded_runner import LoadedRunner
 from paged_backends.runners.settings import TransformersSettings
 from paged_backends.runners.transformers.attention_port import AttentionPort, probe_layers, quiet
 from paged_backends.runners.transformers.model_loader import load_model
 from paged_backends.runners.transformers.trial_run import try_out
 from paged_core.engine.contexts import RunnerContext
-from paged_core.errors import PagedCoreError, SettingsError, UnsupportedModel
-from paged_core.interfaces.layer import LayerSpec, ModelSize
-from paged_core.interfaces.runner import Runner
-from paged_core.log import get_logger
+from paged_core.errors import PagedCoreError, UnsupportedModel
+from paged_core.interfaces.layer import ModelSize
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
 
-_LENGTHS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "max_seq_len",
-    "n_ctx",
-    "seq_length",
-)
 
-log = get_logger()
-
-
-class TransformersRunner(Runner):
+class TransformersRunner(LoadedRunner):
     """Runs a model with its own code, except for attention."""
 
     def __init__(self, options: TransformersSettings, context: RunnerContext) -> None:
-        self._settings, self._rank = context.settings, context.rank
-        self._layers: list[LayerSpec] = []
+        super().__init__(context)
         self._modules: list[nn.Module] = []
-        self._max_model_len: int | None = None
-        self._vocab_size = 0
-        self._eos_token_ids: frozenset[int] = frozenset()
         self._attend: Attend | None = None
         self._next_layer = 0
-
-    # ------------------------------------------------------------------ properties
-
-    @property
-    def layers(self) -> Sequence[LayerSpec]:
-        """The attention layers, in the order in which the model calls them."""
-        return self._layers
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self._vocab_size
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Positions of the model, below those at which its rotary embedding would be rescaled."""
-        return self._max_model_len
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """From the checkpoint's generation settings, or else its configuration."""
-        return self._eos_token_ids
 
     def model_size(self) -> ModelSize:
         """Count the weights of all matrices except embeddings."""
@@ -107,30 +69,11 @@ class TransformersRunner(Runner):
             allow_pickle=settings.allow_pickle,
             trust_remote_code=settings.trust_remote_code,
         )
-        device = choose_device(settings.device, self._rank)
-        try:
-            with quiet():
-                model = load_model(
-                    checkpoint,
-                    dtype=settings.dtype,
-                    device=device,
-                    allow_pickle=settings.allow_pickle,
-                    trust_remote_code=settings.trust_remote_code,
-                )
-                self._describe(model, checkpoint.folder)
-        except torch.OutOfMemoryError as error:
-            raise SettingsError(
-                f"{settings.model} does not fit on {device}: {_first_line(error)}; use a smaller "
-                "model, a smaller dtype, or device: cpu"
-            ) from error
-        log.info(
-            "model_loaded",
-            model=settings.model,
-            architecture=checkpoint.model_type,
-            layers=len(self._layers),
-            dtype=self._layers[0].dtype,
-            device=self._layers[0].device,
-        )
+        device = choose_device(settings.device, self._context.rank)
+        with self._fitting(device), quiet():
+            model = load_model(checkpoint, settings, device)
+            self._describe(model, checkpoint.folder)
+        self._log_loaded(checkpoint.model_type)
 
     def _describe(self, model: Any, folder: Path) -> None:
         name = model.config.model_type
@@ -138,29 +81,26 @@ class TransformersRunner(Runner):
             _check_shape(model)
             self._base = _decoder(model)
             self._head, self._given = _head_of(model)
-            self._max_model_len = _max_model_len(model.config)
+            text = model.config.get_text_config()
+            lengths = (getattr(text, key, None) for key in LENGTHS)
+            self._max_model_len = next((n for n in lengths if isinstance(n, int) and n > 0), None)
+            # beyond it, one long sequence would change the positions of every other in the batch
+            trained = _unscaled_length(text, getattr(text, "rope_parameters", None))
+            self._limit_length(trained, "rope")
             self._eos_token_ids = _eos_token_ids(model, folder)
             self._port = AttentionPort(model)
-            probed = probe_layers(
-                model,
-                self._base,
-                self._port,
-                block_size=self._settings.block_size,
-                max_model_len=self._max_model_len or 4096,
-            )
-            self._layers = [
-                replace(layer.spec, kv_cache_dtype=self._settings.kv_cache_dtype)
-                for layer in probed
-            ]
+            longest = self._max_model_len or 4096
+            probed = probe_layers(model, self._base, self._port, self._settings, longest)
+            self._modules = [module for module, _ in probed]
+            self._layers = [layer for _, layer in probed]
             self._heed_unused_window(model.config.get_text_config())
-            self._modules = [layer.module for layer in probed]
             self._vocab_size = try_out(self, model, self._modules)
         except (PagedCoreError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # the library's code, with values that it did not check
             raise UnsupportedModel(
                 f"{name} cannot be served: a trial run over a few tokens in one row failed "
-                f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+                f"({type(error).__name__}: {one_line(error)})"
             ) from error
 
     def _heed_unused_window(self, config: Any) -> None:
@@ -170,9 +110,7 @@ class TransformersRunner(Runner):
             return
         if any(layer.sliding_window is not None for layer in self._layers):
             return
-        if self._max_model_len is None or window < self._max_model_len:
-            log.warning("model_length_lowered", to_tokens=window, reason="unclear sliding window")
-            self._max_model_len = window
+        self._limit_length(window, "unclear sliding window")
 
     # ------------------------------------------------------------------ running
 
@@ -285,18 +223,6 @@ def _check_shape(model: Any) -> None:
         )
 
 
-def _max_model_len(config: Any) -> int | None:
-    text = config.get_text_config()
-    lengths = (getattr(text, key, None) for key in _LENGTHS)
-    length = next((n for n in lengths if isinstance(n, int) and n > 0), None)
-    trained = _unscaled_length(text, getattr(text, "rope_parameters", None))
-    if trained is not None and (length is None or trained < length):
-        # beyond it, one long sequence would change the positions of every other in the batch
-        log.warning("model_length_lowered", from_tokens=length, to_tokens=trained, reason="rope")
-        return trained
-    return length
-
-
 def _unscaled_length(config: Any, rope: Any) -> int | None:
     """Length up to which rotary embeddings do not depend on the longest sequence of the batch."""
     if not isinstance(rope, Mapping):
@@ -308,10 +234,6 @@ def _unscaled_length(config: Any, rope: Any) -> int | None:
         own = own or getattr(config, "original_max_position_embeddings", None)
         lengths.append(own or config.max_position_embeddings)
     return min(lengths, default=None)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _eos_token_ids(model: Any, folder: Path) -> frozenset[int]:

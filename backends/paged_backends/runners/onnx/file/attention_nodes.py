@@ -119,10 +119,12 @@ class _Node:
             raise refusal(self.proto, f"lacks its input {name}")
         return str(value)
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None, *, least: int | None = None) -> int:
         value = self._attributes.get(name, default)
         if not isinstance(value, int):
             raise refusal(self.proto, f"does not say its {name}")
+        if least is not None and value < least:
+            raise refusal(self.proto, f"has {name} {value}, which must be at least {least}")
         return value
 
     def flag(self, name: str, *, default: bool = False) -> bool:
@@ -130,12 +132,6 @@ class _Node:
         if value not in (0, 1):
             raise refusal(self.proto, f"has {name} {value}, which must be 0 or 1")
         return bool(value)
-
-    def count(self, name: str) -> int:
-        value = self.integer(name)
-        if value < 1:
-            raise refusal(self.proto, f"has {name} {value}, which must be at least 1")
-        return value
 
     def number(self, name: str, default: float, *, least: float | None = None) -> float:
         value = self._attributes.get(name, default)
@@ -165,9 +161,11 @@ def take_attention_nodes(graph: ModelGraph, positions: str) -> list[FoundAttenti
     """
     found: list[FoundAttention] = []
     for node in list(graph.nodes):
-        take = _OPERATORS.get(node.op_type)
-        if take is not None:
-            found.append(take(graph, node, len(found), positions))
+        if node.op_type in _REFUSED:
+            raise refusal(node, "is no attention or state that can be paged")
+        if node.op_type in _OPERATORS:
+            take, layout = _OPERATORS[node.op_type]
+            found.append(take(graph, node, len(found), positions, layout))
     return found
 
 
@@ -182,7 +180,7 @@ def _take_grouped(
         raise refusal(proto, "is not causal")
     if any(proto.output[3:]):
         raise refusal(proto, "returns its scores")
-    heads, kv_heads = node.count("num_heads"), node.count("kv_num_heads")
+    heads, kv_heads = (node.integer(name, least=1) for name in ("num_heads", "kv_num_heads"))
     if heads % kv_heads:
         raise refusal(proto, f"has num_heads {heads}, and no multiple of kv_num_heads {kv_heads}")
     counts = (heads, kv_heads, kv_heads)
@@ -250,7 +248,7 @@ def _take_multi_head(
     masked, causal = node.has("attention_bias"), node.flag("unidirectional")
     if not masked and not causal:
         raise refusal(proto, "attends in both directions")
-    heads = node.count("num_heads")
+    heads = node.integer("num_heads", least=1)
     node.check_width(graph, "query", heads)
     if node.has("past_key"):
         rows = [_by_head(graph, node.input(name), heads, flat=False) for name in ("key", "value")]
@@ -324,28 +322,15 @@ def _made_width(graph: ModelGraph, node: NodeProto, name: str) -> int | None:
 # ---------------------------------------------------------------------- operators
 
 
-def _refuse(
-    graph: ModelGraph, proto: NodeProto, index: int, positions: str, layout: _Layout
-) -> FoundAttention:
-    raise refusal(proto, "is no attention or state that can be paged")
-
-
-def _operator(
-    take: Callable[[ModelGraph, NodeProto, int, str, _Layout], FoundAttention], layout: _Layout
-) -> Callable[[ModelGraph, NodeProto, int, str], FoundAttention]:
-    return lambda graph, node, index, positions: take(graph, node, index, positions, layout)
-
-
-_OPERATORS = {
-    "GroupQueryAttention": _operator(_take_grouped, _GROUP_QUERY),
-    "PagedAttention": _operator(_take_grouped, _PAGED),
-    "MultiHeadAttention": _operator(_take_multi_head, _MULTI_HEAD),
-    **dict.fromkeys(
-        (
-            *("Attention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention"),
-            *("PackedAttention", "PackedMultiHeadAttention", "SparseAttention", "QAttention"),
-            *("LinearAttention", "CausalConvWithState", "DecoderAttention"),
-        ),
-        _operator(_refuse, _MULTI_HEAD),
-    ),
+_OPERATORS: Mapping[str, tuple[Callable[..., FoundAttention], _Layout]] = {
+    "GroupQueryAttention": (_take_grouped, _GROUP_QUERY),
+    "PagedAttention": (_take_grouped, _PAGED),
+    "MultiHeadAttention": (_take_multi_head, _MULTI_HEAD),
 }
+_REFUSED = frozenset(
+    {
+        *("Attention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention"),
+        *("PackedAttention", "PackedMultiHeadAttention", "SparseAttention", "QAttention"),
+        *("LinearAttention", "CausalConvWithState", "DecoderAttention"),
+    }
+)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from onnx import NodeProto, TensorProto
 
+from paged_backends.checkpoint.json_file import damaged, one_line
 from paged_backends.runners.onnx.file.attention_nodes import take_attention_nodes
 from paged_backends.runners.onnx.file.counted_positions import replace_counted_positions
 from paged_backends.runners.onnx.file.file_config import FileConfig
@@ -27,13 +28,14 @@ from paged_backends.runners.onnx.file.model_graph import (
     described,
     refusal,
     result_of,
+    unserved,
 )
 from paged_backends.runners.onnx.file.softmax_attention import (
     take_softmax_attentions,
     unknown_softmax,
 )
 from paged_backends.runners.onnx.sessions import ELEMENT_TYPES
-from paged_core.errors import CheckpointError, PagedCoreError, UnsupportedModel
+from paged_core.errors import PagedCoreError
 
 _BATCH_DEPENDENT = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 """Quantise all tokens of a step with one scale."""
@@ -89,9 +91,9 @@ def cut_model(path: Path, config: FileConfig, dtype: torch.dtype | None) -> CutM
     except PagedCoreError:
         raise
     except Exception as error:  # a graph may hold anything, and nothing has checked it yet
-        raise CheckpointError(
+        raise damaged(
             f"{path} holds a graph that contradicts itself ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}); download the checkpoint again"
+            f"{one_line(error)})"
         ) from error
 
 
@@ -126,9 +128,9 @@ def _cut(path: Path, graph: ModelGraph, config: FileConfig, dtype: torch.dtype |
 def _check_borders(graph: ModelGraph, config: FileConfig) -> None:
     for name, known in ((config.tokens, graph.inputs), (config.logits, graph.outputs)):
         if name not in known:
-            raise UnsupportedModel(
-                f"the ONNX graph cannot be served: it has no {name!r}, and a decoder takes token "
-                f"ids and returns logits; it has {', '.join(known)[:300]}"
+            raise unserved(
+                f"it has no {name!r}, and a decoder takes token ids and returns logits; it has "
+                f"{', '.join(known)[:300]}"
             )
 
 
@@ -148,9 +150,9 @@ def _take_attentions(graph: ModelGraph, positions: str) -> Sequence[FoundAttenti
     found = take_attention_nodes(graph, positions) or take_softmax_attentions(graph)
     if not found:
         softmax = unknown_softmax(graph)
-        raise UnsupportedModel(
-            "the ONNX graph cannot be served: no attention was found in it, neither an operator "
-            f"of that kind nor a softmax between two products{f' ({softmax})' if softmax else ''}"
+        raise unserved(
+            "no attention was found in it, neither an operator of that kind nor a softmax between "
+            f"two products{f' ({softmax})' if softmax else ''}"
         )
     used = [name for one in found for name in one.past]
     caches = [
@@ -160,9 +162,9 @@ def _take_attentions(graph: ModelGraph, positions: str) -> Sequence[FoundAttenti
     ]
     if len(set(used)) < len(used) or set(used) != set(caches):
         odd = next((name for name in caches if used.count(name) != 1), used[0])
-        raise UnsupportedModel(
-            f"the ONNX graph cannot be served: its cache {odd!r} is read by {used.count(odd)} "
-            "attentions that were found, and each has one of its own"
+        raise unserved(
+            f"its cache {odd!r} is read by {used.count(odd)} attentions that were found, and each "
+            "has one of its own"
         )
     return found
 
@@ -170,9 +172,7 @@ def _take_attentions(graph: ModelGraph, positions: str) -> Sequence[FoundAttenti
 def _dtype_of_cache(graph: ModelGraph, found: Sequence[FoundAttention]) -> torch.dtype:
     kind = graph.inputs[found[0].past[0]].elem_type
     if kind not in _DTYPES:
-        raise UnsupportedModel(
-            f"the ONNX graph cannot be served: its cache {found[0].past[0]!r} is quantised"
-        )
+        raise unserved(f"its cache {found[0].past[0]!r} is quantised")
     return _DTYPES[kind]
 
 
@@ -232,19 +232,15 @@ class _Cut:
         """
         self._needed([hidden], set())
         if self._stage_of[hidden] != len(self._attentions):
-            raise UnsupportedModel(
-                f"the ONNX graph cannot be served: its head reads {hidden!r}, which the last "
-                "attention does not contribute to"
+            raise unserved(
+                f"its head reads {hidden!r}, which the last attention does not contribute to"
             )
         wanted: list[list[str]] = [[] for _ in range(len(self._attentions) + 1)]
         for index, one in enumerate(self._attentions):
             for name in (one.query, one.key, one.value):
                 stage = self._stage_of.get(name, 0)
                 if stage > index:
-                    raise UnsupportedModel(
-                        f"the ONNX graph cannot be served: attention {one.node} reads what a later "
-                        "attention returns"
-                    )
+                    raise unserved(f"attention {one.node} reads what a later attention returns")
                 wanted[stage].append(name)
         wanted[-1].append(hidden)
         needed = self._needed([name for names in wanted for name in names], set())
@@ -269,9 +265,9 @@ class _Cut:
         """
         head = self._stage(self._needed([self._logits], {hidden}), [self._logits])
         if set(head.inputs) != {hidden}:
-            raise UnsupportedModel(
-                "the ONNX graph cannot be served: its logits depend on more than the hidden state "
-                f"of their token ({', '.join(sorted(set(head.inputs) - {hidden}))[:200]})"
+            raise unserved(
+                "its logits depend on more than the hidden state of their token "
+                f"({', '.join(sorted(set(head.inputs) - {hidden}))[:200]})"
             )
         return head
 
@@ -290,9 +286,7 @@ class _Cut:
             if node.op_type in _PRODUCTS:
                 return self._all_tokens(node, read[0])
             name = read[0]
-        raise UnsupportedModel(
-            f"the ONNX graph cannot be served: {self._logits!r} is the result of no product"
-        )
+        raise unserved(f"{self._logits!r} is the result of no product")
 
     def _all_tokens(self, product: NodeProto, hidden: str) -> str:
         """Return what the head reads, before a graph leaves out all but the last token."""
@@ -315,9 +309,9 @@ class _Cut:
             node = self._graph.made_by(name)
             stage = self._stage_of.get(name)
             if stage == -1 and node is None:
-                raise UnsupportedModel(
-                    f"the ONNX graph cannot be served: it reads {name!r} outside of attention; "
-                    "export it with position_ids as an input"
+                raise unserved(
+                    f"it reads {name!r} outside of attention; export it with position_ids as an "
+                    "input"
                 )
             if node is not None and stage is not None:
                 needed.add(id(node))
@@ -353,6 +347,4 @@ def _ordered(graph: ModelGraph) -> list[NodeProto]:
         return [graph.nodes[index] for index in sorter.static_order()]
     except CycleError as error:
         node = graph.nodes[error.args[1][0]]
-        raise UnsupportedModel(
-            f"the ONNX graph cannot be served: {described(node)} reads its own result"
-        ) from error
+        raise unserved(f"{described(node)} reads its own result") from error

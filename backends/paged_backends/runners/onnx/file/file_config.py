@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paged_backends.checkpoint.config_fields import ConfigFields, token_ids
+from paged_backends.checkpoint.config_fields import LENGTHS, ConfigFields, token_ids
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.json_file import damaged
 from paged_backends.checkpoint.onnx_files import GENAI_CONFIG, genai_section
 from paged_backends.runners.native.families import decoder_config
 from paged_core.errors import CheckpointError, UnsupportedModel
@@ -17,7 +18,6 @@ from paged_core.log import get_logger
 
 log = get_logger()
 
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 _SLIDING = "sliding_attention"
 _MAX_LAYERS = 10_000
 _MAX_NUMBER = 2**31 - 1
@@ -94,11 +94,9 @@ def read_file_config(folder: Path, path: Path) -> FileConfig:
             "that it was made from into the folder"
         )
     plain = _plain_config(Checkpoint.open(str(folder))) if has_config else None
-    return _genai_config(genai, plain) if genai.is_file() else plain or _nothing()
-
-
-def _nothing() -> FileConfig:
-    return FileConfig(max_model_len=None, eos_token_ids=frozenset())
+    if genai.is_file():
+        return _genai_config(genai, plain)
+    return plain or FileConfig(max_model_len=None, eos_token_ids=frozenset())
 
 
 # ---------------------------------------------------------------------- config.json
@@ -106,20 +104,18 @@ def _nothing() -> FileConfig:
 
 def _plain_config(checkpoint: Checkpoint) -> FileConfig:
     fields = ConfigFields(checkpoint)
-    given = next((name for name in _LENGTHS if fields.has(name)), None)
+    given = next((name for name in LENGTHS if fields.has(name)), None)
     length = fields.integer(given) if given else None
     trained = _unscaled_length(fields)
     if trained is not None:
         length = min(length or trained, trained)
     layers = _layers(checkpoint, fields)
-    unplaced = None
-    if layers is None:
-        unplaced = fields.optional_integer("sliding_window", None)
+    window = fields.optional_integer("sliding_window", None) if layers is None else None
     return FileConfig(
         max_model_len=length,
         eos_token_ids=fields.token_ids(None),
         layers=layers or (),
-        unplaced_window=unplaced,
+        unplaced_window=window,
     )
 
 
@@ -218,27 +214,14 @@ def _positive(
 
 
 def _wrong(path: Path, name: str, kind: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} does not describe a decoder: {name} must be {kind}; download the checkpoint again"
-    )
+    return damaged(f"{path} does not describe a decoder: {name} must be {kind}")
 
 
 # ---------------------------------------------------------------------- beside the graph
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedRules:
-    """Layers as they attend, and the length up to which that is known."""
-
-    layers: Sequence[LayerSpec]
-    max_model_len: int | None
-
-
-def layer_rules(layers: Sequence[LayerSpec], config: FileConfig, path: Path) -> AppliedRules:
+def layer_rules(layers: Sequence[LayerSpec], config: FileConfig, path: Path) -> Sequence[LayerSpec]:
     """Add to each layer what the configuration says of it; what the graph says comes first.
-
-    A window that no layer has, neither in the graph nor in the configuration, limits the length:
-    up to there it makes no difference.
 
     Raises:
         CheckpointError: the configuration describes another number of layers.
@@ -254,8 +237,7 @@ def layer_rules(layers: Sequence[LayerSpec], config: FileConfig, path: Path) -> 
             )
             for layer, rules in zip(layers, config.layers, strict=True)
         ]
-    windows = [layer.sliding_window for layer in layers]
-    return AppliedRules(layers, None if any(windows) else config.unplaced_window)
+    return layers
 
 
 def _contradiction(path: Path, found: str, stated: int | None) -> CheckpointError:

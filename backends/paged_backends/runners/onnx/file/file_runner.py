@@ -14,75 +14,51 @@ import torch
 from onnx import NodeProto
 from torch import Tensor
 
-from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_backends.checkpoint.onnx_files import chosen_onnx_file, find_onnx_file
 from paged_backends.device import choose_device
-from paged_backends.runners.native.source import DTYPE_NAMES
+from paged_backends.runners.loaded_runner import DTYPE_NAMES, LoadedRunner
 from paged_backends.runners.onnx.file.cut_model import CutModel, Stage, cut_model
 from paged_backends.runners.onnx.file.file_config import FileConfig, layer_rules, read_file_config
-from paged_backends.runners.onnx.file.file_sessions import FileSessions, open_sessions
+from paged_backends.runners.onnx.file.file_sessions import open_sessions
 from paged_backends.runners.onnx.file.graph_masks import masked_layers
 from paged_backends.runners.onnx.file.model_graph import ModelGraph, attribute
 from paged_backends.runners.onnx.file.trial import check_file, check_rows
-from paged_backends.runners.onnx.segmented_model import AttentionCut, SegmentedModel
-from paged_backends.runners.onnx.sessions import Session, SessionMaker
+from paged_backends.runners.onnx.segmented_model import SegmentedModel
+from paged_backends.runners.onnx.sessions import SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import CheckpointError
 from paged_core.interfaces.layer import LayerSpec, ModelSize
-from paged_core.interfaces.runner import Runner
-from paged_core.log import get_logger
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
 
-log = get_logger()
 
-
-class OnnxFileRunner(Runner):
+class OnnxFileRunner(LoadedRunner):
     """Runs a model that another library exported, as it is in its file."""
 
-    def __init__(self, options: OnnxRuntimeSettings, context: RunnerContext) -> None:
-        self._settings, self._rank = context.settings, context.rank
-        self._file = options.file
-        self._layers: list[LayerSpec] = []
-        self._max_model_len: int | None = None
+    def __init__(self, options: OnnxRuntimeSettings, context: RunnerContext, folder: Path) -> None:
+        super().__init__(context)
+        self._file, self._folder = options.file, folder
         self._config: FileConfig
         self._size: ModelSize
-        self._maker: SessionMaker
         self._model: SegmentedModel
-        self._head: Session
 
     def load(self) -> None:
         """Read the graph, cut it and make sessions; see the interface for what it raises."""
-        settings = self._settings
-        folder = resolve_checkpoint(
-            settings.model,
-            allow_pickle=settings.allow_pickle,
-            trust_remote_code=settings.trust_remote_code,
-        )
-        path = self._find(folder)
-        self._config = config = read_file_config(folder, path)
+        settings, path = self._settings, self._find(self._folder)
+        self._config = config = read_file_config(self._folder, path)
         dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
         model = cut_model(path, config, dtype)
-        device = choose_device(settings.device, self._rank)
-        self._maker = SessionMaker(device, torch.get_num_threads())
-        sessions = open_sessions(model, config, self._maker, exact=settings.deterministic)
-        self._connect(model, sessions, device)
+        device = choose_device(settings.device, self._context.rank)
+        self._connect(model, SessionMaker(device, torch.get_num_threads()), device)
         self._size = _model_size(model, self._layers)
         check_rows(self, self._layers)
         if any(one.mask for one in model.attentions):
             self._layers[:] = masked_layers(model, config, self._layers)
             check_file(self, model, config)
         self._apply_rules(model)
-        log.info(
-            "model_loaded",
-            model=settings.model,
-            architecture=path.name,
-            layers=len(self._layers),
-            dtype=self._layers[0].dtype,
-            device=str(device),
-        )
+        self._log_loaded(path.name)
 
     def _find(self, folder: Path) -> Path:
         if self._file is not None:
@@ -92,17 +68,11 @@ class OnnxFileRunner(Runner):
             raise CheckpointError(f"{folder} holds no model.onnx; give a folder that does")
         return path
 
-    def _connect(self, model: CutModel, sessions: FileSessions, device: torch.device) -> None:
+    def _connect(self, model: CutModel, maker: SessionMaker, device: torch.device) -> None:
         """Describe the layers as the graph does, and connect the sessions with their attention."""
-        cuts = [
-            AttentionCut(query=one.query, key=one.key, value=one.value, attended=one.attended)
-            for one in model.attentions
-        ]
-        shapes = {
-            name: value.shape
-            for session in sessions.stages
-            for name, value in session.outputs.items()
-        }
+        exact = self._settings.deterministic
+        stages, head = open_sessions(model, self._config, maker, exact=exact)
+        shapes = {name: value.shape for one in stages for name, value in one.outputs.items()}
         for one in model.attentions:
             (_, _, heads, width), (_, _, kv_heads, _) = shapes[one.query], shapes[one.key]
             assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
@@ -120,57 +90,30 @@ class OnnxFileRunner(Runner):
                     soft_cap=one.soft_cap,
                 )
             )
-        self._head, self._max_model_len = sessions.head, self._config.max_model_len
+        width = head.outputs[self._config.logits].shape[-1]
+        assert isinstance(width, int)
+        self._vocab_size, self._max_model_len = width, self._config.max_model_len
+        self._eos_token_ids = self._config.eos_token_ids
         self._model = SegmentedModel(
-            self._maker,
-            sessions.stages,
-            cuts,
-            self._layers,
-            sessions.head,
-            self._set_inputs,
+            maker=maker,
+            sessions=stages,
+            cuts=model.attentions,
+            layers=self._layers,
+            head=head,
+            inputs=self._inputs,
             hidden=model.hidden,
             device=device,
-            deterministic=self._settings.deterministic,
+            deterministic=exact,
         )
 
     def _apply_rules(self, model: CutModel) -> None:
         """Add the windows and caps of the configuration that the graph does not say."""
         self._config.stated.check(self._layers, self.vocab_size, model.path)
-        rules = layer_rules(self._layers, self._config, model.path)
-        self._layers[:] = rules.layers
-        length, limit = self._max_model_len, rules.max_model_len
-        if limit is not None and (length is None or limit < length):
-            log.warning(
-                "model_length_lowered",
-                from_tokens=length,
-                to_tokens=limit,
-                reason="it is not known which layers have the sliding window",
-            )
-            self._max_model_len = limit
-
-    # ------------------------------------------------------------------ properties
-
-    @property
-    def layers(self) -> Sequence[LayerSpec]:
-        """The attention layers, in order."""
-        return self._layers
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        size = self._head.outputs[self._config.logits].shape[-1]
-        assert isinstance(size, int)
-        return size
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Positions according to the configuration."""
-        return self._max_model_len
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """From the configuration beside the graph."""
-        return self._config.eos_token_ids
+        self._layers[:] = layer_rules(self._layers, self._config, model.path)
+        if not any(layer.sliding_window for layer in self._layers):
+            # up to there a window of some layers makes no difference
+            reason = "it is not known which layers have the sliding window"
+            self._limit_length(self._config.unplaced_window, reason)
 
     def model_size(self) -> ModelSize:
         """Count the weights of all products."""
@@ -186,11 +129,14 @@ class OnnxFileRunner(Runner):
         """Return logits [R, vocab_size] float32."""
         return self._model.logits(hidden)
 
-    def _set_inputs(self, buffers: Mapping[str, Tensor], tokens: Tensor, positions: Tensor) -> None:
-        """Write the tokens, and the positions if the graph reads them."""
-        for name, values in ((self._config.tokens, tokens), (self._config.positions, positions)):
-            if name in buffers:
-                buffers[name].copy_(values.view(buffers[name].shape))
+    def _inputs(self, tokens: Tensor, positions: Tensor) -> Mapping[str, Tensor]:
+        """Return the tokens and the positions, in the shapes that the graph reads."""
+        return {
+            name: rows.to(value.dtype).reshape(value.shape_at(len(rows))).contiguous()
+            for name, rows in ((self._config.tokens, tokens), (self._config.positions, positions))
+            for session in self._model.sessions
+            if (value := session.inputs.get(name)) is not None
+        }
 
 
 def _model_size(model: CutModel, layers: Sequence[LayerSpec]) -> ModelSize:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from onnx import NodeProto, helper
-from onnxruntime import OrtValue
 
 from paged_backends.runners.onnx.file.cut_model import CutModel, Stage
 from paged_backends.runners.onnx.file.file_config import FileConfig
+from paged_backends.runners.onnx.file.model_graph import unserved
 from paged_backends.runners.onnx.sessions import (
     ELEMENT_TYPES,
     ORT_ERRORS,
@@ -28,18 +27,10 @@ _TRIALS = (3, 2)
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FileSessions:
-    """One session per stage, and one for the head; all shapes are known."""
-
-    stages: Sequence[Session]
-    head: Session
-
-
 def open_sessions(
     model: CutModel, config: FileConfig, maker: SessionMaker, *, exact: bool
-) -> FileSessions:
-    """Make the sessions, one after the other, and find the shapes by running them twice.
+) -> tuple[Sequence[Session], Session]:
+    """Make one session per stage, and one for the head; find all shapes by running them twice.
 
     Args:
         exact: multiply quantised weights in floating point, whatever the file asks for.
@@ -59,7 +50,7 @@ def open_sessions(
         for values in (session.inputs, session.outputs):
             for name, value in values.items():
                 values[name] = Value(value.dtype, _by_tokens(name, one[name], other[name]))
-    return FileSessions(sessions[:-1], sessions[-1])
+    return sessions[:-1], sessions[-1]
 
 
 def _open(
@@ -99,7 +90,9 @@ def _shapes(
     for index, session in enumerate(sessions):
         outputs = list(session.outputs)
         try:
-            returned = session.ort.run_with_ort_values(outputs, _given(session, values))
+            returned = session.ort.run_with_ort_values(
+                outputs, {name: values[name] for name in session.inputs}
+            )
         except ORT_ERRORS as error:
             raise UnsupportedModel(
                 f"{model.path} cannot be served: ONNX Runtime cannot compute part {index} of "
@@ -119,18 +112,13 @@ def _shapes(
     return {name: tuple(value.shape()) for name, value in values.items()}
 
 
-def _given(session: Session, values: Mapping[str, OrtValue]) -> dict[str, OrtValue]:
-    return {name: values[name] for name in session.inputs}
-
-
 def _check_heads(node: str, query: Shape, key: Shape, value: Shape) -> None:
     """Check rows [1, T, H, D] and [1, T, K, D]."""
     fits = len(query) == 4 and query[0] == 1 and key == value and len(key) == 4
     if not fits or query[:2] != key[:2] or query[3] != key[3] or query[2] % key[2]:
-        raise UnsupportedModel(
-            f"the ONNX graph cannot be served: its {node} attends with queries {list(query)} to "
-            f"keys {list(key)} and values {list(value)}; they have heads of one width, [1, tokens, "
-            "heads, width]"
+        raise unserved(
+            f"its {node} attends with queries {list(query)} to keys {list(key)} and values "
+            f"{list(value)}; they have heads of one width, [1, tokens, heads, width]"
         )
 
 
@@ -140,7 +128,7 @@ def _by_tokens(name: str, one: Shape, other: Shape) -> tuple[int | str, ...]:
         size == again or (size, again) == _TRIALS for size, again in zip(one, other, strict=True)
     ):
         return tuple(size if size == again else "T" for size, again in zip(one, other, strict=True))
-    raise UnsupportedModel(
-        f"the ONNX graph cannot be served: the shape of {name!r} is {list(one)} for "
-        f"{_TRIALS[0]} tokens and {list(other)} for {_TRIALS[1]}"
+    raise unserved(
+        f"the shape of {name!r} is {list(one)} for {_TRIALS[0]} tokens and {list(other)} for "
+        f"{_TRIALS[1]}"
     )

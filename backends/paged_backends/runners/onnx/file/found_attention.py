@@ -8,6 +8,7 @@ from math import inf
 from onnx import NodeProto
 
 from paged_backends.runners.onnx.file.model_graph import ModelGraph, attribute
+from paged_backends.runners.onnx.segmented_model import AttentionCut
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +24,17 @@ class GraphMask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundAttention:
+class FoundAttention(AttentionCut):
     """One attention, taken out of a graph: names of values, and how it computes.
 
-    Shapes: T tokens, H query heads, K key/value heads, D head_dim; H, K and D are known when the
-    values are.
+    Query is [1, T, H, D], key and value are [1, T, K, D]; the result, [T, H, D], is an input of the
+    graph from now on. Sizes are known when the values are.
+
+    Shapes: T tokens, H query heads, K key/value heads, D head_dim.
     """
 
     node: str
     """How an error names it."""
-    query: str
-    """[1, T, H, D]."""
-    key: str
-    """[1, T, K, D]."""
-    value: str
-    """[1, T, K, D]."""
-    attended: str
-    """[T, H, D], the result: an input of the graph from now on."""
     past: tuple[str, str]
     """The inputs of the graph that hold keys and values of earlier tokens."""
     scale: float | None

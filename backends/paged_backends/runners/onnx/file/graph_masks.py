@@ -11,13 +11,14 @@ Shapes: H query heads, T new tokens, L all tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 from onnxruntime import OrtValue
 
+from paged_backends.checkpoint.json_file import one_line
 from paged_backends.runners.onnx.file.cut_model import CutModel
 from paged_backends.runners.onnx.file.file_config import FileConfig
 from paged_backends.runners.onnx.file.found_attention import GraphMask
@@ -27,6 +28,7 @@ from paged_backends.runners.onnx.file.model_graph import (
     Shape,
     constant_node,
     result_of,
+    unserved,
 )
 from paged_backends.runners.onnx.sessions import ORT_ERRORS
 from paged_core.errors import UnsupportedModel
@@ -92,24 +94,16 @@ def _check_window(
     for total, windows in seen.items():
         expected = window if window is not None and window < total else None
         if windows is None or windows[index] != expected:
-            raise UnsupportedModel(
-                f"the ONNX graph cannot be served: the mask of its "
-                f"{model.attentions[index].node} has a window that changes with the length "
-                f"of a sequence, such as at {total} tokens; the engine's attention has a fixed one"
+            raise unserved(
+                f"the mask of its {model.attentions[index].node} has a window that changes with "
+                f"the length of a sequence, such as at {total} tokens; the engine's attention has "
+                "a fixed one"
             )
 
 
 def _largest_window(config: FileConfig) -> int:
     windows = [rules.sliding_window or 0 for rules in config.layers]
     return max([config.unplaced_window or 0, *windows])
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What computes the masks."""
-
-    model: ModelProto
-    inputs: frozenset[str]
 
 
 class _NotComputed(UnsupportedModel):
@@ -146,9 +140,9 @@ class _Masks:
             try:
                 window = _window(mask_HTL.reshape(-1, new, cached + new), causal=one.mask.causal)
             except ValueError as error:
-                raise UnsupportedModel(
-                    f"the ONNX graph cannot be served: what its {one.node} is given as a mask "
-                    f"{error}; the engine's attention is causal, with a window or without one"
+                raise unserved(
+                    f"what its {one.node} is given as a mask {error}; the engine's attention is "
+                    "causal, with a window or without one"
                 ) from error
             windows.append(window)
         return windows
@@ -157,20 +151,21 @@ class _Masks:
         """Return masks [.., T, L] by their names; ``None``: they are inputs of the graph."""
         sizes = self._sizes(cached, new)
         part = self._part(sizes)
-        if part.inputs - sizes.keys():
+        inputs = {value.name for value in part.graph.input}
+        if inputs - sizes.keys():
             return None
-        self.need_cache = bool(part.inputs & self._caches.keys())
+        self.need_cache = bool(inputs & self._caches.keys())
         copies: list[OrtValue] = []
         names = list(dict.fromkeys(mask.value for mask in self._masks))
-        given = {name: self._input(name, sizes[name], cached) for name in part.inputs}
+        given = {name: self._input(name, sizes[name], cached) for name in inputs}
         try:
-            session = self._model.weights.session_for_one_run(part.model, copies)
+            session = self._model.weights.session_for_one_run(part, copies)
             values = session.run(names, given)
         except ORT_ERRORS as error:
             raise _NotComputed(
                 "the ONNX graph cannot be served: the masks of its attentions cannot be computed "
                 f"for {cached} cached tokens and {new} new ones: "
-                f"{' '.join(str(error).split())[:300]}"
+                f"{one_line(error, 300)}"
             ) from error
         return dict(zip(names, values, strict=True))
 
@@ -195,7 +190,7 @@ class _Masks:
 
     # ------------------------------------------------------------------ the graph of the masks
 
-    def _part(self, sizes: Mapping[str, Shape]) -> _Part:
+    def _part(self, sizes: Mapping[str, Shape]) -> ModelProto:
         """Return the graph of the masks alone, with known sizes as constants."""
         graph = self._graph
         made = graph.known_shapes(sizes)
@@ -215,7 +210,7 @@ class _Masks:
         nodes = [made.get(result_of(node), node) for node in chosen]
         read = needed & graph.inputs.keys()
         inputs = [value for value in graph.model.graph.input if value.name in read]
-        return _Part(graph.part(nodes, inputs, names), frozenset(read))
+        return graph.part(nodes, inputs, names)
 
     def _zero(self, mask: GraphMask) -> Array:
         """Return a product [1, 1, 1, 1] of queries and keys."""

@@ -1,27 +1,27 @@
-"""One ONNX file, read within bounds: its graph, and where its weights are.
+"""One ONNX file, read within bounds: its graph, and where the weights beside it are.
 
-Large weights are left where they are, in files beside it or in the file itself: they are read when
-a session needs them.
+Those are left where they are: they are read when a session needs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import onnxruntime
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 from onnx.defs import onnx_opset_version
 from onnxruntime import OrtValue, SessionOptions
 
+from paged_backends.checkpoint.json_file import damaged, file_inside, one_line
 from paged_backends.runners.onnx.sessions import ON_CPU
 from paged_core.errors import CheckpointError, UnsupportedModel
+from paged_core.field_rules import shown
 
 _MAX_BYTES = (1 << 31) - 1
 """Of one message, in protobuf."""
@@ -39,7 +39,7 @@ _MAPPED = frozenset(
 
 
 def read_model_file(path: Path) -> ModelProto:
-    """Return the model in a file, without its weights; where they lie is checked.
+    """Return the model in a file, without the weights beside it; where they lie is checked.
 
     Raises:
         CheckpointError: the file is damaged, or weights are missing or lie outside of its folder.
@@ -47,7 +47,7 @@ def read_model_file(path: Path) -> ModelProto:
     """
     model = ModelProto()
     try:
-        model.ParseFromString(_light(path))
+        model.ParseFromString(_content(path))
     except DecodeError as error:
         raise _damaged(path, str(error)) from error
     if not model.graph.node or not model.opset_import:
@@ -65,8 +65,7 @@ def read_model_file(path: Path) -> ModelProto:
     return model
 
 
-def _light(path: Path) -> bytes:
-    """Return the content of a file without its large weights."""
+def _content(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > _MAX_BYTES:
@@ -74,17 +73,16 @@ def _light(path: Path) -> bytes:
                 f"{path} has {size} bytes, and an ONNX file holds at most {_MAX_BYTES}; larger "
                 "weights belong into files beside it"
             )
-        if not size:
-            raise _damaged(path, "it is empty")
-        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            if content[: len(_LFS)] == _LFS:
-                raise CheckpointError(
-                    f"{path} is a git-lfs pointer, not the model; run `git lfs pull` there"
-                )
-            with memoryview(content) as view:
-                return without_weights(view, path.name)
+        content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error}); check who may read it") from error
+    if not content:
+        raise _damaged(path, "it is empty")
+    if content.startswith(_LFS):
+        raise CheckpointError(
+            f"{path} is a git-lfs pointer, not the model; run `git lfs pull` there"
+        )
+    return content
 
 
 def _texts(model: ModelProto) -> Iterator[object]:
@@ -125,32 +123,23 @@ def _check_tensor(path: Path, tensor: TensorProto) -> None:
 
 def _check_place(path: Path, tensor: str, place: _Place, num_bytes: int) -> None:
     """Check that a weight lies in a file of the folder, and within it."""
-    name = place.location
-    file = path.parent / name
-    plain = 0 < len(name) <= _MAX_NAME and name.isprintable() and ".." not in Path(name).parts
-    inside = plain and file.parent.resolve().is_relative_to(path.parent.resolve())
-    if not inside or Path(name).is_absolute():
-        raise CheckpointError(
-            f"{path} says that {tensor!r} is in {name[:100]!r}, which is not in its folder; "
-            "download the checkpoint again"
+    file = file_inside(path.parent, place.location)
+    if file is None:
+        raise damaged(
+            f"{path} says that {tensor!r} is in {shown(place.location)}, which is not in its folder"
         )
     if not file.is_file():
-        raise CheckpointError(
-            f"{path} lacks its weights: {file} is missing; download the checkpoint again"
-        )
+        raise damaged(f"{path} lacks its weights: {file} is missing")
     begin, size = place.offset, file.stat().st_size
     if begin < 0 or place.length not in (0, num_bytes) or begin + num_bytes > size:
-        raise CheckpointError(
+        raise damaged(
             f"{file} has {size} bytes, and {path.name} looks for {num_bytes} of {tensor!r} at "
-            f"{begin}; download the checkpoint again"
+            f"{begin}"
         )
 
 
 def _damaged(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} cannot be read as an ONNX model ({' '.join(reason.split())[:200]}); download the "
-        "checkpoint again"
-    )
+    return damaged(f"{path} cannot be read as an ONNX model ({one_line(reason)})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,117 +236,3 @@ class StoredWeights:
         end = place.offset + prod(weight.dims) * dtype.itemsize
         numbers = self._files[place.location][place.offset : end]
         return numbers.view(dtype).reshape(tuple(weight.dims))
-
-
-# ---------------------------------------------------------------------- weights in the file itself
-
-# The format of messages: https://protobuf.dev/programming-guides/encoding/
-
-_LEAST_BYTES = 1024
-"""Of a weight that is left in the file: shapes are inferred from smaller ones."""
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
-_MAX_VARINT = 10
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """One field of a message: its number, all of its bytes, and those of its content."""
-
-    number: int
-    delimited: bool
-    begin: int
-    content: int
-    end: int
-
-
-def without_weights(content: memoryview, name: str) -> bytes:
-    """Return a model whose large weights say that they lie in the file ``name``.
-
-    Then they are read like those of files that really lie beside it.
-
-    Args:
-        content: of that file.
-
-    Raises:
-        DecodeError: it is no message.
-    """
-
-    def graph(field: _Field) -> bytes | None:
-        if field.number != ModelProto.GRAPH_FIELD_NUMBER or not field.delimited:
-            return None
-        return message(field, weight)
-
-    def weight(field: _Field) -> bytes | None:
-        if field.number != GraphProto.INITIALIZER_FIELD_NUMBER:
-            return None
-        return message(field, numbers) if field.end - field.begin >= _LEAST_BYTES else None
-
-    def numbers(field: _Field) -> bytes | None:
-        """Where they are; in a message, fields that follow are merged."""
-        size = field.end - field.content
-        if field.number != TensorProto.RAW_DATA_FIELD_NUMBER or not field.delimited:
-            return None
-        if size < _LEAST_BYTES:
-            return None
-        place = TensorProto(data_location=TensorProto.EXTERNAL)
-        entries = {"location": name, "offset": str(field.content), "length": str(size)}
-        for key, value in entries.items():
-            place.external_data.add(key=key, value=value)
-        serialized: bytes = place.SerializeToString()
-        return serialized
-
-    def message(field: _Field, replaced: Callable[[_Field], bytes | None]) -> bytes:
-        changed = rewritten(field.content, field.end, replaced)
-        return _encoded(field.number << 3 | _DELIMITED) + _encoded(len(changed)) + changed
-
-    def rewritten(begin: int, end: int, replaced: Callable[[_Field], bytes | None]) -> bytes:
-        """Return a message, each of its fields as ``replaced`` returns it; ``None``: as it is."""
-        parts = []
-        for field in _fields(content, begin, end):
-            other = replaced(field)
-            parts.append(bytes(content[field.begin : field.end]) if other is None else other)
-        return b"".join(parts)
-
-    return rewritten(0, len(content), graph)
-
-
-def _fields(content: memoryview, begin: int, end: int) -> Iterator[_Field]:
-    while begin < end:
-        tag, place = _varint(content, begin, end)
-        kind = tag & 7
-        start = place
-        if kind == _VARINT:
-            _, place = _varint(content, place, end)
-        elif kind == _DELIMITED:
-            length, start = _varint(content, place, end)
-            place = start + length
-        elif kind in (_FIXED64, _FIXED32):
-            place += 8 if kind == _FIXED64 else 4
-        else:
-            raise DecodeError("a field has an unknown kind")
-        if place > end:
-            raise DecodeError("a field ends behind its message")
-        yield _Field(tag >> 3, kind == _DELIMITED, begin, start, place)
-        begin = place
-
-
-def _varint(content: memoryview, place: int, end: int) -> tuple[int, int]:
-    """Return a number of variable length, and the place behind it."""
-    number = 0
-    for index in range(_MAX_VARINT):
-        if place + index >= end:
-            break
-        byte = content[place + index]
-        number |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return number, place + index + 1
-    raise DecodeError("a number does not end")
-
-
-def _encoded(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)

@@ -237,7 +237,12 @@ def described(node: NodeProto) -> str:
 
 def refusal(node: NodeProto, reason: str) -> UnsupportedModel:
     """Return the error that a node cannot be served."""
-    return UnsupportedModel(f"the ONNX graph cannot be served: its {described(node)} {reason}")
+    return unserved(f"its {described(node)} {reason}")
+
+
+def unserved(reason: str) -> UnsupportedModel:
+    """Return the error that a graph cannot be served."""
+    return UnsupportedModel(f"the ONNX graph cannot be served: {reason}")
 
 
 # ---------------------------------------------------------------------- shapes

@@ -17,8 +17,8 @@ from torch import Tensor
 from paged_backends.runners.onnx.file.cut_model import CutModel
 from paged_backends.runners.onnx.file.file_config import FileConfig
 from paged_backends.runners.onnx.file.model_file import read_model_file
+from paged_backends.runners.onnx.file.model_graph import unserved
 from paged_backends.runners.onnx.sessions import DTYPES, ORT_ERRORS, as_ort_value
-from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner
 from paged_core.log import get_logger
@@ -56,9 +56,8 @@ def check_rows(runner: Runner, layers: Sequence[LayerSpec]) -> None:
 
     whole, part = logits_of(together), logits_of(some)
     if not _agree(whole[[2, 0]], part):
-        raise UnsupportedModel(
-            "the ONNX graph cannot be served: outside of attention, the result of a token depends "
-            "on the other tokens of the step"
+        raise unserved(
+            "outside of attention, the result of a token depends on the other tokens of the step"
         )
 
 
@@ -85,13 +84,15 @@ def check_file(runner: Runner, model: CutModel, config: FileConfig) -> None:
         return _causal(runner.layers[layer], query, key, value)
 
     cut = runner.logits(runner.forward(tokens.to(device), positions, attend)).cpu()
-    exact = _computes_in_float(model) and str(device) == "cpu"
+    types = {weight.data_type for weight in model.graph.weights.values()}
+    in_float = model.dtype == torch.float32 and types <= _FLOAT_TYPES
+    exact = in_float and str(device) == "cpu"
     if not _agree(whole, cut, _FLOAT_DIFFERENCE if exact else _DIFFERENCE):
         apart = float((whole - cut).abs().max())
-        raise UnsupportedModel(
-            f"the ONNX graph cannot be served: cut at its attentions, of which the first is "
-            f"{model.attentions[0].node}, it computes other logits, by {apart:.3g}; they do "
-            "more than causal attention with a scale and a cap, such as adding biases by distance"
+        raise unserved(
+            f"cut at its attentions, of which the first is {model.attentions[0].node}, it computes "
+            f"other logits, by {apart:.3g}; they do more than causal attention with a scale and a "
+            "cap, such as adding biases by distance"
         )
 
 
@@ -127,11 +128,6 @@ def _logits_of_file(
     except ORT_ERRORS:
         return None
     return torch.from_numpy(np.array(logits)).view(len(tokens), -1).float()
-
-
-def _computes_in_float(model: CutModel) -> bool:
-    types = {weight.data_type for weight in model.graph.weights.values()}
-    return model.dtype == torch.float32 and types <= _FLOAT_TYPES
 
 
 def _agree(one: Tensor, other: Tensor, difference: float = _DIFFERENCE) -> bool:

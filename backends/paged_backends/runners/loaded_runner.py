@@ -1,0 +1,81 @@
+"""What all runners keep of the model that they have loaded."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from paged_backends.checkpoint.json_file import one_line
+from paged_core.engine.contexts import RunnerContext
+from paged_core.errors import SettingsError
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.runner import Runner
+from paged_core.log import get_logger
+
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""The dtypes of queries, keys and values."""
+
+_log = get_logger()
+
+
+class LoadedRunner(Runner, ABC):
+    """A runner whose ``load`` sets what is known of its model, and calls :meth:`_log_loaded`."""
+
+    def __init__(self, context: RunnerContext) -> None:
+        self._context, self._settings = context, context.settings
+        self._layers: list[LayerSpec] = []
+        self._vocab_size = 0
+        self._max_model_len: int | None = None
+        self._eos_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def layers(self) -> Sequence[LayerSpec]:
+        """The attention layers, in order."""
+        return self._layers
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._vocab_size
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Positions according to the configuration, or fewer where a model is served so far."""
+        return self._max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """From the checkpoint's generation settings, or else its configuration."""
+        return self._eos_token_ids
+
+    def _limit_length(self, limit: int | None, reason: str) -> None:
+        """Serve no more than so many positions."""
+        length = self._max_model_len
+        if limit is not None and (length is None or limit < length):
+            _log.warning("model_length_lowered", from_tokens=length, to_tokens=limit, reason=reason)
+            self._max_model_len = limit
+
+    @contextmanager
+    def _fitting(self, device: torch.device) -> Iterator[None]:
+        """Raise :class:`SettingsError` where the memory of a device does not suffice."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise SettingsError(
+                f"{self._settings.model} does not fit on {device}: {one_line(error)}; use a "
+                "smaller model, a smaller dtype, or device: cpu"
+            ) from error
+
+    def _log_loaded(self, architecture: str) -> None:
+        _log.info(
+            "model_loaded",
+            model=self._settings.model,
+            architecture=architecture,
+            layers=len(self._layers),
+            dtype=self._layers[0].dtype,
+            device=self._layers[0].device,
+            rank=f"{self._context.rank} of {self._context.size}",
+        )
