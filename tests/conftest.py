@@ -97,6 +97,14 @@ def compiled_kernels(request: pytest.FixtureRequest) -> None:
     compile_all({"auto", *named})
 
 
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama, which no test may change."""
+    from integration import tiny_models
+
+    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _loaded_objects_are_left_alone() -> None:
     """What lives by now, above all what was imported, is not searched by every garbage collection.

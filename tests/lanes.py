@@ -57,7 +57,7 @@ class Lane:
 
 LANES = {
     "triton": Lane(  # the interpreter executes kernels element by element
-        tests=("*/test_triton_*.py",),
+        tests=("*/test_triton_*.py", "gpu/test_attention.py"),
         paths=(
             "backends/paged_backends/kernels/triton/*",
             "backends/paged_backends/*triton*.py",
@@ -70,7 +70,6 @@ LANES = {
             "gpu/test_*.py",
             "unit/test_simt_shim.py",
             "conformance/test_attention_packages.py",
-            "integration/test_attention_packages.py",
             "unit/test_flash_attn.py",
             "unit/test_flashinfer.py",
             "unit/test_gpu_tools.py",

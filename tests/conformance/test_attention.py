@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from lanes import inherited
 from paged_testing import AttentionConformance
+from unit import cpu_kernels
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
+SETS = [
+    pytest.param(name, marks=() if name == "portable" else pytest.mark.lane("instruction-sets"))
+    for name in cpu_kernels.SETS
+    if "vnni" not in name  # which is for products with quantised weights
+]
 
 
 class TestTorch(AttentionConformance):
@@ -38,7 +44,8 @@ class TestTorchFloat8(AttentionConformance):
 
 @inherited("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class OnCpu(AttentionConformance):
-    """The best instruction set and the portable one; the others are in a lane of their own."""
+    """The best instruction set, and below the portable one; the others are in a lane of their
+    own."""
 
     keeps_bits = True
 
@@ -67,87 +74,19 @@ class TestCpuInt8InTiles(OnCpuInt8):
     deterministic = True
 
 
-@pytest.mark.slow
-class TestCpuInt8Avx512Amx(OnCpuInt8):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_amx"}
+class OnEachSet(OnCpu):
+    component = "cpu"
+
+    @pytest.fixture(autouse=True, params=SETS)
+    def _instruction_set(self, request: pytest.FixtureRequest) -> None:
+        chosen: Mapping[str, Any] = {"name": "cpu", "instruction_set": request.param}
+        self.component = chosen  # type: ignore[misc]
+
+
+class TestCpuOnEachSet(OnEachSet):
+    pass
 
 
 @pytest.mark.slow
-class TestCpuInt8Avx512AmxEmulated(OnCpuInt8):
-    component: ClassVar[Mapping[str, Any]] = {
-        "name": "cpu",
-        "instruction_set": "avx512_amx_emulated",
-    }
-
-
-@pytest.mark.slow
-class TestCpuInt8PortableAmxEmulated(OnCpuInt8):
-    component: ClassVar[Mapping[str, Any]] = {
-        "name": "cpu",
-        "instruction_set": "portable_amx_emulated",
-    }
-
-
-@pytest.mark.slow
-class TestCpuInt8Avx512(OnCpuInt8):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512"}
-
-
-@pytest.mark.slow
-class TestCpuInt8Avx512Bf16(OnCpuInt8):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16"}
-
-
-@pytest.mark.slow
-class TestCpuInt8Avx2(OnCpuInt8):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx2"}
-
-
-@pytest.mark.slow
-class TestCpuInt8Portable(OnCpuInt8):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "portable"}
-
-
-@pytest.mark.lane("instruction-sets")
-class TestCpuAvx512Amx(OnCpu):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_amx"}
-
-
-@pytest.mark.lane("instruction-sets")
-class TestCpuAvx512AmxEmulated(OnCpu):
-    component: ClassVar[Mapping[str, Any]] = {
-        "name": "cpu",
-        "instruction_set": "avx512_amx_emulated",
-    }
-
-
-@pytest.mark.lane("instruction-sets")
-class TestCpuPortableAmxEmulated(OnCpu):
-    component: ClassVar[Mapping[str, Any]] = {
-        "name": "cpu",
-        "instruction_set": "portable_amx_emulated",
-    }
-
-
-@pytest.mark.lane("instruction-sets")
-class TestCpuAvx512(OnCpu):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512"}
-
-
-@pytest.mark.lane("instruction-sets")
-class TestCpuAvx512Bf16(OnCpu):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16"}
-
-
-@pytest.mark.lane("instruction-sets")
-class TestCpuAvx512Bf16Mixed(OnCpu):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16_mixed"}
-
-
-@pytest.mark.lane("instruction-sets")
-class TestCpuAvx2(OnCpu):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx2"}
-
-
-class TestCpuPortable(OnCpu):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "portable"}
+class TestCpuInt8OnEachSet(OnEachSet, OnCpuInt8):
+    pass

@@ -32,17 +32,22 @@ def multiply(module: KernelModule, name: str, a: Tensor, b: Tensor) -> tuple[Ten
     return c.cpu(), other.cpu()
 
 
-def check_a_product(module: KernelModule, dtype: torch.dtype, device: str) -> None:
-    a, b = (torch.randn(rows, 16, device=device).to(dtype) for rows in (16, 8))
-    made, _ = multiply(module, f"product_{str(dtype).removeprefix('torch.')}", a, b)
-    torch.testing.assert_close(made, (a.double() @ b.double().T).float().cpu())
+class FragmentCases:
+    """What holds wherever the kernels of :data:`SOURCE` run."""
 
+    device: ClassVar[str]
 
-def check_fragments_from_shared_memory(module: KernelModule, device: str) -> None:
-    a, b = (torch.randn(16, 16, device=device).bfloat16() for _ in range(2))
-    wanted = (a.double() @ b.double().T).float().cpu()
-    for made in multiply(module, "product_from_shared_memory", a, b):
-        torch.testing.assert_close(made, wanted)
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_a_product(self, module: KernelModule, dtype: torch.dtype) -> None:
+        a, b = (torch.randn(rows, 16, device=self.device).to(dtype) for rows in (16, 8))
+        made, _ = multiply(module, f"product_{str(dtype).removeprefix('torch.')}", a, b)
+        torch.testing.assert_close(made, (a.double() @ b.double().T).float().cpu())
+
+    def test_fragments_from_shared_memory(self, module: KernelModule) -> None:
+        a, b = (torch.randn(16, 16, device=self.device).bfloat16() for _ in range(2))
+        wanted = (a.double() @ b.double().T).float().cpu()
+        for made in multiply(module, "product_from_shared_memory", a, b):
+            torch.testing.assert_close(made, wanted)
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +55,5 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> KernelModule:
     return Workshop(tmp_path_factory.mktemp("fragments"), checked=True).module(SOURCE)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_product(module: KernelModule, dtype: torch.dtype) -> None:
-    check_a_product(module, dtype, "cpu")
-
-
-def test_fragments_from_shared_memory(module: KernelModule) -> None:
-    check_fragments_from_shared_memory(module, "cpu")
+class TestEmulated(FragmentCases):
+    device = "cpu"

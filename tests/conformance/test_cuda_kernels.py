@@ -4,7 +4,6 @@ here, and run on a GPU by tests/gpu/test_cuda_kernels.py."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +16,8 @@ from paged_backends.attention.cache import head_major_shape
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_backends.kernels.cuda.kernel import (
-    COPY_BLOCKS,
     Argument,
-    BlockCopies,
+    BlockCopier,
     Call,
     Grid,
     Kernel,
@@ -70,23 +68,6 @@ class Launcher:
     def _launch(self, name: str, grid: Grid, call: Call) -> None:
         module = self.target.module(self.variant, self.cache.device)
         self.kernel(name).launch(grid, Argument(call), module.stream())
-
-    def copy_blocks(
-        self, sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Tensor
-    ) -> None:
-        """Copy blocks of each source to its target, in one launch."""
-        lists = (
-            [cache.data_ptr() for cache in sources],
-            [cache.data_ptr() for cache in targets],
-            [cache.stride(0) * cache.itemsize for cache in sources],
-        )
-        numbers = [torch.tensor(numbers, device=pairs.device) for numbers in lists]
-        call = BlockCopies(
-            *(tensor.data_ptr() for tensor in (*numbers, pairs)), len(sources), len(pairs)
-        )
-        module = self.target.module(self.variant, self.cache.device)
-        kernel = module.kernel(COPY_BLOCKS, ctypes.sizeof(BlockCopies))
-        kernel.launch((len(pairs), len(sources), 1), Argument(call), module.stream())
 
     def write(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Write rows [T, num_kv_heads, head_dim] into their slots."""
@@ -261,19 +242,19 @@ class KernelCases:
 
     @pytest.mark.parametrize("numbers", [(64, 400), (12, 1000)], ids=["by 16", "by 8"])
     def test_blocks_are_copied_in_all_caches(self, numbers: tuple[int, int]) -> None:
-        """Caches with blocks of different sizes, within themselves and to others."""
+        """Caches with blocks of different sizes; what is copied is read before it is written."""
         run = self.launcher(layer("bfloat16"), 1)
-        sources = [
+        module = self.target.module(run.variant, run.cache.device)
+        caches = [
             torch.randint(0, 2**15, (9, count), dtype=torch.int16, device=self.device)
             for count in numbers
         ]
-        targets = [sources[0], torch.zeros_like(sources[1])]
-        pairs = torch.tensor([[0, 7], [3, 8], [0, 2]], device=self.device)
-        wanted = [target.clone() for target in targets]
-        for source, target in zip(sources, wanted, strict=True):
-            target[pairs[:, 1]] = source[pairs[:, 0]]
-        run.copy_blocks(sources, targets, pairs)
-        assert all(torch.equal(a, b) for a, b in zip(targets, wanted, strict=True))
+        for origins, destinations in (([0, 3, 0], [7, 8, 2]), ([3, 4, 5], [4, 5, 6])):
+            wanted = [cache.clone() for cache in caches]
+            for cache in wanted:
+                cache[destinations] = cache[origins].clone()
+            BlockCopier(module, run.cache.device).copy(caches, origins, destinations)
+            assert all(map(torch.equal, caches, wanted))
 
 
 @pytest.mark.skipif(

@@ -15,7 +15,7 @@ from unit.writes_only import WritesOnly
 
 pytestmark = pytest.mark.skipif(
     not is_interpreted(),
-    reason="there is a GPU, on which tests/gpu/test_triton_attention.py runs the kernels",
+    reason="there is a GPU, on which tests/gpu/test_attention.py runs the kernels",
 )
 
 

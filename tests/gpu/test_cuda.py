@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from integration import tiny_models
 from integration.step_driver import StepDriver, make_executor, run_at_random, settings
-from unit.test_attention_plans import CHUNKS, LAYER, batch, make
 
 NUM_TOKENS = 8
 
@@ -36,17 +33,3 @@ def test_low_precision(dtype: str, tmp_path: Path) -> None:
     driver = StepDriver(make_executor(chosen, needs_host_blocks=True), 16)
     outputs = run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS)
     assert [len(output) for output in outputs] == [NUM_TOKENS] * len(tiny_models.PROMPTS)
-
-
-def test_a_step_of_attention_does_not_wait_for_the_device() -> None:
-    layer = replace(LAYER, device="cuda")
-    backend = make("torch")
-    bound = backend.bind(layer, torch.zeros(backend.cache_shape(layer, 60), device="cuda"))
-    made, count = batch("cuda"), sum(new for _, new in CHUNKS)
-    query, key, value = (torch.zeros(count, heads, 8, device="cuda") for heads in (4, 2, 2))
-    bound.forward(query, key, value, backend.plan(made))  # loads what is loaded on first use
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        bound.forward(query, key, value, backend.plan(made))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.test_cuda_fragments import (
-    SOURCE,
-    check_a_product,
-    check_fragments_from_shared_memory,
-)
+from conformance.test_cuda_fragments import SOURCE, FragmentCases
 from paged_backends.kernels.build import Build, CannotCompile, library
 from paged_backends.kernels.cuda.driver import Context, Driver, GpuModule
 from paged_backends.kernels.cuda.kernel import SHIM_SOURCES
@@ -36,10 +32,5 @@ def module(tmp_path: Path) -> GpuModule:
     return GpuModule(Context(Driver(), 0), code, build.name)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_product(module: GpuModule, dtype: torch.dtype) -> None:
-    check_a_product(module, dtype, "cuda")
-
-
-def test_fragments_from_shared_memory(module: GpuModule) -> None:
-    check_fragments_from_shared_memory(module, "cuda")
+class TestOnGpu(FragmentCases):
+    device = "cuda"

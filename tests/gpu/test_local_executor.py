@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu.no_waiting import no_waiting
 from integration import tiny_models
 from integration.step_driver import load_runner, make_executor, settings
 from integration.test_device_pipeline import GREEDY, PROMPTS, SAMPLED, WAYS, generate
@@ -17,11 +18,6 @@ from paged_core import LLM, SamplingParams
 from paged_core.plugins.registry import Registry
 from paged_testing.engines import registry_with
 from unit.capturable_attention import CAPTURABLE
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
 
 
 def build(folder: Path, **values: Any) -> LLM:
@@ -68,12 +64,9 @@ def test_nothing_waits_for_the_device_while_sequences_decode(
             generations = llm.submit(PROMPTS[:3], sampling)
             for _ in range(5):
                 llm.engine.step()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_waiting():
                 for _ in range(20):
                     llm.engine.step()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             for _ in llm.run(generations):
                 pass
         assert all(len(g.output().outputs[0].token_ids) == 30 for g in generations)
@@ -135,10 +128,9 @@ def test_a_capture_that_fails_leaves_nothing_behind() -> None:
     assert float(number + 1) == 2
 
 
-def test_auto_chooses_cuda_and_measures_its_memory(tmp_path: Path) -> None:
-    folder = tiny_models.save("llama", tmp_path)
-    assert load_runner(settings(folder, device="auto")).layers[0].device.startswith("cuda")
-    executor = make_executor(settings(folder, device="auto"), needs_host_blocks=True)
+def test_auto_chooses_cuda_and_measures_its_memory(llama: Path) -> None:
+    assert load_runner(settings(llama, device="auto")).layers[0].device.startswith("cuda")
+    executor = make_executor(settings(llama, device="auto"), needs_host_blocks=True)
     capacity = executor.start()
     assert capacity.num_blocks == capacity.num_host_blocks == 128
 

@@ -9,7 +9,6 @@ Shapes: T tokens, R rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpu.no_waiting import no_waiting
 from integration import tiny_models
 from integration.step_driver import settings
 from integration.test_triton_runner import attend
@@ -24,6 +24,7 @@ from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 from paged_backends.sampling.device_sampling import DeviceParams, device_sample, torch_sample
 from paged_core.engine.contexts import RunnerContext
+from unit.attention_calls import repeated
 
 FAMILIES = ["llama", "qwen3", "gemma2", "gemma3", "gpt2", "opt, norms last"]
 
@@ -46,17 +47,6 @@ def forward(runner: NativeRunner, tokens: Tensor, positions: Tensor) -> tuple[Te
     """Return logits and best tokens."""
     hidden = runner.forward(tokens, positions, attend)
     return runner.logits(hidden), runner.best_tokens(hidden)[0]
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Whatever waits for the device raises."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)
@@ -100,18 +90,11 @@ def test_a_forward_pass_does_not_wait_for_the_device(name: str, tmp_path: Path) 
 def test_a_forward_pass_is_captured_in_a_graph(name: str, tmp_path: Path) -> None:
     tiny_models.save(name, tmp_path)
     runner, (tokens, positions) = load(tmp_path, "cuda"), inputs("cuda")
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        forward(runner, tokens, positions)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits, best = forward(runner, tokens, positions)
+    replay = repeated(lambda: forward(runner, tokens, positions), "cuda")
     for seed in (1, 2):
         tokens.copy_(inputs("cuda", seed=seed)[0])
         positions += 3
-        graph.replay()
+        logits, best = replay()
         expected, expected_best = forward(runner, tokens, positions)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
         assert torch.equal(best, expected_best)
@@ -155,9 +138,6 @@ def test_sampling_does_not_wait_and_is_captured_in_a_graph() -> None:
     device_sample(logits, params)
     with no_waiting():
         device_sample(logits, params)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        draws = device_sample(logits, params)
+    replay = repeated(lambda: device_sample(logits, params), "cuda")
     logits.copy_(logits.flip(0))
-    graph.replay()
-    assert torch.equal(draws.tokens_R, device_sample(logits, params).tokens_R)
+    assert torch.equal(replay().tokens_R, device_sample(logits, params).tokens_R)

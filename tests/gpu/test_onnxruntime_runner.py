@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu.test_native_runner import inputs, no_waiting
+from gpu.no_waiting import no_waiting
+from gpu.test_native_runner import inputs
 from gpu.test_native_runner import load as load_native
 from integration import tiny_models
 from integration.step_driver import settings

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from integration import tiny_models
 from paged_backends.executors.local import LocalExecutor
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
@@ -33,14 +32,9 @@ class TestPacked(AttentionConformance):
         return registry_with(PACKED)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
-
-
-def build(folder: Path, attention: str, **settings: Any) -> LLM:
+def build(llama: Path, attention: str, **settings: Any) -> LLM:
     return LLM(
-        str(folder),
+        str(llama),
         registry=registry_with(PACKED),
         attention=attention,
         **{**SMALL, "num_blocks": 20, **settings},
@@ -52,10 +46,10 @@ def generate(llm: LLM) -> list[list[list[int]]]:
     return [[one.token_ids for one in made.outputs] for made in llm.generate(PROMPTS, SAMPLING)]
 
 
-def test_generates_the_same_when_blocks_are_swapped_and_copied(folder: Path) -> None:
-    with build(folder, "torch", num_blocks=200) as llm:
+def test_generates_the_same_when_blocks_are_swapped_and_copied(llama: Path) -> None:
+    with build(llama, "torch", num_blocks=200) as llm:
         expected = generate(llm)
-    with build(folder, "packed") as llm:
+    with build(llama, "packed") as llm:
         tokens = generate(llm)
         executor = llm.engine.executor
         assert isinstance(executor, LocalExecutor)
@@ -66,9 +60,9 @@ def test_generates_the_same_when_blocks_are_swapped_and_copied(folder: Path) -> 
     assert tokens == expected
 
 
-def test_its_blocks_are_counted_by_its_own_size(folder: Path) -> None:
+def test_its_blocks_are_counted_by_its_own_size(llama: Path) -> None:
     block = 2 * (2 * 2 * 16 * 4 * 4 + 24)  # layers; key and value, heads, dimensions, tokens, bytes
-    with build(folder, "packed", num_blocks=None, kv_cache_memory=11 * block + 1) as llm:
+    with build(llama, "packed", num_blocks=None, kv_cache_memory=11 * block + 1) as llm:
         assert llm.engine.kv_cache.num_blocks == 11
     with pytest.raises(SettingsError, match="raise kv_cache_memory"):
-        build(folder, "packed", num_blocks=None, kv_cache_memory=block - 1)
+        build(llama, "packed", num_blocks=None, kv_cache_memory=block - 1)

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from integration import tiny_models
+from integration import test_engine_on_models
+from integration.test_engine_on_models import GREEDY, NUM_TOKENS, PROMPTS
 from paged_backends.executors.accelerator import PinnedBuffers
 from paged_backends.executors.decode_graphs import DecodeInputs
 from paged_backends.executors.emulated_accelerator import EmulatedStream
@@ -29,11 +30,7 @@ from paged_testing import ExecutorConformance
 from paged_testing.engines import registry_with
 from unit.capturable_attention import CAPTURABLE, CapturableAttention
 
-SHARED = list(range(60, 81))
-PROMPTS = [*tiny_models.PROMPTS, [*SHARED, 5], [*SHARED, 6], [*SHARED, 5], SHARED]
-NUM_TOKENS = 10
 EMULATED = {"name": "local", "accelerator": "emulated"}
-GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = [
     SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=seed, **params)
     for seed, params in enumerate(
@@ -91,11 +88,6 @@ class TestPipeline(ExecutorConformance):
     max_examples = 4
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
-
-
 def build(folder: Path, **settings: Any) -> LLM:
     values: dict[str, Any] = {
         "num_blocks": 400,
@@ -115,9 +107,7 @@ def generate(llm: LLM, sampling: Any) -> list[list[list[int]]]:
 
 
 def assert_whole(llm: LLM) -> None:
-    kv_cache = llm.engine.kv_cache
-    assert kv_cache.num_free == kv_cache.num_blocks
-    assert kv_cache.num_free_host == kv_cache.num_host_blocks
+    test_engine_on_models.assert_whole(llm)
     executor = llm.engine.executor
     assert isinstance(executor, LocalExecutor)
     assert isinstance(executor._steps, DeviceSteps)

@@ -29,19 +29,14 @@ NUM_TOKENS = 6
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
+def greedy(llama: Path) -> list[list[int]]:
+    return tiny_models.generate(llama, PROMPTS, NUM_TOKENS)
 
 
-@pytest.fixture(scope="module")
-def greedy(folder: Path) -> list[list[int]]:
-    return tiny_models.generate(folder, PROMPTS, NUM_TOKENS)
-
-
-def make(folder: Path, *, runner: Any = None, eager: bool = False, blocks: int = 40) -> Any:
+def make(llama: Path, *, runner: Any = None, eager: bool = False, blocks: int = 40) -> Any:
     """An executor that is not started, over attention that can be captured."""
     chosen = settings(
-        folder, block_size=SIZE, num_blocks=blocks, max_model_len=48, enforce_eager=eager
+        llama, block_size=SIZE, num_blocks=blocks, max_model_len=48, enforce_eager=eager
     )
     return make_executor(
         chosen,
@@ -89,14 +84,14 @@ def test_sizes_of_graphs_go_up_to_what_may_run() -> None:
 
 @pytest.mark.parametrize("eager", [True, False])
 def test_a_schedule_of_dice_generates_what_the_library_does(
-    folder: Path, eager: bool, greedy: list[list[int]]
+    llama: Path, eager: bool, greedy: list[list[int]]
 ) -> None:
-    driver = StepDriver(make(folder, eager=eager), SIZE, seed=3)
+    driver = StepDriver(make(llama, eager=eager), SIZE, seed=3)
     assert run_at_random(driver, PROMPTS, NUM_TOKENS) == greedy
 
 
-def test_rows_to_spare_write_nowhere(folder: Path, greedy: list[list[int]]) -> None:
-    executor = make(folder)
+def test_rows_to_spare_write_nowhere(llama: Path, greedy: list[list[int]]) -> None:
+    executor = make(llama)
     executor.start()
     caches = executor._loaded.cache.layers
     for cache in caches:
@@ -117,14 +112,8 @@ def test_rows_to_spare_write_nowhere(folder: Path, greedy: list[list[int]]) -> N
             assert (slots[:, end : first + 8 * SIZE] == 1e4).all()
 
 
-def test_eager_where_the_settings_say_so(folder: Path) -> None:
-    executor = make(folder, eager=True)
-    executor.start()
-    assert executor._loaded.backend.captured == []
-
-
-def test_a_backend_without_graphs_is_named_once(folder: Path) -> None:
-    chosen = settings(folder, num_blocks=9)
+def test_a_backend_without_graphs_is_named_once(llama: Path) -> None:
+    chosen = settings(llama, num_blocks=9)
     executor = make_executor(chosen, accelerator="emulated")
     with capture_logs() as logs:
         executor.start()
@@ -133,9 +122,9 @@ def test_a_backend_without_graphs_is_named_once(folder: Path) -> None:
 
 
 def test_a_runner_that_cannot_be_captured_is_named_and_served(
-    folder: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = load_runner(settings(folder, block_size=SIZE), "native")
+    runner = load_runner(settings(llama, block_size=SIZE), "native")
     forward, refuses = runner.forward, [True]
 
     def waits(*arguments: Any) -> Any:
@@ -144,7 +133,7 @@ def test_a_runner_that_cannot_be_captured_is_named_and_served(
         return forward(*arguments)
 
     monkeypatch.setattr(runner, "forward", waits)
-    executor = make(folder, runner=runner)
+    executor = make(llama, runner=runner)
     with capture_logs() as logs:
         executor.start()
     refuses[0] = False
@@ -161,10 +150,11 @@ def test_a_runner_that_cannot_be_captured_is_named_and_served(
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_launching_a_step_reads_nothing_that_the_device_makes(folder: Path, eager: bool) -> None:
+def test_launching_a_step_reads_nothing_that_the_device_makes(llama: Path, eager: bool) -> None:
     sampling = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=None)
-    executor = make(folder, eager=eager)
+    executor = make(llama, eager=eager)
     executor.start()
+    assert bool(executor._loaded.backend.captured) is not eager
     handles = [executor.submit(prefill(new(0, sampling), new(1)))]
     with NoReads("numpy"):  # of pinned memory
         handles += [executor.submit(decode(0, 1)) for _ in range(3)]
@@ -174,9 +164,9 @@ def test_launching_a_step_reads_nothing_that_the_device_makes(folder: Path, eage
 
 
 def test_a_step_that_needs_the_host_waits_for_those_before_it(
-    folder: Path, greedy: list[list[int]]
+    llama: Path, greedy: list[list[int]]
 ) -> None:
-    executor = make(folder)
+    executor = make(llama)
     executor.start()
     asking = new(1, SamplingParams(logprobs=1, max_tokens=None))
     handles = [
@@ -195,9 +185,9 @@ def test_a_step_that_needs_the_host_waits_for_those_before_it(
 
 
 def test_results_of_sequences_that_are_gone_change_nothing(
-    folder: Path, greedy: list[list[int]]
+    llama: Path, greedy: list[list[int]]
 ) -> None:
-    executor = make(folder)
+    executor = make(llama)
     executor.start()
     first = executor.submit(prefill(new(0)))
     second = executor.submit(decode(0))
@@ -209,8 +199,8 @@ def test_results_of_sequences_that_are_gone_change_nothing(
     assert executor.collect(fifth).token_ids == [greedy[1][2]]
 
 
-def test_more_sequences_than_the_device_draws_for(folder: Path, greedy: list[list[int]]) -> None:
-    driver = StepDriver(make(folder, blocks=400), SIZE)
+def test_more_sequences_than_the_device_draws_for(llama: Path, greedy: list[list[int]]) -> None:
+    driver = StepDriver(make(llama, blocks=400), SIZE)
     sequences = [driver.add(PROMPTS[number % 3]) for number in range(80)]
     for _ in range(3):
         driver.step([(s, len(s.tokens) - s.num_computed) for s in sequences])
@@ -221,8 +211,8 @@ def test_more_sequences_than_the_device_draws_for(folder: Path, greedy: list[lis
     assert [s.output for s in sequences[:3]] == [output[:4] for output in greedy]
 
 
-def test_a_request_that_forks_needs_the_host_once(folder: Path) -> None:
-    executor = make(folder)
+def test_a_request_that_forks_needs_the_host_once(llama: Path) -> None:
+    executor = make(llama)
     executor.start()
     forking = replace(new(0, SamplingParams(n=2, max_tokens=None)), fan_out=2)
     result = executor.collect(executor.submit(prefill(forking)))
@@ -233,23 +223,17 @@ def test_a_request_that_forks_needs_the_host_once(folder: Path) -> None:
     executor.collect(executor.submit(prefill(asking)))
     assert rows.need_host([SeqId(0), SeqId(1)])
     assert not rows.need_host([SeqId(0)])
-    executor.collect(executor.submit(StepInput(number=2, removed=[SeqId(1)])))
-    assert rows._num_for_host == 0
-
-
-def test_a_step_without_work_is_done_at_once(folder: Path) -> None:
-    executor = make(folder)
-    executor.start()
-    result = executor.collect(executor.submit(StepInput(number=0, removed=[SeqId(9)])))
+    result = executor.collect(executor.submit(StepInput(number=2, removed=[SeqId(1)])))
     assert (result.sequence_ids, result.token_ids) == ([], [])
+    assert rows._num_for_host == 0
 
 
 # ---------------------------------------------------------------------- failing
 
 
-def test_a_gpu_is_emulated_on_a_cpu_only(folder: Path) -> None:
+def test_a_gpu_is_emulated_on_a_cpu_only(llama: Path) -> None:
     with pytest.raises(SettingsError, match="emulated on a CPU, and the model is on cuda:0"):
-        make(folder)._make_accelerator(torch.device("cuda", 0))
+        make(llama)._make_accelerator(torch.device("cuda", 0))
 
 
 def test_a_cpu_captures_and_measures_nothing() -> None:
@@ -263,9 +247,9 @@ def test_a_cpu_captures_and_measures_nothing() -> None:
 
 
 def test_rows_that_are_not_finite_fail_alone(
-    folder: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = load_runner(settings(folder, block_size=SIZE), "native")
+    runner = load_runner(settings(llama, block_size=SIZE), "native")
     logits, broken = runner.logits, {"row": -1}
 
     def damaged(hidden: torch.Tensor) -> torch.Tensor:
@@ -275,7 +259,7 @@ def test_rows_that_are_not_finite_fail_alone(
         return made
 
     monkeypatch.setattr(runner, "logits", damaged)
-    executor = make(folder, runner=runner)
+    executor = make(llama, runner=runner)
     executor.start()
     broken["row"] = 1
     sampled = SamplingParams(temperature=1.0, max_tokens=None)
@@ -291,10 +275,10 @@ def test_rows_that_are_not_finite_fail_alone(
 
 
 def test_what_the_device_raises_is_raised_by_collect_and_the_others_go_on(
-    folder: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = load_runner(settings(folder, block_size=SIZE), "native")
-    executor = make(folder, runner=runner, eager=True)
+    runner = load_runner(settings(llama, block_size=SIZE), "native")
+    executor = make(llama, runner=runner, eager=True)
     executor.start()
     assert executor.collect(executor.submit(prefill(new(1)))).token_ids == greedy[1][:1]
     with monkeypatch.context() as patch:
@@ -308,10 +292,10 @@ def test_what_the_device_raises_is_raised_by_collect_and_the_others_go_on(
 
 
 def test_a_step_that_needs_the_host_fails_with_the_step_that_it_waits_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = load_runner(settings(folder, block_size=SIZE), "native")
-    executor = make(folder, runner=runner, eager=True)
+    runner = load_runner(settings(llama, block_size=SIZE), "native")
+    executor = make(llama, runner=runner, eager=True)
     executor.start()
     asking = new(1, SamplingParams(logprobs=1, max_tokens=None))
     with monkeypatch.context() as patch:

@@ -13,7 +13,6 @@ import transformers
 
 from integration import tiny_models
 from integration.step_driver import (
-    GREEDY,
     StepDriver,
     load_runner,
     make_executor,
@@ -22,53 +21,35 @@ from integration.step_driver import (
 from paged_backends.executors import local
 from paged_backends.executors.settings import LocalSettings
 from paged_core.errors import EngineError, SettingsError
-from paged_core.ids import BlockId, SeqId
 from paged_core.llm import LLM
 from paged_core.sampling_params import SamplingParams
-from paged_core.step import NewSequence, StepInput
+from paged_core.step import StepInput
 
 PROMPT = [3, 5, 7, 11, 13, 17, 19]
 OTHER = [23, 29, 31]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
+def greedy(llama: Path) -> list[list[int]]:
+    return tiny_models.generate(llama, [PROMPT, OTHER], 4)
 
 
-@pytest.fixture(scope="module")
-def greedy(folder: Path) -> list[list[int]]:
-    return tiny_models.generate(folder, [PROMPT, OTHER], 4)
-
-
-def make_driver(folder: Path) -> StepDriver:
-    executor = make_executor(settings(folder, block_size=4, num_blocks=40), needs_host_blocks=True)
+def make_driver(llama: Path) -> StepDriver:
+    executor = make_executor(settings(llama, block_size=4, num_blocks=40), needs_host_blocks=True)
     return StepDriver(executor, 4)
 
 
 @pytest.fixture
-def driver(folder: Path) -> StepDriver:
-    return make_driver(folder)
+def driver(llama: Path) -> StepDriver:
+    return make_driver(llama)
 
 
 # ---------------------------------------------------------------------- drawing
 
 
-def test_draws_only_when_all_tokens_are_computed(
-    driver: StepDriver, greedy: list[list[int]]
-) -> None:
-    sequence = driver.add(PROMPT)
-    assert driver.step([(sequence, 4)]).sequence_ids == []
-    assert driver.step([(sequence, 2)]).token_ids == []
-    result = driver.step([(sequence, 1)])
-    assert result.sequence_ids == [sequence.id]
-    assert result.token_ids == greedy[0][:1]
-    assert set(result.seconds) == {"prepare", "model", "sample"}
-
-
-def test_fans_out_into_streams_of_their_own(folder: Path) -> None:
+def test_fans_out_into_streams_of_their_own(llama: Path) -> None:
     sampling = SamplingParams(n=6, temperature=1.5, seed=7, max_tokens=None)
-    driver = make_driver(folder)
+    driver = make_driver(llama)
     parent, other = driver.add(PROMPT, sampling), driver.add(OTHER)
     result = driver.step([(other, 3), (parent, 7)], fan_out=1)
     driver.remove(parent)
@@ -82,14 +63,14 @@ def test_fans_out_into_streams_of_their_own(folder: Path) -> None:
     assert driver.step([(parent, 1)]).sequence_ids == [parent.id]
 
 
-def test_prompt_logprobs_are_the_models_own_however_the_prompt_is_cut(folder: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def test_prompt_logprobs_are_the_models_own_however_the_prompt_is_cut(llama: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
     with torch.inference_mode():
         reference = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     expected = [float(reference[place, token]) for place, token in enumerate(PROMPT[1:])]
     sampling = SamplingParams(prompt_logprobs=2, max_tokens=None)
     for chunks in ([7], [3, 4], [1, 1, 4, 1]):
-        driver = make_driver(folder)
+        driver = make_driver(llama)
         sequence, entries = driver.add(PROMPT, sampling), []
         for chunk in chunks:
             entries += driver.step([(sequence, chunk)]).prompt_logprobs[sequence.id]
@@ -107,6 +88,7 @@ def test_logprobs_stand_beside_their_tokens(driver: StepDriver) -> None:
     assert result.logprobs is not None
     assert result.logprobs[0] is None
     assert next(iter(result.logprobs[1] or {})) == result.token_ids[1]
+    assert set(result.seconds) == {"prepare", "model", "sample"}
 
 
 # ---------------------------------------------------------------------- failing
@@ -130,10 +112,10 @@ def test_a_failing_processor_fails_its_own_sequence_only(
 
 
 def test_after_a_step_that_raised_the_others_go_on(
-    folder: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = load_runner(settings(folder, block_size=4))
-    executor = make_executor(settings(folder, block_size=4, num_blocks=40), runner=runner)
+    runner = load_runner(settings(llama, block_size=4))
+    executor = make_executor(settings(llama, block_size=4, num_blocks=40), runner=runner)
     driver = StepDriver(executor, 4)
     good, bad = driver.add(OTHER), driver.add(PROMPT)
     driver.step([(good, 3)])
@@ -155,32 +137,7 @@ def test_after_a_step_that_raised_the_others_go_on(
     assert again.output == greedy[0][:1]
 
 
-def test_removing_what_was_never_learnt_is_no_error(driver: StepDriver) -> None:
-    driver.executor.submit(StepInput(number=0, removed=[SeqId(99)]))
-
-
 # ---------------------------------------------------------------------- blocks
-
-
-def test_copies_read_every_source_before_any_target_is_written(
-    driver: StepDriver, greedy: list[list[int]]
-) -> None:
-    sequence = driver.add(PROMPT)
-    driver.step([(sequence, 7)])
-    for _ in range(3):
-        driver.exchange(sequence, 0, 1)
-        driver.step([(sequence, 1)])
-    assert sequence.output == greedy[0]
-
-
-def test_a_step_may_only_move_blocks(driver: StepDriver, greedy: list[list[int]]) -> None:
-    sequence = driver.add(PROMPT)
-    driver.step([(sequence, 7)])
-    driver.swap_out(sequence)
-    assert driver.step([]).sequence_ids == []
-    driver.swap_in(sequence)
-    driver.step([(sequence, 1)])
-    assert sequence.output == greedy[0][:2]
 
 
 def test_rows_are_used_again(driver: StepDriver) -> None:
@@ -195,62 +152,51 @@ def test_rows_are_used_again(driver: StepDriver) -> None:
     assert len(rows.num_tokens_C) == 16
 
 
-def test_many_sequences_at_once(folder: Path) -> None:
-    executor = make_executor(settings(folder, block_size=2, num_blocks=300))
-    driver = StepDriver(executor, 2)
-    sequences = [driver.add([5, 6, 7][: 1 + number % 3]) for number in range(50)]
-    for _ in range(5):
-        driver.step([(s, len(s.tokens) - s.num_computed) for s in sequences])
-    by_prompt = {tuple(s.tokens[: s.num_prompt]): s.output for s in sequences}
-    assert all(s.output == by_prompt[tuple(s.tokens[: s.num_prompt])] for s in sequences)
-
-
 # ---------------------------------------------------------------------- capacity
 
 
-def capacity(folder: Path, *, needs_host_blocks: bool = False, **changes: Any) -> Any:
-    return make_executor(settings(folder, **changes), needs_host_blocks=needs_host_blocks).start()
+def capacity(llama: Path, *, needs_host_blocks: bool = False, **changes: Any) -> Any:
+    return make_executor(settings(llama, **changes), needs_host_blocks=needs_host_blocks).start()
 
 
-def test_the_default_is_no_more_than_can_be_used(folder: Path) -> None:
-    found = capacity(folder)  # 8 sequences of 256 tokens, in blocks of 16
+def test_the_default_is_no_more_than_can_be_used(llama: Path) -> None:
+    found = capacity(llama)  # 8 sequences of 256 tokens, in blocks of 16
     assert found.num_blocks == 8 * 16
     assert (found.num_host_blocks, found.max_model_len) == (0, 256)
     assert (found.vocab_size, found.eos_token_ids) == (300, {2})
 
 
-def test_memory_bounds_the_blocks(folder: Path) -> None:
+def test_memory_bounds_the_blocks(llama: Path) -> None:
     block = 2 * 2 * 2 * 16 * 16 * 4  # layers, key and value, heads, dimensions, tokens, bytes
-    assert capacity(folder, kv_cache_memory=20 * block).num_blocks == 20
-    assert capacity(folder, kv_cache_memory=1.0).num_blocks == 128
+    assert capacity(llama, kv_cache_memory=20 * block).num_blocks == 20
+    assert capacity(llama, kv_cache_memory=1.0).num_blocks == 128
     with pytest.raises(SettingsError, match="raise kv_cache_memory"):
-        capacity(folder, kv_cache_memory=block - 1)
+        capacity(llama, kv_cache_memory=block - 1)
     with pytest.raises(SettingsError, match=r"kv_cache_memory.*are free"):
-        capacity(folder, kv_cache_memory=1 << 60)
+        capacity(llama, kv_cache_memory=1 << 60)
     with pytest.raises(SettingsError, match=r"num_blocks.*are free"):
-        capacity(folder, num_blocks=1 << 50)
+        capacity(llama, num_blocks=1 << 50)
 
 
-def test_a_small_pool_lowers_the_length(folder: Path) -> None:
-    assert capacity(folder, num_blocks=3).max_model_len == 48
-    assert capacity(folder, num_blocks=3, max_model_len=100).max_model_len == 100
-    assert capacity(folder, max_model_len=100).max_model_len == 100
+def test_a_small_pool_lowers_the_length(llama: Path) -> None:
+    assert capacity(llama, num_blocks=3).max_model_len == 48
+    assert capacity(llama, num_blocks=3, max_model_len=100).max_model_len == 100
+    assert capacity(llama, max_model_len=100).max_model_len == 100
     with pytest.raises(SettingsError, match="256 positions"):
-        capacity(folder, max_model_len=257)
+        capacity(llama, max_model_len=257)
 
 
-def test_host_blocks_where_swapping_may_need_them(folder: Path) -> None:
-    assert capacity(folder, num_blocks=9, needs_host_blocks=True).num_host_blocks == 9
-    assert capacity(folder, num_blocks=9, num_host_blocks=4).num_host_blocks == 4
+def test_host_blocks_where_swapping_may_need_them(llama: Path) -> None:
+    assert capacity(llama, num_blocks=9, needs_host_blocks=True).num_host_blocks == 9
+    assert capacity(llama, num_blocks=9, num_host_blocks=4).num_host_blocks == 4
     with pytest.raises(SettingsError, match="num_host_blocks"):
-        capacity(folder, num_blocks=9, num_host_blocks=1 << 50)
+        capacity(llama, num_blocks=9, num_host_blocks=1 << 50)
 
 
 # ---------------------------------------------------------------------- life
 
 
-def test_closing_twice_is_fine_and_running_afterwards_is_not(driver: StepDriver) -> None:
-    driver.executor.close()
+def test_a_closed_executor_runs_nothing(driver: StepDriver) -> None:
     driver.executor.close()
     with pytest.raises(EngineError):
         driver.executor.submit(StepInput(number=0))
@@ -310,28 +256,3 @@ def test_why_nothing_is_populated_is_logged(
     )
     texts(**executor)
     assert lines == [("cache_not_populated_ahead", reason)]
-
-
-def test_a_sequence_with_a_cached_prefix_computes_the_rest(
-    driver: StepDriver, greedy: list[list[int]]
-) -> None:
-    first = driver.add(PROMPT)
-    driver.step([(first, 7)])
-    blocks = [first.blocks[0], driver.free.pop()]
-    step = StepInput(
-        number=1,
-        sequence_ids=[SeqId(50)],
-        num_tokens=[3],
-        added=[
-            NewSequence(
-                id=SeqId(50),
-                request_id="second",
-                tokens=list(PROMPT),
-                num_prompt_tokens=7,
-                num_computed=4,
-                blocks=[BlockId(block) for block in blocks],
-                sampling=GREEDY,
-            )
-        ],
-    )
-    assert driver.executor.submit(step).token_ids == greedy[0][:1]

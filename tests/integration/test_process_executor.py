@@ -116,6 +116,11 @@ def pid_of(engine: Engine) -> int:
     return executor._worker.pid
 
 
+def new_child() -> Callable[[], int | None]:
+    before = {child.pid for child in children()}
+    return lambda: next((child.pid for child in children() if child.pid not in before), None)
+
+
 @contextmanager
 def soon(number: int, pid: Callable[[], int | None]) -> Iterator[None]:
     """Send a signal to a process a moment from now, once it is there."""
@@ -300,16 +305,13 @@ class TestParts:
         made = settings_class(registry)(**{**SMALL, **settings})
         return ExecutorContext(settings=made, registry=registry, needs_host_blocks=True)
 
-    def test_of_an_executor_survive_a_round_trip(self) -> None:
-        parts = self.parts(executor={"name": "process", "inner": "slow"})
-        copy = pickle.loads(pickle.dumps(parts))
-        assert copy == parts
-        assert pickle.loads(pickle.dumps(copy)) == parts
+    def test_survive_a_round_trip(self) -> None:
+        of_executor = self.parts(executor={"name": "process", "inner": "slow"})
+        copy = pickle.loads(pickle.dumps(of_executor))
         assert copy.registry.get("executor", "slow") == SLOW
-
-    def test_of_a_runner_and_of_attention_survive_a_round_trip(self) -> None:
         settings = self.parts().settings
-        for parts in (RunnerContext(settings=settings), AttentionContext(settings=settings)):
+        others = RunnerContext(settings=settings), AttentionContext(settings=settings)
+        for parts in (of_executor, copy, *others):
             assert pickle.loads(pickle.dumps(parts)) == parts
 
     @pytest.mark.parametrize("chosen", ["auto", "native", "transformers"])
@@ -341,18 +343,11 @@ class TestParts:
 
 # ---------------------------------------------------------------------- death and hanging
 
-DEAD = r"executor 'process' raised ExecutorLost: .*'slow', rank 0 of 1 \(pid {}\) {}"
-
 
 class TestDeath:
     def test_at_the_start(self) -> None:
-        before = {child.pid for child in children()}
-
-        def started() -> int | None:
-            return next((child.pid for child in children() if child.pid not in before), None)
-
         with (
-            soon(signal.SIGKILL, started),
+            soon(signal.SIGKILL, new_child()),
             pytest.raises(ExecutorLost, match=r"killed by SIGKILL while it started; .*memory"),
             slow_engine(start=FOREVER),
         ):
@@ -444,14 +439,9 @@ class TestDeath:
 
 class TestHanging:
     def test_at_the_start(self) -> None:
-        before = {child.pid for child in children()}
-
-        def started() -> int | None:
-            return next((child.pid for child in children() if child.pid not in before), None)
-
         message = r"no heartbeat for 2 s while it started, in the state 'stopped', and was killed"
         with (
-            soon(signal.SIGSTOP, started),
+            soon(signal.SIGSTOP, new_child()),
             pytest.raises(ExecutorLost, match=message),
             slow_engine(2.0, start=FOREVER),
         ):

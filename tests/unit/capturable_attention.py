@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from paged_backends.attention.cache import SlotWrites
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import PagedLayer, TorchAttention
 from paged_core.engine.contexts import AttentionContext
@@ -31,12 +31,12 @@ CAPTURABLE = Component(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class CapturePlan:
-    """Static tensors, and the most keys that a row may have."""
+    """Static tensors, the most keys that a row may have, and where the new ones go."""
 
-    batch: AttentionBatch
-    max_seq_len: int
+    def __init__(self, batch: AttentionBatch) -> None:
+        self.batch, self.max_seq_len = batch, batch.max_seq_len
+        self.writes = SlotWrites(batch.slot_mapping, may_be_empty=True)
 
 
 class CapturableLayer:
@@ -46,14 +46,15 @@ class CapturableLayer:
         self._layer = layer
         self._eager = PagedLayer(layer, cache)
         self._keys, self._values = (part.flatten(0, 1) for part in cache)
+        self._head_by_head = cache.permute(1, 0, 3, 2, 4)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Any, /) -> Tensor:
         if not isinstance(plan, CapturePlan):
             return self._eager.forward(query, key, value, plan)
         layer, batch = self._layer, plan.batch
-        slots, lengths = batch.slot_mapping, batch.seq_lens.long()
-        self._write(slots, key, value)
-        places = torch.arange(plan.max_seq_len, device=slots.device)
+        lengths = batch.seq_lens.long()
+        plan.writes.write(self._head_by_head, key, value)
+        places = torch.arange(plan.max_seq_len, device=lengths.device)
         held = torch.minimum(places, (lengths - 1).clamp_min(0)[:, None])
         blocks = batch.block_tables.gather(1, held // layer.block_size).long()
         at = blocks * layer.block_size + held % layer.block_size
@@ -65,16 +66,6 @@ class CapturableLayer:
         hidden = places >= lengths[:, None]
         scores = scores.masked_fill(hidden[:, None], -1e30)
         return torch.einsum("shl,slhd->shd", scores.softmax(-1), values)
-
-    def _write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write rows that have a slot; the others repeat the first of these, or, if there is none,
-        write slot 0 as it is."""
-        first = (slots >= 0).int().argmax()[None]
-        any_slot = slots.index_select(0, first)
-        at = torch.where(slots >= 0, slots, any_slot).clamp_min(0)
-        for cache, rows in ((self._keys, key), (self._values, value)):
-            kept = torch.where((slots >= 0)[:, None, None], rows, rows.index_select(0, first))
-            cache.index_copy_(0, at, torch.where(any_slot[:, None, None] >= 0, kept, cache[at]))
 
 
 class CapturableAttention(TorchAttention):
@@ -99,8 +90,9 @@ class CapturableAttention(TorchAttention):
 
     def plan_capture(self, batch: AttentionBatch, /) -> CapturePlan:
         self.captured.append(len(batch.seq_lens))
-        return CapturePlan(batch, batch.max_seq_len)
+        return CapturePlan(batch)
 
     def update_capture(self, plan: CapturePlan, batch: AttentionBatch, /) -> None:
         assert len(batch.seq_lens_host) == len(plan.batch.seq_lens)
+        plan.writes.refresh()
         self.num_updates += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.interfaces.attention import AttentionBatch
@@ -12,18 +12,25 @@ from paged_core.interfaces.layer import LayerSpec
 from unit.packed_attention import PackedAttention
 
 
-class BoundlessAttention(TorchAttention):
+class _OfAnotherLayer(TorchAttention):
+    """Attends as a layer with other numbers would."""
+
+    changes: ClassVar[dict[str, Any]]
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        return super().bind(replace(layer, **self.changes), cache)
+
+
+class BoundlessAttention(_OfAnotherLayer):
     """Sees past the sliding window."""
 
-    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
-        return super().bind(replace(layer, sliding_window=None), cache)
+    changes: ClassVar[dict[str, Any]] = {"sliding_window": None}
 
 
-class UncappedAttention(TorchAttention):
+class UncappedAttention(_OfAnotherLayer):
     """Forgets the soft cap."""
 
-    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
-        return super().bind(replace(layer, soft_cap=None), cache)
+    changes: ClassVar[dict[str, Any]] = {"soft_cap": None}
 
 
 class ForgetfulAttention(TorchAttention):
@@ -63,18 +70,16 @@ class UnreadAttention(PackedAttention):
             super().copy_blocks(source, [origin], target, [destination])
 
 
-class UnscaledAttention(TorchAttention):
-    """Scales by the number of heads."""
+class UnscaledAttention(_OfAnotherLayer):
+    """Scales by another number."""
 
-    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
-        return super().bind(replace(layer, scale=layer.num_heads**-0.5), cache)
+    changes: ClassVar[dict[str, Any]] = {"scale": 0.5}
 
 
-class FlatAttention(TorchAttention):
+class FlatAttention(_OfAnotherLayer):
     """Forgets the slopes of ALiBi."""
 
-    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
-        return super().bind(replace(layer, alibi_slopes=None), cache)
+    changes: ClassVar[dict[str, Any]] = {"alibi_slopes": None}
 
 
 class ShiftedAttention(TorchAttention):

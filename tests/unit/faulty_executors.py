@@ -26,18 +26,25 @@ class BoastingExecutor(MemoryExecutor):
         return replace(capacity, num_blocks=capacity.num_blocks + 1)
 
 
-class UncopyingExecutor(MemoryExecutor):
+class _DeafExecutor(MemoryExecutor):
+    """Does not hear of some of what a step asks for."""
+
+    unheard: tuple[str, ...]
+
+    def submit(self, step: StepInput, /) -> Any:
+        return replace(step, **{name: [] for name in self.unheard})
+
+
+class UncopyingExecutor(_DeafExecutor):
     """Does not copy what is shared before it is written to."""
 
-    def submit(self, step: StepInput, /) -> Any:
-        return replace(step, copy_sources=[], copy_targets=[])
+    unheard = ("copy_sources", "copy_targets")
 
 
-class LosingExecutor(MemoryExecutor):
+class LosingExecutor(_DeafExecutor):
     """Loses what was moved to the host."""
 
-    def submit(self, step: StepInput, /) -> Any:
-        return replace(step, swap_in_sources=[], swap_in_targets=[])
+    unheard = ("swap_in_sources", "swap_in_targets")
 
 
 class HastyExecutor(MemoryExecutor):
@@ -137,11 +144,10 @@ class SingleFileExecutor(MemoryExecutor):
         return super().collect(self.last)
 
 
-class UneditedExecutor(MemoryExecutor):
+class UneditedExecutor(_DeafExecutor):
     """Does not learn which blocks a sequence has got."""
 
-    def submit(self, step: StepInput, /) -> Any:
-        return replace(step, edit_ids=[], edit_indices=[], edit_blocks=[])
+    unheard = ("edit_ids", "edit_indices", "edit_blocks")
 
 
 class OnceClosedExecutor(MemoryExecutor):

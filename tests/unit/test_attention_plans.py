@@ -15,22 +15,14 @@ from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
-from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
+from unit import attention_calls as calls
+from unit.attention_calls import layer
 
 CHUNKS = [(40, 1), (0, 9), (13, 1), (5, 6), (40, 1)]
-LAYER = LayerSpec(
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    scale=0.3,
-    dtype="float32",
-    device="cpu",
-    block_size=4,
-    sliding_window=20,
-)
+LAYER = layer(head_dim=8, dtype="float32", block_size=4, sliding_window=20)
 READS = {
     *("item", "tolist", "numpy", "cpu", "nonzero", "equal", "unique", "masked_select"),
     *("__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__"),
@@ -54,11 +46,9 @@ class NoReads(TorchFunctionMode):
 
 
 def make(name: str) -> AttentionBackend:
-    record = Registry.discover().get("attention", name)
-    if reason := record.unavailable_reason():
+    if reason := Registry.discover().get("attention", name).unavailable_reason():
         pytest.skip(reason)
-    context = AttentionContext(settings=EngineSettings())
-    backend: AttentionBackend = record.load()(record.settings(), context)
+    backend: AttentionBackend = calls.make(name)
     assert backend.check(LAYER) is None
     return backend
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,16 +17,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backends.attention.cpu_attention import CpuAttention
-from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.cpu import bindings
 from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.kernels.cpu.compiler import CppCompiler, NoSuchInstructions, choose
-from paged_core.engine.contexts import AttentionContext
-from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
 from unit.cpu_kernels import load
-from unit.test_cpu_attention import layer
+from unit.test_cpu_attention import backend, layer
 
 TILE_DEPTH = 32
 TILES = ["avx512_amx", "avx512_amx_emulated", "portable_amx_emulated"]
@@ -97,13 +94,8 @@ def test_what_lies_behind_a_row_does_not_matter(name: str) -> None:
 
 
 def attended(name: str, **changes: Any) -> Tensor:
-    load(name)
-    backend = CpuAttention(
-        CpuSettings.model_validate({"instruction_set": name}),
-        AttentionContext(settings=EngineSettings()),
-    )
     chunks = [(0, 300), (130, 45), (700, 1), (5, 2), *[(200 + i, 1) for i in range(9)]]
-    scene = Scene(backend, layer("bfloat16", **changes), chunks, 5)
+    scene = Scene(backend(name), layer("bfloat16", **changes), chunks, 5)
     return torch.cat(scene.run(list(range(len(chunks)))))
 
 
@@ -133,11 +125,7 @@ def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
             if name != "paged_core_ask_permission" or asked:
                 return super().__getattr__(name)
             asked.append(name)
-            return Refusal()
-
-    class Refusal:
-        def __call__(self) -> int:
-            return errno.ENOSPC
+            return Mock(return_value=errno.ENOSPC)
 
     monkeypatch.setattr(bindings.ctypes, "CDLL", Refused)
 

@@ -6,33 +6,22 @@ import pytest
 import torch
 
 from paged_backends.attention.cpu_attention import CpuAttention
-from paged_backends.attention.settings import CpuSettings
-from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
+from unit import attention_calls as calls
 from unit.cpu_kernels import SETS, load
 
 
 def layer(dtype: str, **changes: object) -> LayerSpec:
-    values: dict[str, object] = {
-        "num_heads": 6,
-        "num_kv_heads": 2,
-        "head_dim": 64,
-        "scale": 0.125,
-        "dtype": dtype,
-        "device": "cpu",
-        "block_size": 16,
-    }
-    return LayerSpec(**(values | changes))  # type: ignore[arg-type]
+    return calls.layer(**{"num_heads": 6, "dtype": dtype, **changes})
 
 
 def backend(name: str, *, deterministic: bool = False) -> CpuAttention:
     load(name)  # skips the test where it cannot be had
-    return CpuAttention(
-        CpuSettings.model_validate({"instruction_set": name}),
-        AttentionContext(settings=EngineSettings(deterministic=deterministic)),
+    made: CpuAttention = calls.make(
+        {"name": "cpu", "instruction_set": name}, deterministic=deterministic
     )
+    return made
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -69,13 +58,6 @@ def test_bits_do_not_depend_on_the_number_of_threads(name: str, dtype: str) -> N
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
-
-
-def test_says_what_it_cannot_serve() -> None:
-    made = backend("portable")
-    assert made.check(layer("float32")) is None
-    assert "cuda:0" in str(made.check(layer("float32", device="cuda:0")))
-    assert "float16" in str(made.check(layer("float16")))
 
 
 def test_a_cache_in_pieces_is_refused() -> None:

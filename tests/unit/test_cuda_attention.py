@@ -5,44 +5,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_backends.attention.cuda_attention import CudaAttention
-from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda import targets
 from paged_backends.kernels.cuda.kernel import GPU_GROUPS, Call, KernelError, KeySplits, Variant
 from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget
-from paged_backends.kernels.nvidia import gpu_problem
-from paged_core.engine.contexts import AttentionContext
-from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
+from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings.schema import EngineSettings
-from paged_testing.attention_scene import Scene, attention_batch
+from paged_testing.attention_scene import Scene
+from unit import attention_calls as calls
+from unit.attention_calls import LAYER, check, check_capture
 from unit.cuda_fakes import FakeDriver, FakeModule, Launch, fake_module
 
-LAYER = LayerSpec(
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    scale=0.125,
-    dtype="bfloat16",
-    device="cpu",
-    block_size=16,
-)
 MULTIPROCESSORS = 132
 TILE_ROWS = 128
 
 
 def make(target: str = "emulated", *, deterministic: bool = False) -> CudaAttention:
-    context = AttentionContext(settings=EngineSettings(deterministic=deterministic))
-    return CudaAttention(CudaSettings.model_validate({"target": target}), context)
+    made: CudaAttention = calls.make(
+        {"name": "cuda", "target": target}, deterministic=deterministic
+    )
+    return made
+
+
+def on_fake_gpu(*, deterministic: bool = False) -> tuple[CudaAttention, FakeDriver]:
+    """The component over the fake driver."""
+    backend, target = make(deterministic=deterministic), FakeTarget()
+    backend.target = target
+    return backend, target.driver
+
+
+def zeros(backend: CudaAttention, layer: LayerSpec = LAYER) -> torch.Tensor:
+    """A cache of 400 blocks."""
+    return torch.zeros(backend.cache_shape(layer, 400), dtype=torch.bfloat16)
 
 
 class FakeTarget:
@@ -75,24 +78,19 @@ def launches_of(
     layer: LayerSpec, chunks: Sequence[tuple[int, int]], *, deterministic: bool = False
 ) -> list[Launch]:
     """Run one step over the fake driver; return what was launched."""
-    backend = make(deterministic=deterministic)
-    target = backend.target = FakeTarget()
+    backend, driver = on_fake_gpu(deterministic=deterministic)
     batch, tensors = step(layer, chunks)
-    bound = backend.bind(layer, torch.zeros(backend.cache_shape(layer, 400)).to(torch.bfloat16))
-    bound.forward(*tensors, backend.plan(batch))
-    return list(target.driver.launches())
+    backend.bind(layer, zeros(backend, layer)).forward(*tensors, backend.plan(batch))
+    return list(driver.launches())
 
 
 def step(
     layer: LayerSpec, chunks: Sequence[tuple[int, int]]
-) -> tuple[AttentionBatch, list[torch.Tensor]]:
-    width = max(-(-sum(both) // layer.block_size) for both in chunks)
-    tables = np.arange(len(chunks) * width).reshape(len(chunks), width) % 400
-    count = sum(new for _, new in chunks)
-    heads = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
-    dtype = getattr(torch, layer.dtype)
-    rows = [torch.zeros(count, number, layer.head_dim, dtype=dtype) for number in heads]
-    return attention_batch(tables, chunks, layer.block_size), rows
+) -> tuple[AttentionBatch, Sequence[torch.Tensor]]:
+    batch = calls.batch_of(chunks, layer.block_size)
+    tables = batch.block_tables_host % 400
+    batch = replace(batch, block_tables=torch.from_numpy(tables), block_tables_host=tables)
+    return batch, calls.tokens(layer, len(batch.slot_mapping))
 
 
 # ---------------------------------------------------------------------- launches
@@ -154,8 +152,7 @@ def test_more_tokens_than_a_dimension_of_a_grid_may_have() -> None:
 
 
 def test_an_empty_batch_launches_nothing() -> None:
-    backend = make()
-    target = backend.target = FakeTarget()
+    backend, driver = on_fake_gpu()
     batch, tensors = step(LAYER, [(4, 1)])
     nothing = replace(
         batch,
@@ -167,39 +164,35 @@ def test_an_empty_batch_launches_nothing() -> None:
         max_query_len=0,
         max_seq_len=0,
     )
-    cache = torch.zeros(backend.cache_shape(LAYER, 400), dtype=torch.bfloat16)
-    bound = backend.bind(LAYER, cache)
+    bound = backend.bind(LAYER, zeros(backend))
     out = bound.forward(*(tensor[:0] for tensor in tensors), backend.plan(nothing))
     assert out.shape == (0, 4, 64)
-    assert not list(target.driver.launches())
+    assert not list(driver.launches())
 
 
 def test_layers_of_a_kind_share_their_launches_and_scratch_memory() -> None:
-    backend = make()
-    target = backend.target = FakeTarget()
+    backend, driver = on_fake_gpu()
     batch, tensors = step(LAYER, [(3000, 1)])
-    caches = [torch.zeros(backend.cache_shape(LAYER, 400)).to(torch.bfloat16) for _ in range(2)]
+    caches = [zeros(backend) for _ in range(2)]
     layers = [LAYER, replace(LAYER, soft_cap=2.0)]
     bound = [backend.bind(layer, cache) for layer, cache in zip(layers, caches, strict=True)]
     plan = backend.plan(batch)
     for one in bound:
         one.forward(*tensors, plan)
-    calls = [Call.from_buffer_copy(launch.argument) for launch in target.driver.launches()]
-    assert calls[0].partials == calls[3].partials
-    assert [call.keys for call in (calls[0], calls[3])] == [cache.data_ptr() for cache in caches]
-    assert [call.soft_cap for call in (calls[0], calls[3])] == [0, 2]
+    made = [Call.from_buffer_copy(launch.argument) for launch in driver.launches()]
+    assert made[0].partials == made[3].partials
+    assert [call.keys for call in (made[0], made[3])] == [cache.data_ptr() for cache in caches]
+    assert [call.soft_cap for call in (made[0], made[3])] == [0, 2]
 
 
 def test_rows_that_do_not_begin_at_16_bytes_are_copied() -> None:
-    backend = make()
-    target = backend.target = FakeTarget()
+    backend, driver = on_fake_gpu()
     batch, (query, key, value) = step(LAYER, [(30, 1), (4, 1)])
     wide = torch.zeros(2, 4, 65, dtype=torch.bfloat16)
-    cache = torch.zeros(backend.cache_shape(LAYER, 400), dtype=torch.bfloat16)
-    bound = backend.bind(LAYER, cache)
+    bound = backend.bind(LAYER, zeros(backend))
     for rows in (wide[..., :64], wide[..., 1:], query.float(), torch.cat([query] * 2, 2)[..., ::2]):
         out = bound.forward(rows, key, value, backend.plan(batch))
-        call = Call.from_buffer_copy(next(target.driver.launches()).argument)
+        call = Call.from_buffer_copy(next(driver.launches()).argument)
         assert call.query != rows.data_ptr()
         assert call.query % 16 == 0
         assert (call.query_token, call.query_head) == (4 * 64, 64)
@@ -239,60 +232,22 @@ def captured(chunks: Sequence[tuple[int, int]], longest: int) -> AttentionBatch:
     return replace(step(LAYER, chunks)[0], max_seq_len=longest)
 
 
-def test_it_can_be_captured() -> None:
-    assert isinstance(make(), SupportsGraphCapture)
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_was_captured_serves_other_numbers(deterministic: bool) -> None:
     """The launches of one plan, made for the longest sequence, with tensors changed since."""
-    backend = make(deterministic=deterministic)
-    chunks = [(250, 1), (3, 1), (77, 1)]
-    scene = Scene(backend, LAYER, chunks, 3)
-    scene.write_cached(range(3))
-    cache = scene.cache.clone()
-    width = scene.tables.shape[1]
-    batch = attention_batch(np.zeros((4, width), np.int32), [(0, 1)] * 4, LAYER.block_size)
-    batch = replace(batch, max_seq_len=width * LAYER.block_size)
-    plan = backend.plan_capture(batch)
-    bound = backend.bind(LAYER, cache)
-    rows = [
-        torch.cat([*(kept[index][-1:] for index in range(3)), kept[0][-1:].mul(0)])
-        for kept in (scene.queries, scene.keys, scene.values)
-    ]
-    batch.slot_mapping.fill_(-1)
-    batch.seq_lens.fill_(0)
-    before = cache.clone()
-    bound.forward(*rows, plan)  # as it is captured
-    assert torch.equal(cache.view(torch.uint8), before.view(torch.uint8)), "nothing is written"
-
-    made = attention_batch(scene.tables.numpy(), chunks, LAYER.block_size)
-    for held, new in (
-        (batch.seq_lens, made.seq_lens),
-        (batch.block_tables, made.block_tables),
-        (batch.slot_mapping, made.slot_mapping),
-    ):
-        held[:3] = new
-    backend.update_capture(plan, replace(made, max_seq_len=251))
-    outputs = bound.forward(*rows, plan)[:3]  # as it is replayed
-    for index in range(3):
-        wanted = scene.expected(index)
-        np.testing.assert_allclose(
-            outputs[index : index + 1].double().numpy(), wanted, atol=2e-2, rtol=2e-2
-        )
+    scene = Scene(make(deterministic=deterministic), LAYER, [(250, 1), (3, 1), (77, 1), (0, 1)], 3)
+    check_capture(scene, [1, 3], [0, 1, 2])
 
 
 def test_launches_of_a_captured_batch_depend_on_its_longest_sequence_alone() -> None:
     grids = []
     for lengths in ([(2, 1), (5, 1)], [(900, 1), (0, 1)]):
-        backend = make()
-        target = backend.target = FakeTarget()
+        backend, driver = on_fake_gpu()
         batch, tensors = step(LAYER, [(1000, 1)] * 2)
         other = step(LAYER, lengths)[0]
         batch = replace(batch, seq_lens=other.seq_lens, seq_lens_host=other.seq_lens_host)
-        cache = torch.zeros(backend.cache_shape(LAYER, 400), dtype=torch.bfloat16)
-        backend.bind(LAYER, cache).forward(*tensors, backend.plan_capture(batch))
-        grids.append([launch.grid for launch in target.driver.launches()])
+        backend.bind(LAYER, zeros(backend)).forward(*tensors, backend.plan_capture(batch))
+        grids.append([launch.grid for launch in driver.launches()])
     assert grids[0] == grids[1]
 
 
@@ -311,58 +266,26 @@ def test_what_cannot_be_captured_is_refused() -> None:
 # ---------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"dtype": "float64"}, "it computes in float32 and bfloat16 and float16"),
-        ({"head_dim": 60}, "multiple of 8, 256 at most, and is 60"),
-        ({"head_dim": 264}, "multiple of 8, 256 at most, and is 264"),
-        ({"device": "cuda"}, "emulated on CPUs, and the model is on cuda; set target to auto"),
-    ],
-)
-def test_says_what_it_does_not_serve(changes: dict[str, Any], reason: str) -> None:
-    assert reason in str(make().check(replace(LAYER, **changes)))
-
-
-def test_on_a_cpu_it_says_how_the_emulation_is_chosen() -> None:
-    assert "`target: emulated`" in str(make("auto").check(LAYER))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_so() -> None:
-    reason = make("auto").check(replace(LAYER, device="cuda:0"))
-    assert reason == gpu_problem() is not None
-
-
-class OfCapability:
-    """``torch.cuda`` on a machine with one old GPU."""
-
-    def __init__(self, major: int, minor: int) -> None:
-        self.capability = major, minor
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 0
-
-    def get_device_capability(self, index: int | None) -> tuple[int, int]:
-        return self.capability
-
-    def get_device_name(self, index: int | None) -> str:
-        return "Tesla T4"
+def of_capability(*capability: int) -> Any:
+    """``torch.cuda`` on a machine with one GPU."""
+    return SimpleNamespace(
+        is_available=lambda: True,
+        current_device=lambda: 0,
+        get_device_capability=lambda index: capability,
+        get_device_name=lambda index: "Tesla T4",
+    )
 
 
 def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch, "cuda", OfCapability(7, 5))
+    monkeypatch.setattr(torch, "cuda", of_capability(7, 5))
     reason = make("auto").check(replace(LAYER, device="cuda"))
     assert reason == "it needs compute capability 8.0 or more, and Tesla T4 has 7.5"
 
 
 def test_kernels_that_cannot_be_loaded_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch, "cuda", OfCapability(9, 0))
+    monkeypatch.setattr(torch, "cuda", of_capability(9, 0))
     driver = FakeDriver()
     monkeypatch.setattr(targets, "Driver", lambda: driver)
     reasons = CannotCompile("there is no compiler")
@@ -393,10 +316,7 @@ def test_the_cache_may_be_a_slice_of_a_larger_tensor() -> None:
     whole = torch.full((len(scene.cache), 3, *scene.cache.shape[1:]), torch.nan).bfloat16()
     scene._writer = backend.bind(LAYER, whole[:, 1])
     scene._attention = backend.bind(LAYER, whole[:, 1])
-    for index, out in enumerate(scene.run([0, 1])):
-        np.testing.assert_allclose(
-            out.double().numpy(), scene.expected(index), atol=2e-2, rtol=2e-2
-        )
+    check(scene)
     assert whole[:, [0, 2]].isnan().all()
 
 

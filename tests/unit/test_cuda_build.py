@@ -6,7 +6,6 @@ import ctypes
 import shutil
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from paged_backends.kernels.cuda.driver import Context, Driver
 from paged_backends.kernels.cuda.emulation import EmulatedModule, EmulationCompiler, emulation_build
 from paged_backends.kernels.cuda.kernel import (
     COPY_BLOCKS,
-    EMULATED_GROUPS,
     Argument,
     BlockCopies,
     KernelError,
@@ -104,18 +102,6 @@ def test_each_architecture_and_variant_has_a_file_of_its_own(tmp_path: Path) -> 
     paths = {library(build, compiler, tmp_path) for build in builds}
     paths.add(library(VARIANT.cubin("sm_90"), Nvcc(compiler.path, "2"), tmp_path))
     assert len(paths) == len(builds) + 1
-
-
-def test_a_change_to_an_included_folder_compiles_again(tmp_path: Path) -> None:
-    shim = tmp_path / "shim"
-    shim.mkdir()
-    (shim / "simt.h").write_text("1")
-    compiler = Nvcc(str(fake_nvcc(tmp_path / "bin")), "1")
-    build = VARIANT.cubin("sm_90")
-    changed = replace(build, includes=(shim,))
-    first = library(changed, compiler, tmp_path)
-    (shim / "simt.h").write_text("2")
-    assert library(changed, compiler, tmp_path) != first
 
 
 # ---------------------------------------------------------------------- NVRTC
@@ -352,13 +338,6 @@ def test_errors_of_the_driver_name_the_kernel_and_what_was_wrong(tmp_path: Path)
 # ---------------------------------------------------------------------- the emulation
 
 
-def test_the_checked_emulation_is_another_library() -> None:
-    plain, checked = emulation_build(checked=False), emulation_build(checked=True)
-    assert plain.units != checked.units
-    assert all(path.is_file() for path in checked.paths())
-    assert [path.suffix for path in plain.paths()].count(".cu") >= 1
-
-
 def test_only_kernels_are_watched(tmp_path: Path) -> None:
     said = tmp_path / "said"
     echo = script(tmp_path, "c++", f'echo "$*" >> {said}\nfor last; do :; done\ntouch "$last"')
@@ -415,10 +394,3 @@ def test_what_doctor_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("CXX", raising=False)
     assert "pip install nvidia-cuda-nvrtc" in str(unavailable_reason(on_a_gpu))
     assert "install g++" in str(unavailable_reason(emulated))
-
-
-def test_the_emulation_has_the_groups_it_names() -> None:
-    module = EmulatedModule.load(checked=False)
-    for group in EMULATED_GROUPS:
-        name = Variant("bfloat16", 64, group, "auto").decode
-        assert module._loaded[f"{name}_geometry"]

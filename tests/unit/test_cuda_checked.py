@@ -6,27 +6,25 @@ not written, copies that were not waited for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from math import prod
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from paged_backends.attention.cuda_attention import CudaAttention
-from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_backends.kernels.cuda.emulation import Order
 from paged_backends.kernels.cuda.kernel import KernelError
 from paged_backends.kernels.cuda.targets import EmulatedTarget
-from paged_core.engine.contexts import AttentionContext
-from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
-from unit.test_cuda_attention import LAYER, step
+from unit.attention_calls import LAYER, check, make
+from unit.test_cuda_attention import step
 
 CHUNKS = [(37, 1), (0, 45), (130, 3), (270, 1), (0, 1)]
 LAYERS: dict[str, dict[str, Any]] = {
@@ -37,8 +35,6 @@ LAYERS: dict[str, dict[str, Any]] = {
     "float8": {"kv_cache_dtype": "fp8_e4m3", "block_size": 3, "num_heads": 2},
 }
 ORDERS: list[Order] = ["up", "down", "by chance"]
-DTYPES = ["float32", "bfloat16"]
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
 @cache
@@ -46,8 +42,10 @@ def backend(*, deterministic: bool) -> CudaAttention:
     compiler = find_compiler()
     if isinstance(compiler, CannotCompile):
         pytest.skip(str(compiler))
-    context = AttentionContext(settings=EngineSettings(deterministic=deterministic))
-    return CudaAttention(CudaSettings(target="emulated_checked"), context)
+    made: CudaAttention = make(
+        {"name": "cuda", "target": "emulated_checked"}, deterministic=deterministic
+    )
+    return made
 
 
 def set_order(made: CudaAttention, order: Order) -> None:
@@ -55,40 +53,21 @@ def set_order(made: CudaAttention, order: Order) -> None:
     made.target.emulation.set_order(order, seed=3)
 
 
-def checked_scene(layer: LayerSpec, *, deterministic: bool, order: Order) -> None:
-    made = backend(deterministic=deterministic)
+def cases() -> Iterator[Any]:
+    """All, of which those are not slow that have each layer in one order, and one in tiles."""
+    for place, name in enumerate(LAYERS):
+        for case in product(("float32", "bfloat16"), (False, True), ORDERS):
+            is_brief = case[1:] == (False, ORDERS[place % 3])
+            is_brief |= (name, *case) == ("plain", "bfloat16", True, "by chance")
+            yield pytest.param(name, *case, marks=() if is_brief else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "dtype", "deterministic", "order"), cases())
+def test_nothing_is_wrong(name: str, dtype: str, deterministic: bool, order: Order) -> None:
+    layer, made = replace(LAYER, dtype=dtype, **LAYERS[name]), backend(deterministic=deterministic)
     set_order(made, order)
     assert made.check(layer) is None
-    scene = Scene(made, layer, CHUNKS, 1)
-    for index, out in enumerate(scene.run(range(len(CHUNKS)))):
-        bound = TOLERANCE[layer.dtype]
-        np.testing.assert_allclose(
-            out.double().numpy(), scene.expected(index), atol=bound, rtol=bound
-        )
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS)
-def test_nothing_is_wrong(changes: dict[str, Any], dtype: str) -> None:
-    layer = replace(LAYER, dtype=dtype, **changes)
-    order = ORDERS[list(LAYERS.values()).index(changes) % 3]
-    checked_scene(layer, deterministic=False, order=order)
-
-
-def test_nothing_is_wrong_in_tiles_alone() -> None:
-    checked_scene(LAYER, deterministic=True, order="by chance")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS)
-def test_nothing_is_wrong_in_any_order(
-    changes: dict[str, Any], dtype: str, deterministic: bool, order: Order
-) -> None:
-    layer = replace(LAYER, dtype=dtype, **changes)
-    checked_scene(layer, deterministic=deterministic, order=order)
+    check(Scene(made, layer, CHUNKS, 1))
 
 
 def test_float16_is_left_out() -> None:

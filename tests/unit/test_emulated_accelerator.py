@@ -37,12 +37,6 @@ def test_a_stream_waits_for_another_only_where_it_was_told_to() -> None:
     assert done == ["early", "compute", "late"]
 
 
-def test_nothing_is_kept_unless_it_is_to_be_deferred() -> None:
-    done = list[int]()
-    EmulatedAccelerator(defer=False).compute.launch(lambda: done.append(1))
-    assert done == [1]
-
-
 def test_what_raises_is_raised_where_it_is_awaited_and_the_rest_goes_on() -> None:
     compute, done = EmulatedAccelerator().compute, list[int]()
 

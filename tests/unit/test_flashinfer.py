@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from paged_backends.attention.flashinfer_attention import (
     Wrappers,
     unavailable_reason,
 )
-from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.interfaces.attention import SupportsGraphCapture
 from unit.attention_calls import LAYER, batch_of, layer, make, run, tokens
 from unit.attention_packages import flashinfer
@@ -53,39 +53,11 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize(
-    ("capability", "changes", "words"),
-    [
-        ((7, 5), {}, "needs compute capability 8.0 or more, and the GPU has 7.5"),
-        ((9, 0), {"alibi_slopes": (0.1,) * 4}, "ALiBi with slopes of its own only"),
-        ((9, 0), {"head_dim": 96}, "head dimensions 64, 128, 256, not 96"),
-        ((9, 0), {"dtype": "float32"}, "and the layers are float32"),
-        ((9, 0), {"kv_cache_dtype": "fp8_e4m3"}, "set kv_cache_dtype to auto"),
-        ((9, 0), {"num_heads": 3}, "cannot be shared evenly"),
-    ],
-)
-def test_says_what_it_does_not_serve(
-    capability: tuple[int, int],
-    changes: dict[str, Any],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    install(monkeypatch, "flashinfer", capability=capability)
-    assert words in (backend().check(layer(**changes)) or "")
-    assert not isinstance(backend(), SupportsGraphCapture)
-
-
 def test_deterministic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "flashinfer")
     assert backend().check(LAYER) is None
+    assert not isinstance(backend(), SupportsGraphCapture)
     assert "deterministic" in (backend(deterministic=True).check(LAYER) or "")
-
-
-def test_without_a_gpu_it_says_so() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert unavailable_reason() == gpu_problem() is not None
-    assert backend().check(LAYER) == "it computes on NVIDIA GPUs, and the model is on cpu"
 
 
 def test_a_missing_package_or_compiler_is_named_with_what_to_do(
@@ -142,21 +114,16 @@ def test_a_wrapper_is_planned_again_when_its_plan_is_gone(planned: list[str]) ->
 
 
 def test_a_wrapper_is_not_planned_again_before_its_plan_is_copied(planned: list[str]) -> None:
-    class Event:
-        is_done = False
-
-        def query(self) -> bool:
-            return self.is_done
-
     wrappers, device = Wrappers(), torch.device("cpu")
     holder = Holder()
     first = wrappers.take("Prefill", holder, device)
-    first.copied = Event()
+    first.copied = Mock()
+    first.copied.query.return_value = False
     del holder
     holder = Holder()
     second = wrappers.take("Prefill", holder, device)
     assert second is not first
-    first.copied.is_done = True
+    first.copied.query.return_value = True
     assert wrappers.take("Prefill", Holder(), device) is first
     assert planned == ["Prefill", "Prefill"]
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from paged_backends.attention.cache import layout_of
 from paged_backends.attention.float8 import pack, unpack
 from paged_testing.attention_scene import Scene
-from unit.test_torch_attention import LAYER, backend
+from unit.attention_calls import layer, make
 
-FLOAT8 = replace(LAYER, kv_cache_dtype="fp8_e4m3")
+EXACT = layer(head_dim=8, dtype="float32", block_size=4)
+FLOAT8 = replace(EXACT, kv_cache_dtype="fp8_e4m3")
 
 
 @given(
@@ -49,10 +50,7 @@ def test_attention_over_it_is_within_a_tenth_of_exact_attention() -> None:
     """Random keys and values, which 8 bits do not hold exactly."""
     for seed in range(5):
         chunks = [(200, 1), (50, 7), (0, 30)]
-        exact, stored = (
-            Scene(backend(), layer, chunks, seed)
-            for layer in (LAYER, replace(FLOAT8, head_dim=LAYER.head_dim))
-        )
+        exact, stored = (Scene(make("torch"), of, chunks, seed) for of in (EXACT, FLOAT8))
         stored.keys, stored.values = exact.keys, exact.values
         for one, other in zip(exact.run([0, 1, 2]), stored.run([0, 1, 2]), strict=True):
             error = (one - other).norm() / one.norm()
@@ -60,8 +58,8 @@ def test_attention_over_it_is_within_a_tenth_of_exact_attention() -> None:
 
 
 def test_a_block_takes_half_the_bytes_of_one_in_bfloat16() -> None:
-    wide = replace(LAYER, dtype="bfloat16", head_dim=128)
-    layout = layout_of(backend())
+    wide = layer(head_dim=128)
+    layout = layout_of(make("torch"))
     half = layout.block_bytes(replace(wide, kv_cache_dtype="fp8_e4m3"))
     assert half / layout.block_bytes(wide) == 129 / 256
     assert half == wide.block_size * replace(wide, kv_cache_dtype="fp8_e4m3").bytes_per_token

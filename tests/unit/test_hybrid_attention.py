@@ -5,27 +5,27 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
 import torch
 
 from paged_backends.attention.hybrid_attention import HybridAttention, make_hybrid, part_of
-from paged_backends.attention.settings import HybridSettings
+from paged_backends.attention.settings import HybridSettings, TorchSettings
+from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.cli import main
 from paged_core.engine.contexts import AttentionContext, make_attention
 from paged_core.errors import SettingsError, UnsupportedModel
 from paged_core.interfaces.attention import SupportsGraphCapture
-from paged_core.llm import LLM
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
-from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.attention_scene import Scene
 from paged_testing.engines import registry_with
 from unit.attention_calls import LAYER, batch_of, layer
 from unit.attention_packages.install import install
-from unit.heads_first_attention import HEADS_FIRST
 from unit.packed_attention import PACKED
 from unit.test_attention_plans import NoReads
 
@@ -34,6 +34,24 @@ def hybrid(prefill: Any, decode: Any, *parts: object) -> HybridAttention:
     options = HybridSettings(prefill=prefill, decode=decode)
     registry = registry_with(*parts)
     return make_hybrid(options, AttentionContext(settings=EngineSettings(), registry=registry))
+
+
+class HeadsFirstSettings(TorchSettings):
+    """Those of ``torch``."""
+
+    name: Literal["heads_first"] = "heads_first"  # type: ignore[assignment]
+
+
+class HeadsFirstAttention(TorchAttention):
+    """Has as many numbers in its cache as ``torch``, in another order."""
+
+    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
+        return (2, num_blocks, layer.num_kv_heads, layer.block_size, layer.head_dim)
+
+
+HEADS_FIRST = Component(
+    "attention", HeadsFirstSettings, f"{__name__}:HeadsFirstAttention", summary="heads come first"
+)
 
 
 def torch_twice() -> HybridAttention:
@@ -175,10 +193,6 @@ def test_deterministic_is_refused() -> None:
     assert "deterministic" in (made.check(LAYER) or "")
 
 
-def test_what_a_part_does_not_serve_is_a_reason() -> None:
-    assert (torch_twice().check(layer(num_heads=3)) or "").startswith("prefill 'torch': 3 query")
-
-
 @pytest.mark.parametrize(
     ("decode", "message"),
     [
@@ -256,34 +270,6 @@ def test_every_layer_of_settings_names_its_parts(
     assert config(capsys, "--attention", "hybrid", *parts, json.dumps(table))["decode"] == table
     argv = ("--attention.decode", "torch")
     assert config(capsys, "--config", str(file), *argv)["decode"] == {"name": "torch"}
-
-
-@pytest.mark.parametrize("parts", [("torch", "torch"), ("cpu", "cpu")], ids=str)
-def test_an_engine_generates_the_same_text(parts: tuple[str, str]) -> None:
-    """Under preemption, chunks and prefix hits."""
-    reason = Registry.discover().get("attention", parts[0]).unavailable_reason()
-    if reason:
-        pytest.skip(reason)
-    common = "The quick brown fox jumps over the lazy dog. "
-    prompts = [common + tail for tail in ("One", "Two two two", "Three", "")]
-    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
-
-    def texts(attention: Any) -> list[list[int]]:
-        with LLM(
-            attention=attention,
-            dtype="float32",
-            block_size=4,
-            num_blocks=12,
-            max_model_len=40,
-            scheduler={"max_num_batched_tokens": 7},
-        ) as llm:
-            outputs = llm.generate(prompts, params)
-            assert llm.get_metrics().num_preemptions
-            return [list(each.outputs[0].token_ids) for each in outputs]
-
-    prefill, decode = parts
-    made = texts({"name": "hybrid", "prefill": prefill, "decode": decode})
-    assert made == texts(prefill)
 
 
 def test_settings_are_given_as_for_a_slot() -> None:

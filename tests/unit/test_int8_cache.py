@@ -12,22 +12,13 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.cache import layout_of
-from paged_backends.attention.cpu_attention import CpuAttention
-from paged_backends.attention.settings import TorchSettings
-from paged_backends.attention.torch_attention import TorchAttention
-from paged_core.engine.contexts import AttentionContext
-from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene, attention_batch
 from unit import test_cpu_attention
 from unit.cpu_kernels import SETS
 from unit.test_cpu_attention import layer
 
 DTYPES = ["float32", "bfloat16"]
-
-
-@cache
-def backend(name: str) -> CpuAttention:
-    return test_cpu_attention.backend(name)
+backend = cache(test_cpu_attention.backend)
 
 
 def stored(name: str, rows: Tensor) -> Tensor:
@@ -116,14 +107,3 @@ def test_a_block_takes_half_the_bytes() -> None:
     half = layout_of(made).block_bytes(replace(wide, kv_cache_dtype="int8"))
     assert half / layout_of(made).block_bytes(wide) == 130 / 256
     assert half == wide.block_size * replace(wide, kv_cache_dtype="int8").bytes_per_token
-
-
-def test_what_has_no_such_cache_says_so() -> None:
-    spec, made = layer("float32"), backend("portable")
-    torch_made = TorchAttention(TorchSettings(), AttentionContext(settings=EngineSettings()))
-    assert torch_made.check(replace(spec, kv_cache_dtype="int8")) == (
-        "it has no int8 cache; set kv_cache_dtype to auto or fp8_e4m3"
-    )
-    assert made.check(replace(spec, kv_cache_dtype="fp8_e4m3")) == (
-        "it has no fp8_e4m3 cache; set kv_cache_dtype to auto or int8"
-    )

@@ -6,29 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_backends.quantization.matrix import QuantizedMatrix, stacked
+from paged_backends.quantization.matrix import stacked
 from paged_backends.quantization.weight_format import WeightFormat
-
-FORMATS = [WeightFormat(bits, size) for bits in (4, 8) for size in (16, 32, 64, 128)]  # type: ignore[arg-type]
-
-
-def random_matrix(
-    weight_format: WeightFormat, outputs: int, inputs: int, *, offsets: bool
-) -> QuantizedMatrix:
-    """Any codes, with scales of few bits: sums with them are exact in float32."""
-    shape = outputs, inputs
-    generator = torch.Generator().manual_seed(outputs * 1000 + inputs)
-    codes = torch.randint(0, 256, weight_format.codes_shape(shape), generator=generator)
-    scales = torch.randint(-99, 99, weight_format.scales_shape(shape), generator=generator) / 256
-    return QuantizedMatrix(
-        weight_format, shape, codes.to(torch.uint8), scales, scales * 3 if offsets else None
-    )
+from unit.test_quantized_kernels import formats, matrix
 
 
 @settings(deadline=None)
 @given(
     parts=st.lists(
-        st.tuples(st.sampled_from(FORMATS), st.integers(1, 4), st.booleans()),
+        st.tuples(formats, st.integers(1, 4), st.booleans()),
         min_size=1,
         max_size=4,
     ),
@@ -36,7 +22,7 @@ def random_matrix(
 )
 def test_the_weights_are_the_same(parts: list[tuple[WeightFormat, int, bool]], inputs: int) -> None:
     matrices = [
-        random_matrix(chosen, outputs, inputs, offsets=offsets)
+        matrix(chosen, outputs, inputs, offsets=offsets, seed=outputs * 1000 + inputs)
         for chosen, outputs, offsets in parts
     ]
     whole = stacked(matrices)
@@ -46,10 +32,10 @@ def test_the_weights_are_the_same(parts: list[tuple[WeightFormat, int, bool]], i
     assert (whole.offsets_OG is not None) == any(offsets for _, _, offsets in parts)
     assert whole.codes_OGY.shape == whole.weight_format.codes_shape(whole.shape)
     assert whole.scales_OG.shape == whole.weight_format.scales_shape(whole.shape)
-    expected = torch.cat([matrix.dequantized() for matrix in matrices])
+    expected = torch.cat([one.dequantized() for one in matrices])
     assert torch.equal(whole.dequantized(), expected)
 
 
 def test_one_matrix_is_itself() -> None:
-    matrix = random_matrix(FORMATS[0], 2, 40, offsets=True)
-    assert stacked([matrix]) is matrix
+    one = matrix(WeightFormat(4, 16), 2, 40, offsets=True)
+    assert stacked([one]) is one

@@ -18,17 +18,12 @@ from hypothesis import strategies as st
 
 from paged_backends.attention.cache import head_major_shape
 from paged_backends.attention.float8 import pack
-from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton_attention import TritonAttention
 from paged_backends.kernels.triton import availability
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_backends.kernels.triton.cache import decode
 from paged_backends.kernels.triton.tuning import MAX_SPLITS, num_splits
-from paged_core.engine.contexts import AttentionContext
-from paged_core.interfaces.attention import SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
-from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
 
 if not is_interpreted():
@@ -36,7 +31,8 @@ if not is_interpreted():
 
 from paged_backends.attention import triton_layer
 from paged_backends.attention.triton_layer import Gpu
-from unit.triton_kernels import A100, FLOAT8, H200, LAYER, RTX_3090, LaunchedFor, check, scene
+from unit.attention_calls import check, check_capture, make
+from unit.triton_kernels import A100, FLOAT8, H200, LAYER, RTX_3090, LaunchedFor, scene
 
 # ------------------------------------------------------------------ launches for GPUs
 
@@ -44,8 +40,6 @@ LAUNCHES: dict[str, tuple[Any, dict[str, Any]]] = {
     "blocks of 16": (H200, {}),
     "a tile in a block": (H200, {"block_size": 128}),
     "float8": (H200, {"kv_cache_dtype": "fp8_e4m3"}),
-}
-MORE_LAUNCHES: dict[str, tuple[Any, dict[str, Any]]] = {
     "blocks of 5": (H200, {"block_size": 5, "num_heads": 6, "num_kv_heads": 2}),
     "window and cap": (H200, {"sliding_window": 90, "soft_cap": 2.0, "block_size": 64}),
     "float32": (H200, {"dtype": "float32", "head_dim": 80}),
@@ -53,16 +47,14 @@ MORE_LAUNCHES: dict[str, tuple[Any, dict[str, Any]]] = {
     "A100, float8": (A100, {"kv_cache_dtype": "fp8_e4m3"}),
     "RTX 3090": (RTX_3090, {"head_dim": 256}),
 }
+"""All but the first three are slow."""
 
 
 @pytest.mark.parametrize(
     ("gpu", "changes"),
     [
-        *(pytest.param(*launch, id=name) for name, launch in LAUNCHES.items()),
-        *(
-            pytest.param(*launch, id=name, marks=pytest.mark.slow)
-            for name, launch in MORE_LAUNCHES.items()
-        ),
+        pytest.param(*launch, id=name, marks=[pytest.mark.slow] * (place > 2))
+        for place, (name, launch) in enumerate(LAUNCHES.items())
     ],
 )
 def test_what_is_launched_on_a_gpu_equals_dense_attention(
@@ -190,91 +182,32 @@ def test_in_tiles_bits_depend_neither_on_the_batch_nor_on_chunks() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_captured_plan_follows_the_numbers_of_its_tensors(deterministic: bool) -> None:
-    """Rows without a sequence write nothing, and disturb no other."""
     backend = LaunchedFor(H200, deterministic=deterministic)
-    assert isinstance(backend, SupportsGraphCapture)
-    made = scene(backend, replace(LAYER, num_heads=2, num_kv_heads=1), [(40, 1), (330, 1), (9, 1)])
-    made.write_cached(range(3))
-    batch = attention_batch(made.tables.numpy(), made.chunks, 16)
-    captured = replace(
-        batch,
-        slot_mapping=torch.full_like(batch.slot_mapping, -1),
-        seq_lens=torch.zeros_like(batch.seq_lens),
-        block_tables=torch.zeros_like(batch.block_tables),
-        max_seq_len=2000,
-    )
-    plan = backend.plan_capture(captured)
-
-    def replay(members: list[int]) -> torch.Tensor:
-        rows = [torch.cat([kept[i][-1:] for i in (0, 1, 2)]) for kept in (made.keys, made.values)]
-        captured.seq_lens.zero_()
-        captured.slot_mapping.fill_(-1)
-        for member in members:
-            captured.seq_lens[member] = batch.seq_lens[member]
-            captured.slot_mapping[member] = batch.slot_mapping[member]
-            captured.block_tables[member] = batch.block_tables[member]
-        backend.update_capture(plan, captured)
-        return made._attention.forward(torch.cat(made.queries), *rows, plan)
-
-    kept = made.cache.clone()
-    replay([])
-    assert torch.equal(made.cache.view(torch.uint8), kept.view(torch.uint8))
-    for members in ([1], [0, 2], [0, 1, 2]):
-        out = replay(members)
-        for member in members:
-            wanted = torch.from_numpy(made.expected(member))
-            torch.testing.assert_close(out[member].double(), wanted[0], atol=2e-5, rtol=2e-5)
+    layer = replace(LAYER, num_heads=2, num_kv_heads=1)
+    check_capture(scene(backend, layer, [(40, 1), (330, 1), (9, 1)]), [1], [0, 2], [0, 1, 2])
 
 
 # ------------------------------------------------------------------ what is refused
 
 
-def backend() -> TritonAttention:
-    return TritonAttention(TritonSettings(), AttentionContext(settings=EngineSettings()))
-
-
-def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_interpreter_it_needs_a_new_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(INTERPRETER)
-
-
-@pytest.mark.parametrize(
-    ("change", "layer", "reason"),
-    [
-        (without_interpreter, {}, "TRITON_INTERPRET=1"),
-        (without_interpreter, {"device": "mps"}, "the model is on mps"),
-        (None, {"device": "cuda:0"}, "unset it"),
-        (None, {"dtype": "float64"}, "float64"),
-        (None, {"head_dim": 257}, "256 at most"),
-        (None, {"num_heads": 3}, "shared evenly"),
-    ],
-)
-def test_reasons(
-    change: Callable[[pytest.MonkeyPatch], None] | None,
-    layer: dict[str, Any],
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if change is not None:
-        change(monkeypatch)
-    assert reason in str(backend().check(replace(LAYER, **layer)))
-
-
-def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_interpreter(monkeypatch)
+    assert "TRITON_INTERPRET=1" in str(make("triton").check(LAYER))
+    assert "the model is on mps" in str(make("triton").check(replace(LAYER, device="mps")))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     on_gpu = replace(LAYER, device="cuda:0")
-    assert "8.0 or more, and cuda:0 has 7.5" in str(backend().check(on_gpu))
+    assert "8.0 or more, and cuda:0 has 7.5" in str(make("triton").check(on_gpu))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert backend().check(on_gpu) is None
+    assert make("triton").check(on_gpu) is None
 
 
 def test_a_cache_that_is_not_contiguous_is_refused() -> None:
     with pytest.raises(ValueError, match="must be contiguous"):
-        backend().bind(LAYER, torch.zeros(2, 4, 2, 16, 32).transpose(0, 1))
+        make("triton").bind(LAYER, torch.zeros(2, 4, 2, 16, 32).transpose(0, 1))
 
 
 def test_a_batch_outside_of_the_cache_is_refused() -> None:
-    made = backend()
+    made = make("triton")
     bound = made.bind(LAYER, torch.zeros(head_major_shape(LAYER, 3)))
     rows = [torch.zeros(1, heads, 32) for heads in (4, 2, 2)]
     with pytest.raises(ValueError, match="block 3, and the cache has 3"):

@@ -25,14 +25,20 @@ FLOAT8 = {"kv_cache_dtype": "fp8_e4m3"}
 EVERYTHING = {"sliding_window": 1500, "soft_cap": 5.0, "alibi_slopes": (0.5,) * 16}
 
 
-def compile_(*layers: tuple[tuple[int, int], dict[str, Any]]) -> None:
+def compiled(*cases: tuple[tuple[int, int], dict[str, Any] | None]) -> list[list[Any]]:
+    """Return what each kernel takes, case by case, as ``unit.triton_compile`` says."""
     environment = {name: value for name, value in os.environ.items() if name != INTERPRETER}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     environment["TRITON_DEFAULT_FP_FUSION"] = "1"
-    program = [sys.executable, "-m", "unit.triton_compile", json.dumps(layers)]
+    program = [sys.executable, "-m", "unit.triton_compile", json.dumps(cases)]
     ran = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr
-    for (capability, changes), found in zip(layers, json.loads(ran.stdout), strict=True):
+    found: list[list[Any]] = json.loads(ran.stdout)
+    return found
+
+
+def compile_(*layers: tuple[tuple[int, int], dict[str, Any]]) -> None:
+    for (capability, changes), found in zip(layers, compiled(*layers), strict=True):
         kernels = {kernel for kernel, _, _ in found}
         assert kernels == {"write_tokens", "attend_tiles", "attend_splits", "merge_splits"}
         for kernel, shared, stack in found:
@@ -63,3 +69,11 @@ def test_kernels_for_every_head_dim(capability: tuple[int, int], head_dim: int) 
 def test_kernels_for_other_blocks_and_groups() -> None:
     others = [{"block_size": 128}, {"block_size": 5}, {"num_heads": 64, "num_kv_heads": 2}]
     compile_(*(((9, 0), {**QWEN3, **changes}) for changes in others))
+
+
+@pytest.mark.parametrize("capability", [(9, 0), pytest.param((8, 0), marks=pytest.mark.slow)])
+def test_kernels_of_the_runner_and_of_sampling(capability: tuple[int, int]) -> None:
+    (found,) = compiled((capability, None))
+    kernels = {kernel for kernel, _, _ in found}
+    assert len(kernels) == 9
+    assert {"normalize_rows", "prepare_query_and_key", "gate_rows", "draw_tokens"} <= kernels

@@ -18,7 +18,8 @@ if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
 import paged_backends
-from unit.triton_kernels import FLOAT8, H200, LAYER, LaunchedFor, check, scene
+from unit.attention_calls import check
+from unit.triton_kernels import FLOAT8, H200, LAYER, LaunchedFor, scene
 
 KERNELS = Path(paged_backends.__file__).parent / "kernels" / "triton"
 LAYERS = Path(paged_backends.__file__).parent / "attention" / "triton_layer.py"

@@ -5,10 +5,6 @@ Shapes: T tokens, E width of a row, H query heads, K key heads, D head_dim.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +18,6 @@ from paged_backends.runners.native.ops import Ops, Rotary, TorchOps, frequencies
 from unit.triton_device import DEVICE
 
 TritonOps: type[Ops] = pytest.importorskip("paged_backends.runners.native.triton_ops").TritonOps
-compile_triton_ops: Any = pytest.importorskip("unit.compile_triton_ops")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 dtypes = st.sampled_from(DTYPES)
@@ -182,21 +177,3 @@ def test_a_nan_is_the_best_token(dtype: torch.dtype) -> None:
 def test_both_zeros_are_equal() -> None:
     rows = torch.tensor([[-1.0, -0.0, 0.0, -0.0]], device=DEVICE)
     assert TritonOps().best(rows).tolist() == [1]
-
-
-def compiled(*capabilities: str) -> list[str]:
-    """Compile in a process that does not interpret; return what it says of each kernel."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(compile_triton_ops.__file__)), *capabilities],
-        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
-
-
-@pytest.mark.parametrize("capability", ["90", pytest.param("80", marks=pytest.mark.slow)])
-def test_every_kernel_compiles_for_gpus(capability: str) -> None:
-    assert len(compiled(capability)) == len(compile_triton_ops.CASES)

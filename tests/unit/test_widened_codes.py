@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +77,6 @@ def test_offsets_are_rounded_less_than_weights(name: str, bits: int, group: int)
         assert ((found - wanted).abs() <= allowed).all()
 
 
-@each_set
-@pytest.mark.parametrize("bits", [4, 8])
-def test_the_bits_of_a_row_do_not_depend_on_the_batch(name: str, bits: int) -> None:
-    weight = matrix(WeightFormat(bits, 32), 300, 416, offsets=True)  # type: ignore[arg-type]
-    x = rows_of(700, 416, torch.bfloat16)
-    kernels, alone = load(name, 2), load(name, 1)
-    packed = kernels.pack_quantized(weight)
-    whole = kernels.linear(x, packed)
-    for first, last in pairwise((0, 1, 3, 7, 15, 31, 47, 64, 97, 250, 583, 700)):
-        assert torch.equal(alone.linear(x[first:last], packed), whole[first:last])
-        assert torch.equal(kernels.linear(x[first:last], packed), whole[first:last])
-
-
 @pytest.mark.parametrize("weight_format", [WeightFormat(8, 16), WeightFormat(4, 128)], ids=str)
 @pytest.mark.parametrize("shape", [(1, 64, 33), (5, 70, 96), (33, 1100, 65), (130, 31, 32)])
 def test_all_sets_with_tiles_compute_the_same_bits(
@@ -101,19 +87,6 @@ def test_all_sets_with_tiles_compute_the_same_bits(
     x = rows_of(rows, columns, torch.bfloat16)
     found = [kernels.linear(x, kernels.pack_quantized(weight)) for kernels in map(load, EMULATED)]
     assert torch.equal(*found)
-
-
-@each_set
-def test_a_number_that_is_not_finite_spoils_its_row_alone(name: str) -> None:
-    kernels = load(name)
-    packed = kernels.pack_quantized(matrix(WeightFormat(8, 32), 64, 200))
-    x = rows_of(7, 200, torch.bfloat16)
-    sound = kernels.linear(x, packed)
-    x[3, 199] = float("nan")
-    found = kernels.linear(x, packed)
-    assert found[3].isnan().all()
-    keep = [0, 1, 2, 4, 5, 6]
-    assert torch.equal(found[keep], sound[keep])
 
 
 # ------------------------------------------------------------------ in a model

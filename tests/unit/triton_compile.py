@@ -1,8 +1,9 @@
-"""Compiles the launches of component ``triton`` for GPUs that are not here; run as a program.
+"""Compiles launches of Triton kernels for GPUs that are not here; run as a program.
 
-Reads layers from the first argument (JSON: a list of ``[compute capability, changes of a layer]``)
-and prints what each kernel takes: shared memory of a thread block, and stack of a thread, which is
-0 if no register is spilled. It must run without ``TRITON_INTERPRET``.
+Reads cases from the first argument (JSON: a list of ``[compute capability, changes of a layer]`` of
+component ``triton``, or ``null`` in their place for the kernels of the runner and of sampling) and
+prints what each kernel takes: shared memory of a thread block, and stack of a thread, which is 0 if
+no register is spilled. It must run without ``TRITON_INTERPRET``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,12 +26,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from paged_backends.attention import triton_layer
+from paged_backends.kernels.triton import layer_ops, sampling
 from paged_testing.attention_scene import attention_batch
 from unit.triton_kernels import LAYER, LaunchedFor
 
-KERNELS = ("write_tokens", "attend_tiles", "attend_splits", "merge_splits")
+KERNELS = {
+    triton_layer: ("write_tokens", "attend_tiles", "attend_splits", "merge_splits"),
+    layer_ops: ("normalize_rows", "prepare_query_and_key", "compute_angles", "gate_rows"),
+    sampling: ("best_of_chunks", "take_best", "weigh_chunks", "collect_chunks", "draw_tokens"),
+}
+"""What the functions of a module launch."""
 TYPES = {
     **{torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},
+    torch.float64: "fp64",
     **{torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64"},
 }
 
@@ -80,10 +90,22 @@ def stack_bytes(cubin: bytes) -> int:
     return int(usage.split("STACK:")[1].split()[0])
 
 
-def launches(capability: tuple[int, int], changes: dict[str, Any]) -> list[Any]:
-    """Compile all kernels for a layer, for prefill and for decoding in splits."""
+@contextmanager
+def compiling(capability: tuple[int, int]) -> Iterator[list[Any]]:
+    """Have what would be launched compiled; yields what each kernel takes."""
     found: list[Any] = []
-    kernels = {name: getattr(triton_layer, name) for name in KERNELS}
+    kernels = [(at, name, getattr(at, name)) for at, names in KERNELS.items() for name in names]
+    for module, name, kernel in kernels:
+        setattr(module, name, Compiled(kernel, capability, found))
+    try:
+        yield found
+    finally:
+        for module, name, kernel in kernels:
+            setattr(module, name, kernel)
+
+
+def attend(capability: tuple[int, int], changes: dict[str, Any]) -> None:
+    """Launch all kernels for a layer, for prefill and for decoding in splits."""
     layer = replace(LAYER, **changes)
     backend = LaunchedFor(triton_layer.Gpu(capability, 132))
     dtype = torch.uint8 if layer.kv_cache_dtype != "auto" else getattr(torch, layer.dtype)
@@ -92,16 +114,42 @@ def launches(capability: tuple[int, int], changes: dict[str, Any]) -> list[Any]:
     batch = attention_batch(tables, [(2000, 1), (0, 3)], layer.block_size)
     heads = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
     rows = [torch.zeros(4, n, layer.head_dim, dtype=getattr(torch, layer.dtype)) for n in heads]
-    try:
-        for name, kernel in kernels.items():
-            setattr(triton_layer, name, Compiled(kernel, capability, found))
-        bound.forward(*rows, backend.plan(batch))
-    finally:
-        for name, kernel in kernels.items():
-            setattr(triton_layer, name, kernel)
+    bound.forward(*rows, backend.plan(batch))
+
+
+def run_and_sample() -> None:
+    """Launch what a runner and a sampler launch."""
+    rows = torch.zeros(16, 1024, dtype=torch.bfloat16)
+    layer_ops.rms_norm(rows, rows[0], 1e-6)
+    layer_ops.rms_norm(rows, rows[0], 1e-6, 1.0, rows)
+    layer_ops.layer_norm(rows, rows[0], rows[0], 1e-6)
+    angles = layer_ops.rotary_angles(torch.zeros(64), torch.arange(16))
+    heads, norm = rows.view(16, 8, 128), rows[0, :128]
+    layer_ops.prepare_heads(heads, heads, angles, query_norm_D=norm, key_norm_D=norm)
+    layer_ops.gated(rows, "silu")
+    layer_ops.gated(rows, "gelu")
+    logits, number = torch.zeros(1, 250_000), torch.ones(1)
+    sampling.best_tokens(logits)
+    sampling.draw(
+        logits,
+        temperature_R=number,
+        min_p_R=number,
+        top_k_R=number.int(),
+        top_p_R=number,
+        uniform_R=number.double(),
+        greedy_below=1e-5,
+    )
+
+
+def compiled(capability: tuple[int, int], changes: dict[str, Any] | None) -> list[Any]:
+    with compiling(capability) as found:
+        if changes is None:
+            run_and_sample()
+        else:
+            attend(capability, changes)
     return found
 
 
 if __name__ == "__main__":
-    compiled = [launches((a, b), changes) for (a, b), changes in json.loads(sys.argv[1])]
-    sys.stdout.write(json.dumps(compiled))
+    cases = json.loads(sys.argv[1])
+    sys.stdout.write(json.dumps([compiled((a, b), changes) for (a, b), changes in cases]))

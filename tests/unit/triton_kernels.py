@@ -12,21 +12,13 @@ from paged_backends.attention.triton_layer import Gpu, TritonLayer
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
-from paged_testing import AttentionConformance
 from paged_testing.attention_scene import Scene
+from unit.attention_calls import layer
 from unit.writes_only import WritesOnly
 
 A100, RTX_3090, H200 = Gpu((8, 0), 108), Gpu((8, 6), 82), Gpu((9, 0), 132)
 
-LAYER = LayerSpec(
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    scale=0.2,
-    dtype="float32",
-    device="cpu",
-    block_size=16,
-)
+LAYER = layer(head_dim=32, dtype="float32")
 FLOAT8 = replace(LAYER, dtype="bfloat16", kv_cache_dtype="fp8_e4m3")
 
 
@@ -51,9 +43,3 @@ def scene(
     made = Scene(backend, layer, chunks, seed)
     made._writer = WritesOnly(made._attention)
     return made
-
-
-def check(made: Scene) -> None:
-    """Run all sequences, and compare with dense attention."""
-    members = range(len(made.chunks))
-    AttentionConformance().check_outputs(made, made.run(members), members)

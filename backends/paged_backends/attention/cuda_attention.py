@@ -331,8 +331,7 @@ class CudaAttention(AttentionBackend):
             # every module has the kernel; that of a layer is loaded already
             module = next(iter(self._kernels.values())).module
             copier = self._copiers[caches.device] = BlockCopier(module, caches.device)
-        layers = caches.unbind(0)
-        copier.copy(layers, origins, layers, destinations)
+        copier.copy(caches.unbind(0), origins, destinations)
 
     def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:
         """Return the attention of ``layer`` over ``cache``.

@@ -7,7 +7,7 @@ Shapes: T tokens of S sequences in the batch, W blocks per sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,17 +61,8 @@ class KnownSequence:
     def fan_out_rows(self) -> list[Row]:
         """Return a row for each token to sample: several if the sequence fans out."""
         first = self.sampling
-        others = [
-            Row(
-                sampling=first.sampling,
-                tokens=self.tokens,
-                num_prompt_tokens=first.num_prompt_tokens,
-                index=first.index + offset,
-                request_id=first.request_id,
-            )
-            for offset in range(1, self.fan_out)
-        ]
-        return [first, *others]
+        others = range(first.index + 1, first.index + self.fan_out)
+        return [first, *(replace(first, index=index) for index in others)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,18 +36,15 @@ class EmulatedEvent:
 class EmulatedStream(Stream):
     """Keeps its work until an event is awaited."""
 
-    def __init__(self, *, defer: bool) -> None:
-        self._defer = defer
+    def __init__(self) -> None:
         self._pending: deque[Callable[[], None]] = deque()
         self._num_launched = 0
         self._num_begun = 0
 
     def launch(self, work: Callable[[], None], /) -> None:
-        """Keep ``work``, or do it now if nothing is to be deferred."""
+        """Keep ``work``."""
         self._pending.append(work)
         self._num_launched += 1
-        if not self._defer:
-            self.run_to(self._num_launched)
 
     def run_to(self, position: int) -> None:
         """Do the work that was launched up to ``position``; if some raises, drop the rest of it."""
@@ -100,18 +97,14 @@ class EmulatedAccelerator(Accelerator):
     compute: EmulatedStream
     transfers: EmulatedStream
 
-    def __init__(
-        self, *, defer: bool = True, memory: DeviceMemory | None = None, peak: int = 0
-    ) -> None:
+    def __init__(self, *, memory: DeviceMemory | None = None, peak: int = 0) -> None:
         """
         Args:
-            defer: keep work until it is awaited.
             memory: what :meth:`memory` returns; ``None``: it is not known.
             peak: bytes that any work is said to take.
         """
         super().__init__(torch.device("cpu"))
-        self.compute = EmulatedStream(defer=defer)
-        self.transfers = EmulatedStream(defer=defer)
+        self.compute, self.transfers = EmulatedStream(), EmulatedStream()
         self._graphs: list[EmulatedGraph] = []
         self._memory = memory
         self.measures_memory = memory is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -190,15 +190,6 @@ class OwnedCaches:
         self._accelerator.compute.launch(work)
 
 
-class _Part(Protocol):
-    layers: list[Any]
-    memories: list[BlockMemory]
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
-    def swap_out(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
-    def swap_in(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
-
-
 class PagedCache:
     """One cache per layer, in the layout of the attention backend; whole blocks are copied.
 
@@ -216,11 +207,11 @@ class PagedCache:
     ) -> None:
         self.layers: list[Any] = [None] * len(layers)
         """What the backend binds, layer by layer."""
-        self._parts: list[_Part] = []
+        self._parts: list[CacheGroup | OwnedCaches] = []
         for places in _alike(layers, backend):
             members = [layers[place] for place in places]
             counts = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
-            part: _Part = (
+            part = (
                 OwnedCaches(members, backend, accelerator, **counts)
                 if isinstance(backend, SupportsCacheLayout)
                 else CacheGroup(members, backend, accelerator, **counts)

@@ -25,7 +25,7 @@ from paged_backends.executors.sequence_rows import SequenceRows
 from paged_backends.sampling import Sampler
 from paged_backends.sampling.device_sampling import DeviceParams, device_sample
 from paged_backends.sampling.random_sampling import best_token
-from paged_backends.sampling.row import uniform_at
+from paged_backends.sampling.row import MAX_TEMPERATURE, uniform_at
 from paged_backends.sampling.sampler import unfit_rows
 from paged_core.ids import SeqId
 from paged_core.interfaces.runner import Runner, SupportsBestTokens
@@ -178,10 +178,6 @@ def _without_failed(sampled: Sampled, batch: Batch, failed: dict[int, str]) -> S
     )
 
 
-_MAX_TEMPERATURE = 1e30
-"""As in ``random_sampling``: beyond the range of float32, -inf / inf is NaN."""
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
     """The tokens that a step samples for the sequences at ``places_R`` of its batch."""
@@ -271,7 +267,7 @@ class DeviceSampler:
             asked, position = row.sampling, int(self._rows.num_tokens_C[batch.rows_S[place]])
             numbers.append(
                 (
-                    min(asked.temperature, _MAX_TEMPERATURE),
+                    min(asked.temperature, MAX_TEMPERATURE),
                     asked.min_p,
                     float(asked.top_k),
                     asked.top_p,

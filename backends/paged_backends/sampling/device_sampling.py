@@ -15,10 +15,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from paged_backends.sampling.row import GREEDY_BELOW
-
-_MAX_TEMPERATURE = 1e30
-"""All tokens are equally likely from here on."""
+from paged_backends.sampling.row import GREEDY_BELOW, MAX_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +90,7 @@ def torch_sample(logits: Tensor, params: DeviceParams) -> DeviceTokens:
 
 def _weights(logits: Tensor, peaks: Tensor, params: DeviceParams) -> Tensor:
     """Return unnormalised probabilities [R, V] float64: 1 for the best token, 0 if filtered."""
-    temperature = params.temperature.double().clamp(GREEDY_BELOW, _MAX_TEMPERATURE)[:, None]
+    temperature = params.temperature.double().clamp(GREEDY_BELOW, MAX_TEMPERATURE)[:, None]
     weights = ((logits.double() - peaks.double()[:, None]) / temperature).exp()
     return weights.masked_fill(weights < params.min_p.double()[:, None], 0.0)
 

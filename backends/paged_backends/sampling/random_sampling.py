@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paged_backends.sampling.row import Row
+from paged_backends.sampling.row import MAX_TEMPERATURE, Row
 
 _FOLD = 16
 
@@ -69,8 +69,6 @@ def best_token(logits: Tensor) -> Tensor:
 _CHUNK = 512
 _COUNTS = (64, 1024, 8192)
 """Values of K that are tried before the whole row is sorted."""
-_MAX_TEMPERATURE = 1e30
-"""All tokens are equally likely from here on; beyond the range of float32, -inf / inf is NaN."""
 
 Uniform = Callable[[Row], float]
 """Returns the uniform number in [0, 1) that selects a row's token."""
@@ -101,7 +99,7 @@ class SamplingBatch:
         columns = torch.tensor(
             [
                 (
-                    min(params.temperature, _MAX_TEMPERATURE),
+                    min(params.temperature, MAX_TEMPERATURE),
                     params.min_p,
                     params.top_p,
                     params.top_k or vocab_size,

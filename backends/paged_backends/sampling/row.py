@@ -60,6 +60,8 @@ class TokenCounts:
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM: dividing by them would only lose precision."""
+MAX_TEMPERATURE = 1e30
+"""All tokens are equally likely from here on; beyond the range of float32, -inf / inf is NaN."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What the stand-ins for packages have in common: refusals, and attention over pages.
 
-A stand-in has the names, the arguments, the defaults, the refusals and the results of its package,
-as its source and documentation say, for what inference over a paged cache uses. It runs on a CPU.
+A stand-in has the names, the defaults, the refusals and the results of its package, as its source
+and documentation say, and of its arguments those that inference over a paged cache needs. It runs
+on a CPU.
 An adapter that is right over it calls its package rightly, which says nothing of its kernels.
 
 Shapes: T tokens of S sequences, W pages in a row of the table; H query heads, K key heads of D
@@ -10,6 +11,8 @@ numbers; B pages of P tokens.
 
 # ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,10 +40,39 @@ def check_int32(*tensors: Tensor) -> None:
         need(tensor.stride(-1) == 1, "must have a contiguous last dimension")
 
 
-def check_cache(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, *lengths: Tensor, head_dim: int
+def attend_packed(
+    query_THD: Tensor,
+    keys_BPKD: Tensor,
+    values_BPKD: Tensor,
+    starts_S: Tensor,
+    lengths_S: Tensor,
+    table_SW: Tensor,
+    *,
+    max_query: int,
+    max_keys: int,
+    causal: bool,
+    **options: Any,
+) -> Tensor:
+    """Return what :func:`attend` does with ``options``, or refuse what all of the packages refuse.
+
+    Args:
+        max_query: queries of a sequence, at most; ``max_keys`` likewise.
+        causal: whether a query sees only what comes before it.
+    """
+    _check_cache(query_THD, keys_BPKD, values_BPKD, table_SW, starts_S, lengths_S)
+    need(len(starts_S) - 1 == len(lengths_S) == len(table_SW), "one row for each sequence")
+    need(int(starts_S.diff().max()) <= max_query, "max_seqlen_q is too small")
+    need(int(starts_S[-1]) == len(query_THD), "q must have shape (total_q, ...)")
+    need(causal, "a query sees what comes after it")
+    longest = int(lengths_S.max())
+    need(longest <= max_keys, f"a sequence has {longest} tokens, not {max_keys}")
+    need(longest <= table_SW.shape[1] * keys_BPKD.shape[1], "the table is too narrow")
+    return attend(query_THD, keys_BPKD, values_BPKD, starts_S, lengths_S, table_SW, **options)
+
+
+def _check_cache(
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, *lengths: Tensor
 ) -> None:
-    """Refuse what all of the packages refuse."""
     dtypes = (torch.float16, torch.bfloat16)
     need(query.dtype in dtypes, "only support fp16 and bf16 data type")
     need(query.dtype == keys.dtype == values.dtype, "query and key must have the same dtype")
@@ -50,15 +82,9 @@ def check_cache(
     heads, dim = query.shape[-2:]
     need(keys.dim() == 4 and keys.shape == values.shape, "[pages, page, heads, head_dim]")
     need(dim == keys.shape[3], "one head_dim")
-    need(dim % 8 == 0 and dim <= head_dim, f"head_dim: multiples of 8 up to {head_dim}")
+    need(dim % 8 == 0 and dim <= 256, "head_dim: multiples of 8 up to 256")
     need(heads % keys.shape[2] == 0, "key heads must divide query heads")
     need(table.dim() == 2, "a row of the table for each sequence")
-
-
-def check_lengths(lengths: Tensor, most: int, table: Tensor, page_size: int) -> None:
-    """Refuse sequences that are longer than was said, or than their rows of the table."""
-    need(int(lengths.max()) <= most, f"a sequence has {int(lengths.max())} tokens, not {most}")
-    need(int(lengths.max()) <= table.shape[1] * page_size, "the table is too narrow")
 
 
 def attend(

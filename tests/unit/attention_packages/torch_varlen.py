@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unit.attention_packages.paged import attend, check_cache, check_int32, check_lengths, need
+from unit.attention_packages.paged import attend_packed, check_int32, need
 
 
 def varlen_attn(
@@ -12,39 +12,28 @@ def varlen_attn(
     key: Tensor,
     value: Tensor,
     cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
+    cu_seq_k: Tensor,
     max_q: int,
     max_k: int,
     *,
-    return_aux: None = None,
+    seqused_k: Tensor,
+    block_table: Tensor,
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
     """Over the flash-attn 2 that PyTorch contains."""
-    assert block_table is not None
-    assert seqused_k is not None, "block_table requires seqused_k"
-    assert cu_seq_k is not None
     same = query.shape[1] == key.shape[2]
     need(enable_gqa or same, "Expect query and key/value to have the same number of heads")
-    check_cache(query, key, value, block_table, cu_seq_q, cu_seq_k, seqused_k, head_dim=256)
-    check_int32(seqused_k)
     need(key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
-    need(len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1 == len(block_table) + 1, "rows")
-    need(int(cu_seq_q.diff().max()) <= max_q, "max_q is too small")
-    need(int(cu_seq_q[-1]) == query.shape[0], "query must have shape (total_q, ...)")
-    check_lengths(seqused_k, max_k, block_table, key.shape[1])
-    need(window_size[1] == 0 or max_q == 1, "a query sees what comes after it")
-    return attend(
-        query,
-        key,
-        value,
-        cu_seq_q,
-        seqused_k,
-        block_table,
+    check_int32(cu_seq_k)
+    need(len(cu_seq_q) == len(cu_seq_k), "one row for each sequence")
+    return attend_packed(
+        *(query, key, value, cu_seq_q, seqused_k, block_table),
+        max_query=max_q,
+        max_keys=max_k,
+        causal=window_size[1] == 0 or max_q == 1,
         scale=scale,
         window=window_size[0],
     )

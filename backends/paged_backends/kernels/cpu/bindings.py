@@ -37,7 +37,7 @@ _ARGUMENTS: dict[str, tuple[list[Any], Any]] = {
     "packed_codes_size": ([_P, _I, _I], _I),
     "pack_codes": ([*(_P,) * 5, _I, _I, c_int], None),
     "quantized_linear": ([c_int, _P, _P, _I, *(_P,) * 4, *(_I,) * 4, c_int], None),
-    "norm": ([c_int, c_int, _P, _I, _P, _I, _P, _P, _P, _I, _I, _I, _F, _F, c_int], None),
+    "norm": ([c_int, c_int, _P, _I, _P, _P, _P, _I, _I, _I, _F, _F, c_int], None),
     "rope": (
         [c_int, _P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _F, _F, c_int],
         None,

@@ -201,63 +201,29 @@ class Kernels:
 
     # ------------------------------------------------------------------ norms, rotary, activations
 
-    def rms_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        eps: float,
-        residual: Tensor | None = None,
-        offset: float = 0.0,
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         """Return ``x`` [T, E] divided by its root mean square, times ``offset + weight`` [E].
 
         Args:
-            residual: [T, E]; becomes ``residual + x``, which is then normalised.
             offset: 1 for Gemma's weights.
-            out: [T, E], may be ``x``; ``None``: a new tensor.
         """
-        return self._norm(0, x, weight, None, eps, residual, offset, out)
+        return self._norm(0, x, weight, None, eps, offset)
 
-    def layer_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        eps: float,
-        residual: Tensor | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """Return ``x`` [T, E] less its mean, divided by its standard deviation, times ``weight``
-        [E], plus ``bias`` [E].
-
-        Args:
-            residual: [T, E]; becomes ``residual + x``, which is then normalised.
-            out: [T, E], may be ``x``; ``None``: a new tensor.
-        """
-        return self._norm(1, x, weight, bias, eps, residual, 0.0, out)
+        [E], plus ``bias`` [E]."""
+        return self._norm(1, x, weight, bias, eps, 0.0)
 
     def _norm(
-        self,
-        kind: int,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        eps: float,
-        residual: Tensor | None,
-        offset: float,
-        out: Tensor | None,
+        self, kind: int, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float
     ) -> Tensor:
         rows, width = x.shape
-        if out is None:
-            out = torch.empty_like(x)
+        out = torch.empty_like(x)
         self.bindings.norm(
             _TYPES[x.dtype],
             kind,
             x.data_ptr(),
             x.stride(0),
-            None if residual is None else residual.data_ptr(),
-            0 if residual is None else residual.stride(0),
             weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
@@ -316,18 +282,17 @@ class Kernels:
             self.num_threads,
         )
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return ``silu(gate) * up`` [T, O] of ``gate_up`` [T, 2 * O], gates first."""
-        return self._gate(0, gate_up, out)
+        return self._gate(0, gate_up)
 
-    def gelu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """Return the same with the tanh approximation of GELU."""
-        return self._gate(1, gate_up, out)
+        return self._gate(1, gate_up)
 
-    def _gate(self, kind: int, gate_up: Tensor, out: Tensor | None) -> Tensor:
+    def _gate(self, kind: int, gate_up: Tensor) -> Tensor:
         rows, both = gate_up.shape
-        if out is None:
-            out = gate_up.new_empty(rows, both // 2)
+        out = gate_up.new_empty(rows, both // 2)
         self.bindings.gate(
             _TYPES[gate_up.dtype],
             kind,

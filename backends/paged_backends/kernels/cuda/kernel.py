@@ -224,8 +224,7 @@ class Variant:
 
 
 class BlockCopier:
-    """Copies blocks of several caches at once. A GPU reads and writes pinned memory of the host as
-    well, so that this also swaps."""
+    """Copies blocks within several caches at once."""
 
     def __init__(self, module: KernelModule, device: torch.device) -> None:
         """
@@ -237,35 +236,35 @@ class BlockCopier:
         self._kernel = module.kernel(COPY_BLOCKS, ctypes.sizeof(BlockCopies))
 
     def copy(
-        self,
-        sources: Sequence[Tensor],
-        origins: Sequence[int],
-        targets: Sequence[Tensor],
-        destinations: Sequence[int],
+        self, caches: Sequence[Tensor], origins: Sequence[int], destinations: Sequence[int]
     ) -> None:
-        """Copy blocks ``origins`` of each source to blocks ``destinations`` of its target, without
-        waiting; all are read before any is written.
+        """Copy blocks ``origins`` of each cache to its blocks ``destinations``, without waiting;
+        all are read before any is written.
 
         Args:
-            sources: caches whose first dimension counts blocks, each block contiguous.
-            targets: one for each source, or the source itself.
+            caches: contiguous; their first dimension counts blocks.
 
         Raises:
-            ValueError: a block is not there, or a block of a source and of its target differ.
+            ValueError: a block is not there, or a cache is not contiguous.
         """
-        _check(sources, origins)
-        _check(targets, destinations)
-        if not origins or not sources:
+        if not origins:
             return
-        both = zip(sources, targets, strict=True)
-        within = any(one.data_ptr() == other.data_ptr() for one, other in both)
-        if within and not set(origins).isdisjoint(destinations):
-            held = [one.new_empty((len(origins), *one.shape[1:])) for one in targets]
-            places = range(len(origins))
-            self._launch(sources, origins, held, places)
-            self._launch(held, places, targets, destinations)
-        else:
-            self._launch(sources, origins, targets, destinations)
+        for cache in caches:
+            if not cache.is_contiguous():
+                strides = cache.stride()
+                raise ValueError(f"the cache must be contiguous, and its strides are {strides}")
+            for blocks in (origins, destinations):
+                if not 0 <= min(blocks) <= max(blocks) < len(cache):
+                    raise ValueError(
+                        f"blocks {list(blocks)} are copied, and the cache has {len(cache)}"
+                    )
+        if set(origins).isdisjoint(destinations):
+            self._launch(caches, origins, caches, destinations)
+            return
+        held = [one.new_empty((len(origins), *one.shape[1:])) for one in caches]
+        places = range(len(origins))
+        self._launch(caches, origins, held, places)
+        self._launch(held, places, caches, destinations)
 
     def _launch(
         self,
@@ -276,8 +275,6 @@ class BlockCopier:
     ) -> None:
         count = len(sources)
         sizes = [one[0].numel() * one.element_size() for one in sources]
-        if sizes != [one[0].numel() * one.element_size() for one in targets]:
-            raise ValueError("a block of a source and of its target have different sizes")
         addresses = [one.data_ptr() for one in (*sources, *targets)]
         pairs = np.array([origins, destinations]).T.ravel()
         numbers = to_device(np.array([*addresses, *sizes, *pairs], np.int64), self._device)
@@ -296,14 +293,6 @@ class BlockCopier:
             self._module.declare({**named, "numbers": numbers})
         grid = (len(origins), count, 1)
         self._kernel.launch(grid, Argument(copies), self._module.stream())
-
-
-def _check(caches: Sequence[Tensor], blocks: Sequence[int]) -> None:
-    for cache in caches:
-        if not cache.is_contiguous():
-            raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
-        if blocks and not 0 <= min(blocks) <= max(blocks) < len(cache):
-            raise ValueError(f"blocks {list(blocks)} are copied, and the cache has {len(cache)}")
 
 
 _WAVES = 4

@@ -114,9 +114,8 @@ struct Step {
   }
 
   void normalise_hidden(const NormPair& norm) const {
-    normalise_rows<T>(team, {(const T*)call.hidden, nullptr, typed(norm), buffers.normed,
-                             call.hidden_stride, 0, buffers.normed_stride, call.rows, call.width,
-                             call.norm_rule()});
+    normalise_rows<T>(team, {(const T*)call.hidden, typed(norm), buffers.normed, call.hidden_stride,
+                             buffers.normed_stride, call.rows, call.width, call.norm_rule()});
   }
 
   // out = activation(x times `matrix`) + residual.

@@ -52,26 +52,17 @@ INLINE void normalise(T* out, const T* row, NormWeights<T> weights, int64_t widt
 
 template <typename T>
 struct Norm {
-  const T* x;   // [rows, width]
-  T* residual;  // [rows, width]: becomes residual + x, which is what is normalised; or null
+  const T* x;  // [rows, width]
   NormWeights<T> weights;
   T* out;  // [rows, width]
-  int64_t x_stride, residual_stride, out_stride, rows, width;
+  int64_t x_stride, out_stride, rows, width;
   NormRule rule;
 };
 
 template <typename T>
 static void normalise_rows(const Team& team, const Norm<T>& n) {
   team.distribute(n.rows, [&](int64_t r) {
-    const T* row = n.x + r * n.x_stride;
-    if (n.residual) {
-      T* sum = n.residual + r * n.residual_stride;
-      for (int64_t i = 0; i < n.width; i += WIDTH)
-        store_upto(sum + i, load_upto(sum + i, n.width - i) + load_upto(row + i, n.width - i),
-                   n.width - i);
-      row = sum;
-    }
-    normalise(n.out + r * n.out_stride, row, n.weights, n.width, n.rule);
+    normalise(n.out + r * n.out_stride, n.x + r * n.x_stride, n.weights, n.width, n.rule);
   });
 }
 

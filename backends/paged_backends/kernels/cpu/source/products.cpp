@@ -53,20 +53,17 @@ void paged_core_linear(int type, const void* x, int64_t x_stride, const void* pa
 }
 
 // `kind`: 0, by the root mean square; 1, by the standard deviation, about the mean.
-void paged_core_norm(int type, int kind, const void* x, int64_t x_stride, void* residual,
-                     int64_t residual_stride, const void* weight, const void* bias, void* out,
-                     int64_t out_stride, int64_t rows, int64_t width, float epsilon, float offset,
-                     int threads) {
+void paged_core_norm(int type, int kind, const void* x, int64_t x_stride, const void* weight,
+                     const void* bias, void* out, int64_t out_stride, int64_t rows, int64_t width,
+                     float epsilon, float offset, int threads) {
   work_together(threads_for(rows * width, threads), [&](const Team& team) {
     NormRule rule{kind, epsilon, offset};
     if (type)
-      normalise_rows<bf16>(team, {(const bf16*)x, (bf16*)residual,
-                                  {(const bf16*)weight, (const bf16*)bias}, (bf16*)out, x_stride,
-                                  residual_stride, out_stride, rows, width, rule});
+      normalise_rows<bf16>(team, {(const bf16*)x, {(const bf16*)weight, (const bf16*)bias}, (bf16*)out,
+                                  x_stride, out_stride, rows, width, rule});
     else
-      normalise_rows<float>(team, {(const float*)x, (float*)residual,
-                                   {(const float*)weight, (const float*)bias}, (float*)out, x_stride,
-                                   residual_stride, out_stride, rows, width, rule});
+      normalise_rows<float>(team, {(const float*)x, {(const float*)weight, (const float*)bias}, (float*)out,
+                                   x_stride, out_stride, rows, width, rule});
   });
 }
 
