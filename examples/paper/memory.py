@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
 
-from paged_plugins.lab.runs.run_record import RunRecord, StepSample
+import numpy as np
 
-
-@dataclass(frozen=True)
-class Shares:
-    """Shares of all slots, averaged over time; they add up to 1."""
-
-    held: float
-    """Hold the state of a token."""
-    reserved: float
-    """Will hold one later."""
-    internal: float
-    """Belong to a sequence, and never will."""
-    free: float
-    """Belong to none, although requests wait."""
+from paged_plugins.lab.runs.run_record import RunRecord
 
 
-def while_requests_wait(records: Iterable[RunRecord], block_size: int) -> Shares:
-    """Return what the slots held in the steps in which the cache was short.
+def while_requests_wait(
+    records: Iterable[RunRecord], block_size: int
+) -> tuple[float, float, float]:
+    """Return shares of the slots in the steps in which the cache was short, averaged over time.
+
+    Those that held the state of a token; that would hold one later; and the rest, which belonged to
+    a sequence and never would, or to none, although requests waited.
 
     Raises:
-        ValueError: it never was.
+        ValueError: it never was short.
     """
-    sums, seconds = [0.0] * 4, 0.0
-    for sample in (each for record in records for each in record.steps if each.num_waiting):
-        shares = astuple(_shares(sample, block_size))
-        sums = [total + sample.seconds * share for total, share in zip(sums, shares, strict=True)]
-        seconds += sample.seconds
-    if not seconds:
+    samples = [each for record in records for each in record.steps if each.num_waiting]
+    seconds = [each.seconds for each in samples]
+    if not sum(seconds):
         raise ValueError("no request waited for memory; raise --scale")
-    return Shares(*(total / seconds for total in sums))
-
-
-def _shares(sample: StepSample, block_size: int) -> Shares:
-    slots = sample.num_blocks * block_size
-    held, reserved = sample.held_tokens / slots, sample.reserved_tokens / slots
-    free = sample.free_blocks / sample.num_blocks
-    return Shares(held, reserved, 1 - held - reserved - free, free)
+    tokens = [(each.held_tokens, each.reserved_tokens) for each in samples]
+    slots = [[each.num_blocks * block_size] for each in samples]
+    held, reserved = np.average(np.divide(tokens, slots), axis=0, weights=seconds).tolist()
+    return held, reserved, 1 - held - reserved

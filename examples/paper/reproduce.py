@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from figure import Figure, figures, registry, run
 from memory import while_requests_wait
 from rates import at_rate, batch, normalised_latency, sustained
-from sharing import measure
+from sharing import saved
 from table import Table
 
 from paged_core.engine.contexts import make_component
@@ -34,19 +35,18 @@ def memory_shares(figure: Figure) -> Table:
     rows = {}
     for arm in figure.arms:
         shares = while_requests_wait(records(figure, arm), figure.settings(arm).block_size)
-        lost = shares.internal + shares.free
-        rows[arm] = [100 * each for each in (shares.held, shares.reserved, lost)]
+        rows[arm] = [100 * each for each in shares]
     return Table(("", "token states, %", "reserved, %", "lost, %"), rows)
 
 
-def parallel_sampling(figure: Figure) -> Table:
-    """Blocks saved by samples of one prompt."""
-    return _saved(figure, beams=False)
-
-
-def beam_search(figure: Figure) -> Table:
-    """Blocks saved by beams."""
-    return _saved(figure, beams=True)
+def sharing(figure: Figure, *, beams: bool) -> Table:
+    """Blocks saved by samples of one prompt, or by beams."""
+    (arm,) = figure.arms
+    rows = {
+        workload.name: [100 * saved(figure.settings(arm), workload, beams=beams)]
+        for workload in figure.workloads
+    }
+    return Table(("lengths, sequences", "blocks saved, %"), rows)
 
 
 def request_rate(figure: Figure) -> Table:
@@ -136,15 +136,6 @@ def records(
     return [run(settings, workload, seed) for seed in range(figure.seeds)]
 
 
-def _saved(figure: Figure, *, beams: bool) -> Table:
-    (arm,) = figure.arms
-    rows = {
-        workload.name: [100 * measure(figure.settings(arm), workload, beams=beams, every=8).saved]
-        for workload in figure.workloads
-    }
-    return Table(("lengths, sequences", "blocks saved, %"), rows)
-
-
 def _per_token(record: RunRecord) -> float:
     (request,) = record.requests
     assert request.first_token is not None
@@ -153,8 +144,8 @@ def _per_token(record: RunRecord) -> float:
 
 FIGURES: Mapping[str, Callable[[Figure], Table]] = {
     "memory_shares": memory_shares,
-    "parallel_sampling": parallel_sampling,
-    "beam_search": beam_search,
+    "parallel_sampling": partial(sharing, beams=False),
+    "beam_search": partial(sharing, beams=True),
     "request_rate": request_rate,
     "shared_prefix": shared_prefix,
     "block_size": block_size,

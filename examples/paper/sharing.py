@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from figure import registry
 
-from paged_core.engine import Engine
 from paged_core.engine.wiring import build_engine
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
@@ -14,49 +11,30 @@ from paged_core.settings import EngineSettings
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from paged_plugins.workloads.spec import WorkloadSpec
 
-
-@dataclass
-class Sharing:
-    """Blocks, added up over the steps of a run."""
-
-    distinct: int = 0
-    """That are held."""
-    in_tables: int = 0
-    """Entries of block tables: what would be held if nothing were shared."""
-
-    @property
-    def saved(self) -> float:
-        """Share of the blocks that sharing saves."""
-        return 1 - self.distinct / self.in_tables
-
-    def look_at(self, engine: Engine) -> None:
-        """Add what the running sequences hold at this moment."""
-        for group in engine.groups:
-            tables = [sequence.table.blocks for sequence in group.live]
-            self.distinct += len(set().union(*tables))
-            self.in_tables += sum(map(len, tables))
+_EVERY = 8
+"""Steps between two looks at the block tables."""
 
 
-def measure(
-    settings: EngineSettings, workload: WorkloadSpec, *, beams: bool, every: int
-) -> Sharing:
-    """Serve a workload, all of which arrives at once, and look at the tables.
+def saved(settings: EngineSettings, workload: WorkloadSpec, *, beams: bool) -> float:
+    """Return the share of the blocks that sharing saves of a workload which arrives at once.
 
     Args:
         beams: the sequences of a request are beams of one search, not samples.
-        every: so many steps apart.
     """
-    engine, sharing = build_engine(settings, registry()), Sharing()
+    engine = build_engine(settings, registry())
+    distinct = in_tables = 0
     try:
         for each in workload.build().draw(0):
             engine.add(_request(each, beams))
         while engine.has_unfinished:
             engine.step()
-            if engine.num_steps % every == 0:
-                sharing.look_at(engine)
+            for group in engine.groups if engine.num_steps % _EVERY == 0 else ():
+                tables = [sequence.table.blocks for sequence in group.live]
+                distinct += len(set().union(*tables))
+                in_tables += sum(map(len, tables))
     finally:
         engine.close()
-    return sharing
+    return 1 - distinct / in_tables
 
 
 def _request(asked: WorkloadRequest, beams: bool) -> Request:

@@ -12,7 +12,6 @@ from paged_core.engine.clock import VirtualClock
 from paged_core.engine.wiring import build_engine
 from paged_core.interfaces.executor import Executor
 from paged_core.interfaces.observer import Observer, StepRecord
-from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_core.step import StepResult
 from paged_plugins.lab.runs.run_collector import RunCollector
@@ -20,21 +19,9 @@ from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import RecordedLoop
 from paged_plugins.lab.runs.work_count import WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
+from unit.lab_runs import REGISTRY, SECOND
 
-REGISTRY = Registry.discover()
-ONE_SECOND = {"name": "linear", "fixed": 1.0} | dict.fromkeys(
-    (
-        "per_prefill_token",
-        "per_prefill_pair",
-        "per_decode_sequence",
-        "per_context_token",
-        "per_copied_block",
-        "per_swapped_block",
-    ),
-    0.0,
-)
-"""A step takes a second, whatever it computes."""
-SIMULATED = {"executor": "simulated", "cost_model": ONE_SECOND}
+SIMULATED = {"executor": "simulated", "cost_model": SECOND}
 
 TIGHT: Mapping[str, Mapping[str, Any]] = {
     "roomy": {"num_blocks": 200},

@@ -2,154 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import randrange
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from paged_core.request import Request
-from paged_plugins.lab.router import ReplicaLoad, Router, RouterContext
-from paged_plugins.lab.testing.router_conformance import Load
+from paged_plugins.lab.router import Load, ReplicaLoad, Router, RouterContext
+
+_SHARED: list[int] = []
 
 
-class _Faulty(Router):
+class FaultyRouter(Router):
+    """Chooses as it is told, knowing how often it was asked and what it has kept."""
+
+    choose: Callable[[FaultyRouter, Request, str, Sequence[ReplicaLoad]], int]
+
     def __init__(self, options: Any, context: RouterContext, /) -> None:
         self.turn = 0
-        self.parts = context
+        self.kept: dict[Any, Any] = {}
 
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
         self.turn += 1
+        return self.choose(request, session, replicas)
+
+    def turns(self, replicas: Sequence[ReplicaLoad]) -> int:
+        """Take turns, which is right."""
         return self.turn % len(replicas)
 
 
-class OffByOneRouter(_Faulty):
-    """Counts replicas from 1."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        return super().route(request, session, replicas) + 1
-
-
-class FloatRouter(_Faulty):
-    """Returns a number that is no index."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        return cast("int", float(super().route(request, session, replicas)))
-
-
-class FirstRouter(_Faulty):
-    """Sends everything to one replica."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        return 0
-
-
-class SparingRouter(_Faulty):
-    """Never uses the last of several replicas."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        self.turn += 1
-        return self.turn % max(1, len(replicas) - 1)
-
-
-class MostLoadedRouter(_Faulty):
-    """Takes the wrong end of the order."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        return max(range(len(replicas)), key=lambda number: replicas[number].num_requests)
-
-
-class BurstyRouter(_Faulty):
-    """Sends fifty requests to a replica before it takes the next: equal in all, not at once."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        self.turn += 1
-        return self.turn // 50 % len(replicas)
-
-
-class RollingRouter(_Faulty):
-    """Rolls dice that have no seed of their own."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        return randrange(len(replicas))
-
-
-class SharedRouter(_Faulty):
-    """All routers of a process take turns together."""
-
-    turns: ClassVar[list[int]] = []
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        self.turns.append(0)
-        return len(self.turns) % len(replicas)
-
-
-class BookingRouter(_Faulty):
-    """Adds the request to the load that it is shown."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        chosen = super().route(request, session, replicas)
-        cast("Load", replicas[chosen]).num_requests += 1
-        return chosen
-
-
-class HoardingRouter(_Faulty):
-    """Remembers every session for ever."""
-
-    def __init__(self, options: Any, context: RouterContext, /) -> None:
-        super().__init__(options, context)
-        self.sessions: dict[str, int] = {}
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        if session not in self.sessions:
-            self.sessions[session] = super().route(request, session, replicas)
-        return self.sessions[session]
-
-
-class KeepingRouter(_Faulty):
-    """Remembers the requests that are being served, and does not hear that they have ended."""
-
-    def __init__(self, options: Any, context: RouterContext, /) -> None:
-        super().__init__(options, context)
-        self.live: dict[str, Request] = {}
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        self.live[request.id] = request
-        return super().route(request, session, replicas)
-
-
-class OrderlyRouter(_Faulty):
+class OrderlyRouter(FaultyRouter):
     """Expects requests to end in the order of their arrival."""
 
-    def __init__(self, options: Any, context: RouterContext, /) -> None:
-        super().__init__(options, context)
-        self.live: list[str] = []
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        self.live.append(request.id)
-        return super().route(request, session, replicas)
+    def choose(self, request: Request, session: str, replicas: Sequence[ReplicaLoad]) -> int:
+        self.kept[request.id] = request
+        return self.turns(replicas)
 
     def finished(self, request: Request, replica: int, /) -> None:
-        if self.live.pop(0) != request.id:
+        if self.kept.pop(next(iter(self.kept))) is not request:
             raise ValueError(request.id)
 
 
-class ListRouter(_Faulty):
-    """Needs a list."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        return cast("list[ReplicaLoad]", replicas).copy() and super().route(
-            request, session, replicas
-        )
+def _book(router: FaultyRouter, replicas: Sequence[ReplicaLoad]) -> int:
+    cast("Load", replicas[router.turns(replicas)]).num_requests += 1
+    return router.turns(replicas)
 
 
-class SessionlessRouter(_Faulty):
-    """Takes every request to have a session."""
-
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        return ord(session[0]) % len(replicas)
-
-
-FAULTY = [
-    kind
-    for kind in list(vars().values())
-    if isinstance(kind, type) and issubclass(kind, _Faulty) and kind is not _Faulty
-]
+_WRONG: dict[str, Callable[[FaultyRouter, Request, str, Sequence[Any]], Any]] = {
+    "OffByOneRouter": lambda own, request, session, replicas: own.turns(replicas) + 1,
+    "FloatRouter": lambda own, request, session, replicas: float(own.turns(replicas)),
+    "FirstRouter": lambda own, request, session, replicas: 0,
+    "SparingRouter": lambda own, request, session, replicas: own.turn % max(1, len(replicas) - 1),
+    "MostLoadedRouter": lambda own, request, session, replicas: max(
+        range(len(replicas)), key=lambda number: replicas[number].num_requests
+    ),
+    # sends fifty requests to a replica before it takes the next: equal in all, not at once
+    "BurstyRouter": lambda own, request, session, replicas: own.turn // 50 % len(replicas),
+    "RollingRouter": lambda own, request, session, replicas: randrange(len(replicas)),
+    # all routers of a process take turns together
+    "SharedRouter": lambda own, request, session, replicas: (
+        _SHARED.append(0) or len(_SHARED) % len(replicas)
+    ),
+    # adds the request to the load that it is shown
+    "BookingRouter": lambda own, request, session, replicas: _book(own, replicas),
+    # remembers every session for ever
+    "HoardingRouter": lambda own, request, session, replicas: own.kept.setdefault(
+        session, own.turns(replicas)
+    ),
+    # remembers requests, and does not hear that they have ended
+    "KeepingRouter": lambda own, request, session, replicas: (
+        own.kept.update({request.id: request}) or own.turns(replicas)
+    ),
+    # needs a list
+    "ListRouter": lambda own, request, session, replicas: replicas.copy() and own.turns(replicas),
+    # takes every request to have a session
+    "SessionlessRouter": lambda own, request, session, replicas: ord(session[0]) % len(replicas),
+}
+FAULTY: dict[str, type[FaultyRouter]] = {"OrderlyRouter": OrderlyRouter} | {
+    name: type(name, (FaultyRouter,), {"choose": choose, "__module__": __name__})
+    for name, choose in _WRONG.items()
+}
+globals().update(FAULTY)  # where a component finds them

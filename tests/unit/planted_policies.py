@@ -7,9 +7,7 @@ from typing import Literal
 from paged_core.engine.contexts import EvictorContext
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo
-from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import Component, ComponentSettings
-from paged_core.sequence import SequenceGroup
 from paged_policies.evictors.lru import LruEvictor, LruSettings
 
 
@@ -40,28 +38,9 @@ class WastefulEvictor(LruTwin):
             self._blocks.move_to_end(block, last=False)
 
 
-class LongestFirstSettings(ComponentSettings):
-    name: Literal["longest_first"] = "longest_first"
-
-
-class LongestFirst(QueueOrder):
-    """Lets the short ones wait for the long ones."""
-
-    stable = True
-
-    def __init__(self, options: LongestFirstSettings, parts: object, /) -> None:
-        pass
-
-    def key(self, group: SequenceGroup, now: float, /) -> float:
-        return -len(group.request.prompt) - group.request.sampling.max_tokens
-
-
 PLANTED = (
     Component("evictor", TwinSettings, "unit.planted_policies:LruTwin", summary="lru again"),
     Component(
         "evictor", WastefulSettings, "unit.planted_policies:WastefulEvictor", summary="worse"
-    ),
-    Component(
-        "queue_order", LongestFirstSettings, "unit.planted_policies:LongestFirst", summary="worse"
     ),
 )

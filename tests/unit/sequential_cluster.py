@@ -7,19 +7,17 @@ from heapq import heappop, heappush
 from math import inf
 
 from paged_core.engine.contexts import make_component
-from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.record import ClusterRecord, Watch
-from paged_plugins.lab.cluster.replica import Replica
+from paged_plugins.lab.cluster.shard import build_replica
 from paged_plugins.lab.cluster.simulate_cluster import router_options
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import Load, Router, RouterContext
 from paged_plugins.lab.runs.run_record import RequestRecord, ended_record
-from paged_plugins.lab.simulation import SimulatedExecutor
 from paged_plugins.workloads.serving import Arrival, Arrivals
 from paged_plugins.workloads.workload import Workload
 
@@ -40,7 +38,7 @@ class SequentialCluster:
         self._gaps: dict[int, int] = {}
         self._loads = [Load() for _ in range(num_replicas)]
         self._replicas = [
-            self._replica(number, settings, registry) for number in range(num_replicas)
+            build_replica(number, settings, registry, self._gaps) for number in range(num_replicas)
         ]
         capacity = self._replicas[0].engine.capacity
         context = RouterContext(
@@ -65,21 +63,15 @@ class SequentialCluster:
             touched = {*self._end_steps(now), *map(self._arrive, self._arrivals.due(now))}
             for number in sorted(touched):
                 replica = self._replicas[number]
-                if replica.has_unfinished and not replica.is_busy:
+                if replica.engine.has_unfinished and not replica.is_busy:
                     heappush(self._ends, (replica.begin_step(now), number))
             self._watch.passed(now, self._loads)
-        counts = [replica.counts() for replica in self._replicas]
-        return self._watch.finish(counts, self._gaps)
+        totals = [replica.totals() for replica in self._replicas]
+        return self._watch.finish(totals, self._gaps)
 
     def _next_arrival(self) -> float:
         at = self._arrivals.next_at
         return inf if at is None else at
-
-    def _replica(self, number: int, settings: EngineSettings, registry: Registry) -> Replica:
-        engine = build_engine(settings, registry)
-        executor = engine.executor
-        assert isinstance(executor, SimulatedExecutor)
-        return Replica(number, engine, executor, executor.clock, self._gaps)
 
     def _end_steps(self, now: float) -> Iterator[int]:
         while self._ends and self._ends[0][0] <= now:
@@ -103,7 +95,7 @@ class SequentialCluster:
         self._watch.arrived(arrival)
         number = self._router.route(request, arrival.request.session, self._loads)
         try:
-            self._replicas[number].add(request)
+            self._replicas[number].engine.add(request)
         except RequestError as error:
             self._router.finished(request, number)
             self._watch.refused(arrival, number, str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -74,10 +74,6 @@ def ordinary() -> Measurement:
 @cache
 def swapping() -> Measurement:
     return measured(swap_settings(roomy(), REGISTRY, 1500), choose_swap_scenes)
-
-
-def forks(engine: Engine) -> Iterator[Scene]:
-    return fork_scenes(1500, 16_000, None, engine.kv_cache.block_size)
 
 
 def drawn(random: Random) -> StepWork:
@@ -183,7 +179,7 @@ def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path: Path) -> N
 @pytest.mark.parametrize("block_size", [1, 4, 16, 64])
 def test_scenes_copy_and_swap_at_any_size_of_a_block(block_size: int) -> None:
     settings = roomy().model_copy(update={"block_size": block_size, "num_blocks": 16_000})
-    copies = measured(settings, lambda engine: list(forks(engine)))
+    copies = measured(settings, lambda engine: list(fork_scenes(engine)))
     counts = {step.work.copied_blocks for scene in copies.scenes for step in scene}
     assert counts >= {1, 7, 60} if block_size > 1 else not copies.scenes
     swaps = measured(swap_settings(settings, REGISTRY, 1500), choose_swap_scenes)

@@ -10,10 +10,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
-from random import Random
 from threading import Thread
 from time import sleep
 from typing import Any, Self
@@ -35,51 +33,13 @@ from paged_plugins.lab.tasks import worker
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.serving import Arrival
 from paged_testing import registry_with
-from unit.cluster_doubles import IDLE, IGNORING
+from unit.cluster_doubles import CROWDS, IDLE, IGNORING, STEP, Crowd
 from unit.sequential_cluster import SequentialCluster
-from unit.test_cluster import REGISTRY, ROUTERS, STEP, asks, engine_settings, listed, served
+from unit.test_cluster import REGISTRY, ROUTERS, asks, engine_settings, listed, served
 
 IGNORES = registry_with(IGNORING)
 
 
-@dataclass(frozen=True)
-class Crowd:
-    """Conversations of which much happens at the same time, and some of which are refused."""
-
-    num: int
-    pauses: tuple[float, ...]
-    """Think times; multiples of a step let requests arrive when steps end."""
-    name: str = "crowd"
-
-    def draw(self, seed: int, /) -> Iterator[WorkloadRequest]:
-        random = Random(seed)
-        times = sorted(STEP * random.randrange(2 * self.num) for _ in range(self.num))
-        for number, at in enumerate(times):
-            yield self._talk(f"{number}", at, random, random.choice((0, 0, 1, 3)))
-
-    def _talk(self, name: str, at: float, random: Random, length: int) -> WorkloadRequest:
-        num_followers = min(length, random.choice((1, 1, 2)))
-        start = random.choice((0, 1000 * random.randrange(50)))
-        return WorkloadRequest(
-            id=name,
-            at=at,
-            prompt=(range(start, start + random.choice((1, 9, 20, 150))),),
-            output=random.randint(1, 9),
-            n=random.choice((1, 1, 1, 2)),
-            priority=random.choice((0, 0, 1)),
-            session=name.split(".", maxsplit=1)[0],
-            followers=tuple(
-                self._talk(f"{name}.{each}", random.choice(self.pauses), random, length - 1)
-                for each in range(num_followers)
-            ),
-        )
-
-
-CROWDS = st.builds(
-    Crowd,
-    st.integers(1, 12),
-    st.sampled_from([(0.0,), (0.0, STEP), (STEP, 4 * STEP), (0.1, 3.7), (2.0,)]),
-)
 FLAT = dict(engine_settings())["cost_model"]
 """Every step takes ``STEP``, so that many end together."""
 POLICIES = st.fixed_dictionaries(

@@ -14,13 +14,13 @@ from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.cli.options import SettingsArgs
 from paged_core.engine.contexts import AllocatorContext, EvictorContext, OrderContext
 from paged_core.engine.policies import service_of
-from paged_core.ids import BlockId, BlockKey
+from paged_core.ids import BlockKey
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
-from paged_core.interfaces.evictor import BlockInfo, Evictor
+from paged_core.interfaces.evictor import Evictor
 from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum
 from paged_core.plugins.registry import Registry
 from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, SteadyState
-from paged_testing.evictor_model import Watched, evictor_cost, work
+from paged_testing.evictor_model import work
 from paged_testing.policy_subjects import empty_cache, waiting_groups
 from paged_testing.workloads import simple_request
 
@@ -35,50 +35,11 @@ def build(slot: str, name: str, parts: object) -> Any:
     return component.load()(component.settings(), parts)
 
 
-# ---------------------------------------------------------------------- evictors
-
-
 def make_evictor(name: str, num_blocks: int) -> Evictor:
     context = EvictorContext(num_blocks=num_blocks, block_size=16, seed=0, future=LookupOracle())
     made = build("evictor", name, context)
     assert isinstance(made, Evictor)
     return made
-
-
-@pytest.mark.parametrize("number", [int, Watched], ids=["instructions", "comparisons"])
-@pytest.mark.parametrize("name", sorted(REGISTRY.of("evictor")))
-def test_no_operation_of_an_evictor_costs_more_than_a_logarithm(
-    name: str, number: type[int]
-) -> None:
-    small, large = (
-        evictor_cost(partial(make_evictor, name), size, number) for size in (SMALL, LARGE)
-    )
-    assert large <= LOGARITHMIC * small + 1
-
-
-class LinearEvictor(Evictor):
-    """Searches a list, inside a built-in and outside."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.held: list[BlockId] = []
-
-    def add(self, block: BlockId, info: BlockInfo, /) -> None:
-        self.held.append(block)
-
-    def remove(self, block: BlockId, /) -> None:
-        self.held.remove(block)
-
-    def evict(self) -> BlockId:
-        return self.held.pop(max(place for place, _ in enumerate(self.held)))
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-
-@pytest.mark.parametrize("number", [int, Watched], ids=["instructions", "comparisons"])
-def test_a_search_is_found_out(number: type[int]) -> None:
-    small, large = (evictor_cost(LinearEvictor, size, number) for size in (SMALL // 4, 2 * SMALL))
-    assert large > 4 * small
 
 
 # ---------------------------------------------------------------------- allocators

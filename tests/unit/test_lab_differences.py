@@ -76,12 +76,6 @@ def test_a_change_in_percent_is_the_geometric_mean_of_those_of_the_seeds() -> No
     assert found.relative
 
 
-def test_equal_runs_differ_by_exactly_nothing() -> None:
-    base, _ = drawn(1)
-    for each in differences(results_of(base, base)):
-        assert (each.change, each.low, each.high, each.moved) == (0, 0, 0, False)
-
-
 def test_rounding_is_no_difference() -> None:
     base = np.full((6, 1), 0.1) + np.linspace(0, 1, 6)[:, None]
     found = of(base[:, 0], base[:, 0] * 3 / 3 + 1e-17, "hit_rate")

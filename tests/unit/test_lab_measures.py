@@ -72,15 +72,6 @@ def test_all_measures_are_described_and_come_in_that_order() -> None:
     assert list(measures(record, ServiceLevel())) == without_limits
 
 
-def test_percentiles_are_those_of_numpy() -> None:
-    random = np.random.default_rng(3)
-    requests = [replace(A, first_token=A.arrival + t) for t in random.exponential(1.0, 37)]
-    milliseconds = [1e3 * each.first_token for each in requests]
-    found = of(*requests)
-    for part in (50, 90, 99):
-        assert found[f"ttft_ms_p{part}"] == pytest.approx(np.percentile(milliseconds, part))
-
-
 @pytest.mark.parametrize("num", [1, 2, 7, 40])
 def test_percentiles_of_a_histogram_are_those_of_numpy_within_half_a_percent(num: int) -> None:
     times = np.random.default_rng(num).exponential(1.0, num)

@@ -248,8 +248,9 @@ def test_too_few_seeds_are_said(num_seeds: int, start: str) -> None:
 
 def difference(change: float, low: float, high: float, measure: str, **more: bool) -> Difference:
     fields = {"relative": measure != "hit_rate", "moved": low * high > 0} | more
-    where = {"arm": "x", "workload": "w", "measure": measure}
-    return Difference(**where, base=1, value=2, change=change, low=low, high=high, **fields)
+    return Difference(
+        "x", "base", "w", measure, base=1, value=2, change=change, low=low, high=high, **fields
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,6 +304,9 @@ def test_measures_that_no_arm_changes_make_no_column() -> None:
     lines = list(table_lines(results, differences(results), 100))
     assert lines[-1] == "equal in all arms: TTFT p50, TPOT p50, preemptions, evictions, steps"
     assert "evictions" not in "".join(lines[:-1])
+    equal = results_of({"twin": {}})
+    (only,) = table_lines(equal, differences(equal), 100)
+    assert only.startswith("equal in all arms: hit rate, ")
 
 
 def test_the_order_begins_with_the_least_where_less_is_better() -> None:

@@ -62,11 +62,7 @@ def test_what_can_never_run_is_recorded_with_all_that_follows_it() -> None:
 
 def test_a_run_that_serves_nothing_takes_no_time() -> None:
     assert run([asks("A", 8 * 64, 1, at=3.0)]).totals.elapsed == 0
-
-
-def test_equal_seeds_give_equal_records() -> None:
-    requests = [asks(name, 20, 12, at=0.3 * i, n=1 + i % 2) for i, name in enumerate("ABCDEFG")]
-    assert run(requests, num_blocks=24) == run(requests, num_blocks=24)
+    assert run([]).totals.elapsed == 0
 
 
 def test_tokens_that_a_preemption_takes_are_counted_when_they_are_computed_again() -> None:

@@ -25,9 +25,9 @@ from paged_plugins.lab.search.search import (
     SearchResult,
     Trials,
     main_effects,
+    planned_rungs,
     read_search,
     run_search,
-    rungs,
 )
 from paged_plugins.lab.study.arms import layer
 from paged_plugins.lab.tasks.pool import open_runner
@@ -67,13 +67,9 @@ def search(**changes: Any) -> SearchResult:
 def test_each_round_has_fewer_arms_and_more_work(
     num_arms: int, finalists: int, reduction: int, num_seeds: int, num_requests: int
 ) -> None:
-    made = rungs(
-        num_arms,
-        finalists=finalists,
-        reduction=reduction,
-        num_seeds=num_seeds,
-        num_requests=num_requests,
-    )
+    asked = {"finalists": finalists, "reduction": reduction, "seeds": num_seeds}
+    workloads = [WORKLOAD | {"requests": num_requests}]
+    made = planned_rungs(Search.model_validate(SEARCH | asked | {"workloads": workloads}), num_arms)
     assert made[0].num_arms == num_arms
     assert (made[-1].num_seeds, made[-1].share) == (num_seeds, 1)
     assert made[-1].num_arms >= min(finalists, num_arms)

@@ -14,8 +14,10 @@ from paged_core.cli import main
 from paged_plugins.lab.calibration.scenes import Scene
 from paged_plugins.lab.commands import calibrate
 from paged_plugins.progress import counting
+from unit.test_cluster_workers import copies_for_processes
 
 Capture = pytest.CaptureFixture[str]
+BLOCKS = ("--num-blocks", "64")
 SMALL = """\
 name: small
 requests: 6
@@ -83,11 +85,23 @@ def test_requests_that_fail_are_explained(
     assert "TTFT p50" not in out, "nothing was served"
 
 
-def test_an_executor_without_a_clock_needs_real(capsys: Capture, workload: str) -> None:
-    assert run("simulate", workload, "--executor", "memory") != 0
-    assert "takes real time; give --real" in capsys.readouterr().err
-    assert run("simulate", workload, "--executor", "simulated", "--real") != 0
-    assert "runs no model" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--executor", "memory"], "takes real time; give --real"),
+        (["--executor", "simulated", "--real"], "runs no model"),
+        (["--workers", "2"], "give --replicas too"),
+        (["--replicas", "2", "--real", "--executor", "memory"], "--real: a cluster is simulated"),
+        (["--cost-model.name", "linear", "--cost-model.fixed", "1e308"], "a step would take"),
+        (["--cost-model.compute-efficiency", "1e-300"], "a step would take"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    capsys: Capture, workload: str, options: list[str], reason: str
+) -> None:
+    status = run("simulate", workload, *options)
+    assert reason in capsys.readouterr().err
+    assert status == (0 if "would take" in reason else 2), "what fails in a run is a result"
 
 
 def test_real_time_passes_on_an_executor_without_a_model(capsys: Capture, workload: str) -> None:
@@ -100,6 +114,57 @@ def test_progress_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with counting("requests") as advance:
         advance(3)
+
+
+# ---------------------------------------------------------------------- a cluster
+
+
+def test_a_cluster_is_printed(capsys: Capture, workload: str) -> None:
+    assert run("simulate", workload, "--replicas", "8", "--router", "power_of_two", *BLOCKS) == 0
+    out = capsys.readouterr().out
+    assert "small, seed 0: 6 requests on 8 replicas behind power_of_two" in out
+    assert "TTFT p50" in out
+    assert "busiest replica over mean" in out
+    assert "..." in out, "of eight replicas the three of each end are shown"
+
+
+def test_a_document_has_every_replica_and_the_load_over_time(
+    capsys: Capture, workload: str
+) -> None:
+    found = simulated(capsys, workload, *BLOCKS, "--replicas", "3")
+    assert found["router"] == "round_robin"
+    assert found["requests"] == 6
+    assert [each["requests"] for each in found["replicas"]] == [2, 2, 2]
+    assert {"time", "requests", "tokens", "most_requests", "idle_replicas"} == set(
+        found["timeline"][0]
+    )
+    assert found["measures"]["replica_jain"] > 0.5
+
+
+def test_one_replica_measures_what_one_engine_does(capsys: Capture, workload: str) -> None:
+    alone = simulated(capsys, workload, *BLOCKS)["measures"]
+    found = simulated(capsys, workload, *BLOCKS, "--router", "session")["measures"]
+    assert found["makespan_s"] == alone["makespan_s"]
+    for name in ("ttft_ms_mean", "tpot_ms_mean", "e2e_ms_mean", "throughput_tokens_per_s"):
+        assert found[name] == pytest.approx(alone[name])
+
+
+def test_requests_are_written_to_a_file(capsys: Capture, workload: str, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    simulated(capsys, workload, *BLOCKS, "--replicas", "2", "--requests", str(path))
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert len(rows) == 6
+    assert {row["replica"] for row in rows} == {0, 1}
+
+
+def test_workers_change_nothing(capsys: Capture, workload: str) -> None:
+    with copies_for_processes():
+        alone, shared = (
+            simulated(capsys, workload, *BLOCKS, "--replicas", "2", "--workers", number)
+            for number in "12"
+        )
+    del alone["cpu_seconds"], shared["cpu_seconds"]
+    assert shared == alone
 
 
 # ---------------------------------------------------------------------- a model
@@ -178,25 +243,20 @@ def test_a_simulation_is_not_calibrated(capsys: Capture, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "options",
-    (
-        ["linear", "--cost-model.fixed", "1e308"],
-        ["roofline", "--cost-model.compute-efficiency", "1e-300"],
-    ),
+    "command",
+    [
+        ["calibrate", "--output"],
+        ["lab", "search", "search.yaml", "--output"],
+        ["compare", "chat", "--vary", "evictor=lru,mru", "--html"],
+    ],
 )
-def test_a_step_that_never_ends_fails_and_says_why(
-    capsys: Capture, workload: str, options: list[str]
-) -> None:
-    main(["simulate", workload, "--cost-model.name", *options])
-    assert "a step would take" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", [["calibrate"], ["lab", "search", "search.yaml"]])
 def test_a_folder_that_is_missing_is_noticed_before_anything_runs(
     capsys: Capture, tmp_path: Path, command: list[str]
 ) -> None:
-    assert main([*command, "--output", str(tmp_path / "missing" / "file")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "missing" / "file")]) == 2
+    out, err = capsys.readouterr()
+    assert "there is no folder" in err
+    assert not out
 
 
 def test_the_workload_is_not_overwritten(capsys: Capture, workload: str) -> None:

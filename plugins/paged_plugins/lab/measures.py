@@ -23,9 +23,10 @@ class ServiceLevel:
     e2e_ms: float | None = None
 
     @property
-    def has_limits(self) -> bool:
-        """Whether there is one at all; without, there is no goodput."""
-        return self != ServiceLevel()
+    def limits(self) -> dict[str, float]:
+        """Those that are given, by the kind of latency; without any, there is no goodput."""
+        given = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
+        return {kind: limit for kind, limit in given.items() if limit is not None}
 
 
 GOODPUT: Final = "goodput_per_s"
@@ -51,10 +52,15 @@ class Measure:
         return self.unit == "share"
 
 
+LATENCIES: Final[Mapping[str, str]] = MappingProxyType(
+    {"e2e": "completion", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "queueing": "queueing"}
+)
+"""The kinds of latencies, and their titles."""
+
+
 def _latencies() -> Iterator[Measure]:
     shown = {"ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "e2e_ms_p50"}
-    titles = {"e2e": "completion", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL"}
-    for kind, title in (titles | {"queueing": "queueing"}).items():
+    for kind, title in LATENCIES.items():
         for part in ("mean", "p50", "p90", "p99"):
             name = f"{kind}_ms_{part}"
             if name != "itl_ms_mean":
@@ -92,13 +98,16 @@ SHOWN: Final = tuple(name for name, measure in MEASURES.items() if measure.shown
 """Names of those that are compared without being asked for."""
 
 
+_PERCENTILES = (50, 90, 99)
+
+
 def percentiles(kind: str, counts: Mapping[int, int]) -> dict[str, float]:
     """Return the measures ``KIND_ms_p50``, ``_p90`` and ``_p99``; none if there are no times.
 
     Args:
         counts: by bucket, see :mod:`paged_plugins.lab.runs.time_histogram`.
     """
-    found = {share: percentile(counts, share / 100) for share in (50, 90, 99)}
+    found = {share: percentile(counts, share / 100) for share in _PERCENTILES}
     return {
         f"{kind}_ms_p{share}": 1e3 * seconds
         for share, seconds in found.items()
@@ -154,16 +163,22 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
     without limits.
     """
     served = [each for each in record.requests if each.is_served]
-    found = _rates(served, record.totals.elapsed, slo)
+    totals, num_tokens = record.totals, sum(each.num_output for each in served)
+    num_good = sum(meets(each, slo) for each in served) if slo.limits else None
+    found = rates(totals, num_tokens, len(served), num_good)
     found |= _request_latencies(record)
     found |= percentiles("itl", record.token_gaps)
-    if due := [each for each in record.requests if each.deadline is not None]:
-        found["missed_deadlines"] = sum(map(_is_late, due)) / len(due)
+    due = [(each, each.deadline) for each in record.requests if each.deadline is not None]
+    if due:
+        met = sum(each.is_served and each.finished <= deadline for each, deadline in due)
+        found["missed_deadlines"] = (len(due) - met) / len(due)
     admitted = [each for each in record.requests if each.admitted is not None]
     if num_prompt := sum(each.num_prompt for each in admitted):
         found["hit_rate"] = sum(each.num_cached for each in admitted) / num_prompt
     found |= fairness(served)
-    found |= _of_totals(record.totals)
+    found |= work_done(totals)
+    for kind in ("held", "reserved", "internal", "external"):
+        found[f"{kind}_share"] = getattr(totals, f"{kind}_share")
     found["failed"] = float(len(record.requests) - len(served))
     return {name: found[name] for name in MEASURES if name in found}
 
@@ -172,30 +187,30 @@ def meets(request: RequestRecord, slo: ServiceLevel) -> bool:
     """Say whether a request was served within every limit of ``slo``."""
     if not request.is_served or request.first_token is None:
         return False
-    per_token = request.time_per_token
-    taken = (
-        (slo.ttft_ms, request.first_token - request.arrival),
-        (slo.tpot_ms, 0.0 if per_token is None else per_token),
-        (slo.e2e_ms, request.finished - request.arrival),
-    )
-    return all(limit is None or 1e3 * seconds <= limit for limit, seconds in taken)
-
-
-def _is_late(request: RequestRecord) -> bool:
-    is_served = request.is_served
-    return request.deadline is not None and not (is_served and request.finished <= request.deadline)
-
-
-def _rates(served: Sequence[RequestRecord], seconds: float, slo: ServiceLevel) -> dict[str, float]:
-    if seconds <= 0:
-        return {}
-    found = {
-        "throughput_tokens_per_s": sum(each.num_output for each in served) / seconds,
-        "requests_per_s": len(served) / seconds,
+    taken = {
+        "ttft": request.first_token - request.arrival,
+        "tpot": request.time_per_token or 0.0,
+        "e2e": request.finished - request.arrival,
     }
-    if slo.has_limits:
-        found[GOODPUT] = sum(meets(each, slo) for each in served) / seconds
-    return found
+    return all(1e3 * taken[kind] <= limit for kind, limit in slo.limits.items())
+
+
+def rates(
+    totals: RunTotals, num_tokens: float, num_served: int, num_good: int | None
+) -> dict[str, float]:
+    """Return what was served in a second of a run; nothing if it took no time.
+
+    Args:
+        num_good: requests within the limits of a service level; ``None``: it has none.
+    """
+    if totals.elapsed <= 0:
+        return {}
+    counts = {
+        GOODPUT: num_good,
+        "throughput_tokens_per_s": num_tokens,
+        "requests_per_s": num_served,
+    }
+    return {name: num / totals.elapsed for name, num in counts.items() if num is not None}
 
 
 def _request_latencies(record: RunRecord) -> dict[str, float]:
@@ -213,25 +228,23 @@ def _request_latencies(record: RunRecord) -> dict[str, float]:
     found = {}
     for name, values in times.items():
         milliseconds = 1e3 * np.asarray(values)
-        p50, p90, p99 = np.percentile(milliseconds, (50, 90, 99))
         found[f"{name}_ms_mean"] = float(milliseconds.mean())
-        found |= {f"{name}_ms_p50": float(p50), f"{name}_ms_p90": float(p90)}
-        found[f"{name}_ms_p99"] = float(p99)
+        shares = np.percentile(milliseconds, _PERCENTILES).tolist()
+        found |= {
+            f"{name}_ms_p{part}": share for part, share in zip(_PERCENTILES, shares, strict=True)
+        }
     return found
 
 
-def _of_totals(totals: RunTotals) -> dict[str, float]:
+def work_done(totals: RunTotals, num_engines: int = 1) -> dict[str, float]:
+    """Return the measures of what the engines of a run did, apart from its requests."""
     found = {
         "preemptions": float(totals.num_preemptions),
         "recomputed_tokens": float(totals.recomputed_tokens),
         "evictions": float(totals.num_evictions),
-        "held_share": totals.held_share,
-        "reserved_share": totals.reserved_share,
-        "internal_share": totals.internal_share,
-        "external_share": totals.external_share,
         "steps": float(totals.num_steps),
-        "makespan_s": totals.elapsed,
     }
     if totals.elapsed > 0:
-        found["idle_share"] = max(0.0, 1 - totals.busy_seconds / totals.elapsed)
-    return found
+        busy = totals.busy_seconds / (totals.elapsed * num_engines)
+        found["idle_share"] = max(0.0, 1 - busy)
+    return found | {"makespan_s": totals.elapsed}

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from statistics import median, quantiles
+from statistics import median
 from time import process_time
 from typing import Any
 
@@ -58,56 +58,48 @@ _REST = 0.1
 """Seconds; many times as long as what counts as idle: caches cool down as between requests."""
 
 
-class StepMeter:
-    """Runs scenes on an engine that serves nothing else.
+def _steps(
+    engine: Engine, scene: Scene, clock: Clock, new_ids: Iterator[int]
+) -> Iterator[MeasuredStep]:
+    """Run a scene to its end and yield its steps; no prompt was served before.
 
     Steps are recorded as in a run of a workload, so that what this costs is measured too.
-
-    Args:
-        clock: seconds.
     """
+    collector, work = RunCollector(10**6), list[StepWork]()
+    watched = engine.executor
+    assert isinstance(watched, WatchedExecutor)
+    watched.watch = work.append
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
-        self._engine, self._clock = engine, clock
-        self._work: list[StepWork] = []
-        watched = WatchedExecutor(engine.executor)
-        watched.watch = self._work.append
-        engine.executor = watched
-        self._names, self._contents = count(), count(0, 10**6)
+    def prompt(length: int) -> Sequence[int]:
+        first = 10**6 * next(new_ids)
+        return token_ids([range(first, first + length)], engine.capacity.vocab_size)
 
-    def run(self, scene: Scene) -> Iterator[MeasuredStep]:
-        """Run a scene to its end and yield its steps; no prompt was served before."""
-        engine, clock, collector = self._engine, self._clock, RunCollector(10**6)
-        engine.reset_prefix_cache()
-        prompts = [self._prompt(scene.context) for _ in range(scene.batch)]
-        late = [*(prompts[-1] if scene.shares else ()), *self._prompt(scene.late)]
-        is_late_due, after_idle = scene.late > 0, int(scene.after_idle)
-        clock.sleep(_REST * after_idle)
-        began = clock()
-        for prompt in prompts:
-            self._add(prompt, scene.output, scene.n)
-        while engine.has_unfinished:
-            decoding = min(len(group.live[0].output) for group in engine.groups if group.live)
-            if is_late_due and decoding >= scene.output // 2:
-                self._add(late, 2)
-                is_late_due = False
-            outcome = engine.step()
-            collector.step(engine, outcome, self._work, began, clock())
-            seconds = clock() - began
-            if len(self._work) == 1:
-                yield MeasuredStep(replace(self._work[0], after_idle=after_idle), seconds)
-                after_idle = 0
-            self._work.clear()
-            began = clock()
-
-    def _prompt(self, length: int) -> Sequence[int]:
-        first = next(self._contents)
-        return token_ids([range(first, first + length)], self._engine.capacity.vocab_size)
-
-    def _add(self, prompt: Sequence[int], output: int, n: int = 1) -> None:
+    def add(prompt: Sequence[int], output: int, n: int = 1) -> None:
         sampling = SamplingParams(n=n, max_tokens=output, ignore_eos=True, detokenize=False)
-        name = f"calibration {next(self._names)}"
-        self._engine.add(Request(id=name, prompt=tuple(prompt), sampling=sampling))
+        name = f"calibration {next(new_ids)}"
+        engine.add(Request(id=name, prompt=tuple(prompt), sampling=sampling))
+
+    engine.reset_prefix_cache()
+    prompts = [prompt(scene.context) for _ in range(scene.batch)]
+    late = [*(prompts[-1] if scene.shares else ()), *prompt(scene.late)]
+    is_late_due, after_idle = scene.late > 0, int(scene.after_idle)
+    clock.sleep(_REST * after_idle)
+    began = clock()
+    for each in prompts:
+        add(each, scene.output, scene.n)
+    while engine.has_unfinished:
+        decoding = min(len(group.live[0].output) for group in engine.groups if group.live)
+        if is_late_due and decoding >= scene.output // 2:
+            add(late, 2)
+            is_late_due = False
+        outcome = engine.step()
+        collector.step(engine, outcome, work, began, clock())
+        seconds = clock() - began
+        if len(work) == 1:
+            yield MeasuredStep(replace(work[0], after_idle=after_idle), seconds)
+            after_idle = 0
+        work.clear()
+        began = clock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +128,12 @@ def measure(
         clock: seconds.
         advance: called after each scene.
     """
-    meter = StepMeter(engine, clock)
+    engine.executor, new_ids = WatchedExecutor(engine.executor), count()
     rounds: list[list[list[MeasuredStep]]] = []
     for _ in range(repeats):
         rounds.append([])
         for scene in chosen:
-            rounds[-1].append(list(meter.run(scene)))
+            rounds[-1].append(list(_steps(engine, scene, clock, new_ids)))
             advance()
     return Measurement(
         scenes=[_medians(runs) for runs in zip(*rounds, strict=True)],
@@ -237,14 +229,10 @@ def relative_errors(model: CostModel, steps: Sequence[MeasuredStep]) -> dict[str
             "steps": len(errors),
             "bias": round(median(errors), 4),
             "median": round(median(map(abs, errors)), 4),
-            "p90": round(_p90([abs(error) for error in errors]), 4),
+            "p90": round(float(np.quantile(np.abs(errors), 0.9)), 4),
         }
         for kind, errors in sorted(found.items())
     }
-
-
-def _p90(values: list[float]) -> float:
-    return values[0] if len(values) == 1 else quantiles(values, n=10, method="inclusive")[-1]
 
 
 _HELD_OUT = 5

@@ -45,14 +45,11 @@ class Scene:
     """Sequences of each request of the batch, which fork after the prompt."""
 
 
-def scenes(max_model_len: int, num_tokens: int, max_num_seqs: int | None) -> Iterator[Scene]:
+def scenes(engine: Engine) -> Iterator[Scene]:
     """Yield scenes over a grid of batches and contexts, as far as an engine can serve them, and
     between them some with one prompt and few tokens after it.
-
-    Args:
-        num_tokens: slots of its cache.
-        max_num_seqs: sequences that may run at once.
     """
+    max_model_len, num_tokens, max_num_seqs = _limits(engine)
     number = 0
     for context in _CONTEXTS:
         for batch in _BATCHES:
@@ -73,16 +70,18 @@ def scenes(max_model_len: int, num_tokens: int, max_num_seqs: int | None) -> Ite
                     yield Scene(batch=1, context=prompt, late=8, after_idle=idle, output=2)
 
 
-def fork_scenes(
-    max_model_len: int, num_tokens: int, max_num_seqs: int | None, block_size: int
-) -> Iterator[Scene]:
+def _limits(engine: Engine) -> tuple[int, int, int | None]:
+    """Return the longest sequence, the slots of the cache, and the sequences that may run."""
+    slots = engine.kv_cache.num_blocks * engine.kv_cache.block_size
+    return engine.capacity.max_model_len, slots, engine.scheduler.max_num_seqs
+
+
+def fork_scenes(engine: Engine) -> Iterator[Scene]:
     """Yield scenes in which sequences share the last block of their prompt, and copy it to write to
     it, as far as an engine can serve them; none where a block has room for one token.
-
-    Args:
-        num_tokens: slots of its cache.
-        max_num_seqs: sequences that may run at once.
     """
+    max_model_len, num_tokens, max_num_seqs = _limits(engine)
+    block_size = engine.kv_cache.block_size
     context = block_size + block_size // 2
     for batch, n in _FORKS if block_size > 1 else ():
         num_seqs = batch * n
@@ -107,10 +106,9 @@ def choose_scenes(engine: Engine, num_steps: int) -> list[Scene]:
     Raises:
         SettingsError: it can serve too few.
     """
-    kv_cache, longest = engine.kv_cache, engine.capacity.max_model_len
-    slots, most = kv_cache.num_blocks * kv_cache.block_size, engine.scheduler.max_num_seqs
-    found = list(scenes(longest, slots, most))
+    found = list(scenes(engine))
     if len(found) < _LEAST_SCENES:
+        longest, slots, _ = _limits(engine)
         raise SettingsError(
             f"an engine of {slots:,} cached tokens and max_model_len={longest} is too small to be "
             "calibrated; raise num_blocks or max_model_len"
@@ -118,9 +116,9 @@ def choose_scenes(engine: Engine, num_steps: int) -> list[Scene]:
     long = [scene for scene in found if scene.output > 2]
     output = max(4, min(64, round((num_steps - 3 * len(found)) / len(long))))
     grid = [replace(scene, output=output) if scene.output > 2 else scene for scene in found]
-    if kv_cache.reserves_runs:  # no block is shared, and so none is copied
+    if engine.kv_cache.reserves_runs:  # no block is shared, and so none is copied
         return grid
-    return [*grid, *fork_scenes(longest, slots, most, kv_cache.block_size)]
+    return [*grid, *fork_scenes(engine)]
 
 
 def swap_settings(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from paged_core.request import Request
 from paged_plugins.lab.cluster.fleet import Fleet
@@ -15,10 +15,7 @@ from paged_plugins.lab.router import Load, Router
 from paged_plugins.workloads.serving import Arrival, Arrivals
 
 
-@dataclass(frozen=True, slots=True)
-class _Routed:
-    """A request that was sent to a replica."""
-
+class _Routed(NamedTuple):
     arrival: Arrival
     request: Request
     replica: int

@@ -11,8 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from paged_core.interfaces.executor import Capacity
-from paged_plugins.lab.cluster.replica import ReplicaCounts
 from paged_plugins.lab.cluster.shard import Progress, StepEnd
+from paged_plugins.lab.runs.run_record import RunTotals
 from paged_plugins.lab.tasks.worker import Worker
 from paged_plugins.workloads.serving import Arrival
 
@@ -84,14 +84,14 @@ class Fleet:
             del waiting[:num_known]
             running = behind
 
-    def totals(self) -> tuple[list[ReplicaCounts], Counter[int]]:
-        """The run has ended: return the counts of each replica, and the times between tokens."""
-        counts, token_gaps = list[ReplicaCounts](), Counter[int]()
-        found: list[tuple[Sequence[ReplicaCounts], Mapping[int, int]]] = self._ask("totals")
+    def totals(self) -> tuple[list[RunTotals], Counter[int]]:
+        """The run has ended: return the totals of each replica, and the times between tokens."""
+        totals, token_gaps = list[RunTotals](), Counter[int]()
+        found: list[tuple[Sequence[RunTotals], Mapping[int, int]]] = self._ask("totals")
         for of_replicas, gaps in found:
-            counts += of_replicas
+            totals += of_replicas
             token_gaps.update(gaps)
-        return counts, token_gaps
+        return totals, token_gaps
 
     def _ask(self, method: str) -> list[Any]:
         for shard in self._shards:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paged_plugins.lab.cluster.replica import ReplicaCounts
-from paged_plugins.lab.measures import GOODPUT, ServiceLevel, jain_index, meets, percentiles
+from paged_plugins.lab.measures import (
+    ServiceLevel,
+    jain_index,
+    meets,
+    percentiles,
+    rates,
+    work_done,
+)
 from paged_plugins.lab.router import ReplicaLoad
-from paged_plugins.lab.runs.run_record import RequestRecord, refused_records
+from paged_plugins.lab.runs.run_record import RequestRecord, RunTotals, refused_records
 from paged_plugins.lab.runs.time_histogram import bucket
 from paged_plugins.workloads.serving import Arrival
 
@@ -102,12 +108,10 @@ class ReplicaTotals:
 
 
 @dataclass(slots=True, kw_only=True)
-class ClusterRecord:
-    """Counts, histograms and a timeline of a run."""
+class ClusterRecord(RunTotals):
+    """Sums over all replicas, histograms and a timeline of a run; it looks at no memory."""
 
     replicas: list[ReplicaTotals]
-    elapsed: float = 0.0
-    """Seconds from the first arrival to the end of the last request."""
     num_served: int = 0
     """Requests that ended by a stop condition or by their length."""
     num_failed: int = 0
@@ -116,11 +120,6 @@ class ClusterRecord:
     """What the first of them was told."""
     num_good: int | None = None
     """Requests that met the service level; ``None``: it has no limits."""
-    num_preemptions: int = 0
-    num_evictions: int = 0
-    """Cached blocks whose content was given up to make room."""
-    recomputed_tokens: int = 0
-    """Those that had been computed before, and were lost by a preemption."""
     token_gaps: dict[int, int] = field(default_factory=dict)
     """Times between tokens of a sequence, by bucket, see
     :mod:`paged_plugins.lab.runs.time_histogram`."""
@@ -136,28 +135,16 @@ class ClusterRecord:
         that replicas generated (1: equal), and
         ``replica_max_over_mean`` the share of the busiest, by the same tokens.
         """
-        replicas, seconds = self.replicas, self.elapsed
+        replicas = self.replicas
         generated = [float(each.num_generated) for each in replicas]
-        found: dict[str, float] = {}
-        if seconds > 0:
-            if self.num_good is not None:
-                found[GOODPUT] = self.num_good / seconds
-            found["throughput_tokens_per_s"] = sum(generated) / seconds
-            found["requests_per_s"] = self.num_served / seconds
+        found = rates(self, sum(generated), self.num_served, self.num_good)
         num_prompt = sum(each.num_prompt for each in replicas)
         if num_prompt:
             found["hit_rate"] = sum(each.num_cached for each in replicas) / num_prompt
         for kind, latency in self.latencies.items():
             found |= latency.measures(kind)
         found |= percentiles("itl", self.token_gaps)
-        found["preemptions"] = float(self.num_preemptions)
-        found["recomputed_tokens"] = float(self.recomputed_tokens)
-        found["evictions"] = float(self.num_evictions)
-        found["steps"] = float(sum(each.num_steps for each in replicas))
-        if seconds > 0:
-            busy = sum(each.busy_seconds for each in replicas)
-            found["idle_share"] = max(0.0, 1 - busy / (seconds * len(replicas)))
-        found["makespan_s"] = seconds
+        found |= work_done(self, len(replicas))
         found["failed"] = float(self.num_failed)
         if any(generated):
             found["replica_jain"] = jain_index(generated)
@@ -165,6 +152,7 @@ class ClusterRecord:
         return found
 
 
+_SUMMED = ("num_steps", "busy_seconds", "scheduled_tokens", "num_preemptions", "num_evictions")
 OnRequest = Callable[[RequestRecord, int], None]
 """Called with each request that ended, and the number of its replica."""
 
@@ -181,7 +169,7 @@ class Watch:
     ) -> None:
         self.record = ClusterRecord(
             replicas=[ReplicaTotals() for _ in range(num_replicas)],
-            num_good=0 if slo.has_limits else None,
+            num_good=0 if slo.limits else None,
         )
         """Complete once :meth:`finish` has returned it."""
         self._slo = slo
@@ -202,7 +190,7 @@ class Watch:
         self._last_end = request.finished
         self._add(request, replica)
         self._needed_tokens += request.needed_tokens
-        self._note_failure(error)
+        self.record.failure = self.record.failure or error
 
     def refused(self, arrival: Arrival, replica: int, reason: str) -> int:
         """A request was refused by a replica when it arrived; return how many ended with it."""
@@ -210,16 +198,14 @@ class Watch:
         records = list(refused_records(arrival, arrival.at))
         for record in records:
             self._add(record, replica)
-        self._note_failure(reason)
+        self.record.failure = self.record.failure or reason
         return len(records)
 
     def passed(self, now: float, loads: Sequence[ReplicaLoad]) -> None:
         """All that happens at the time ``now`` has happened."""
         self._timeline.pass_to(now, loads)
 
-    def finish(
-        self, replicas: Sequence[ReplicaCounts], token_gaps: Mapping[int, int]
-    ) -> ClusterRecord:
+    def finish(self, replicas: Sequence[RunTotals], token_gaps: Mapping[int, int]) -> ClusterRecord:
         """The run has ended: return its record.
 
         Args:
@@ -230,23 +216,18 @@ class Watch:
         record.elapsed = self._last_end - (self._first_arrival or 0.0)
         record.timeline = self._timeline.samples
         record.token_gaps = dict(sorted(token_gaps.items()))
-        num_scheduled = sum(counts.num_scheduled for counts in replicas)
-        record.recomputed_tokens = max(0, num_scheduled - self._needed_tokens)
-        record.num_preemptions = sum(counts.num_preemptions for counts in replicas)
-        record.num_evictions = sum(counts.num_evictions for counts in replicas)
-        for totals, counts in zip(record.replicas, replicas, strict=True):
-            totals.num_steps, totals.busy_seconds = counts.num_steps, counts.busy_seconds
-            totals.num_generated = counts.num_generated
+        for totals, of_engine in zip(record.replicas, replicas, strict=True):
+            totals.num_steps, totals.busy_seconds = of_engine.num_steps, of_engine.busy_seconds
+        for name in _SUMMED:
+            setattr(record, name, sum(getattr(each, name) for each in replicas))
+        record.recomputed_tokens = max(0, record.scheduled_tokens - self._needed_tokens)
         return record
-
-    def _note_failure(self, reason: str | None) -> None:
-        if reason and self.record.failure is None:
-            self.record.failure = reason
 
     def _add(self, request: RequestRecord, replica: int) -> None:
         record, totals = self.record, self.record.replicas[replica]
         self._on_request(request, replica)
         totals.num_requests += 1
+        totals.num_generated += request.num_output
         totals.num_prompt += request.num_prompt
         totals.num_cached += request.num_cached
         if not request.is_served:
@@ -255,10 +236,7 @@ class Watch:
         record.num_served += 1
         if record.num_good is not None:
             record.num_good += meets(request, self._slo)
-        self._add_latencies(request)
-
-    def _add_latencies(self, request: RequestRecord) -> None:
-        latencies, arrival = self.record.latencies, request.arrival
+        latencies, arrival = record.latencies, request.arrival
         latencies["e2e"].add(request.finished - arrival)
         if request.admitted is not None:
             latencies["queueing"].add(request.admitted - arrival)

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from paged_core.engine.clock import Clock
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.engine import Engine
 from paged_core.engine.outcome import StepOutcome
 from paged_core.errors import EngineError
-from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
-from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.lab.runs.run_record import RunTotals
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaCounts:
-    """What the engine of a replica did, in all."""
-
-    num_steps: int
-    busy_seconds: float
-    """In steps."""
-    num_generated: int
-    """Tokens, of all requests."""
-    num_scheduled: int
-    """Tokens computed."""
-    num_preemptions: int
-    num_evictions: int
 
 
 class Replica:
@@ -56,33 +40,17 @@ class Replica:
     ) -> None:
         self.number = number
         self.engine = engine
-        self._num_steps = 0
-        self._busy_seconds = 0.0
-        self._num_generated = 0
-        self._num_scheduled = 0
+        self._totals = RunTotals()
         self._clock = clock
         self._driver = EngineDriver(engine)
         self._gaps = TokenGaps(token_gaps)
         self._in_flight: StepOutcome | None = None
-        executor.watch = self._count
+        executor.watch = self._totals.count
 
     @property
     def is_busy(self) -> bool:
         """Whether a step is in flight."""
         return self._in_flight is not None
-
-    @property
-    def has_unfinished(self) -> bool:
-        """Whether a request is to be served in a step to come."""
-        return self.engine.has_unfinished
-
-    def add(self, request: Request) -> None:
-        """Take a request on.
-
-        Raises:
-            RequestError: it can never be served here; nothing has changed.
-        """
-        self.engine.add(request)
 
     def begin_step(self, now: float) -> float:
         """Begin a step; return when it ends, ``now`` or later.
@@ -96,7 +64,7 @@ class Replica:
             clock.sleep(now - started)
         self._in_flight = outcome = self.engine.step()
         ended = clock()
-        self._busy_seconds += ended - started
+        self._totals.busy_seconds += ended - started
         self._gaps.step(outcome.advanced, ended)
         if outcome.progressed or not self.engine.has_unfinished:
             return ended
@@ -117,28 +85,16 @@ class Replica:
         assert outcome is not None
         self._in_flight = None
         num_tokens = len(outcome.tokens)
-        self._num_generated += num_tokens
         for group in outcome.finished:
             num_tokens -= sum(len(sequence.tokens) for sequence in group.sequences)
             num_tokens += (len(group.sequences) - 1) * len(group.request.prompt)
         return num_tokens, outcome.finished
 
-    def counts(self) -> ReplicaCounts:
+    def totals(self) -> RunTotals:
         """Return what it has done so far."""
         metrics = self.engine.metrics
-        return ReplicaCounts(
-            num_steps=self._num_steps,
-            busy_seconds=self._busy_seconds,
-            num_generated=self._num_generated,
-            num_scheduled=self._num_scheduled,
+        return replace(
+            self._totals,
             num_preemptions=metrics.num_preemptions,
             num_evictions=metrics.num_evictions,
         )
-
-    def close(self) -> None:
-        """Close the engine."""
-        self.engine.close()
-
-    def _count(self, work: StepWork) -> None:
-        self._num_steps += 1
-        self._num_scheduled += work.prefill_tokens + work.decode_sequences

@@ -15,8 +15,8 @@ from paged_core.interfaces.executor import Capacity, SupportsClock
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.lab.cluster.replica import Replica, ReplicaCounts
-from paged_plugins.lab.runs.run_record import RequestRecord, ended_record
+from paged_plugins.lab.cluster.replica import Replica
+from paged_plugins.lab.runs.run_record import RequestRecord, RunTotals, ended_record
 from paged_plugins.lab.runs.work_count import CountsWork
 from paged_plugins.workloads.serving import Arrival
 
@@ -95,7 +95,7 @@ class Shard:
         """
         replica = self._replicas[number]
         try:
-            replica.add(arrival.asked(0.0))
+            replica.engine.add(arrival.asked(0.0))
         except RequestError as error:
             return str(error)
         self._live[arrival.request.id] = arrival, wants_answer
@@ -124,9 +124,9 @@ class Shard:
             progress.next_at = self._ends[0][0]
         return progress
 
-    def totals(self) -> tuple[Sequence[ReplicaCounts], Mapping[int, int]]:
-        """The run has ended: return the counts of each replica, and the times between tokens."""
-        return [replica.counts() for replica in self._replicas.values()], self._token_gaps
+    def totals(self) -> tuple[Sequence[RunTotals], Mapping[int, int]]:
+        """The run has ended: return the totals of each replica, and the times between tokens."""
+        return [replica.totals() for replica in self._replicas.values()], self._token_gaps
 
     def _end_steps(self, repeat: int, found: list[StepEnd]) -> None:
         ends, now = self._ends, self._now
@@ -149,7 +149,7 @@ class Shard:
             numbers = sorted(set(numbers))
         for number in numbers:
             replica = self._replicas[number]
-            if replica.has_unfinished:
+            if replica.engine.has_unfinished:
                 heappush(self._ends, (replica.begin_step(self._now), number))
         self._may_begin.clear()
 
@@ -167,14 +167,15 @@ def open_shard(
     replicas: dict[int, Replica] = {}
     with ExitStack() as closing:
         for number in numbers:
-            replicas[number] = _build_replica(number, settings, registry, token_gaps)
-            closing.callback(replicas[number].close)
+            replicas[number] = build_replica(number, settings, registry, token_gaps)
+            closing.callback(replicas[number].engine.close)
         yield Shard(replicas, token_gaps)
 
 
-def _build_replica(
+def build_replica(
     number: int, settings: EngineSettings, registry: Registry, token_gaps: dict[int, int]
 ) -> Replica:
+    """Build an engine of a cluster; SettingsError if it cannot be simulated."""
     engine = build_engine(settings, registry)
     executor = engine.executor
     if not (isinstance(executor, SupportsClock) and isinstance(executor, CountsWork)):

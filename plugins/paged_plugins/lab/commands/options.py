@@ -50,7 +50,7 @@ def chosen_measures(names: Sequence[str] | None, slo: ServiceLevel) -> list[str]
             raise SettingsError(
                 f"no measure is called {name!r:.80}{did_you_mean(name, MEASURES)} (--measure)"
             )
-        if name == GOODPUT and not slo.has_limits:
+        if name == GOODPUT and not slo.limits:
             raise SettingsError(
                 f"--measure {GOODPUT}: there is no goodput without limits on latencies, which are "
                 "--slo-ttft-ms and --slo-tpot-ms, or `slo` in a file"
@@ -73,7 +73,6 @@ class RayCommand(SettingsCommand):
     """Takes ``--ray`` with and without an address."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Let ``--ray`` alone mean a cluster that is started here."""
         return super().parse_args(ctx, list(with_address(args)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -16,7 +16,6 @@ import typer
 from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
-from paged_core.settings.schema import EngineSettings, Resolved
 from paged_plugins.command_options import check_writable
 from paged_plugins.files import unwritable
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
@@ -30,14 +29,13 @@ from paged_plugins.lab.commands.options import (
     executor_layer,
 )
 from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures
-from paged_plugins.lab.results.tables import parquet_table, row_values
+from paged_plugins.lab.results.tables import parquet_table, request_values
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.phrases import Phrase, value_text
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted, counting
 from paged_plugins.workloads.named import workload_spec
-from paged_plugins.workloads.spec import WorkloadSpec
 
 _EXTREMES = 3
 """Replicas that are shown of each end."""
@@ -52,6 +50,10 @@ _MEMORY = {
     "internal_share": "internal fragmentation",
     "external_share": "external fragmentation",
 }
+
+
+_Found = dict[str, float]
+"""Measures by their names."""
 
 
 @contextmanager
@@ -74,7 +76,7 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
             )
         columns = {"replica": int, **get_type_hints(RequestRecord)}
         with parquet_table(path, columns, num_rows=10_000) as extend:
-            yield lambda request, replica: extend([(replica, *row_values(request))])
+            yield lambda request, replica: extend([(replica, *request_values(request))])
     else:
         try:
             with path.open("w", encoding="utf-8") as file:
@@ -85,12 +87,71 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
             raise unwritable(path, error) from error
 
 
-def _cluster_document(record: ClusterRecord, router: str) -> dict[str, Any]:
-    """Return the record of a run of a cluster as JSON has it."""
+def _print(title: str, took: str, record: RunRecord | ClusterRecord, found: _Found) -> None:
+    """Print the measures of a run."""
+    num_failed, num_served = int(found["failed"]), _num_requests(record) - int(found["failed"])
+    typer.echo(title + took if num_served else title)
+    if num_failed:
+        requests = counted(num_failed, "request")
+        typer.echo(Phrase.RUN_FAILED.format(requests=requests, reason=record.failure))
+    if not num_served:
+        return  # there is nothing to measure
+    if num_failed and isinstance(record, ClusterRecord):
+        typer.echo(Phrase.OTHERS_MEASURED)
+    rows = [
+        [MEASURES[name].title, value_text(name, value)]
+        if name in MEASURES
+        else [_OF_REPLICAS[name], f"{value:.3f}"]
+        for name, value in found.items()
+        if name not in _MEMORY
+    ]
+    print_table("", ["measure", "value"], rows)
+    if isinstance(record, ClusterRecord):
+        _print_replicas(record)
+    else:
+        _print_memory(record, found)
+
+
+def _print_replicas(record: ClusterRecord) -> None:
+    def percent(part: float, whole: float) -> str:
+        return f"{100 * part / whole:.1f}%" if whole else "-"
+
+    rows = [
+        (
+            str(number),
+            f"{each.num_requests:,}",
+            f"{each.num_generated:,}",
+            percent(each.num_cached, each.num_prompt),
+            percent(each.busy_seconds, record.elapsed),
+        )
+        for number, each in sorted(
+            enumerate(record.replicas), key=lambda pair: -pair[1].num_generated
+        )
+    ]
+    if len(rows) > 2 * _EXTREMES:
+        rows[_EXTREMES:-_EXTREMES] = [("...", "", "", "", "")]
+    typer.echo("Replicas by generated tokens, the most first")
+    print_table("", ["replica", "requests", "generated tokens", "hit rate", "busy"], rows)
+
+
+def _print_memory(record: RunRecord, found: _Found) -> None:
+    last = record.steps[-1] if record.steps else None
+    num_blocks, size = (last.num_blocks, last.block_size) if last else (0, 0)
+    typer.echo(f"Memory while busy, of {num_blocks:,} blocks of {size} tokens")
+    shares = {use: found[name] for name, use in _MEMORY.items()}
+    shares["free"] = max(0.0, 1 - sum(shares.values()))
+    print_table("", ["use", "share"], [[use, f"{100 * each:.1f}%"] for use, each in shares.items()])
+
+
+def _num_requests(record: RunRecord | ClusterRecord) -> int:
+    if isinstance(record, ClusterRecord):
+        return record.num_served + record.num_failed
+    return len(record.requests)
+
+
+def _of_replicas(record: ClusterRecord) -> dict[str, Any]:
+    """Return what a document of JSON has of a cluster, beside what it has of each run."""
     return {
-        "router": router,
-        "requests": record.num_served + record.num_failed,
-        "measures": record.measures(),
         "replicas": [
             {
                 "requests": each.num_requests,
@@ -112,78 +173,7 @@ def _cluster_document(record: ClusterRecord, router: str) -> dict[str, Any]:
             }
             for sample in record.timeline
         ],
-        "failure": record.failure,
     }
-
-
-def _print_cluster(title: str, record: ClusterRecord, took: str) -> None:
-    """Print the record of a run of a cluster."""
-    _print_head(title, took, record.num_served, record.num_failed, record.failure)
-    if not record.num_served:
-        return  # there is nothing to measure
-    if record.num_failed:
-        typer.echo(Phrase.OTHERS_MEASURED)
-    _print_measures(record.measures())
-    typer.echo("Replicas by generated tokens, the most first")
-    columns = ["replica", "requests", "generated tokens", "hit rate", "busy"]
-    print_table("", columns, _replica_rows(record))
-
-
-def _replica_rows(record: ClusterRecord) -> Iterator[Sequence[str]]:
-    def percent(part: float, whole: float) -> str:
-        return f"{100 * part / whole:.1f}%" if whole else "-"
-
-    rows = [
-        (
-            str(number),
-            f"{each.num_requests:,}",
-            f"{each.num_generated:,}",
-            percent(each.num_cached, each.num_prompt),
-            percent(each.busy_seconds, record.elapsed),
-        )
-        for number, each in sorted(
-            enumerate(record.replicas), key=lambda pair: -pair[1].num_generated
-        )
-    ]
-    if len(rows) > 2 * _EXTREMES:
-        rows[_EXTREMES:-_EXTREMES] = [("...", "", "", "", "")]
-    yield from rows
-
-
-def _print_run(title: str, record: RunRecord, found: dict[str, float], took: str) -> None:
-    """Print the measures of a run of one engine."""
-    num_failed = int(found["failed"])
-    num_served = len(record.requests) - num_failed
-    _print_head(title, took, num_served, num_failed, record.failure)
-    if not num_served:
-        return  # there is nothing to measure
-    _print_measures(found)
-    last = record.steps[-1] if record.steps else None
-    num_blocks, size = (last.num_blocks, last.block_size) if last else (0, 0)
-    typer.echo(f"Memory while busy, of {num_blocks:,} blocks of {size} tokens")
-    shares = {use: found[name] for name, use in _MEMORY.items()}
-    shares["free"] = max(0.0, 1 - sum(shares.values()))
-    print_table("", ["use", "share"], [[use, f"{100 * each:.1f}%"] for use, each in shares.items()])
-
-
-def _print_head(
-    title: str, took: str, num_served: int, num_failed: int, failure: str | None
-) -> None:
-    typer.echo(title + took if num_served else title)
-    if num_failed:
-        requests = counted(num_failed, "request")
-        typer.echo(Phrase.RUN_FAILED.format(requests=requests, reason=failure))
-
-
-def _print_measures(found: dict[str, float]) -> None:
-    rows = [
-        [MEASURES[name].title, value_text(name, value)]
-        if name in MEASURES
-        else [_OF_REPLICAS[name], f"{value:.3f}"]
-        for name, value in found.items()
-        if name not in _MEMORY
-    ]
-    print_table("", ["measure", "value"], rows)
 
 
 Seed = Annotated[int, typer.Option(min=0, help="Of the workload, and of the engine's own draws.")]
@@ -236,33 +226,44 @@ def simulate_command(
     slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
     if replicas is None and workers is not None:
         raise SettingsError("--workers: they share the replicas of a cluster; give --replicas too")
-    if replicas is None and requests is None and dict(settings)["router"] is None:
-        _serve_alone(resolved, spec, seed, slo, as_json=as_json)
-        return
-    if real:
+    is_cluster = not (replicas is None and requests is None and dict(settings)["router"] is None)
+    if is_cluster and real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
+    record: RunRecord | ClusterRecord
+    asked = settings, resolved.registry, spec.build(), seed
     started = _cpu_seconds()
     with counting("requests") as advance, request_log(requests) as on_request:
-        record = simulate_cluster(
-            settings,
-            resolved.registry,
-            spec.build(),
-            seed,
-            num_replicas=replicas or 1,
-            num_workers=num_workers(replicas or 1, workers),
-            slo=slo,
-            on_request=on_request,
-            advance=advance,
-        )
+        if is_cluster:
+            record = simulate_cluster(
+                *asked,
+                num_replicas=replicas or 1,
+                num_workers=num_workers(replicas or 1, workers),
+                slo=slo,
+                on_request=on_request,
+                advance=advance,
+            )
+        else:
+            record = run_workload(*asked, advance=advance)
     seconds = _cpu_seconds() - started
-    router = router_options(settings, resolved.registry).name
+    document: dict[str, Any] = {"requests": _num_requests(record)}
+    if isinstance(record, ClusterRecord):
+        found = record.measures()
+        router = router_options(settings, resolved.registry).name
+        where = f"{counted(len(record.replicas), 'replica')} behind {router}"
+        document = {"router": router, **document, "measures": found, **_of_replicas(record)}
+    else:
+        document["measures"] = found = measures(record, slo)
+        where = f"executor {settings.executor.name}"
     if as_json:
-        _print_json(spec, seed, settings, _cluster_document(record, router), seconds)
+        head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
+        tail = {"failure": record.failure, "cpu_seconds": round(seconds, 3)}
+        print_json(head | document | tail)
         return
-    number = record.num_served + record.num_failed
-    where = f"{counted(len(record.replicas), 'replica')} behind {router}"
-    took = f", {value_text('makespan_s', record.elapsed)} in {seconds:.1f} s"
-    _print_cluster(f"{spec.name}, seed {seed}: {number:,} requests on {where}", record, took)
+    took = ""
+    if is_cluster or settings.executor.name == SIMULATED:
+        took = f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
+    title = f"{spec.name}, seed {seed}: {_num_requests(record):,} requests on {where}"
+    _print(title, took, record, found)
 
 
 def _check_log(path: Path | None, workload: str) -> None:
@@ -274,31 +275,3 @@ def _check_log(path: Path | None, workload: str) -> None:
 def _cpu_seconds() -> float:
     """Return the processor time of this process and of those that it started and that ended."""
     return sum(times()[:4])
-
-
-def _serve_alone(
-    resolved: Resolved, spec: WorkloadSpec, seed: int, slo: ServiceLevel, *, as_json: bool
-) -> None:
-    """Serve a workload on one engine, and print its measures."""
-    settings = resolved.settings
-    started = _cpu_seconds()
-    with counting("requests") as advance:
-        record = run_workload(settings, resolved.registry, spec.build(), seed, advance=advance)
-    seconds = _cpu_seconds() - started
-    found, number = measures(record, slo), len(record.requests)
-    if as_json:
-        document = {"requests": number, "measures": found, "failure": record.failure}
-        _print_json(spec, seed, settings, document, seconds)
-        return
-    name, took = settings.executor.name, ""
-    if name == SIMULATED:
-        took = f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
-    title = f"{spec.name}, seed {seed}: {number:,} requests on executor {name}"
-    _print_run(title, record, found, took)
-
-
-def _print_json(
-    spec: WorkloadSpec, seed: int, settings: EngineSettings, document: dict[str, Any], took: float
-) -> None:
-    head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
-    print_json(head | document | {"cpu_seconds": round(took, 3)})

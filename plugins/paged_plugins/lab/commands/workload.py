@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -62,7 +61,11 @@ def workload_command(
     count_tokens, note = _token_count(spec, given)
     drawn = spec.build(count_tokens).draw(seed)
     summary = WorkloadSummary()
-    with _lines(output) as file:
+    with ExitStack() as stack:
+        file = None
+        if output is not None:
+            partial = stack.enter_context(replacing(output))
+            file = stack.enter_context(partial.open("w", encoding="utf-8"))
         for first in drawn:
             summary.add(first)
             if file is not None:
@@ -92,16 +95,6 @@ def _token_count(spec: WorkloadSpec, given: SettingsArgs) -> tuple[TokenCount, s
     encode = llm.get_tokenizer().encode
     llm.close()
     return lambda text: len(encode(text, add_special_tokens=False)), None
-
-
-@contextmanager
-def _lines(path: Path | None) -> Iterator[TextIO | None]:
-    """Open a file that is there when all is written, or not at all; ``None``: no file."""
-    if path is None:
-        yield None
-        return
-    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-        yield file
 
 
 def _print(spec: WorkloadSpec, figures: dict[str, Any]) -> None:

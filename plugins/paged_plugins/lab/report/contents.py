@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import isfinite
-from typing import Literal
 
 from paged_plugins.lab.measures import MEASURES, Measure
-from paged_plugins.lab.report.origin import Origin, notes, origin
+from paged_plugins.lab.report.origin import Told, changes, notes, origin
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import Difference
-from paged_plugins.lab.statistics.phrases import (
-    Phrase,
-    change_text,
-    interval_text,
-    listed,
-    value_text,
-)
+from paged_plugins.lab.statistics.phrases import Phrase, listed, value_text
 from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.progress import counted
@@ -53,7 +45,8 @@ def families(results: Results, limit: int) -> list[Family]:
     for base, arms in around.items():
         parts = _parts(arms, limit)
         for part in parts:
-            words = _axes(part) if len(parts) > 1 else ""
+            axes = dict.fromkeys(arm.axis or arm.label for arm in part)
+            words = ", ".join(axes) if len(parts) > 1 else ""
             against = f"against {base}" if len(around) > 1 else ""
             title = " ".join(filter(None, (words, against)))
             made.append(Family(title=title, base=by_label[base], arms=part))
@@ -74,13 +67,6 @@ def _parts(arms: Sequence[Arm], limit: int) -> list[list[Arm]]:
     return [part for part in parts if part]
 
 
-def _axes(arms: Sequence[Arm]) -> str:
-    axes = dict.fromkeys(arm.axis or arm.label for arm in arms)
-    return ", ".join(axes)
-
-
-Verdict = Literal["better", "worse", "differs", ""]
-
 _TOPICS: Mapping[str, Sequence[str]] = {
     "Throughput": (
         *("goodput_per_s", "missed_deadlines", "throughput_tokens_per_s", "requests_per_s"),
@@ -93,36 +79,18 @@ _TOPICS: Mapping[str, Sequence[str]] = {
 _OTHER = "Run"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """What an arm did to a measure."""
-
-    value: str
-    change: str
-    interval: str
-    """``[low, high]``; empty: there is one seed."""
-    verdict: Verdict
-    """Empty: it did not move."""
-    is_equal: bool
-    """In every seed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """A measure."""
 
-    title: str
-    base: str
-    cells: Sequence[Cell | None]
-    """One per arm of the family; ``None``: not measured."""
+    measure: Measure
+    cells: Sequence[Difference | None]
+    """What each arm of the family did to it; ``None``: not measured."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
-    """Rows that belong together."""
-
-    title: str
-    rows: Sequence[Row]
+    @property
+    def base(self) -> str:
+        """The mean of the arm that the others are compared with."""
+        return next(value_text(self.measure.name, each.base) for each in self.cells if each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +99,15 @@ class DifferenceTable:
 
     title: str
     family: Family
-    topics: Sequence[Topic]
+    topics: Mapping[str, Sequence[Row]]
+    """Rows that belong together, by their title."""
     equal: Sequence[Row]
     """Measures that are equal in all arms and seeds; they are in no topic."""
 
     @property
     def equal_text(self) -> str:
         """Name these, with their values."""
-        rows = "; ".join(f"{row.title} {row.base}" for row in self.equal)
+        rows = "; ".join(f"{row.measure.title} {row.base}" for row in self.equal)
         told = Phrase.EQUAL_IN_ALL.format(measures=rows)
         return told[0].upper() + told[1:]
 
@@ -147,63 +116,29 @@ Found = Mapping[tuple[str, str, str], Difference]
 """Differences by arm, workload and measure."""
 
 
-def difference_table(
-    title: str, found: Found, family: Family, workload: str, wanted: Callable[[Measure], bool]
+def _table(
+    title: str, found: Found, family: Family, workload: str, measures: Iterable[Measure]
 ) -> DifferenceTable:
-    """Return the table of a family on a workload, with the measures that are ``wanted``."""
     topics: dict[str, list[Row]] = {topic: [] for topic in (*_TOPICS, _OTHER)}
     equal = []
-    for measure in filter(wanted, MEASURES.values()):
-        row = _row(found, family, workload, measure)
-        if row is None:
-            continue
-        if all(cell is not None and cell.is_equal for cell in row.cells):
+    for measure in measures:
+        cells = [found.get((arm.label, workload, measure.name)) for arm in family.arms]
+        row = Row(measure, cells)
+        if all(cell is not None and cell.is_equal for cell in cells):
             equal.append(row)
-        else:
+        elif any(cells):
             topics[_topic(measure.name)].append(row)
     return DifferenceTable(
         title=title,
         family=family,
-        topics=[Topic(title=title, rows=rows) for title, rows in topics.items() if rows],
+        topics={topic: rows for topic, rows in topics.items() if rows},
         equal=equal,
     )
 
 
-def verdict(difference: Difference) -> Verdict:
-    """Return which way a measure moved, if it did."""
-    if not difference.moved:
-        return ""
-    better = difference.is_better
-    return "differs" if better is None else "better" if better else "worse"
-
-
 def _topic(name: str) -> str:
-    for topic, starts in _TOPICS.items():
-        if name.startswith(tuple(starts)):
-            return topic
-    return _OTHER
-
-
-def _row(found: Found, family: Family, workload: str, measure: Measure) -> Row | None:
-    differences = [found.get((arm.label, workload, measure.name)) for arm in family.arms]
-    base = next((each.base for each in differences if each is not None), None)
-    if base is None:
-        return None
-    return Row(
-        title=measure.title,
-        base=value_text(measure.name, base),
-        cells=[None if each is None else _cell(each) for each in differences],
-    )
-
-
-def _cell(difference: Difference) -> Cell:
-    return Cell(
-        value=value_text(difference.measure, difference.value),
-        change=change_text(difference),
-        interval=interval_text(difference) if isfinite(difference.low) else "",
-        verdict=verdict(difference),
-        is_equal=difference.is_equal,
-    )
+    starts = ((topic, each) for topic, names in _TOPICS.items() for each in names)
+    return next((topic for topic, start in starts if name.startswith(start)), _OTHER)
 
 
 _MOST_COLUMNS = 6
@@ -227,7 +162,12 @@ class Contents:
     """The measures that are shown without being asked."""
     full_tables: Sequence[DifferenceTable]
     """Every measure."""
-    origin: Origin
+    settings: Told
+    """Each arm, and the settings that it changes."""
+    facts: Told
+    """Where the results come from: what fits into a line each."""
+    blocks: Told
+    """The rest of that, as YAML."""
     families: Sequence[Family]
     found: Found
 
@@ -240,26 +180,28 @@ def contents(results: Results, measures: Collection[str], confidence: float = 0.
     """
     told = Conclusions.of(results, measures, confidence)
     found = {(each.arm, each.workload, each.measure): each for each in told.differences}
-    kinds = families(results, _MOST_COLUMNS)
+    kinds, (facts, blocks) = families(results, _MOST_COLUMNS), origin(results)
     return Contents(
         title=_title(results, kinds),
         scope=_scope(results, told.differences),
         answers=told.answers or told.arms,
         arms=told.arms if told.answers else (),
         notes=list(notes(results, confidence, len(found))),
-        tables=_tables(results, kinds, found, lambda measure: measure.shown),
-        full_tables=_tables(results, kinds, found, lambda measure: True),
-        origin=origin(results),
+        tables=_tables(results, kinds, found, [each for each in MEASURES.values() if each.shown]),
+        full_tables=_tables(results, kinds, found, MEASURES.values()),
+        settings=[(arm.label, changes(arm)) for arm in results.arms],
+        facts=facts,
+        blocks=blocks,
         families=kinds,
         found=found,
     )
 
 
 def _tables(
-    results: Results, kinds: Sequence[Family], found: Found, wanted: Callable[[Measure], bool]
+    results: Results, kinds: Sequence[Family], found: Found, measures: Iterable[Measure]
 ) -> list[DifferenceTable]:
     tables = (
-        difference_table(group_title(results, workload, family), found, family, workload, wanted)
+        _table(group_title(results, workload, family), found, family, workload, measures)
         for workload in results.workloads
         for family in kinds
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 from markupsafe import Markup, escape
@@ -12,10 +13,12 @@ from markupsafe import Markup, escape
 from paged_plugins.block_history import BlockHistory
 from paged_plugins.files import write_text
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.report.contents import Cell, Contents, DifferenceTable, contents
+from paged_plugins.lab.report.contents import Contents, DifferenceTable, contents
 from paged_plugins.lab.report.pictures import galleries
 from paged_plugins.lab.report.pictures.drawing import printable
 from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.statistics.differences import Difference
+from paged_plugins.lab.statistics.phrases import change_text, interval_text, value_text
 
 _BREAKS = re.compile(r"=(?=\w{9})|(?<=\w{3})_(?=\w{3})")
 _PACKAGE = "paged_plugins.lab.report"
@@ -55,7 +58,8 @@ def html(
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters["breakable"] = _breakable
+    environment.filters |= {"breakable": _breakable, "change": change_text, "value": value_text}
+    environment.filters["interval"] = _interval
     told = contents(results, measures)
     page = environment.get_template("page.html").render(
         contents=told,
@@ -64,6 +68,10 @@ def html(
         css=files(_PACKAGE).joinpath("page.css").read_text("utf-8"),
     )
     return printable(page)
+
+
+def _interval(difference: Difference) -> str:
+    return interval_text(difference) if difference.has_interval else ""
 
 
 def _breakable(label: str) -> Markup:
@@ -98,43 +106,33 @@ def _lines(told: Contents) -> Iterator[str]:
         for table in told.full_tables:
             yield from ("", *_table(table))
     yield from ("", "## What was run", "", "| arm | settings that it changes |", "| --- | --- |")
-    for label, changes in told.origin.arms:
+    for label, changes in told.settings:
         yield f"| {escaped(label)} | {escaped(changes.replace(chr(10), ', ')) or 'none'} |"
     yield ""
-    for key, value in told.origin.facts:
+    for key, value in told.facts:
         yield f"- {escaped(key)}: {escaped(value)}"
-    for key, value in told.origin.blocks:
-        yield from ("", f"### {escaped(key)}", "", *_indented(value))
+    for key, value in told.blocks:
+        yield from ("", f"### {escaped(key)}", "")
+        yield from (f"    {line}" for line in value.splitlines())  # no fence is safe from it
 
 
 def _table(table: DifferenceTable) -> Iterator[str]:
     if table.title:
         yield from (f"### {escaped(table.title)}", "")
     if table.topics:
-        yield from _rows(table)
+        labels = [escaped(label) for label in table.family.labels]
+        yield f"| measure | {' | '.join(labels)} |"
+        yield "| --- |" + " ---: |" * len(labels)
+    for row in chain(*table.topics.values()):
+        cells = ["" if cell is None else _cell(cell) for cell in row.cells]
+        yield f"| {' | '.join([escaped(row.measure.title), row.base, *cells])} |"
     if table.equal:
         yield from (*([""] if table.topics else []), escaped(f"{table.equal_text}."))
 
 
-def _rows(table: DifferenceTable) -> Iterator[str]:
-    labels = [escaped(label) for label in table.family.labels]
-    yield f"| measure | {' | '.join(labels)} |"
-    yield "| --- |" + " ---: |" * len(labels)
-    for topic in table.topics:
-        for row in topic.rows:
-            cells = ["" if cell is None else _markdown_cell(cell) for cell in row.cells]
-            yield f"| {' | '.join([escaped(row.title), row.base, *cells])} |"
-
-
-def _markdown_cell(cell: Cell) -> str:
-    change = " ".join(filter(None, (cell.change, escaped(cell.interval))))
-    return f"**{change} {cell.verdict}**" if cell.verdict else change
-
-
-def _indented(block: str) -> Iterator[str]:
-    """Yield a block of code: indented, as no fence is safe from its content."""
-    for line in block.splitlines():
-        yield f"    {line}"
+def _cell(found: Difference) -> str:
+    change = " ".join(filter(None, (change_text(found), escaped(_interval(found)))))
+    return f"**{change} {found.verdict}**" if found.verdict else change
 
 
 def escaped(text: str) -> str:

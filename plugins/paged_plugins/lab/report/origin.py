@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
 from paged_core.cli.output import show
+from paged_plugins.lab.measures import LATENCIES
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import minimum_seeds
 from paged_plugins.lab.statistics.phrases import Phrase
+from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted
 
@@ -22,28 +22,25 @@ _LONGEST = 300
 """Characters of a fact that is shown in a line; longer ones are shown as blocks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where results come from."""
-
-    arms: Sequence[tuple[str, str]]
-    """The label of each arm, and the settings that it changes."""
-    facts: Sequence[tuple[str, str]]
-    """What fits into a line each."""
-    blocks: Sequence[tuple[str, str]]
-    """The rest, as YAML."""
+Told = Sequence[tuple[str, str]]
 
 
-def origin(results: Results) -> Origin:
-    """Return where ``results`` come from, as far as they tell."""
+def origin(results: Results) -> tuple[Told, Told]:
+    """Return where ``results`` come from, as far as they tell: what fits into a line each, and the
+    rest, as YAML.
+    """
+    limits = [
+        Phrase.LIMIT.format(measure=LATENCIES[kind], limit=limit)
+        for kind, limit in results.slo.limits.items()
+    ]
     facts = {
         "workloads": ", ".join(results.workloads),
         "seeds": ", ".join(map(str, results.seeds)),
-        "service level": service_level(results),
+        "service level": ", ".join(limits) or Phrase.NO_LIMITS,
     }
     blocks = {}
     first = results.arms[0].label
-    manifest = _plain(results.manifest)
+    manifest = json.loads(json.dumps(results.manifest, default=str))
     for key, value in sorted(manifest.items(), key=lambda item: item[0] == "settings"):
         if key in _LEFT_OUT:
             continue
@@ -58,11 +55,8 @@ def origin(results: Results) -> Origin:
                 ).rstrip()
         elif value is not None:
             facts[key] = show(value)
-    return Origin(
-        arms=[(arm.label, _changes(arm.changes)) for arm in results.arms],
-        facts=[item for item in facts.items() if len(item[1]) <= _LONGEST],
-        blocks=[item for item in facts.items() if len(item[1]) > _LONGEST] + list(blocks.items()),
-    )
+    long = {key: fact for key, fact in facts.items() if len(fact) > _LONGEST}
+    return [item for item in facts.items() if item[0] not in long], [*(long | blocks).items()]
 
 
 def _is_flat(value: object) -> bool:
@@ -71,26 +65,9 @@ def _is_flat(value: object) -> bool:
     )
 
 
-def service_level(results: Results) -> str:
-    """Return the latencies that a request must meet, in words."""
-    slo = results.slo
-    limits = (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms), ("completion", slo.e2e_ms))
-    told = [
-        Phrase.LIMIT.format(measure=name, limit=limit)
-        for name, limit in limits
-        if limit is not None
-    ]
-    return ", ".join(told) or Phrase.NO_LIMITS
-
-
-def _plain(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest as JSON has it."""
-    plain: dict[str, Any] = json.loads(json.dumps(manifest, default=str))
-    return plain
-
-
-def _changes(changes: Mapping[str, Any]) -> str:
-    return "\n".join(f"{key}: {show(value)}" for key, value in changes.items())
+def changes(arm: Arm) -> str:
+    """Return the settings that an arm changes, one a line."""
+    return "\n".join(f"{key}: {show(value)}" for key, value in arm.changes.items())
 
 
 def notes(results: Results, confidence: float, num_differences: int) -> Iterator[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paged_plugins.lab.measures import MEASURES
@@ -56,8 +54,8 @@ def _difference(each: Difference) -> dict[str, Any]:
         "value": each.value,
         "change": each.change,
         "unit": change_unit(each).strip(),
-        "low": each.low if isfinite(each.low) else None,
-        "high": each.high if isfinite(each.high) else None,
+        "low": each.low if each.has_interval else None,
+        "high": each.high if each.has_interval else None,
         "moved": each.moved,
     }
 
@@ -65,14 +63,8 @@ def _difference(each: Difference) -> dict[str, Any]:
 _GAP = " "
 _CLAIMED, _NOT_CLAIMED = " *", "  "
 """Ends of a cell."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """An arm: two lines of cells under a line for each measure."""
-
-    label: str
-    cells: dict[str, tuple[str, str]]
+_Line = tuple[str, Mapping[str, str]]
+"""What a line begins with, and its cells by measure; without cells it is a heading."""
 
 
 def table_lines(results: Results, differences: Sequence[Difference], width: int) -> Iterator[str]:
@@ -82,47 +74,55 @@ def table_lines(results: Results, differences: Sequence[Difference], width: int)
     Columns that do not fit into ``width`` follow in a second table below.
     """
     shown = [name for name in MEASURES if any(each.measure == name for each in differences)]
-    moving = [
-        name
+    moving = {each.measure for each in differences if not each.is_equal}
+    lines = list(_lines(results, differences))
+    widths = {
+        name: max(
+            len(text) for text in (_title(name), *(cells.get(name, "") for _, cells in lines))
+        )
         for name in shown
-        if not all(each.is_equal for each in differences if each.measure == name)
-    ]
-    sections = list(_sections(results, differences))
-    rows = [row for _, some in sections for row in some]
-    for number, names in enumerate(_fitting(rows, moving, width) if moving else ()):
+        if name in moving
+    }
+    first = max(len(label) for label, cells in lines if cells) if moving else 0
+    for number, names in enumerate(_fitting(widths, width - first)):
         if number:
             yield ""
-        yield from _lines(sections, names)
+        titles = {name: _title(name) for name in names}
+        for label, cells in (("", titles), *lines):
+            if not cells:
+                yield label
+            elif label or not titles.keys().isdisjoint(cells):
+                padded = (cells.get(name, "").rjust(widths[name]) for name in names)
+                yield _GAP.join((label.ljust(first), *padded)).rstrip()
     if equal := [MEASURES[name].title for name in shown if name not in moving]:
         if moving:
             yield ""
         yield Phrase.EQUAL_IN_ALL.format(measures=", ".join(equal))
 
 
-def _sections(
-    results: Results, differences: Sequence[Difference]
-) -> Iterator[tuple[str, list[_Row]]]:
-    """Yield a heading, and the arm that others are compared with and these, for each such arm."""
+def _lines(results: Results, differences: Sequence[Difference]) -> Iterator[_Line]:
+    """Yield a heading, the arm that others are compared with and these, for each such arm."""
     axes = {arm.axis for arm in results.arms if arm.axis}
     for reference in results.arms:
         own = [each for each in differences if each.compared_with == reference.label]
         if not own:
             continue
-        around = {key: value for key, value in reference.changes.items() if key not in axes}
-        base = {each.measure: value_text(each.measure, each.base) + _NOT_CLAIMED for each in own}
-        rows = [_Row(_name(reference), {name: (value, "") for name, value in base.items()})]
+        if around := {key: value for key, value in reference.changes.items() if key not in axes}:
+            yield settings_text(around), {}
+        base = {each.measure: value_text(each.measure, each.base) for each in own}
+        yield _name(reference), {name: text + _NOT_CLAIMED for name, text in base.items()}
         for arm in results.arms:
-            cells = {
-                each.measure: (
-                    change_text(each) + (_CLAIMED if each.moved else _NOT_CLAIMED),
-                    "" if each.is_equal else interval_text(each) + _NOT_CLAIMED,
+            found = [each for each in own if each.arm == arm.label]
+            if found:
+                yield (
+                    _name(arm),
+                    {
+                        each.measure: change_text(each) + (_CLAIMED if each.moved else _NOT_CLAIMED)
+                        for each in found
+                    },
                 )
-                for each in own
-                if each.arm == arm.label
-            }
-            if cells:
-                rows.append(_Row(_name(arm), cells))
-        yield settings_text(around), rows
+            if unequal := [each for each in found if not each.is_equal]:
+                yield "", {each.measure: interval_text(each) + _NOT_CLAIMED for each in unequal}
 
 
 def _name(arm: Arm) -> str:
@@ -131,45 +131,18 @@ def _name(arm: Arm) -> str:
     return setting_text(arm.changes[arm.axis])
 
 
-def _fitting(rows: Sequence[_Row], names: Sequence[str], width: int) -> Iterator[list[str]]:
-    """Yield the measures of one table after another."""
-    room = width - max(len(row.label) for row in rows)
-    some: list[str] = []
-    used = 0
-    for name in names:
-        needed = len(_GAP) + _width(rows, name)
-        if some and used + needed > room:
-            yield some
-            some, used = [], 0
-        some.append(name)
-        used += needed
-    yield some
-
-
-def _width(rows: Sequence[_Row], name: str) -> int:
-    texts = [text for row in rows for text in row.cells.get(name, ())]
-    return max(map(len, (_title(name), *texts)))
-
-
 def _title(name: str) -> str:
     return MEASURES[name].title + _NOT_CLAIMED
 
 
-def _lines(sections: Sequence[tuple[str, list[_Row]]], names: Sequence[str]) -> Iterator[str]:
-    rows = [row for _, some in sections for row in some]
-    first = max(len(row.label) for row in rows)
-    widths = [_width(rows, name) for name in names]
-
-    def line(label: str, cells: Sequence[str]) -> str:
-        padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        return _GAP.join((label.ljust(first), *padded)).rstrip()
-
-    yield line("", [_title(name) for name in names])
-    for heading, some in sections:
-        if heading:
-            yield heading
-        for row in some:
-            values, intervals = zip(*(row.cells.get(name, ("", "")) for name in names), strict=True)
-            yield line(row.label, values)
-            if any(intervals):
-                yield line("", intervals)
+def _fitting(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
+    """Yield the measures of one table after another."""
+    some: list[str] = []
+    for name, width in widths.items():
+        used = sum(len(_GAP) + widths[each] for each in some)
+        if some and used + len(_GAP) + width > room:
+            yield some
+            some = []
+        some.append(name)
+    if some:
+        yield some

@@ -19,12 +19,12 @@ from paged_core.plugins.registry import Registry
 from paged_plugins.files import read_file, unwritable
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.results.results import Results, RunResult, run_result
-from paged_plugins.lab.results.store import RunStore
+from paged_plugins.lab.results.store import known_record, record_path, remove_others, write_record
 from paged_plugins.lab.results.tables import PARTIAL, TABLES, write_bytes, write_tables
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
-from paged_plugins.lab.tasks.task import Ran, Task
+from paged_plugins.lab.tasks.task import Ran, Task, TaskDigests
 from paged_plugins.machine import summary
 from paged_plugins.progress import MANY, progress
 
@@ -53,6 +53,10 @@ class RunEntry(Strict):
     def place(self) -> tuple[str, str, int]:
         """Arm, workload and seed."""
         return self.arm, self.workload, self.seed
+
+    def file(self, folder: Path) -> Path:
+        """Return where its record is in a folder of results."""
+        return record_path(folder / RECORDS, self.key)
 
 
 class Manifest(Strict):
@@ -114,10 +118,9 @@ class ResultsFolder:
             raise unwritable(folder, error, "--output") from None
         write_bytes(folder / ABLATION, study.text.encode())  # first: the folder is known by it
         self._folder = folder
-        self._store = RunStore(folder / RECORDS, registry)
-        self._entries = _entries(study, self._store)
+        self._entries = _entries(study, folder, registry)
         keys = {entry.key for entry in self._entries.values()}
-        self._store.keep_only(() if fresh else keys)
+        remove_others(folder / RECORDS, () if fresh else keys)
         for name in TABLES:
             (folder / name).unlink(missing_ok=True)
         self._manifest = new_manifest(study, registry)
@@ -131,19 +134,23 @@ class ResultsFolder:
         self._lock.close()
 
     def missing(self, study: Study, /) -> list[Task]:
-        return [task for task in study.tasks() if self._entries[task.place].key not in self._store]
+        return [
+            task
+            for task in study.tasks()
+            if known_record(self._entries[task.place].file(self._folder)) is None
+        ]
 
     def keep(self, ran: Ran, /) -> None:
         entry = self._entries[ran.task.place]
         if ran.record is not None:
-            self._store.write(entry.key, ran.task, ran.record)
+            write_record(entry.file(self._folder), ran.task, ran.record)
             return
         problem = {"problem": ran.problem or "it gave no result"}
         self._entries[ran.task.place] = entry.model_copy(update=problem)
 
     def finish(self) -> bool:
         """Write the tables; return whether those in Parquet are among them."""
-        return _finish(self._folder, self._manifest, self._entries, self._store)
+        return _finish(self._folder, self._manifest, self._entries)
 
 
 def make_folder(folder: Path) -> None:
@@ -169,24 +176,24 @@ def write_folder(
         folder: as :func:`make_folder` has made it.
         results: with all records.
     """
-    store = RunStore(folder / RECORDS, registry)
-    entries = _entries(study, store)
+    entries = _entries(study, folder, registry)
     for task in study.tasks():
         record = results.record(*task.place)
         assert record is not None
-        store.write(entries[task.place].key, task, record)
-    _finish(folder, manifest, entries, store)
+        write_record(entries[task.place].file(folder), task, record)
+    _finish(folder, manifest, entries)
 
 
 _Entries = dict[tuple[str, str, int], RunEntry]
 """By arm, workload and seed, as tables list them: arm by arm, workload by workload."""
 
 
-def _entries(study: Study, store: RunStore) -> _Entries:
-    keys = {}
+def _entries(study: Study, folder: Path, registry: Registry) -> _Entries:
+    (folder / RECORDS).mkdir(exist_ok=True)
+    digests, keys = TaskDigests(registry), {}
     with progress(len(study), "looking for results", least=MANY) as advance:
         for task in study.tasks():
-            keys[task.place] = store.key(task)
+            keys[task.place] = digests.of(task)
             advance()
     names = [workload.name for workload in study.workloads]
     places = product([one.arm.label for one in study.arms], names, study.seeds)
@@ -196,13 +203,13 @@ def _entries(study: Study, store: RunStore) -> _Entries:
     }
 
 
-def _finish(folder: Path, manifest: Manifest, entries: _Entries, store: RunStore) -> bool:
+def _finish(folder: Path, manifest: Manifest, entries: _Entries) -> bool:
     """Write the tables of the records that there are, and what became of each run."""
     ended = []
 
     def rows() -> Iterator[tuple[RunResult, RunRecord]]:
         for place, entry in entries.items():
-            record = store.read(entry.key)
+            record = known_record(entry.file(folder))
             failure = None if record is None else record.failure
             ended.append(entry.model_copy(update={"failure": failure}))
             if record is not None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paged_core.errors import SettingsError
 from paged_core.settings.documents import read_text
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results.folder import MANIFEST, RECORDS, Manifest
+from paged_plugins.lab.results.folder import MANIFEST, Manifest
 from paged_plugins.lab.results.results import Results, RunResult
-from paged_plugins.lab.results.store import read_record, record_path
+from paged_plugins.lab.results.store import read_record
 from paged_plugins.lab.results.tables import RUNS
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict
@@ -45,7 +45,8 @@ def load_results(folder: Path) -> Results:
             f"--output {folder}`"
         )
     rows = _read(folder / RUNS, TypeAdapter(list[_Measured]))
-    entries = {run.place: run for run in manifest.runs}
+    paths = {run.place: run.file(folder) for run in manifest.runs}
+    failures = {run.place: run.failure for run in manifest.runs}
     labels = [arm.label for arm in manifest.arms]
     names = [str(workload.get("name", "")) for workload in manifest.workloads]
     measured: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -54,21 +55,18 @@ def load_results(folder: Path) -> Results:
             raise SettingsError(f"{folder / RUNS} is damaged: {MANIFEST} knows nothing of {row}")
         measured.setdefault((row.arm, row.workload, row.seed), {})[row.measure] = row.value
 
-    def record(arm: str, workload: str, seed: int) -> RunRecord | None:
-        entry = entries.get((arm, workload, seed))
-        path = entry and record_path(folder / RECORDS, entry.key)
+    def record(*place: Any) -> RunRecord | None:
+        path = paths.get(place)
         return read_record(path) if path and path.is_file() else None
-
-    def result(place: tuple[str, str, int], found: dict[str, float]) -> RunResult:
-        (arm, workload, seed), entry = place, entries.get(place)
-        failure = None if entry is None else entry.failure
-        return RunResult(arm=arm, workload=workload, seed=seed, measures=found, failure=failure)
 
     return Results(
         arms=manifest.arms,
         workloads=names,
         seeds=manifest.seeds,
-        runs=[result(place, found) for place, found in measured.items()],
+        runs=[
+            RunResult(*place, measures=found, failure=failures.get(place))
+            for place, found in measured.items()
+        ],
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
         record=record,

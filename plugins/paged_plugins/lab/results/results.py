@@ -18,7 +18,7 @@ Advance = Callable[[int], None]
 """Called with the number of runs that ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """What one run measured."""
 
@@ -135,14 +135,7 @@ def run_result(place: tuple[str, str, int], record: RunRecord, slo: ServiceLevel
     Args:
         place: its arm, workload and seed.
     """
-    arm, workload, seed = place
-    return RunResult(
-        arm=arm,
-        workload=workload,
-        seed=seed,
-        measures=measures(record, slo),
-        failure=record.failure,
-    )
+    return RunResult(*place, measures=measures(record, slo), failure=record.failure)
 
 
 def _place(task: Task) -> object:

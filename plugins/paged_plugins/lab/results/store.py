@@ -11,11 +11,10 @@ from pathlib import Path
 from pydantic import ConfigDict, ValidationError
 
 from paged_core.errors import SettingsError
-from paged_core.plugins.registry import Registry
 from paged_plugins.lab.results.tables import PARTIAL, write_bytes
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict
-from paged_plugins.lab.tasks.task import Task, TaskDigests
+from paged_plugins.lab.tasks.task import Task
 
 _SUFFIX = ".json.gz"
 _MAX_SIZE = 2**31
@@ -33,48 +32,17 @@ class _Run(Strict):
     record: RunRecord
 
 
-class RunStore:
-    """A folder of records.
-
-    Args:
-        folder: made if it is missing.
-    """
-
-    def __init__(self, folder: Path, registry: Registry) -> None:
-        self._folder = folder
-        self.key = TaskDigests(registry).of
-        """Return what a run depends on, as a digest: equal ones have equal results."""
-        folder.mkdir(exist_ok=True)
-
-    def __contains__(self, key: str) -> bool:
-        """Whether there is a record of this key that can be read."""
-        return self.read(key) is not None
-
-    def write(self, key: str, task: Task, record: RunRecord) -> None:
-        """Keep a record."""
-        ordered = replace(record, token_gaps=dict(sorted(record.token_gaps.items())))
-        run = _Run(arm=task.arm, workload=task.workload.name, seed=task.seed, record=ordered)
-        packed = gzip.compress(run.model_dump_json().encode(), compresslevel=4, mtime=0)
-        write_bytes(record_path(self._folder, key), packed)
-
-    def read(self, key: str) -> RunRecord | None:
-        """Return a record; ``None``: its file is missing or damaged."""
-        try:
-            return read_record(record_path(self._folder, key))
-        except SettingsError:
-            return None
-
-    def keep_only(self, keys: Collection[str]) -> None:
-        """Remove all other records, which older code or settings made, and unfinished files."""
-        for path in self._folder.iterdir():
-            known = path.name.endswith((_SUFFIX, PARTIAL))
-            if known and path.name.removesuffix(_SUFFIX) not in keys:
-                path.unlink(missing_ok=True)
-
-
 def record_path(folder: Path, key: str) -> Path:
     """Return the file of a record in the folder of records."""
     return folder / f"{key}{_SUFFIX}"
+
+
+def write_record(path: Path, task: Task, record: RunRecord) -> None:
+    """Write a record to a file."""
+    ordered = replace(record, token_gaps=dict(sorted(record.token_gaps.items())))
+    run = _Run(arm=task.arm, workload=task.workload.name, seed=task.seed, record=ordered)
+    packed = gzip.compress(run.model_dump_json().encode(), compresslevel=4, mtime=0)
+    write_bytes(path, packed)
 
 
 def read_record(path: Path) -> RunRecord:
@@ -92,3 +60,19 @@ def read_record(path: Path) -> RunRecord:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         why = "it holds no run" if isinstance(error, ValidationError) else str(error)
         raise SettingsError(f"cannot read {path}: {why}; remove it and run again") from None
+
+
+def known_record(path: Path) -> RunRecord | None:
+    """Return the record in a file; ``None``: it is missing or damaged."""
+    try:
+        return read_record(path)
+    except SettingsError:
+        return None
+
+
+def remove_others(folder: Path, keys: Collection[str]) -> None:
+    """Remove all other records, which older code or settings made, and unfinished files."""
+    for path in folder.iterdir():
+        known = path.name.endswith((_SUFFIX, PARTIAL))
+        if known and path.name.removesuffix(_SUFFIX) not in keys:
+            path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -129,8 +130,8 @@ def write_tables(folder: Path, runs: Iterable[tuple[RunResult, RunRecord]]) -> b
             key = run.arm, run.workload, run.seed
             rows: dict[str, list[tuple[Any, ...]]] = {
                 "runs": [(*key, name, float(value)) for name, value in run.measures.items()],
-                "requests": [(*key, *row_values(one)) for one in record.requests],
-                "steps": [(*key, *row_values(one)) for one in record.steps],
+                "requests": [(*key, *request_values(one)) for one in record.requests],
+                "steps": [(*key, *step_values(one)) for one in record.steps],
             }
             lines += [json.dumps(dict(zip(_RUN, row, strict=True))) for row in rows["runs"]]
             for name, extend in tables.items():
@@ -139,6 +140,7 @@ def write_tables(folder: Path, runs: Iterable[tuple[RunResult, RunRecord]]) -> b
     return bool(tables)
 
 
-def row_values(record: RequestRecord | StepSample) -> Iterator[Any]:
-    """Yield the values of a record in the order of its columns."""
-    return (getattr(record, field.name) for field in fields(record))
+request_values, step_values = (
+    attrgetter(*(field.name for field in fields(kind))) for kind in (RequestRecord, StepSample)
+)
+"""The values of a record in the order of its columns."""

@@ -89,15 +89,11 @@ class RunCollector(Observer):
         self._max_samples = max_samples
         self._stride = 1
         """A step of so many is looked at."""
-        self._first_arrival: float | None = None
-        self._last_end = 0.0
-        self._needed_tokens = 0
-        """Of the requests that ended."""
         self._unweighted = 0.0
         """Busy seconds since memory was last looked at."""
         self._weights = 0.0
-        self._sums = [0.0] * 4
-        """Slots times busy seconds: held, reserved, internal, external."""
+        self._sums = dict.fromkeys(("held", "reserved", "internal", "external"), 0.0)
+        """Slots times busy seconds."""
 
     # ------------------------------------------------------------------ requests
 
@@ -107,27 +103,15 @@ class RunCollector(Observer):
         elif event in {"preempted", "finished"}:
             self._active.pop(group, None)
 
-    def arrived(self, arrival: Arrival) -> None:
-        """A request was offered to the engine."""
-        if self._first_arrival is None:
-            self._first_arrival = arrival.at
-
     def refused(self, arrival: Arrival, now: float, reason: str) -> None:
         """The engine can never serve a request."""
         self.record.requests += refused_records(arrival, now)
-        self._last_end = now
-        self._note_failure(reason)
+        self.record.failure = self.record.failure or reason
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         """A request ended; ``group`` is as it stands after that."""
-        record = ended_record(group, arrival, self.start)
-        self.record.requests.append(record)
-        self._last_end = record.finished
-        self._needed_tokens += record.needed_tokens
-        self._note_failure(group.sequences[0].error)
-
-    def _note_failure(self, reason: str | None) -> None:
-        self.record.failure = self.record.failure or reason
+        self.record.requests.append(ended_record(group, arrival, self.start))
+        self.record.failure = self.record.failure or group.sequences[0].error
 
     # ------------------------------------------------------------------ steps
 
@@ -148,10 +132,7 @@ class RunCollector(Observer):
         self._gaps.step(outcome.advanced, ended)
         totals = self.record.totals
         for each in work:
-            totals.num_steps += 1
-            totals.scheduled_tokens += each.prefill_tokens + each.decode_sequences
-            totals.copied_blocks += each.copied_blocks
-            totals.swapped_blocks += each.swapped_blocks
+            totals.count(each)
         totals.busy_seconds += ended - began
         self._unweighted += ended - began
         if work and totals.num_steps % self._stride == 0:
@@ -159,16 +140,17 @@ class RunCollector(Observer):
 
     def finish(self, engine: Engine) -> RunRecord:
         """Return the record of the run, which has ended."""
-        totals = self.record.totals
-        totals.elapsed = self._last_end - (self._first_arrival or 0.0)
-        totals.recomputed_tokens = max(0, totals.scheduled_tokens - self._needed_tokens)
+        requests, totals = self.record.requests, self.record.totals
+        if requests:
+            totals.elapsed = requests[-1].finished - min(each.arrival for each in requests)
+        needed = sum(each.needed_tokens for each in requests)
+        totals.recomputed_tokens = max(0, totals.scheduled_tokens - needed)
         totals.num_preemptions = engine.metrics.num_preemptions
         totals.num_evictions = engine.metrics.num_evictions
         slots = engine.kv_cache.num_blocks * engine.kv_cache.block_size * self._weights
         if slots:
-            shares = [each / slots for each in self._sums]
-            totals.held_share, totals.reserved_share = shares[:2]
-            totals.internal_share, totals.external_share = shares[2:]
+            for use, total in self._sums.items():
+                setattr(totals, f"{use}_share", total / slots)
         return self.record
 
     def _sample(self, engine: Engine, work: StepWork, began: float, ended: float) -> None:
@@ -182,10 +164,8 @@ class RunCollector(Observer):
             longest = next((each for each in engine.groups if each not in self._active), None)
         use = memory_use(kv_cache, self._active, longest)
         weight, self._unweighted = self._unweighted, 0.0
-        slots = (use.held, use.reserved, use.internal, use.external)
-        self._sums = [
-            known + weight * count for known, count in zip(self._sums, slots, strict=True)
-        ]
+        for kind in self._sums:
+            self._sums[kind] += weight * getattr(use, kind)
         self._weights += weight
         self.record.steps.append(
             StepSample(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
+from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.serving import Arrival
 
 _SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
@@ -115,6 +118,13 @@ class RunTotals:
     """Likewise: free slots that the request which waits longest cannot use (external
     fragmentation); 0 where any free block serves."""
 
+    def count(self, work: StepWork) -> None:
+        """Add what a step computed and moved."""
+        self.num_steps += 1
+        self.scheduled_tokens += work.prefill_tokens + work.decode_sequences
+        self.copied_blocks += work.copied_blocks
+        self.swapped_blocks += work.swapped_blocks
+
 
 @dataclass(slots=True, kw_only=True)
 class RunRecord:
@@ -134,26 +144,20 @@ class RunRecord:
 
 def ended_record(group: SequenceGroup, arrival: Arrival, start: float) -> RequestRecord:
     """Return what is kept of a request that ended; ``group`` is as it stands after that."""
-    request, first = group.request, group.sequences[0]
+    num_prompt, first = len(group.request.prompt), group.sequences[0]
     assert group.finished_at is not None
     assert first.finish_reason is not None
-    deadline = arrival.request.deadline
     return RequestRecord(
-        id=request.id,
-        arrival=arrival.at,
+        **_asked(arrival.request, arrival),
         admitted=None if group.admitted_at is None else group.admitted_at - start,
         first_token=None if group.first_token_at is None else group.first_token_at - start,
         finished=group.finished_at - start,
-        num_prompt=len(request.prompt),
+        num_prompt=num_prompt,
         num_cached=group.num_cached or 0,
-        num_output=sum(len(each.tokens) - len(request.prompt) for each in group.sequences),
+        num_output=sum(len(each.tokens) - num_prompt for each in group.sequences),
         num_sequences=len(group.sequences),
         num_preemptions=group.num_preemptions,
         finish_reason=first.finish_reason.value,
-        tenant=request.tenant,
-        session=arrival.request.session,
-        priority=request.priority,
-        deadline=None if deadline is None else arrival.at + deadline,
     )
 
 
@@ -165,8 +169,7 @@ def refused_records(arrival: Arrival, now: float) -> Iterator[RequestRecord]:
     """
     for request in arrival.request.family():
         yield RequestRecord(
-            id=request.id,
-            arrival=arrival.at,
+            **_asked(request, arrival),
             admitted=None,
             first_token=None,
             finished=now,
@@ -176,8 +179,15 @@ def refused_records(arrival: Arrival, now: float) -> Iterator[RequestRecord]:
             num_sequences=request.n,
             num_preemptions=0,
             finish_reason=FinishReason.IGNORED.value,
-            tenant=request.tenant,
-            session=request.session,
-            priority=request.priority,
-            deadline=None if request.deadline is None else arrival.at + request.deadline,
         )
+
+
+def _asked(request: WorkloadRequest, arrival: Arrival) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "arrival": arrival.at,
+        "tenant": request.tenant,
+        "session": request.session,
+        "priority": request.priority,
+        "deadline": None if request.deadline is None else arrival.at + request.deadline,
+    }

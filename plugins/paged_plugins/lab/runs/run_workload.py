@@ -127,7 +127,6 @@ class RecordedLoop(ServingLoop):
         return self._collector.finish(self.engine)
 
     def add(self, arrival: Arrival) -> None:
-        self._collector.arrived(arrival)
         self.engine.add(arrival.asked(self.start))
 
     def step(self) -> StepOutcome:

@@ -5,7 +5,9 @@ Relative error half a bucket: 0.5%, as in DDSketch (Masson, Rim and Lee, VLDB 20
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import exp, floor, log
 
 from paged_core.sequence import SequenceState
@@ -32,19 +34,14 @@ def percentile(counts: Mapping[int, int], share: float) -> float | None:
     num = sum(counts.values())
     if not num:
         return None
+    numbers = sorted(counts)
+    up_to = list(accumulate(counts[number] for number in numbers))
     rank = share * (num - 1)
     below = floor(rank)
-    low, high = _ranked(counts, below), _ranked(counts, min(below + 1, num - 1))
+    low, high = (
+        bucket_seconds(numbers[bisect(up_to, each)]) for each in (below, min(below + 1, num - 1))
+    )
     return low + (high - low) * (rank - below)
-
-
-def _ranked(counts: Mapping[int, int], rank: int) -> float:
-    """Return the time that ``rank`` others are below."""
-    for number in sorted(counts):
-        rank -= counts[number]
-        if rank < 0:
-            return bucket_seconds(number)
-    raise IndexError
 
 
 class TokenGaps:

@@ -59,7 +59,7 @@ class Search(StudyFile):
         if self.objective not in MEASURES:
             known = did_you_mean(self.objective, MEASURES)
             raise ValueError(f"no measure is called {self.objective!r:.80}{known}")
-        if self.objective == GOODPUT and not self.slo.has_limits:
+        if self.objective == GOODPUT and not self.slo.limits:
             raise ValueError(f"{GOODPUT} needs limits; give `slo`, such as `slo: {{ttft_ms: 500}}`")
         if self.executor != SIMULATED:
             raise ValueError("executor: a search is made in simulation; leave it out")
@@ -127,47 +127,26 @@ class Round:
     """By label; higher is better. Without the arms that failed."""
 
 
-def rungs(
-    num_arms: int, *, finalists: int, reduction: int, num_seeds: int, num_requests: int
-) -> list[Rung]:
+def planned_rungs(search: Search, num_arms: int) -> list[Rung]:
     """Return the rounds, the last with all seeds and requests.
 
     Work is spared on seeds first: fewer seeds are noisier, but fewer requests may also be a
     different workload, one that never fills the cache.
-
-    Args:
-        num_requests: of the shortest workload.
     """
-
-    def may_cut(times: int) -> bool:
-        factor: int = reduction**times
-        return num_arms >= finalists * factor and num_seeds * num_requests >= MIN_REQUESTS * factor
-
-    cuts = 0
-    while may_cut(cuts + 1):
+    num_requests = search.seeds * min(_request_counts(search).values())
+    most = min(num_arms // search.finalists, num_requests // MIN_REQUESTS)
+    reduction, cuts = search.reduction, 0
+    while reduction ** (cuts + 1) <= most:
         cuts += 1
-    made = []
-    for number in range(cuts + 1):
-        work = num_seeds / reduction ** (cuts - number)
-        made.append(
-            Rung(
-                num_arms=ceil(num_arms / reduction**number),
-                num_seeds=max(1, round(work)),
-                share=min(1.0, work),
-            )
+    seeds = [search.seeds / reduction ** (cuts - number) for number in range(cuts + 1)]
+    return [
+        Rung(
+            num_arms=ceil(num_arms / reduction**number),
+            num_seeds=max(1, round(some)),
+            share=min(1.0, some),
         )
-    return made
-
-
-def planned_rungs(search: Search, num_arms: int) -> list[Rung]:
-    """Return the rounds of a search."""
-    return rungs(
-        num_arms,
-        finalists=search.finalists,
-        reduction=search.reduction,
-        num_seeds=search.seeds,
-        num_requests=min(_request_counts(search).values()),
-    )
+        for number, some in enumerate(seeds)
+    ]
 
 
 def most_runs(search: Search, planned: Sequence[Rung]) -> int:
@@ -225,11 +204,10 @@ class Trials:
 
 def _request_counts(search: Search) -> dict[str, int]:
     """Return how many requests each workload has, those that follow others among them."""
-    return {one.name: one.requests or _drawn(one) for one in search.workloads}
-
-
-def _drawn(workload: WorkloadSpec) -> int:
-    return sum(sum(1 for _ in first.family()) for first in workload.build().draw(0))
+    return {
+        one.name: one.requests or sum(len([*first.family()]) for first in one.build().draw(0))
+        for one in search.workloads
+    }
 
 
 def _scores(results: Results, search: Search) -> Mapping[str, float]:

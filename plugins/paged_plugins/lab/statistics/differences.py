@@ -6,14 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, exp, inf, log2, sqrt
-from typing import TYPE_CHECKING
+from math import ceil, exp, inf, isfinite, log2, sqrt
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from paged_plugins.lab.measures import MEASURES, Measure
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.study.arms import BASE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,10 +60,10 @@ _ROUNDING = 1e-11
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A comparison: of an arm with another, ``base``, in one measure on one workload."""
+    """A comparison of two arms in one measure on one workload."""
 
     arm: str
-    base: str
+    compared_with: str
     workload: str
     measure: str
 
@@ -135,17 +134,16 @@ class PairedEffect:
         return _ROUNDING * float(size)
 
 
+Verdict = Literal["better", "worse", "differs", ""]
+
 _LEAST_CHANGE = 0.01
 """Percent or points: what is smaller is not claimed, as no decision depends on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Pair):
     """How far one measure of an arm is from that of the arm that it is compared with."""
 
-    arm: str
-    workload: str
-    measure: str
     base: float
     """Mean over the seeds."""
     value: float
@@ -163,13 +161,16 @@ class Difference:
     """Whether a difference is claimed: the interval excludes 0, there are enough seeds
     (:func:`~paged_plugins.lab.statistics.differences.minimum_seeds`), and the change is 0.01
     percent or points at least."""
-    compared_with: str = BASE
-    """Label of the arm that has ``base``."""
 
     @property
     def is_equal(self) -> bool:
         """Whether the arms are equal in every seed."""
         return self.low == self.high == 0
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are two seeds at least."""
+        return isfinite(self.low)
 
     @property
     def is_better(self) -> bool | None:
@@ -178,6 +179,13 @@ class Difference:
         if better is None or self.change == 0:
             return None
         return (self.change > 0) is (better == "higher")
+
+    @property
+    def verdict(self) -> Verdict:
+        """Which way it moved, if it did."""
+        if not self.moved:
+            return ""
+        return "differs" if self.is_better is None else "better" if self.is_better else "worse"
 
 
 def differences(
@@ -222,7 +230,7 @@ def _effect(
     values = [
         [
             runs.get((arm, pair.workload, seed), {}).get(pair.measure)
-            for arm in (pair.base, pair.arm)
+            for arm in (pair.compared_with, pair.arm)
         ]
         for seed in seeds
     ]
@@ -251,7 +259,7 @@ def _factors(effects: Sequence[PairedEffect], confidence: float) -> Mapping[int,
 
 
 def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int) -> Difference:
-    num_seeds = len(effect.effects)
+    pair, num_seeds = effect.pair, len(effect.effects)
     half = factors[num_seeds] * effect.error if effect.error else 0.0
     low, high = (effect.change(effect.mean + side * half) for side in (-1, 1))
     if effect.relative:
@@ -261,9 +269,7 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
     has_scale = effect.relative or effect.measure.is_share
     is_small = has_scale and abs(change) < _LEAST_CHANGE
     return Difference(
-        arm=effect.pair.arm,
-        workload=effect.pair.workload,
-        measure=effect.pair.measure,
+        *(pair.arm, pair.compared_with, pair.workload, pair.measure),
         base=float(effect.base.mean()),
         value=float(effect.value.mean()),
         change=change,
@@ -271,5 +277,4 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
         high=high if num_seeds > 1 else inf,
         relative=effect.relative,
         moved=excludes_0 and num_seeds >= enough and not is_small,
-        compared_with=effect.pair.base,
     )

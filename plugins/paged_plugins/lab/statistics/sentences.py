@@ -202,9 +202,8 @@ def _of_axis(axis: str, given: Conclusions) -> Iterator[str]:
         for (value, other), at in by_value.items():
             if number == 0 or any(each.moved for each in at.values()):
                 yield _against_reference(axis, MEASURES[name], value, other, at)
-        orders = [order for place in places if (order := _order(axis, MEASURES[name], place, own))]
-        ahead = _ahead(orders, MEASURES[name], given)
-        yield from filter(None, (order.text(ahead) for order in orders))
+        orders = [(place, _order(axis, MEASURES[name], place, own)) for place in places]
+        yield from _order_sentences(axis, MEASURES[name], orders, given)
 
 
 def _places(axis: str, results: Results) -> list[_Place]:
@@ -259,80 +258,61 @@ def _against_reference(
     return Phrase.AXIS.format(axis=axis, measure=measure.title, value=value, parts="; ".join(parts))
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """The values of an axis in one place, the best mean first."""
-
-    axis: str
-    measure: Measure
-    place: _Place
-    labels: Sequence[str]
-    words: Sequence[str]
-
-    def pairs(self) -> list[Pair]:
-        """Each arm but the last, compared with the next."""
-        return [
-            Pair(arm, following, self.place.workload, self.measure.name)
-            for arm, following in pairwise(self.labels)
-        ]
-
-    def text(self, ahead: Collection[tuple[str, str, str]]) -> str:
-        """Return the order in words; nothing if no arm can be claimed to be ahead of the next, or
-        if the order says more than can be claimed.
-        """
-        is_ahead = [
-            (arm, following, self.place.workload) in ahead
-            for arm, following in pairwise(self.labels)
-        ]
-        if not any(is_ahead) or self._overstates(is_ahead, ahead):
-            return ""
-        steps = [
-            (Phrase.AHEAD if each else Phrase.ABOUT_LEVEL).format(value=value)
-            for each, value in zip(is_ahead, self.words[1:], strict=True)
-        ]
-        return Phrase.ORDER.format(
-            axis=self.axis,
-            measure=self.measure.title,
-            place=self.place.name and f" {self.place.name}",
-            steps=", ".join([self.words[0], *steps]),
-        )
-
-    def _overstates(
-        self, is_ahead: Sequence[bool], ahead: Collection[tuple[str, str, str]]
-    ) -> bool:
-        """Say whether the order would put an arm ahead of the reference, or behind it, that does
-        not differ from it: of arms that are level with their neighbours, the ends need not be.
-        """
-        reference = self.place.reference.label
-        return any(
-            reference in pair
-            and any(is_ahead[first:last])
-            and (*pair, self.place.workload) not in ahead
-            for (first, one), (last, other) in combinations(enumerate(self.labels), 2)
-            for pair in [(one, other)]
-        )
+_Order = Mapping[str, str]
+"""The arms in one place, the best mean first: the value of the axis and the mean, by label."""
 
 
 def _order(
     axis: str, measure: Measure, place: _Place, own: Mapping[tuple[str, str], Difference]
-) -> _Order | None:
-    """Return the order of three values and more; ``None`` where there are fewer."""
+) -> _Order:
     means: dict[str, float] = {}
     for arm in place.arms:
         if difference := own.get((arm.label, place.workload)):
             means[place.reference.label] = difference.base
             means[arm.label] = difference.value
-    if len(means) < 3:
-        return None
     best_first = sorted(means, key=means.__getitem__, reverse=measure.better == "higher")
-    labels = best_first[:_MOST_IN_ORDER]
     values = {arm.label: _value(axis, arm) for arm in (place.reference, *place.arms)}
-    words = [f"{values[label]} {value_text(measure.name, means[label])}" for label in labels]
-    return _Order(axis, measure, place, labels, words)
+    return {
+        label: f"{values[label]} {value_text(measure.name, means[label])}"
+        for label in best_first[:_MOST_IN_ORDER]
+    }
+
+
+def _order_sentences(
+    axis: str, measure: Measure, orders: Sequence[tuple[_Place, _Order]], given: Conclusions
+) -> Iterator[str]:
+    """Say in which order three values and more are, where one can be claimed to be ahead of the
+    next, and where the order says no more than can be claimed.
+
+    Of arms that are level with their neighbours, the ends need not be: an order must not put an arm
+    ahead of the reference, or behind it, that does not differ from it.
+    """
+    orders = [(place, order) for place, order in orders if len(order) > 2]
+    ahead = _ahead(orders, measure, given)
+    for place, order in orders:
+        is_ahead = [(*pair, place.workload) in ahead for pair in pairwise(order)]
+        overstates = any(
+            place.reference.label in (one, other)
+            and any(is_ahead[first:last])
+            and (one, other, place.workload) not in ahead
+            for (first, one), (last, other) in combinations(enumerate(order), 2)
+        )
+        if any(is_ahead) and not overstates:
+            best, *others = order.values()
+            steps = [
+                (Phrase.AHEAD if each else Phrase.ABOUT_LEVEL).format(value=value)
+                for each, value in zip(is_ahead, others, strict=True)
+            ]
+            yield Phrase.ORDER.format(
+                axis=axis,
+                measure=measure.title,
+                place=place.name and f" {place.name}",
+                steps=", ".join([best, *steps]),
+            )
 
 
 def _ahead(
-    orders: Sequence[_Order], measure: Measure, given: Conclusions
+    orders: Sequence[tuple[_Place, _Order]], measure: Measure, given: Conclusions
 ) -> set[tuple[str, str, str]]:
     """Return which arms can be claimed to differ from which others on which workload.
 
@@ -342,18 +322,15 @@ def _ahead(
     found = given.differences
     compared = {(each.arm, each.compared_with) for each in found}
     pairs = [
-        pair
-        for order in orders
-        for pair in order.pairs()
-        if not {(pair.arm, pair.base), (pair.base, pair.arm)} & compared
-    ]
-    judged_before = [
-        Pair(each.arm, each.compared_with, each.workload, each.measure) for each in found
+        Pair(arm, following, place.workload, measure.name)
+        for place, order in orders
+        for arm, following in pairwise(order)
+        if not {(arm, following), (following, arm)} & compared
     ]
     judged = []
     if pairs:
-        judged = differences_of([*pairs, *judged_before], given.results, given.confidence)
-    own = {(pair.arm, pair.base) for pair in pairs}
+        judged = differences_of([*pairs, *found], given.results, given.confidence)
+    own = {(pair.arm, pair.compared_with) for pair in pairs}
     claimed = [each for each in judged if each.moved and (each.arm, each.compared_with) in own]
     claimed += [each for each in found if each.moved]
     return {

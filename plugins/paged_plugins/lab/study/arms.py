@@ -84,7 +84,9 @@ def plan_arms(
 
     def settings(changes: Mapping[str, Any]) -> EngineSettings:
         advance()
-        return _settings(base, registry, changes)
+        where = f"arm {settings_text(changes)}" if changes else "base"
+        made, _ = settings_class(registry).from_layers([*base, layer(changes, where)])
+        return made
 
     own = settings({})
     single = [
@@ -97,16 +99,18 @@ def plan_arms(
         arms = ((change, settings(change)) for change in _combined(values, held))
     else:
         arms = (({axis: value}, made) for axis, value, made in varied)
-    planned = {_identity(own): PlannedArm(Arm(label=BASE, held=held), own)}
-    labels = {BASE}
-    for change, changed in arms:
-        made = PlannedArm(_arm(change), changed)
-        if planned.setdefault(_identity(made.settings), made) is not made:
+    planned = [PlannedArm(Arm(label=BASE, held=held), own)]
+    by_settings, by_label = {own.model_dump_json()}, {BASE}
+    for change, made in arms:
+        if (identity := made.model_dump_json()) in by_settings:
             continue
-        if made.arm.label in labels:
-            raise SettingsError(f"two arms would be called {made.arm.label!r}; write them apart")
-        labels.add(made.arm.label)
-    return list(planned.values())
+        label, axis = settings_text(change), next(iter(change)) if len(change) == 1 else None
+        if label in by_label:
+            raise SettingsError(f"two arms would be called {label!r}; write them apart")
+        by_settings.add(identity)
+        by_label.add(label)
+        planned.append(PlannedArm(Arm(label=label, changes=change, axis=axis), made))
+    return planned
 
 
 def layer(settings: Mapping[str, Any], where: str = "") -> Layer:
@@ -127,18 +131,6 @@ def layer(settings: Mapping[str, Any], where: str = "") -> Layer:
     ]
 
 
-def _identity(settings: EngineSettings) -> str:
-    return settings.model_dump_json()
-
-
-def _settings(
-    base: Sequence[Layer], registry: Registry, changes: Mapping[str, Any]
-) -> EngineSettings:
-    where = f"arm {settings_text(changes)}" if changes else "base"
-    made, _ = settings_class(registry).from_layers([*base, layer(changes, where)])
-    return made
-
-
 def _combined(
     values: Mapping[str, Sequence[Any]], held: Collection[str]
 ) -> Iterator[dict[str, Any]]:
@@ -156,11 +148,6 @@ def _combined(
         change = {axis: value for one in chosen for axis, value in one.items()}
         if change:
             yield change
-
-
-def _arm(changes: Mapping[str, Any]) -> Arm:
-    axis = next(iter(changes)) if len(changes) == 1 else None
-    return Arm(label=settings_text(changes), changes=dict(changes), axis=axis)
 
 
 def block_size_note(arms: Iterable[EngineSettings]) -> str | None:
@@ -254,7 +241,7 @@ def varied_arms(
             settings = replace(given, options=[*given.options, *entries]).resolve(below).settings
             arm = Arm(label=label, changes=changes, axis=axis.key, compared_with=reference)
             made = PlannedArm(arm, settings)
-            known = planned.setdefault(_identity(settings), made)
+            known = planned.setdefault(settings.model_dump_json(), made)
             if known is not made:
                 raise SettingsError(
                     f"--vary: {known.arm.label!r} and {label!r} are the same settings; leave one "

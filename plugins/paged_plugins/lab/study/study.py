@@ -149,8 +149,7 @@ class StudyFile(Strict):
     @field_validator("slo")
     @classmethod
     def _positive(cls, slo: ServiceLevel) -> ServiceLevel:
-        bounds = (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms)
-        if any(bound is not None and bound <= 0 for bound in bounds):
+        if any(bound <= 0 for bound in slo.limits.values()):
             raise ValueError("its times are milliseconds above 0")
         return slo
 

@@ -149,7 +149,7 @@ class _Processes:
             self._idle.append(WorkerProcess(_open_tasks, self._registry, name="lab worker"))
             self._workers.append(self._idle[-1])
         worker = self._idle.pop()
-        worker.send("run", task)
+        worker.send("result", None, task)
         return worker
 
     def ready(self, handles: Sequence[WorkerProcess], /) -> Sequence[WorkerProcess]:
@@ -178,18 +178,8 @@ class _Processes:
             worker.__exit__(None)
 
 
-class _Tasks:
-    """The object of a worker that runs tasks."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def run(self, task: Task) -> Ran:
-        return run(task, self._registry)
-
-
-def _open_tasks(registry: Registry) -> AbstractContextManager[_Tasks]:
-    return nullcontext(_Tasks(registry))
+def _open_tasks(registry: Registry) -> AbstractContextManager[_Here]:
+    return nullcontext(_Here(registry))
 
 
 class _RayCluster:

@@ -7,7 +7,7 @@ import random
 import tracemalloc
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, islice
 from typing import ClassVar
 
@@ -18,15 +18,6 @@ from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.lab.router import Load, Router, RouterContext
 from paged_testing.component import ComponentConformance
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """A request, the conversation that it belongs to, and where it was sent."""
-
-    request: Request
-    session: str
-    replica: int
 
 
 class Scene:
@@ -44,7 +35,7 @@ class Scene:
         """Requests that one replica has had at once, at most."""
         self._router = router
         self._num_live = num_live
-        self._live: deque[Routed] = deque()
+        self._live: deque[tuple[Request, int]] = deque()
 
     def route(self, request: Request, session: str) -> int:
         """Route a request and check the answer; end the oldest one if there are too many."""
@@ -59,7 +50,7 @@ class Scene:
         load.num_tokens += len(request.prompt)
         self.counts[chosen] += 1
         self.most_live = max(self.most_live, load.num_requests)
-        self._live.append(Routed(request, session, chosen))
+        self._live.append((request, chosen))
         if len(self._live) > self._num_live:
             self.end_oldest()
         return chosen
@@ -70,11 +61,11 @@ class Scene:
 
     def end_oldest(self) -> None:
         """End the request that arrived first of those that have not ended."""
-        oldest = self._live.popleft()
-        load = self.loads[oldest.replica]
+        request, replica = self._live.popleft()
+        load = self.loads[replica]
         load.num_requests -= 1
-        load.num_tokens -= len(oldest.request.prompt)
-        self._router.finished(oldest.request, oldest.replica)
+        load.num_tokens -= len(request.prompt)
+        self._router.finished(request, replica)
 
     def end_all(self) -> None:
         """End all requests."""
@@ -105,7 +96,8 @@ def varied_requests() -> list[tuple[Request, str]]:
     ]
     made = [(make_request(number, prompt), name) for number, (prompt, name) in enumerate(prompts)]
     salted = make_request(len(made), shared, cache_salt="salt")
-    return [*made, (salted, "two"), *((_renamed(request), name) for request, name in made)]
+    again = [(make_request(100 + n, prompt), name) for n, (prompt, name) in enumerate(prompts)]
+    return [*made, (salted, "two"), *again]
 
 
 def make_request(number: int, prompt: Sequence[int], cache_salt: str | None = None) -> Request:
@@ -116,12 +108,6 @@ def make_request(number: int, prompt: Sequence[int], cache_salt: str | None = No
         sampling=SamplingParams(max_tokens=8, ignore_eos=True),
         arrival=float(number),
         cache_salt=cache_salt,
-    )
-
-
-def _renamed(request: Request) -> Request:
-    return Request(
-        id=f"again {request.id}", prompt=request.prompt, sampling=request.sampling, arrival=100.0
     )
 
 

@@ -191,32 +191,18 @@ def _simple_value(key: str, value: str) -> str:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """One drawing."""
-
-    title: str
-    description: str
-    """What it shows, for those who cannot see it."""
-    svg: str
-    """An ``<svg>`` element to be put into a page, safe as it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegendEntry:
-    """A line or mark, and what it stands for."""
-
-    label: str
-    svg: str
+Legend = Sequence[tuple[str, str]]
+"""Labels, each with the ``<svg>`` element of the line or mark that stands for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureGroup:
     """Pictures that share a legend: of one workload, say."""
 
-    title: str
-    legend: Sequence[LegendEntry]
-    pictures: Sequence[Picture]
+    title: str = ""
+    legend: Legend = ()
+    pictures: Sequence[str]
+    """``<svg>`` elements to be put into a page, safe as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,14 +228,7 @@ def new_axes(height: float) -> tuple[Figure, Any]:
     return figure, figure.add_subplot()
 
 
-def picture(figure: Figure, name: str, title: str, description: str) -> Picture:
-    """Return what was drawn on a figure; ``name`` is unique in the page."""
-    return Picture(title=title, description=description, svg=inline_svg(figure, name, description))
-
-
-def legend(
-    name: str, labels: Sequence[str], *, lines: bool = True, colored: bool = True
-) -> list[LegendEntry]:
+def legend(name: str, labels: Sequence[str], *, lines: bool = True, colored: bool = True) -> Legend:
     """Return the legend of series in the styles of :data:`STYLES`, in their order.
 
     Args:
@@ -270,7 +249,7 @@ def legend(
         if lines:
             axes.plot([0, 2], [0, 0], color=color, linestyle=style.dashes)
         axes.plot([1], [0], color=color, marker=style.marker, linestyle="none")
-        entries.append(LegendEntry(label=label, svg=inline_svg(figure, f"{name}-{number}", "")))
+        entries.append((label, inline_svg(figure, f"{name}-{number}", "")))
     return entries
 
 

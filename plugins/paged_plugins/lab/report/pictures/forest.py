@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, groupby
-from math import isfinite
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from itertools import chain, cycle, groupby, product
+from typing import TYPE_CHECKING
 
 from paged_plugins.lab.measures import MEASURES, Measure
-from paged_plugins.lab.report.contents import Found, verdict
+from paged_plugins.lab.report.contents import Found
 from paged_plugins.lab.report.pictures.drawing import (
     BLUE,
     INK,
@@ -16,11 +15,10 @@ from paged_plugins.lab.report.pictures.drawing import (
     STYLES,
     VERMILLION,
     Gallery,
-    Picture,
     PictureGroup,
+    inline_svg,
     legend,
     new_axes,
-    picture,
     printable,
     wrapped,
 )
@@ -45,24 +43,25 @@ def forest(results: Results, found: Found, most: int) -> Gallery:
     arms = [label for label in compared if any(place[0] == label for place in found)]
     workloads = [name for name in results.workloads if any(place[1] == name for place in found)]
     chunk = max(1, _MOST_ROWS // max(1, len(workloads)))
+
+    def rows_of(measure: Measure, some: Sequence[str]) -> list[Difference]:
+        places = product(some, workloads, [measure.name])
+        return [found[place] for place in places if place in found]
+
     plots = [
         (measure, rows)
         for measure in MEASURES.values()
         for start in range(0, len(arms), chunk)
-        if measure.shown
-        and (rows := _rows(found, arms[start : start + chunk], workloads, measure))
-        and any(each.change for *_, each in rows)
+        if measure.shown and (rows := rows_of(measure, arms[start : start + chunk]))
+        if any(each.change for each in rows)
     ]
+    markers = dict(zip(workloads, cycle(style.marker for style in STYLES), strict=False))
     pictures = [
-        _picture(f"forest-{place}", measure, rows)
+        _picture(f"forest-{place}", measure, rows, markers)
         for place, (measure, rows) in enumerate(plots[:most])
     ]
     several = workloads if len(workloads) > 1 else []
-    group = PictureGroup(
-        title="",
-        legend=legend("forest-legend", several, lines=False, colored=False),
-        pictures=pictures,
-    )
+    marks = legend("forest-legend", several, lines=False, colored=False)
     return Gallery(
         question="Which arm moved what, and by how much?",
         how_to_read=(
@@ -70,26 +69,17 @@ def forest(results: Results, found: Found, most: int) -> Gallery:
             " better (blue) or worse (vermillion). Hollow: it did not move. Measures that are equal"
             " in all arms are not drawn."
         ),
-        groups=[group],
+        groups=[PictureGroup(legend=marks, pictures=pictures)],
         num_left_out=max(0, len(plots) - most),
     )
 
 
-def _rows(
-    found: Found, arms: Sequence[str], workloads: Sequence[str], measure: Measure
-) -> list[tuple[str, int, Difference]]:
-    places = ((arm, number) for arm in arms for number in range(len(workloads)))
-    return [
-        (arm, number, found[arm, workloads[number], measure.name])
-        for arm, number in places
-        if (arm, workloads[number], measure.name) in found
-    ]
-
-
-def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Difference]]) -> Picture:
+def _picture(
+    name: str, measure: Measure, rows: Sequence[Difference], markers: Mapping[str, str]
+) -> str:
     labels: dict[str, list[float]] = {}
     top = 0.0
-    for arm, group in groupby(rows, key=lambda row: row[0]):
+    for arm, group in groupby(rows, key=lambda each: each.arm):
         number = len(list(group))
         height = max(_ROW * (number + 0.8), _LABEL)
         middle = top + height / 2
@@ -97,8 +87,13 @@ def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Differe
         top += height
     figure, axes = new_axes((58 + top) / 72)
     axes.axvline(0, color=INK, linewidth=1)
-    for place, (_, number, difference) in zip(chain(*labels.values()), rows, strict=True):
-        _draw(axes, place, number, difference)
+    for place, each in zip(chain(*labels.values()), rows, strict=True):
+        color, at = _COLORS[each.verdict], (place, place)
+        if each.has_interval:
+            axes.plot([each.low, each.high], at, color=color, linewidth=1.4)
+        face = color if each.moved else PAPER
+        marker = markers[each.workload]
+        axes.plot([each.change], [place], marker=marker, color=color, markerfacecolor=face)
     axes.set_yticks(
         [sum(places) / len(places) for places in labels.values()],
         [printable(wrapped(arm)) for arm in labels],
@@ -111,26 +106,13 @@ def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Differe
     is_long = max(map(abs, axes.get_xlim())) >= 10_000
     axes.locator_params(axis="x", nbins=3 if is_long else 5)
     axes.set_title(measure.title, loc="left")
-    moved = sum(difference.moved for _, _, difference in rows)
+    moved = sum(each.moved for each in rows)
     text = f"{measure.title}: differences of {len(labels)} arms; {moved} of {len(rows)} moved"
-    return picture(figure, name, measure.title, f"{text}.")
+    return inline_svg(figure, name, f"{text}.")
 
 
-def _draw(axes: Any, place: float, workload: int, difference: Difference) -> None:
-    color = _COLORS[verdict(difference)]
-    if isfinite(difference.low) and isfinite(difference.high):
-        axes.plot([difference.low, difference.high], [place, place], color=color, linewidth=1.4)
-    axes.plot(
-        [difference.change],
-        [place],
-        marker=STYLES[workload % len(STYLES)].marker,
-        color=color,
-        markerfacecolor=color if difference.moved else PAPER,
-    )
-
-
-def _unit(measure: Measure, rows: Sequence[tuple[str, int, Difference]]) -> str:
-    relative = {difference.relative for _, _, difference in rows}
+def _unit(measure: Measure, rows: Sequence[Difference]) -> str:
+    relative = {each.relative for each in rows}
     unit = "points" if measure.is_share else measure.unit or "count"
     name = "change in %" if relative == {True} else f"change in {unit}"
     if len(relative) > 1:

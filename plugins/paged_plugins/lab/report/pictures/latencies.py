@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.report.contents import Family, group_title
+from paged_plugins.lab.report.contents import Family
 from paged_plugins.lab.report.pictures.drawing import (
     STYLES,
     Gallery,
-    Picture,
     PictureGroup,
+    inline_svg,
     legend,
     milliseconds,
     new_axes,
-    picture,
 )
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.phrases import value_text
@@ -32,22 +30,15 @@ _REACH = 2
 _AGAINST_RATE = ("ttft_ms_p99", "tpot_ms_p50", "e2e_ms_p50", "goodput_per_s")
 _AGAINST_THROUGHPUT = ("ttft_ms_p99", "tpot_ms_p50", "e2e_ms_p50")
 _THROUGHPUT = "throughput_tokens_per_s"
+What = TypeVar("What")
 
+RateSweep = Sequence[tuple[float, str]]
+"""One workload at several rates: requests per second and its name, ascending."""
 Values = Mapping[tuple[str, str], Sequence[Mapping[str, float]]]
 """The measures of every seed, by arm and workload."""
 
 
 # ---------------------------------------------------------------------- over requests
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Latencies:
-    """The latencies of the requests of all seeds of an arm on a workload."""
-
-    num_requests: int
-    """Those that failed are among them."""
-    milliseconds: Mapping[str, Sequence[float]]
-    """By ``ttft``, ``tpot`` and ``e2e``: of the requests that have it."""
 
 
 def distributions(results: Results, families: Sequence[Family], most: int) -> Gallery:
@@ -56,65 +47,59 @@ def distributions(results: Results, families: Sequence[Family], most: int) -> Ga
     Args:
         most: groups to draw.
     """
-    slo = results.slo
-    limits = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2e": slo.e2e_ms}
-    places = list(product(results.workloads, families))
-    groups = []
-    for place, (workload, family) in enumerate(places[:most]):
+
+    def draw(name: str, workload: str, family: Family) -> Iterator[str | None]:
         found = {label: _latencies(results, label, workload) for label in family.labels}
-        groups.append(
-            PictureGroup(
-                title=group_title(results, workload, family),
-                legend=legend(f"spread-{place}-legend", family.labels),
-                pictures=[
-                    _distribution(f"spread-{place}-{kind}", kind, family, found, limit)
-                    for kind, limit in limits.items()
-                    if any(each.milliseconds[kind] for each in found.values())
-                ],
-            )
-        )
-    return Gallery(
-        question="How are latencies distributed over requests?",
-        how_to_read=(
-            "Height: the share of all requests, of all seeds, that took at most so long; further "
-            "left is faster. A line that ends below 100% had requests that failed. Vertical line: "
-            "the service level, where it is near."
-        ),
-        groups=groups,
-        num_left_out=len(places) - len(groups),
+        for kind in _TITLES:
+            if any(times[kind] for _, times in found.values()):
+                limit = results.slo.limits.get(kind)
+                yield _distribution(f"{name}-{kind}", kind, found, limit)
+
+    return _gallery(
+        "How are latencies distributed over requests?",
+        "Height: the share of all requests, of all seeds, that took at most so long; further "
+        "left is faster. A line that ends below 100% had requests that failed. Vertical line: "
+        "the service level, where it is near.",
+        _named(results.workloads),
+        families,
+        draw,
+        name="spread",
+        most=most,
     )
 
 
-def _latencies(results: Results, arm: str, workload: str) -> _Latencies:
-    """Read them from the records that were kept."""
-    times: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": []}
-    num_requests = 0
-    for seed in results.seeds:
-        record = results.record(arm, workload, seed)
-        for request in record.requests if record is not None else ():
-            num_requests += 1
-            if request.is_served and request.first_token is not None:
-                times["ttft"].append(1e3 * (request.first_token - request.arrival))
-                times["e2e"].append(1e3 * (request.finished - request.arrival))
-                if (per_token := request.time_per_token) is not None:
-                    times["tpot"].append(1e3 * per_token)
-    return _Latencies(num_requests=num_requests, milliseconds=times)
+def _latencies(results: Results, arm: str, workload: str) -> tuple[int, dict[str, list[float]]]:
+    """Return how many requests all seeds have, those that failed among them, and the milliseconds
+    of those that have it, by ``ttft``, ``tpot`` and ``e2e``, from the records that were kept.
+    """
+    records = (results.record(arm, workload, seed) for seed in results.seeds)
+    requests = [each for record in records if record is not None for each in record.requests]
+    times: dict[str, list[float]] = {kind: [] for kind in _TITLES}
+    for request in requests:
+        if request.is_served and request.first_token is not None:
+            times["ttft"].append(1e3 * (request.first_token - request.arrival))
+            times["e2e"].append(1e3 * (request.finished - request.arrival))
+            if (per_token := request.time_per_token) is not None:
+                times["tpot"].append(1e3 * per_token)
+    return len(requests), times
 
 
 def _distribution(
-    name: str, kind: str, family: Family, found: Mapping[str, _Latencies], limit: float | None
-) -> Picture:
+    name: str,
+    kind: str,
+    found: Mapping[str, tuple[int, Mapping[str, Sequence[float]]]],
+    limit: float | None,
+) -> str:
     figure, axes = new_axes(2.9)
     told = []
-    for label, style in zip(family.labels, STYLES, strict=False):
-        values = found[label].milliseconds[kind]
+    for (label, (num_requests, times)), style in zip(found.items(), STYLES, strict=False):
+        values = times[kind]
         if not values:
             continue
-        shares = np.linspace(0, 1, _POINTS)
-        quantiles = np.quantile(values, shares)
-        reached = 1.0 if kind == "tpot" else len(values) / found[label].num_requests
+        quantiles = np.quantile(values, np.linspace(0, 1, _POINTS))
+        reached = 1.0 if kind == "tpot" else len(values) / num_requests
         axes.plot(
-            *(quantiles, 100 * shares * reached),
+            *(quantiles, 100 * np.linspace(0, 1, _POINTS) * reached),
             color=style.color,
             linestyle=style.dashes,
             marker=style.marker,
@@ -129,7 +114,7 @@ def _distribution(
     axes.set_title(_TITLES[kind], loc="left")
     milliseconds(axes)
     text = f"{_TITLES[kind]}, cumulative over requests. Medians: {'; '.join(told)}."
-    return picture(figure, name, _TITLES[kind], text)
+    return inline_svg(figure, name, text)
 
 
 # ---------------------------------------------------------------------- load
@@ -145,56 +130,80 @@ def load(results: Results, families: Sequence[Family], most: int) -> Gallery:
     values: dict[tuple[str, str], list[Mapping[str, float]]] = {}
     for run in results.runs:
         values.setdefault((run.arm, run.workload), []).append(run.measures)
+
+    def against_rate(name: str, sweep: RateSweep, family: Family) -> Iterator[str | None]:
+        for kind in _AGAINST_RATE:
+            yield _against_rate(f"{name}-{kind}", kind, sweep, family, values)
+
+    def against_throughput(name: str, workload: str, family: Family) -> Iterator[str | None]:
+        for kind in _AGAINST_THROUGHPUT:
+            yield _against_throughput(f"{name}-{kind}", kind, workload, family, values)
+
     if sweeps := rate_sweeps(results):
-        swept = list(product(sweeps, families))
-        return Gallery(
-            question="What does the rate of requests do to latency?",
-            how_to_read="Mean over seeds; bars: the lowest and the highest seed.",
-            groups=[
-                PictureGroup(
-                    title=" · ".join(filter(None, (sweep.title, family.title))),
-                    legend=legend(f"rate-{place}-legend", family.labels),
-                    pictures=_drawn(
-                        _against_rate(f"rate-{place}-{kind}", kind, sweep, family, values)
-                        for kind in _AGAINST_RATE
-                    ),
-                )
-                for place, (sweep, family) in enumerate(swept[:most])
-            ],
-            num_left_out=max(0, len(swept) - most),
+        return _gallery(
+            "What does the rate of requests do to latency?",
+            "Mean over seeds; bars: the lowest and the highest seed.",
+            [(", ".join(name for _, name in sweep), sweep) for sweep in sweeps],
+            families,
+            against_rate,
+            name="rate",
+            most=most,
         )
-    places = list(product(results.workloads, families))
-    return Gallery(
-        question="What latency does throughput cost?",
-        how_to_read="Large marks: means over seeds; small ones: seeds. Down and right is better.",
-        groups=[
-            PictureGroup(
-                title=group_title(results, workload, family),
-                legend=legend(f"load-{place}-legend", family.labels, lines=False),
-                pictures=_drawn(
-                    _against_throughput(f"load-{place}-{kind}", kind, workload, family, values)
-                    for kind in _AGAINST_THROUGHPUT
-                ),
-            )
-            for place, (workload, family) in enumerate(places[:most])
-        ],
-        num_left_out=max(0, len(places) - most),
+    return _gallery(
+        "What latency does throughput cost?",
+        "Large marks: means over seeds; small ones: seeds. Down and right is better.",
+        _named(results.workloads),
+        families,
+        against_throughput,
+        name="load",
+        most=most,
+        lines=False,
     )
 
 
-def _drawn(pictures: Iterable[Picture | None]) -> list[Picture]:
-    return [each for each in pictures if each is not None]
+def _named(workloads: Sequence[str]) -> list[tuple[str, str]]:
+    """Return workloads, each after its title: none if it is the only one."""
+    return [(name if len(workloads) > 1 else "", name) for name in workloads]
+
+
+def _gallery(
+    question: str,
+    how_to_read: str,
+    drawn: Sequence[tuple[str, What]],
+    families: Sequence[Family],
+    draw: Callable[[str, What, Family], Iterator[str | None]],
+    *,
+    name: str,
+    most: int,
+    lines: bool = True,
+) -> Gallery:
+    """Return a group of pictures for what is drawn, each after its title, and each family."""
+    places = list(product(drawn, families))
+    groups = [
+        PictureGroup(
+            title=" · ".join(filter(None, (title, family.title))),
+            legend=legend(f"{name}-{number}-legend", family.labels, lines=lines),
+            pictures=list(filter(None, draw(f"{name}-{number}", what, family))),
+        )
+        for number, ((title, what), family) in enumerate(places[:most])
+    ]
+    return Gallery(
+        question=question,
+        how_to_read=how_to_read,
+        groups=groups,
+        num_left_out=len(places) - len(groups),
+    )
 
 
 def _against_rate(
     name: str, kind: str, sweep: RateSweep, family: Family, values: Values
-) -> Picture | None:
+) -> str | None:
     figure, axes = new_axes(2.9)
     told = []
     for label, style in zip(family.labels, STYLES, strict=False):
         points = [
             (rate, np.array(found))
-            for rate, workload in sweep.workloads
+            for rate, workload in sweep
             if (found := [run[kind] for run in values.get((label, workload), ()) if kind in run])
         ]
         if points:
@@ -218,7 +227,7 @@ def _against_rate(
 
 def _against_throughput(
     name: str, kind: str, workload: str, family: Family, values: Values
-) -> Picture | None:
+) -> str | None:
     figure, axes = new_axes(2.9)
     told = []
     for label, style in zip(family.labels, STYLES, strict=False):
@@ -241,7 +250,7 @@ def _against_throughput(
 
 def _against(
     figure: Any, axes: Any, name: str, kind: str, told: Sequence[str], what: str, unit: str
-) -> Picture | None:
+) -> str | None:
     """Return the picture of a measure against something; ``None``: nothing was drawn."""
     if not told:
         return None
@@ -252,18 +261,7 @@ def _against(
         milliseconds(axes, "y")
     else:
         axes.set_ylabel(measure.unit)
-    return picture(
-        figure, name, measure.title, f"{measure.title} against {what}: {'; '.join(told)}."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateSweep:
-    """One workload at several rates."""
-
-    title: str
-    workloads: Sequence[tuple[float, str]]
-    """Requests per second and the name of the workload, ascending."""
+    return inline_svg(figure, name, f"{measure.title} against {what}: {'; '.join(told)}.")
 
 
 def rate_sweeps(results: Results) -> list[RateSweep]:
@@ -277,11 +275,7 @@ def rate_sweeps(results: Results) -> list[RateSweep]:
             if len(rates) == 1:
                 kind = json.dumps(rest, sort_keys=True, default=str)
                 groups.setdefault(kind, []).append((rates[0], spec["name"]))
-    return [
-        RateSweep(title=", ".join(name for _, name in sorted(group)), workloads=sorted(group))
-        for group in groups.values()
-        if len({rate for rate, _ in group}) > 1
-    ]
+    return [sorted(group) for group in groups.values() if len({rate for rate, _ in group}) > 1]
 
 
 def _without_rate(value: Any, rates: list[float]) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,10 @@ from paged_plugins.lab.report.pictures.drawing import (
     VERMILLION,
     WIDTH,
     Gallery,
-    Picture,
     PictureGroup,
+    inline_svg,
     legend_above,
     new_axes,
-    picture,
     printable,
     shortened,
 )
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 _MOST_BINS = 120
 _SAMPLES_EACH = 4
 _EQUAL = "Arms that equal the one that they are compared with are not drawn."
-_PARTS = (("held", BLUE), ("reserved", ORANGE), ("wasted", VERMILLION), ("cached", SKY))
+_PARTS = {"held": BLUE, "reserved": ORANGE, "wasted": VERMILLION, "cached": SKY}
 _OWNERS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION)
 SHARED, FREE = -1, -2
 """Instead of the number of a request that owns a block."""
@@ -51,10 +50,13 @@ def timelines(results: Results, found: Found, most: int) -> list[Gallery]:
     Args:
         most: pictures of each kind to draw.
     """
+    equal: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
+    for each in found.values():
+        equal[each.workload, each.arm].append(each.is_equal)
     places = [
         (workload, arm.label)
         for workload, arm in product(results.workloads, results.arms)
-        if not _is_equal(found, workload, arm.label)
+        if not (own := equal[workload, arm.label]) or not all(own)
     ]
     drawn: dict[str, dict[str, RunRecord]] = {workload: {} for workload in results.workloads}
     for workload, label in places[:most]:
@@ -70,7 +72,6 @@ def timelines(results: Results, found: Found, most: int) -> list[Gallery]:
             groups=[
                 PictureGroup(
                     title=group_title(results, workload),
-                    legend=[],
                     pictures=draw(f"{name}-{place}", drawn[workload]),
                 )
                 for place, workload in enumerate(results.workloads)
@@ -99,52 +100,45 @@ def timelines(results: Results, found: Found, most: int) -> list[Gallery]:
     ]
 
 
-_Draw = Callable[[str, Mapping[str, RunRecord]], list[Picture]]
+_Draw = Callable[[str, Mapping[str, RunRecord]], list[str]]
 """Draws a picture per arm, by its label, of one workload."""
 
 
-def _is_equal(found: Found, workload: str, arm: str) -> bool:
-    """Whether an arm equals the one that it is compared with, in every measure and seed."""
-    own = [each for place, each in found.items() if place[:2] == (arm, workload)]
-    return bool(own) and all(each.is_equal for each in own)
+_Averages = Mapping[str, "NDArray[np.float64]"]
 
 
-class _Binned:
-    """Steps of a run, at least one, averaged over equal stretches of time."""
-
-    def __init__(self, steps: Sequence[StepSample]) -> None:
-        count = min(_MOST_BINS, max(1, len(steps) // _SAMPLES_EACH))
-        end = max(each.time + each.seconds for each in steps)
-        edges = np.linspace(0, end or 1.0, count + 1)
-        self.times: NDArray[np.float64] = (edges[:-1] + edges[1:]) / 2
-        """The middle of each, in seconds."""
-        self._steps = steps
-        middles = [each.time + each.seconds / 2 for each in steps]
-        self._bins = np.clip(np.searchsorted(edges, middles, side="right") - 1, 0, count - 1)
-
-    def mean(self, value: Callable[[StepSample], float]) -> NDArray[np.float64]:
-        """Return the mean of a value over the steps of each stretch; 0 where there is none."""
-        count = len(self.times)
-        sums = np.bincount(self._bins, [value(each) for each in self._steps], count)
-        means: NDArray[np.float64] = sums / np.maximum(1, np.bincount(self._bins, minlength=count))
-        return means
+def _averages(
+    steps: Sequence[StepSample], values: Callable[[StepSample], Mapping[str, float]]
+) -> _Averages:
+    """Return values of the steps of a run, at least one, averaged over equal stretches of time, 0
+    where there is none; and the middle of each stretch, in seconds, as ``times``.
+    """
+    count = min(_MOST_BINS, max(1, len(steps) // _SAMPLES_EACH))
+    end = max(each.time + each.seconds for each in steps)
+    edges = np.linspace(0, end or 1.0, count + 1)
+    middles = [each.time + each.seconds / 2 for each in steps]
+    bins = np.clip(np.searchsorted(edges, middles, side="right") - 1, 0, count - 1)
+    sizes = np.maximum(1, np.bincount(bins, minlength=count))
+    rows = [values(each) for each in steps]
+    means = {kind: np.bincount(bins, [row[kind] for row in rows], count) for kind in rows[0]}
+    return {kind: sums / sizes for kind, sums in means.items()} | {
+        "times": (edges[:-1] + edges[1:]) / 2
+    }
 
 
 # ---------------------------------------------------------------------- the batch
 
 
-def _batches(name: str, records: Mapping[str, RunRecord]) -> list[Picture]:
-    values: Mapping[str, Callable[[StepSample], float]] = {
-        "running": lambda step: step.num_running,
-        "waiting": lambda step: step.num_waiting + step.num_swapped,
-        "decode": lambda step: step.decode_tokens,
-        "prefill": lambda step: step.prefill_tokens,
-    }
-    batches = {}
-    for label, record in records.items():
-        binned = _Binned(record.steps)
-        means = {kind: binned.mean(value) for kind, value in values.items()}
-        batches[label] = {"times": binned.times, **means}
+def _batches(name: str, records: Mapping[str, RunRecord]) -> list[str]:
+    def values(step: StepSample) -> Mapping[str, float]:
+        return {
+            "running": step.num_running,
+            "waiting": step.num_waiting + step.num_swapped,
+            "decode": step.decode_tokens,
+            "prefill": step.prefill_tokens,
+        }
+
+    batches = {label: _averages(record.steps, values) for label, record in records.items()}
     every = batches.values()
     most = (
         max((each["times"][-1] for each in every), default=0.0),
@@ -157,9 +151,7 @@ def _batches(name: str, records: Mapping[str, RunRecord]) -> list[Picture]:
     ]
 
 
-def _batch(
-    name: str, label: str, batch: Mapping[str, NDArray[Any]], most: tuple[float, float, float]
-) -> Picture:
+def _batch(name: str, label: str, batch: _Averages, most: tuple[float, float, float]) -> str:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH / 72, 3.4))
@@ -186,34 +178,34 @@ def _batch(
         f"{label}: on average {running.mean():.1f} requests run and {waiting.mean():.1f} wait; at"
         f" most {waiting.max():.1f} wait."
     )
-    return picture(figure, name, label, text)
+    return inline_svg(figure, name, text)
 
 
 # ---------------------------------------------------------------------- the memory
 
 
-def _memories(name: str, records: Mapping[str, RunRecord]) -> list[Picture]:
-    filled = {}
-    for label, record in records.items():
-        if all(step.block_size for step in record.steps):
-            binned = _Binned(record.steps)
-            parts = [100 * binned.mean(partial(_share, part)) for part, _ in _PARTS]
-            filled[label] = binned.times, parts
-    most = max((float(np.sum(parts, axis=0).max()) for _, parts in filled.values()), default=0.0)
+def _memories(name: str, records: Mapping[str, RunRecord]) -> list[str]:
+    filled = {
+        label: _averages(record.steps, _shares)
+        for label, record in records.items()
+        if all(step.block_size for step in record.steps)
+    }
+    parts = {label: [100 * own[part] for part in _PARTS] for label, own in filled.items()}
+    most = max((float(np.sum(own, axis=0).max()) for own in parts.values()), default=0.0)
     return [
-        _memory(f"{name}-{place}", label, times, parts, most)
-        for place, (label, (times, parts)) in enumerate(filled.items())
+        _memory(f"{name}-{place}", label, filled[label]["times"], own, most)
+        for place, (label, own) in enumerate(parts.items())
     ]
 
 
 def _memory(
     name: str, label: str, times: NDArray[Any], parts: Sequence[NDArray[Any]], most: float
-) -> Picture:
+) -> str:
     figure, axes = new_axes(2.7)
     axes.stackplot(
         *(times, *parts),
-        colors=[color for _, color in _PARTS],
-        labels=[part for part, _ in _PARTS],
+        colors=list(_PARTS.values()),
+        labels=list(_PARTS),
         linewidth=0,
     )
     for top in (parts[0], sum(parts[:3])):
@@ -224,12 +216,12 @@ def _memory(
     axes.set_xlabel("seconds")
     axes.set_title(printable(shortened(label)), loc="left", pad=20)
     legend_above(axes)
-    means = [f"{part} {own.mean():.0f}%" for (part, _), own in zip(_PARTS, parts, strict=True)]
-    return picture(figure, name, label, f"{label}: on average {'; '.join(means)}.")
+    means = [f"{part} {own.mean():.0f}%" for part, own in zip(_PARTS, parts, strict=True)]
+    return inline_svg(figure, name, f"{label}: on average {'; '.join(means)}.")
 
 
-def _share(part: str, step: StepSample) -> float:
-    """Return the share of the cache's slots that a part fills after a step."""
+def _shares(step: StepSample) -> Mapping[str, float]:
+    """Return the share of the cache's slots that each part fills after a step."""
     slots = step.num_blocks * step.block_size
     allocated = (step.num_blocks - step.free_blocks) * step.block_size
     filled = {
@@ -238,7 +230,7 @@ def _share(part: str, step: StepSample) -> float:
         "wasted": max(0, allocated - step.held_tokens - step.reserved_tokens),
         "cached": step.cached_blocks * step.block_size,
     }
-    return filled[part] / slots
+    return {part: tokens / slots for part, tokens in filled.items()}
 
 
 # ---------------------------------------------------------------------- the blocks
@@ -252,13 +244,11 @@ def block_map(history: BlockHistory) -> Gallery:
             "A run that was recorded by itself. Colours repeat; dark: several requests share the"
             " block; blank: none holds it. Of a large cache, some blocks are shown."
         ),
-        groups=[
-            PictureGroup(title="", legend=[], pictures=[_blocks(history)] if history.times else [])
-        ],
+        groups=[PictureGroup(pictures=[_blocks(history)] if history.times else [])],
     )
 
 
-def _blocks(history: BlockHistory) -> Picture:
+def _blocks(history: BlockHistory) -> str:
     from matplotlib.colors import to_rgba
 
     num_steps = max(history.times) + 1
@@ -275,14 +265,13 @@ def _blocks(history: BlockHistory) -> Picture:
     axes.grid(visible=False)
     axes.set_xlabel("step")
     axes.set_ylabel("block")
-    title = "Blocks by request"
-    axes.set_title(title, loc="left")
+    axes.set_title("Blocks by request", loc="left")
     text = (
         f"{history.num_blocks:,} blocks over {num_steps:,} steps, held by"
         f" {len(history.requests):,} requests; {(held != FREE).mean():.0%} held on average,"
         f" {(held == SHARED).mean():.0%} by several."
     )
-    return picture(figure, "blocks", title, text)
+    return inline_svg(figure, "blocks", text)
 
 
 def owners(history: BlockHistory, num_steps: int) -> NDArray[Any]:
