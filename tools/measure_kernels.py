@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -147,25 +147,15 @@ def attention(chosen: str, clock: Callable[[], float]) -> None:
     say("| --- | ---: | ---: | ---: |")
     for shape in SHAPES:
         layer = layer_of(shape)
-        heads, kv_heads, dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
         for name, chunks in BATCHES.items():
             batch, blocks = batch_of(chunks, layer.block_size)
-            tokens = int(batch.query_start[-1])
-            query, key, value = (
-                torch.randn(tokens, number, dim).to(BF16) for number in (heads, kv_heads, kv_heads)
-            )
+            rows = random_rows(layer, int(batch.query_start[-1]))
             runs: dict[str, Callable[[], object]] = {}
             for kind, backend in backends.items():
                 backend.check(layer)
                 shapes = backend.cache_shape(layer, blocks)
                 layers = [backend.bind(layer, torch.randn(shapes).to(BF16)) for _ in range(count)]
-
-                def run(backend: AttentionBackend = backend, layers: list = layers) -> None:  # type: ignore[type-arg]
-                    plan = backend.plan(batch)
-                    for own in layers:
-                        own.forward(query, key, value, plan)
-
-                runs[kind] = run
+                runs[kind] = step_of(backend, batch, layers, rows)
             runs["sdpa"] = dense_attention(layer, chunks, count)
             found = compare(clock, runs, count)
             times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
@@ -192,21 +182,31 @@ def cache(chosen: str, clock: Callable[[], float]) -> None:
         for name, chunks in CACHE_BATCHES.items():
             batch, blocks = batch_of(chunks, layer.block_size)
             count = max(2, (64 << 20) // (blocks * layer.block_size * layer.bytes_per_token))
-            query, key, value = random_rows(layer, int(batch.query_start[-1]))
+            rows = random_rows(layer, int(batch.query_start[-1]))
             runs: dict[str, Callable[[], object]] = {}
             for kind in kinds:
                 spec = replace(layer, kv_cache_dtype=kind)
                 layers = [filled_layer(backend, spec, blocks) for _ in range(count)]
-
-                def run(layers: list[LayerAttention] = layers) -> None:
-                    plan = backend.plan(batch)
-                    for own in layers:
-                        own.forward(query, key, value, plan)
-
-                runs[kind] = run
+                runs[kind] = step_of(backend, batch, layers, rows)
             found = compare(clock, runs, count)
             times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
             say(f"| {shape}, {name} | {times} | {found['auto'] / found['int8']:.2f} |")
+
+
+def step_of(
+    backend: AttentionBackend,
+    batch: AttentionBatch,
+    layers: Sequence[LayerAttention],
+    rows: Sequence[Tensor],
+) -> Callable[[], None]:
+    """What plans a step and runs its layers."""
+
+    def run() -> None:
+        plan = backend.plan(batch)
+        for layer in layers:
+            layer.forward(*rows, plan)
+
+    return run
 
 
 def random_rows(layer: LayerSpec, tokens: int) -> list[Tensor]:

@@ -6,19 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from paged_core.errors import SettingsError
-from paged_core.settings.documents import parse_json
+from paged_plugins.workloads.traces.files import checked, json_lines
 
 VERSION = 1
 """Of the format."""
 MAX_BLOCKS = 4_000_000
 """Of the cache."""
 MAX_LINE = 2**26
-"""Characters of a line."""
+"""Bytes of a line."""
 
 Number = Annotated[int, Field(ge=0)]
 Pair = tuple[str, Number]
@@ -42,9 +42,6 @@ class _Line(_Strict):
     held: list[Annotated[Run, Field(strict=False)]] = []
     ended: list[str] = []
     evicted: list[Number] = []
-
-
-Parsed = TypeVar("Parsed", bound=_Strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +85,19 @@ class BlockHistory:
         self._open: dict[str, dict[int, dict[int, Span]]] = {}
         """By request, sequence and entry of its table: the span that goes on."""
         self._last = 0
-        lines = _lines(path)
-        head = next(lines, None)
-        if head is None:
+        lines = json_lines(path, MAX_LINE)
+        number, head = next(lines, (0, {}))
+        if not number:
             raise SettingsError(f"{path} is empty; a block map begins with its version")
-        first = _parsed(path, head, _Head)
+        first = checked(path, number, head, _Head)
         if first.version != VERSION:
             raise SettingsError(
                 f"{path} is a block map of version {first.version}, and {VERSION} can be read; "
                 "record it anew"
             )
         self.num_blocks, self.block_size = first.num_blocks, first.block_size
-        for number, text in lines:
-            self._take(path, number, _parsed(path, (number, text), _Line))
+        for number, values in lines:
+            self._take(path, number, checked(path, number, values, _Line))
         for tables in self._open.values():
             self._spans += [span for table in tables.values() for span in table.values()]
         for span in sorted(self._spans, key=lambda each: (each.start, each.sequence, each.index)):
@@ -154,33 +151,3 @@ class BlockHistory:
     def _end(self, table: Mapping[int, Span], end: int) -> None:
         """Keep spans, which go on no longer, as ended with the step before ``end``."""
         self._spans += [replace(span, end=end) for span in table.values() if span.start < end]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            number = 0
-            while line := file.readline(MAX_LINE + 1):
-                number += 1
-                if len(line) > MAX_LINE:
-                    raise SettingsError(f"{path}, line {number}, is longer than {MAX_LINE:,}")
-                yield number, line
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"cannot read {path}: {reason}") from None
-
-
-def _parsed(path: Path, line: tuple[int, str], kind: type[Parsed]) -> Parsed:
-    number, text = line
-    try:
-        value: Any = parse_json(text)
-    except ValueError as error:
-        raise SettingsError(f"{path}, line {number}, is not JSON: {error}") from None
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        item = error.errors(include_url=False)[0]
-        key = ".".join(map(str, item["loc"]))
-        raise SettingsError(
-            f"{path}, line {number}, is not of a block map: {key:.80}: {item['msg']:.200}"
-        ) from None

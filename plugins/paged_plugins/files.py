@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from pydantic import BaseModel, ValidationError
 
 from paged_core.errors import SettingsError, did_you_mean
-from paged_core.settings.documents import MAX_SIZE, read_text
+from paged_core.settings.documents import MAX_SIZE, parse_json, parse_yaml, read_text
 
 _SHOWN = 5
 """Mistakes that an error names."""
@@ -68,6 +68,21 @@ def read_file(path: Path, max_size: int = MAX_SIZE) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"cannot read {path}: {reason}") from None
+
+
+def read_document(path: Path, max_size: int = MAX_SIZE) -> Any:
+    """Return what a file of YAML holds, or of JSON if its name ends so.
+
+    Raises:
+        SettingsError: it cannot be read, is larger than ``max_size`` bytes, or cannot be parsed.
+    """
+    text = read_file(path, max_size)
+    try:
+        return parse_json(text) if path.suffix == ".json" else parse_yaml(text, max_size)[0]
+    except ValueError as error:
+        line = getattr(error, "line", None)
+        where = f", line {line}," if line else ""
+        raise SettingsError(f"{path}{where} cannot be parsed: {error}") from None
 
 
 def mistakes(error: ValidationError, model: type[BaseModel]) -> str:

@@ -66,8 +66,8 @@ def test_libraries_compute_the_same(
     if problem := library.problem(LAYER):
         pytest.skip(problem)
     case = AttentionCase.parse(text)
-    rows = attention_case._random_rows(case, LAYER)
-    monkeypatch.setattr(attention_case, "_random_rows", lambda *_: rows)
+    rows = attention_case.random_rows(case, LAYER, case.length)
+    monkeypatch.setattr(attention_case, "random_rows", lambda *_: rows)
     expected = BARE[0].run(case, LAYER)()
     assert isinstance(expected, torch.Tensor)
     found: Any = library.run(case, LAYER)()

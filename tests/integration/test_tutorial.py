@@ -39,11 +39,6 @@ def test_the_tutorial_works_as_written(installed: Path, tmp_path: Path) -> None:
     run_page(TUTORIAL, tmp_path, [installed])
 
 
-def test_installing_it_activates_nothing(installed: Path, tmp_path: Path) -> None:
-    lines = run("paged-core config | grep scheduler.name", tmp_path, [installed])
-    assert lines[0].split()[:2] == ["scheduler.name", "token_budget"]
-
-
 def test_its_scheduler_passes_the_conformance_kit(installed: Path, sources: Path) -> None:
     fewer = "import paged_testing as kit\nkit.SchedulerConformance.max_examples = 12\n"
     (sources / "conftest.py").write_text(fewer, "utf-8")

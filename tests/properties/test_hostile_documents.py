@@ -78,73 +78,25 @@ STEP: dict[str, Any] = {key: [] for key in KEYS} | {
 }
 CASE = {"scenario": SCENARIO, "trace": [STEP]}
 
-Content = tuple[str, bytes]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("documents")
 
 
-def attempt(read: Callable[[], object]) -> None:
-    """Call it; a refusal will do, if it fits a screen."""
-    try:
-        read()
-    except PagedCoreError as error:
-        assert 0 < len(str(error)) < 6000
-
-
-def written(folder: Path, content: Content) -> Path:
-    path = folder / f"document{content[0]}"
-    path.write_bytes(content[1])
-    return path
-
-
-def read_settings(folder: Path, content: Content) -> None:
-    path = written(folder, content)
-    attempt(lambda: load_settings(REGISTRY, config=path, environ={}))
-
-
-def read_variables(name: str, value: str) -> None:
-    attempt(lambda: load_settings(REGISTRY, environ={name: value}))
-
-
-def read_keywords(key: str, value: Any) -> None:
-    attempt(lambda: settings_class(REGISTRY)(**{key: value}))
-
-
-def read_env_file(folder: Path, content: bytes) -> None:
-    path = folder / "own.env"
-    path.write_bytes(content)
-    attempt(lambda: load_settings(REGISTRY, env_file=path, environ={}))
-
-
-def read_scenario(folder: Path, content: Content) -> None:
+def read_scenario(path: Path) -> None:
     """Read it, and run the first steps."""
-
-    def run() -> None:
+    before = sorted(path.parent.iterdir())
+    try:
         case = read_case(path)
         resolved = SettingsArgs(REGISTRY, {}).resolve(settings_layer(case.scenario))
         check_settings(case.scenario, resolved.settings)
         list(islice(replay(case.scenario, REGISTRY, Outcome(), resolved.settings), 40))
-
-    path = written(folder, content)
-    before = sorted(path.parent.iterdir())
-    attempt(run)
-    assert sorted(path.parent.iterdir()) == before
+    finally:
+        assert sorted(path.parent.iterdir()) == before
 
 
-def read_trace(folder: Path, content: Content) -> None:
-    path = written(folder, content)
-    attempt(lambda: read_traces(path))
-
-
-SETTINGS_FILES = contents(SETTINGS, (".yaml", ".json", ".toml"))
-SCENARIO_FILES = st.one_of(
-    contents(SCENARIO, (".yaml", ".json")), contents(CONVERSATIONS, (".yaml", ".json"))
-)
 CASE_FILES = contents(CASE, (".yaml", ".json"))
-TRACE_FILES = contents(STEP, (".json",))
 VARIABLES = st.sampled_from(
     [f"PAGED_CORE_{key.upper()}" for key in EngineSettings.model_fields]
     + ["PAGED_CORE_SCHEDULER__MAX_NUM_SEQS", "paged_core_seed", "PAGED_CORE_X", "PAGED_CORE_"]
@@ -157,71 +109,56 @@ ENV_PARTS = (
 )
 ENV_FILES = st.lists(st.sampled_from([*ENV_PARTS.split(b" "), b"\n", b" "])).map(b"".join)
 
+READERS: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any]]] = {
+    "settings files": (
+        lambda path: load_settings(REGISTRY, config=path, environ={}),
+        contents(SETTINGS, (".yaml", ".json", ".toml")),
+    ),
+    "variables": (
+        lambda environ: load_settings(REGISTRY, environ=environ),
+        st.dictionaries(VARIABLES, TEXTS, min_size=1, max_size=1),
+    ),
+    "keywords": (
+        lambda keywords: settings_class(REGISTRY)(**keywords),
+        st.dictionaries(KEYWORDS, values, min_size=1, max_size=1),
+    ),
+    "env files": (
+        lambda path: load_settings(REGISTRY, env_file=path, environ={}),
+        st.tuples(st.just(".env"), ENV_FILES),
+    ),
+    "scenarios": (
+        read_scenario,
+        contents(SCENARIO, (".yaml", ".json"))
+        | contents(CONVERSATIONS, (".yaml", ".json"))
+        | CASE_FILES,
+    ),
+    "traces": (read_traces, contents(STEP, (".json",)) | CASE_FILES),
+}
+"""What reads something, and what it is given: keys and values, or a suffix and a content."""
 
-class TestShort:
-    """A few inputs for each reader."""
 
-    @given(content=SETTINGS_FILES)
-    @SHORT
-    def test_settings_files(self, folder: Path, content: Content) -> None:
-        read_settings(folder, content)
+def attempt(name: str, folder: Path, given: Any) -> None:
+    """Let it be read; a refusal will do, if it fits a screen."""
+    if isinstance(given, tuple):
+        suffix, content = given
+        given = folder / f"document{suffix}"
+        given.write_bytes(content)
+    try:
+        READERS[name][0](given)
+    except PagedCoreError as error:
+        assert 0 < len(str(error)) < 6000
 
-    @given(name=VARIABLES, value=TEXTS)
-    @SHORT
-    def test_variables(self, name: str, value: str) -> None:
-        read_variables(name, value)
 
-    @given(key=KEYWORDS, value=values)
-    @SHORT
-    def test_keywords(self, key: str, value: Any) -> None:
-        read_keywords(key, value)
-
-    @given(content=ENV_FILES)
-    @SHORT
-    def test_env_files(self, folder: Path, content: bytes) -> None:
-        read_env_file(folder, content)
-
-    @given(content=st.one_of(SCENARIO_FILES, CASE_FILES))
-    @SHORT
-    def test_scenarios(self, folder: Path, content: Content) -> None:
-        read_scenario(folder, content)
-
-    @given(content=st.one_of(TRACE_FILES, CASE_FILES))
-    @SHORT
-    def test_traces(self, folder: Path, content: Content) -> None:
-        read_trace(folder, content)
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.data())
+@SHORT
+def test_a_few_inputs(name: str, folder: Path, data: st.DataObject) -> None:
+    attempt(name, folder, data.draw(READERS[name][1]))
 
 
 @pytest.mark.slow
-class TestLong:
-    """The same, 10,000 inputs for each."""
-
-    @given(content=SETTINGS_FILES)
-    @LONG
-    def test_settings_files(self, folder: Path, content: Content) -> None:
-        read_settings(folder, content)
-
-    @given(name=VARIABLES, value=TEXTS)
-    @LONG
-    def test_variables(self, name: str, value: str) -> None:
-        read_variables(name, value)
-
-    @given(key=KEYWORDS, value=values)
-    @LONG
-    def test_keywords(self, key: str, value: Any) -> None:
-        read_keywords(key, value)
-
-    @given(content=ENV_FILES)
-    @LONG
-    def test_env_files(self, folder: Path, content: bytes) -> None:
-        read_env_file(folder, content)
-
-    @given(content=st.one_of(SCENARIO_FILES, CASE_FILES))
-    @LONG
-    def test_scenarios(self, folder: Path, content: Content) -> None:
-        read_scenario(folder, content)
-
-    @given(content=st.one_of(TRACE_FILES, CASE_FILES))
-    @LONG
-    def test_traces(self, folder: Path, content: Content) -> None:
-        read_trace(folder, content)
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.data())
+@LONG
+def test_ten_thousand_inputs(name: str, folder: Path, data: st.DataObject) -> None:
+    attempt(name, folder, data.draw(READERS[name][1]))

@@ -33,6 +33,16 @@ class Batch:
         self.n_tokens = 0
 
 
+def _called_with(expected: tuple[str, ...], answer: Any) -> Any:
+    """Return a method that gives an answer, and must be called with these arguments."""
+
+    def call(_: LlamaLibrary, *given: str) -> Any:
+        assert given == expected
+        return answer
+
+    return call
+
+
 class LlamaLibrary(ModuleType):
     """The module, its one model and its one context."""
 
@@ -54,23 +64,15 @@ class LlamaLibrary(ModuleType):
         callback(1, b"chatter\n", None)
         callback(4, b"a real problem\n", None)
 
-    def llama_backend_init(self) -> None:
-        return None
-
-    def llama_model_default_params(self) -> str:
-        return "defaults"
+    llama_backend_init = _called_with((), None)
+    llama_model_default_params = _called_with((), "defaults")
+    llama_model_get_vocab = _called_with(("model",), "vocab")
+    llama_vocab_n_tokens = _called_with(("vocab",), VOCAB_SIZE)
+    llama_get_memory = _called_with(("context",), "memory")
 
     def llama_model_load_from_file(self, path: bytes, params: str) -> str | None:
         assert params == "defaults"
         return "model" if self.loads and Path(path.decode()).is_file() else None
-
-    def llama_model_get_vocab(self, model: str) -> str:
-        assert model == "model"
-        return "vocab"
-
-    def llama_vocab_n_tokens(self, vocab: str) -> int:
-        assert vocab == "vocab"
-        return VOCAB_SIZE
 
     def llama_context_default_params(self) -> ContextParams:
         return ContextParams(n_ctx=512, n_batch=2048, n_ubatch=512, n_seq_max=1, type_k=1, type_v=1)
@@ -87,10 +89,6 @@ class LlamaLibrary(ModuleType):
     def llama_free(self, context: str) -> None:
         assert context == "context"
         self._sequences = []
-
-    def llama_get_memory(self, context: str) -> str:
-        assert context == "context"
-        return "memory"
 
     def llama_batch_init(self, num_tokens: int, embedding: int, num_sequences: int) -> Batch:
         assert (embedding, num_sequences) == (0, 1)

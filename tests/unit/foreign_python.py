@@ -13,25 +13,14 @@ VLLM = '''
 """A fake of vLLM: generates the sum of all tokens, and reports what was imported before it."""
 import os
 import sys
+from types import SimpleNamespace
 
 roots = {name.partition(".")[0] for name in sys.modules}
 others = sorted(roots - set(sys.stdlib_module_names) - {"__main__", "vllm"})
 __version__ = f"{'+'.join(others)} {os.environ['VLLM_CPU_KVCACHE_SPACE']} GiB"
 
 
-class SamplingParams:
-    def __init__(self, temperature, max_tokens, ignore_eos, detokenize):
-        self.max_tokens = max_tokens
-
-
-class Completion:
-    def __init__(self, token_ids):
-        self.token_ids = token_ids
-
-
-class Output:
-    def __init__(self, token_ids):
-        self.outputs = [Completion(token_ids)]
+SamplingParams = SimpleNamespace
 
 
 class LLM:
@@ -43,9 +32,10 @@ class LLM:
             os._exit(3)
 
     def generate(self, prompts, sampling, use_tqdm):
+        totals = [sum(prompt["prompt_token_ids"]) for prompt in prompts]
         return [
-            Output([sum(prompt["prompt_token_ids"]) % 50] * params.max_tokens)
-            for prompt, params in zip(prompts, sampling)
+            SimpleNamespace(outputs=[SimpleNamespace(token_ids=[total % 50] * params.max_tokens)])
+            for total, params in zip(totals, sampling)
         ]
 '''
 

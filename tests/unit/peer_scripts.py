@@ -1,4 +1,4 @@
-"""The scripts of other engines, imported as modules."""
+"""The scripts of ``tools``, imported as modules; first of all those of other engines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-FOLDER = str(Path(__file__).parents[2] / "tools" / "peers")
+TOOLS = Path(__file__).parents[2] / "tools"
 
 
-def script(name: str) -> ModuleType:
+def script(name: str, folder: Path = TOOLS / "peers") -> ModuleType:
     """Import a script; it finds those beside it, as when it is run."""
-    if FOLDER not in sys.path:
-        sys.path.append(FOLDER)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
     return import_module(name)
 
 

@@ -12,40 +12,24 @@ import torch
 
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_core.cli import main
 from paged_core.engine.contexts import AttentionContext
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBatch
-from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench import attention_case, attention_command
 from paged_plugins.bench.attention_case import BARE, AttentionCase, BareAttention
 from paged_plugins.bench.device import Rates
+from unit.bench_tasks import LAYER, runner
 
 Capture = pytest.CaptureFixture[str]
 
-LAYER = LayerSpec(
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    scale=8**-0.5,
-    dtype="float32",
-    device="cpu",
-    block_size=4,
-)
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 SMALL = (
     *("--heads", "4:2:8", "--block-size", "4", "--dtype", "float32", "--repeats", "2"),
     "--no-roofline",
 )
-
-
-def run(capsys: Capture, *argv: str, status: int = 0) -> str:
-    assert main(["bench", "attention", *argv]) == status
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    return err if status == 2 else out
+run = runner("attention")
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +69,10 @@ def test_shares_of_what_the_machine_can_do(
     assert found["machine"]["matmul_operations_per_s"] == 5e9
     assert row["share_of_copy"] == pytest.approx(row["bytes_per_s"] / 2e9, abs=1e-4)
     assert row["share_of_matmul"] == pytest.approx(row["operations_per_s"] / 5e9, abs=1e-4)
-    assert "% " in run(capsys, *argv[:-1]).splitlines()[-1]
+    table = run(capsys, *argv[:-1])
+    assert "us per layer" in table
+    assert "2x9+1" in table.splitlines()[-1]
+    assert "% " in table.splitlines()[-1]
 
 
 def test_a_grid_of_heads_and_a_cache_of_8_bit_floats(capsys: Capture) -> None:
@@ -120,7 +107,7 @@ def test_a_library_computes_what_a_backend_does(text: str, monkeypatch: pytest.M
         torch.randn(case.num_sequences * count, heads, 8, generator=generator)
         for count, heads in ((case.num_new, 4), (case.length, 2), (case.length, 2))
     )
-    monkeypatch.setattr(attention_case, "_random_rows", lambda *_: [query, key, value])
+    monkeypatch.setattr(attention_case, "random_rows", lambda *_: [query, key, value])
     out = BARE[0].run(case, layer)()
     assert isinstance(out, torch.Tensor)
     expected = _attend(batch, num_blocks, case, (query, key, value))
@@ -212,12 +199,6 @@ def test_one_that_cannot_be_built_does_not_take_the_others(
     assert "cpu" in {row["component"] for row in found["rows"]}
 
 
-def test_a_table(capsys: Capture) -> None:
-    out = run(capsys, *SMALL, "--batch", "1x3", "--backends", "torch")
-    assert "1x3+1" in out
-    assert "us per layer" in out
-
-
 def test_the_component_of_the_settings_is_measured_alone(capsys: Capture) -> None:
     found = json.loads(run(capsys, *SMALL, "--batch", "1x3", "--attention", "torch", "--json"))
     assert [row["component"] for row in found["rows"]] == ["torch"]
@@ -242,8 +223,7 @@ def test_what_is_refused(capsys: Capture, argv: tuple[str, ...], said: str) -> N
 
 
 def test_bytes_and_operations_are_those_of_the_formulas() -> None:
-    layer = LAYER
-    case = AttentionCase.parse("3x10+2")
+    case, layer = AttentionCase.parse("3x10+2"), LAYER
     assert case.read_bytes(layer, 0) == 3 * 12 * 2 * 2 * 8 * 4
     assert case.read_bytes(layer, 8) == (3 * 4 + 8) * 2 * 2 * 8 * 4
     # two queries that see 11 and 12 keys, two products of multiplications and additions
@@ -253,16 +233,7 @@ def test_bytes_and_operations_are_those_of_the_formulas() -> None:
 
 
 def test_sequences_share_whole_blocks_and_own_the_others() -> None:
-    layer = LayerSpec(
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=4,
-        scale=1.0,
-        dtype="float32",
-        device="cpu",
-        block_size=4,
-    )
-    batch, num_blocks = AttentionCase.parse("3x11+2").batch(layer, 10)
+    batch, num_blocks = AttentionCase.parse("3x11+2").batch(LAYER, 10)
     tables = batch.block_tables
     assert (tables[:, :2] == tables[0, :2]).all()
     own = tables[:, 2:].flatten().tolist()

@@ -17,16 +17,17 @@ from integration import tiny_models
 from paged_core.cli import main
 from paged_core.errors import EngineError
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.bench import compare_command, peers
+from paged_plugins.bench import compare_command
 from paged_plugins.bench.compare_command import memory, print_comparison, speeds, task_for
 from paged_plugins.bench.comparison import compare
 from paged_plugins.bench.peers import OURS, PEERS, Choice, PeerProcess, Task
 from paged_plugins.bench.workloads import NAMED, BatchWorkload, Draw, by_turn
 from paged_plugins.workloads.request import WorkloadRequest
 from unit import foreign_python
-from unit.bench_tasks import bench_task
+from unit.bench_tasks import bench_task, runner
 
 Capture = pytest.CaptureFixture[str]
+run = runner("compare")
 
 CHAT: list[Draw] = [([5, 6, 7], 3, None), ([8, 9], 5, None), ([4], 2, 1), ([3, 2], 4, 0)]
 
@@ -42,13 +43,6 @@ def own_task(model: str, **changes: Any) -> Task:
     return bench_task(model, settings=settings, **changes)
 
 
-def run(capfd: Capture, *argv: str, status: int = 0) -> str:
-    assert main(["bench", "compare", *argv], {"PATH": ""}) == status
-    out, err = capfd.readouterr()
-    assert "Traceback" not in err
-    return err if status else out
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NAMED, "W7", BatchWorkload("W7", "", lambda _: CHAT))
@@ -56,13 +50,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paged_plugins.bench.device._OTHER_SIZE", 64)
 
 
+SMALL = ("--dtype", "float32", "--repeats", "1", "--num-blocks", "32", "--threads", "1")
+
+
 @pytest.mark.usefixtures("small")
 def test_all_generate_the_same(model: str, capfd: Capture, tmp_path: Path) -> None:
-    argv = ("--model", model, "--dtype", "float32", "--workload", "W7", "--repeats", "1")
-    out = run(
-        *(capfd, *argv, "--threads", "1", "--peer", "transformers_static", "--json"),
-        *("--output", str(tmp_path / "rows"), "--num-blocks", "32"),
-    )
+    argv = (*SMALL, "--model", model, "--workload", "W7", "--peer", "transformers_static")
+    out = run(capfd, *argv, "--json", "--output", str(tmp_path / "rows"))
     (row,) = [json.loads(line) for line in out.splitlines()]
     assert (row["workload"], row["requests"], row["output_tokens"]) == ("W7", 4, 14)
     ours, other = row["contenders"]
@@ -76,7 +70,7 @@ def test_all_generate_the_same(model: str, capfd: Capture, tmp_path: Path) -> No
 def test_a_drawn_workload(model: str, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paged_plugins.bench.compare_command.installed_peers", lambda *_: [])
     drawn = ("--num-requests", "3", "--input-len", "4:9", "--output-len", "2")
-    argv = ("--model", model, "--dtype", "float32", "--repeats", "1", "--num-blocks", "32")
+    argv = (*SMALL, "--model", model)
     (line,) = run(capfd, *argv, *drawn, "--json", "--write-cache").splitlines()
     row = json.loads(line)
     assert [one["cache_written"] for one in row["contenders"]] == [True]
@@ -86,9 +80,9 @@ def test_a_drawn_workload(model: str, capfd: Capture, monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("small")
 def test_this_engine_beside_itself(capfd: Capture) -> None:
-    argv = ("--dtype", "float32", "--workload", "W7", "--repeats", "1", "--num-blocks", "32")
     off = 'off={runner: {name: native, kernels: "off"}, attention: torch}'
-    (line,) = run(capfd, *argv, "--threads", "1", "--variant", off, "--json").splitlines()
+    argv = (*SMALL, "--workload", "W7", "--variant", off, "--json")
+    (line,) = run(capfd, *argv).splitlines()
     row = json.loads(line)
     ours, other = row["contenders"]
     assert (ours["name"], other["name"], row["best_peer"]) == (OURS.name, "off", "off")
@@ -99,11 +93,8 @@ def test_this_engine_beside_itself(capfd: Capture) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_peer_of_another_environment(model: str, capfd: Capture, tmp_path: Path) -> None:
-    argv = ("--model", model, "--dtype", "float32", "--workload", "W7", "--repeats", "2")
-    out = run(
-        *(capfd, *argv, "--threads", "1", "--peer", f"vllm={foreign_python.make(tmp_path)}"),
-        *("--num-blocks", "32"),
-    )
+    argv = (*SMALL, "--model", model, "--workload", "W7", "--repeats", "2")
+    out = run(capfd, *argv, "--peer", f"vllm={foreign_python.make(tmp_path)}")
     lines = [line.split() for line in out.splitlines()]
     assert ["engine", "W7"] in lines
     assert any(line[:4] == ["vllm", "peer", "4", "GiB"] for line in lines)
@@ -125,9 +116,8 @@ def test_what_has_been_measured_is_kept_when_the_rest_fails(
 
     monkeypatch.setattr("paged_plugins.bench.compare_command.compare", fails_later)
     monkeypatch.setitem(NAMED, "W4", BatchWorkload("W4", "", lambda _: CHAT))
-    argv = ["--model", model, "--dtype", "float32", "--workload", "W7,W4", "--repeats", "1"]
-    argv += ["--peer", f"vllm={foreign_python.make(tmp_path)}", "--num-blocks", "32"]
-    argv += ["--output", str(tmp_path / "rows")]
+    argv = [*SMALL, "--model", model, "--workload", "W7,W4", "--output", str(tmp_path / "rows")]
+    argv += ["--peer", f"vllm={foreign_python.make(tmp_path)}"]
     assert main(["bench", "compare", *argv], {"PATH": ""}) == 1
     out, err = capfd.readouterr()
     assert "it died" in err
@@ -136,17 +126,8 @@ def test_what_has_been_measured_is_kept_when_the_rest_fails(
     assert json.loads(line)["workload"] == "W7"
 
 
-def test_says_before_all_else_that_a_workload_is_too_long(model: str, capfd: Capture) -> None:
-    argv = ("--model", model, "--dtype", "float32", "--workload", "W5", "--peer", "vllm=/no/python")
-    assert "/no/python does not work" in run(capfd, *argv, status=2)
-    with pytest.raises(
-        EngineError, match=r"the engine serves requests of \d+ tokens, and the long"
-    ):
-        PeerProcess(OURS, own_task(model, longest_request=1 << 20))
-
-
 def test_an_interrupted_comparison_leaves_no_process(model: str) -> None:
-    with pytest.raises(KeyboardInterrupt), PeerProcess(OURS, own_task(model)) as ours:
+    with pytest.raises(KeyboardInterrupt), PeerProcess(Choice(OURS), own_task(model)) as ours:
         process = psutil.Process(ours._process.pid)
         raise KeyboardInterrupt
     assert not process.is_running()
@@ -157,9 +138,9 @@ def test_a_comparison_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     program = (
         "import os\n"
         "from unit.bench_tasks import bench_task\n"
-        "from paged_plugins.bench.peers import PEERS, PeerProcess\n"
+        "from paged_plugins.bench.peers import PEERS, Choice, PeerProcess\n"
         f"python = {foreign_python.make(tmp_path)!r}\n"
-        "print(PeerProcess(PEERS['vllm'], bench_task(), python)._process.pid, flush=True)\n"
+        "print(PeerProcess(Choice(PEERS['vllm'], python), bench_task())._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -203,13 +184,25 @@ def test_errors(argv: tuple[str, ...], message: str, capfd: Capture) -> None:
     assert message in run(capfd, *argv, status=2)
 
 
-def test_an_engine_that_cannot_load_says_why() -> None:
-    with pytest.raises(EngineError, match=r"paged_core: .*no folder"):
-        PeerProcess(OURS, own_task("./none"))
+@pytest.mark.parametrize(
+    ("longest", "folder", "message"),
+    [
+        (64, "none", r"paged_core: .*no folder"),
+        (1 << 20, "", r"the engine serves requests of \d+ tokens, and the longest "),
+    ],
+)
+def test_an_engine_that_cannot_serve_says_why(
+    model: str, longest: int, folder: str, message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        PeerProcess(Choice(OURS), own_task(str(Path(model, folder)), longest_request=longest))
 
 
 def test_an_engine_that_fails_says_why(model: str) -> None:
-    with PeerProcess(OURS, own_task(model)) as ours, pytest.raises(EngineError, match="vocabulary"):
+    with (
+        PeerProcess(Choice(OURS), own_task(model)) as ours,
+        pytest.raises(EngineError, match="vocabulary"),
+    ):
         ours.run([WorkloadRequest(id="0", prompt=((100_000,),), output=2)])
 
 
@@ -221,9 +214,9 @@ def test_one_after_another_and_one_that_fails(
     """Sampled; the other engine cannot load its model."""
     broken = foreign_python.make(tmp_path)
     monkeypatch.setattr(compare_command, "task_for", _broken_for_others)
-    argv = ("--model", model, "--dtype", "float32", "--workload", "W7", "--repeats", "2")
-    options = ("--num-blocks", "32", "--threads", "1", "--one-at-a-time", "--temperature", "0.6")
-    assert main(["bench", "compare", *argv, *options, "--peer", f"vllm={broken}", "--json"]) == 0
+    argv = (*SMALL, "--model", model, "--workload", "W7", "--repeats", "2", "--one-at-a-time")
+    options = ("--temperature", "0.6", "--peer", f"vllm={broken}", "--json")
+    assert main(["bench", "compare", *argv, *options]) == 0
     out, err = capfd.readouterr()
     row = json.loads(out)
     ours, other = row["contenders"]
@@ -328,7 +321,7 @@ class TestRows:
             "transformers_static": PeerEngine("transformers_static", [9.0] * 3, order, extra=1),
             "vllm": PeerEngine("vllm", [1.0, 6.0, 4.0], order),
         }
-        monkeypatch.setattr(peers, "PeerProcess", lambda peer, *_: engines[peer.name])
+        monkeypatch.setattr(compare_command, "PeerProcess", lambda some, _: engines[some.name])
         chosen = [OURS, *(PEERS[name] for name in list(engines)[1:])]
         workloads = [BatchWorkload("W7", "", lambda _: CHAT)]
         told: list[str] = []
@@ -346,7 +339,7 @@ class TestRows:
         assert (row["best_peer"], row["ratio_to_best"]) == ("vllm", 2.5)
         assert list(speeds([row]))[1] == ["transformers_static", "failed"]
         assert list(memory([row]))[1] == ["transformers_static", "failed", "failed"]
-        monkeypatch.setattr(peers, "PeerProcess", _cannot_start)
+        monkeypatch.setattr(compare_command, "PeerProcess", _cannot_start)
         with pytest.raises(EngineError):
             list(compare_command._alone(bench_task(), workloads, choices[:1], 1, told.append))
 

@@ -16,16 +16,7 @@ from paged_plugins.bench import attention_grid
 from paged_plugins.bench.attention_case import AttentionCase
 from paged_plugins.bench.attention_grid import AttentionGrid, AttentionRun
 from paged_plugins.bench.device import Rates, seconds_on
-
-LAYER = LayerSpec(
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    scale=1.0,
-    dtype="float32",
-    device="cpu",
-    block_size=4,
-)
+from unit.bench_tasks import LAYER
 
 
 class Event:
@@ -143,8 +134,8 @@ def test_shares_are_those_of_the_replay(monkeypatch: pytest.MonkeyPatch) -> None
     )
     case = AttentionCase.parse("2x5")
     rates = Rates(read=1e6, copy=1e6, sums=1e6)
-    grid = AttentionGrid([case], 0, 2, 1, rates)
-    (row,) = grid.rows(LAYER, {"made up": backend}, [], lambda: None)
+    grid = AttentionGrid(0, 2, 1, rates)
+    (row,) = grid.rows(case, LAYER, {"made up": backend}, [], lambda: None)
     assert notes == ["plan", "forward plan", "replay"] * 2
     assert (row["us_per_layer"], row["us_per_layer_captured"]) == (4000.0, 2000.0)
     assert row["share_of_copy"] == pytest.approx(case.read_bytes(LAYER, 0) / 0.002 / 1e6)

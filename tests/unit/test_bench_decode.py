@@ -10,24 +10,18 @@ from typing import Any
 import pytest
 
 from paged_core import LLM
-from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_plugins.bench import decode_command
 from paged_plugins.bench.decode_command import DecodeSteps, GpuActivity, gpu_activity
 from paged_plugins.bench.device import Rates
+from unit.bench_tasks import runner
 
 Capture = pytest.CaptureFixture[str]
 
 SMALL = ("--batch-size", "3", "--context", "20", "--steps", "2", "--num-blocks", "40")
 STEPS = DecodeSteps(batch_size=2, context=9, steps=2, repeats=1, temperature=0.6)
-
-
-def run(capsys: Capture, *argv: str, status: int = 0) -> str:
-    assert main(["bench", "decode", *argv], {"PATH": ""}) == status
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    return err if status else out
+run = runner("decode")
 
 
 def test_a_step_is_compared_with_what_its_bytes_need(

@@ -10,14 +10,15 @@ import pytest
 
 from paged_backends.text.tokenizer import CheckpointTokenizer
 from paged_core import LLM
-from paged_core.cli import main
 from paged_core.engine.clock import VirtualClock
 from paged_plugins.bench.measurement import complete
 from paged_plugins.bench.workloads import NAMED, LabWorkload, by_turn, is_batch
-from paged_plugins.workloads.named import names, workload_spec
+from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
+from unit.bench_tasks import runner
 
 Capture = pytest.CaptureFixture[str]
+run = runner("throughput")
 
 LINES = [
     {"id": "a", "at": 1.5, "prompt": "0:20 30:40", "output": 3, "tenant": "t", "priority": 4},
@@ -63,17 +64,6 @@ def test_what_prompts_share_they_share_in_one_repeat_only(path: Path) -> None:
         assert max(one.prompt[0]) < 5000
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_named_workload_becomes_items(name: str) -> None:
-    spec = workload_spec(name).model_copy(update={"requests": 60})
-    links = list(by_turn(LabWorkload(spec).requests()))
-    assert len(links) == 60
-    known: set[str | None] = {None}
-    for request, follows in links:
-        assert follows in known
-        known.add(request.id)
-
-
 def test_the_roofline_is_that_of_batches() -> None:
     assert all(is_batch(workload.requests()) for workload in NAMED.values())
     one = WorkloadRequest(id="1", prompt=((1,),), output=1)
@@ -88,19 +78,9 @@ def test_measured_beside_each_other(path: Path, capsys: Capture) -> None:
     lines = [{**line, "at": 0.0} if "at" in line else line for line in LINES]
     lines[1]["after"] = 0.01
     path.write_text("\n".join(map(json.dumps, lines)))
-    command = [
-        "bench",
-        "throughput",
-        "--executor",
-        "memory",
-        "--num-blocks",
-        "64",
-        "--repeats",
-        "2",
-    ]
-    given = ["--workload", str(path), "--workload", "W4", "--no-roofline", "--json"]
-    assert main([*command, *given]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    sizes = ("--executor", "memory", "--num-blocks", "64", "--repeats", "2")
+    given = ("--workload", str(path), "--workload", "W4", "--no-roofline", "--json")
+    rows = [json.loads(line) for line in run(capsys, *sizes, *given).splitlines()]
     assert [row["workload"] for row in rows] == ["W4", "requests"]
     assert rows[1]["output_tokens"] == 3 + 2 + 2 * 2 + 1
     assert rows[1]["input_tokens"] == 30 + (30 + 3 + 5) + (30 + 3 + 4) + 20
@@ -124,5 +104,5 @@ def test_texts_are_counted_with_a_tokenizer(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_workload_is_refused(workload: str, problem: str, capsys: Capture) -> None:
-    assert main(["bench", "throughput", "--executor", "memory", "--workload", workload]) == 2
-    assert problem in capsys.readouterr().err
+    argv = ("--executor", "memory", "--workload", workload)
+    assert problem in run(capsys, *argv, status=2)

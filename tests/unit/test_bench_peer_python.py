@@ -10,7 +10,15 @@ import pytest
 
 from paged_core.errors import EngineError, SettingsError
 from paged_plugins.bench.comparison import warm_up
-from paged_plugins.bench.peers import OURS, PEERS, PeerProcess, ask, installed_peers, named_peers
+from paged_plugins.bench.peers import (
+    OURS,
+    PEERS,
+    Choice,
+    PeerProcess,
+    ask,
+    installed_peers,
+    named_peers,
+)
 from paged_plugins.workloads.request import WorkloadRequest, linked
 from unit import foreign_python
 from unit.bench_tasks import bench_task
@@ -87,7 +95,7 @@ class TestProcess:
                 ("2", (5,), 3, "0"),
             ]
         )
-        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), python) as engine:
+        with PeerProcess(Choice(PEERS["vllm"], python), bench_task(cache_gib=5)) as engine:
             answer = engine.run(firsts)
         assert engine.version == "peer 5 GiB"
         assert engine.vocab_size is None
@@ -105,11 +113,11 @@ class TestProcess:
     )
     def test_one_that_does_not_start(self, model: str, message: str, python: str) -> None:
         with pytest.raises(EngineError, match=message):
-            PeerProcess(PEERS["vllm"], bench_task(model), python)
+            PeerProcess(Choice(PEERS["vllm"], python), bench_task(model))
 
     def test_settles(self, python: str) -> None:
         messages: list[str] = []
-        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), python) as engine:
+        with PeerProcess(Choice(PEERS["vllm"], python), bench_task(cache_gib=5)) as engine:
             warm_up([engine], messages.append)
             assert engine.settle(5)
         assert messages == []
@@ -121,7 +129,7 @@ class TestProcess:
         messages: list[str] = []
         used = itertools.count()  # a second of the processor with every look
         monkeypatch.setattr(PeerProcess, "_processor_seconds", lambda self: float(next(used)))
-        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), python) as engine:
+        with PeerProcess(Choice(PEERS["vllm"], python), bench_task(cache_gib=5)) as engine:
             assert not engine.settle(0.1)
             warm_up([engine], messages.append)
         (line,) = messages

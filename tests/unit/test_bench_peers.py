@@ -16,7 +16,7 @@ from paged_plugins.bench.workloads import NAMED, by_turn
 from paged_plugins.workloads.request import token_ids
 from unit.bench_tasks import bench_task
 from unit.fake_llama_cpp import LlamaLibrary
-from unit.fake_openvino import ContinuousBatchingPipeline, openvino_modules
+from unit.fake_openvino import openvino_modules
 from unit.made_up_model import VOCAB_SIZE, expected, generated
 from unit.peer_scripts import Item, measure, script
 
@@ -44,35 +44,37 @@ def task(model: object, dtype: str = "bfloat16", **changes: Any) -> Task:
     return bench_task(model, **{"dtype": dtype, "threads": 2, "cache_gib": 3, **changes})
 
 
-class TestVllm:
-    @pytest.fixture
-    def asked(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-        asked: dict[str, Any] = {}
+def offline_module(asked: dict[str, Any], allowed: dict[str, Any], **facts: Any) -> Any:
+    """A module with the offline interface of vLLM and of nano-vLLM; it notes what it is asked.
 
-        class Sampling:
-            def __init__(
-                self, *, temperature: float, max_tokens: int, ignore_eos: bool, detokenize: bool
-            ) -> None:
-                assert (temperature, ignore_eos, detokenize) == (0.0, True, False)
-                self.max_tokens = max_tokens
+    Args:
+        allowed: what sampling parameters must be, but for the number of tokens.
+    """
 
-        class Engine:
-            def __init__(self, model: str, **options: Any) -> None:
-                asked.update(options, model=model)
+    class Engine:
+        def __init__(self, model: str, **options: Any) -> None:
+            asked.update(options, model=model)
 
-            def generate(
-                self, prompts: list[dict[str, list[int]]], sampling: list[Sampling], use_tqdm: bool
-            ) -> Any:
-                assert not use_tqdm
-                for prompt, some in zip(prompts, sampling, strict=True):
-                    tokens = tuple(generated(prompt["prompt_token_ids"], some.max_tokens))
+        def generate(self, prompts: list[Any], sampling: list[Any], use_tqdm: bool) -> Any:
+            assert not use_tqdm
+            for prompt, some in zip(prompts, sampling, strict=True):
+                count = some.pop("max_tokens")
+                assert some == allowed
+                if isinstance(prompt, list):
+                    yield {"text": "", "token_ids": generated(prompt, count)}
+                else:
+                    tokens = tuple(generated(prompt["prompt_token_ids"], count))
                     yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens)])
 
-        module = SimpleNamespace(LLM=Engine, SamplingParams=Sampling, __version__="0.32")
-        monkeypatch.setitem(sys.modules, "vllm", module)
-        return asked
+    return SimpleNamespace(LLM=Engine, SamplingParams=dict, **facts)
 
-    def test_generates(self, asked: dict[str, Any]) -> None:
+
+class TestVllm:
+    def test_generates(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: dict[str, Any] = {}
+        allowed = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        module = offline_module(asked, allowed, __version__="0.32")
+        monkeypatch.setitem(sys.modules, "vllm", module)
         engine = Vllm(task("some/model"))
         assert engine.version == "0.32"
         assert measure(engine, CHAT)["outputs"] == expected(CHAT)
@@ -118,22 +120,7 @@ class TestVllm:
 class TestNanoVllm:
     def test_generates(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         asked: dict[str, Any] = {}
-
-        class Engine:
-            def __init__(self, model: str, **options: Any) -> None:
-                asked.update(options, model=model)
-
-            def generate(
-                self, prompts: list[list[int]], sampling: list[Any], use_tqdm: bool
-            ) -> list[dict[str, Any]]:
-                assert not use_tqdm
-                return [
-                    {"text": "", "token_ids": generated(prompt, some.max_tokens)}
-                    for prompt, some in zip(prompts, sampling, strict=True)
-                    if some.ignore_eos and some.temperature == 0.6
-                ]
-
-        module = SimpleNamespace(LLM=Engine, SamplingParams=SimpleNamespace)
+        module = offline_module(asked, {"temperature": 0.6, "ignore_eos": True})
         monkeypatch.setitem(sys.modules, "nanovllm", module)
         engine = NanoVllm(task(tmp_path, temperature=0.6))
         assert measure(engine, CHAT)["outputs"] == expected(CHAT)
@@ -174,25 +161,8 @@ class TestOpenVino:
         assert measure(engine, CHAT)["outputs"] == expected(CHAT)
 
     @pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "bf16"), ("float32", "f32")])
-    def test_what_it_is_asked(
-        self,
-        load: Any,
-        dtype: str,
-        precision: str,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        made: list[ContinuousBatchingPipeline] = []
-        begin = ContinuousBatchingPipeline.__init__
-
-        def watched(self: ContinuousBatchingPipeline, *args: Any) -> None:
-            begin(self, *args)
-            made.append(self)
-
-        monkeypatch.setattr(ContinuousBatchingPipeline, "__init__", watched)
-        load(task(tmp_path / "model", dtype))
-        (pipeline,) = made
-        assert pipeline.asked == {
+    def test_what_it_is_asked(self, load: Any, dtype: str, precision: str, tmp_path: Path) -> None:
+        assert load(task(tmp_path / "model", dtype))._pipeline.asked == {
             "cache_size": 3,
             "max_num_batched_tokens": 256,
             "enable_prefix_caching": True,

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, EngineSettings, SamplingParams
-from paged_core.cli import main
 from paged_core.cli.options import SettingsArgs
 from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
@@ -26,18 +25,13 @@ from paged_plugins.bench.quality_command import base_changes, default_variants
 from paged_plugins.bench.quality_engines import QualityEngines, Window, quality_text, windows_of
 from paged_plugins.bench.quality_scores import RowDifference, Tally, score
 from paged_plugins.bench.variants import Variant
+from unit.bench_tasks import runner
 
 Capture = pytest.CaptureFixture[str]
 
 DEMO = Path(__file__).parents[2] / "backends/paged_backends/demo"
 SMALL = ("--threads", "1", "--dtype", "float32", "--window", "48", "--limit", "140")
-
-
-def run(capfd: Capture, *argv: str, status: int = 0) -> str:
-    assert main(["bench", "quality", *SMALL, *argv], {"PATH": ""}) == status
-    out, err = capfd.readouterr()
-    assert "Traceback" not in err
-    return err if status else out
+run = runner("quality", *SMALL)
 
 
 @pytest.fixture(scope="module")

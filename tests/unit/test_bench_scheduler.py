@@ -129,12 +129,8 @@ def build(scheduler: str, queue_order: str, num_waiting: int) -> Any:
     state = SteadyState(
         num_running=8, num_waiting=num_waiting, context=24, block_size=4, steps=20, repeats=1
     )
-    return state.build(
-        SettingsArgs(registry, {"PATH": ""}),
-        scheduler=scheduler,
-        queue_order=queue_order,
-        block_allocator="hash_cached",
-    )
+    names = (scheduler, queue_order, "hash_cached")
+    return state.build(SettingsArgs(registry, {"PATH": ""}), dict(zip(SLOTS, names, strict=True)))
 
 
 class TestSteadyState:

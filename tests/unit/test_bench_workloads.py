@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paged_core.cli import main
-from paged_core.interfaces.layer import LayerSpec, ModelSize
+from paged_core.interfaces.layer import ModelSize
 from paged_plugins.bench.device import Rates, least_seconds, measure_rates
 from paged_plugins.bench.measurement import peak_memory, reset_peak
 from paged_plugins.bench.workloads import NAMED, BatchWorkload, Draw, by_turn, drawn
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
+from unit.bench_tasks import LAYER, runner
 
 Capture = pytest.CaptureFixture[str]
 
-LAYER = LayerSpec(
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    scale=1.0,
-    dtype="bfloat16",
-    device="cpu",
-    block_size=16,
+SIZE = ModelSize(
+    layer_weights=1000, head_weights=500, layers=(replace(LAYER, dtype="bfloat16"),) * 2
 )
-SIZE = ModelSize(layer_weights=1000, head_weights=500, layers=(LAYER, LAYER))
 
 
 def requests(*items: Draw) -> list[WorkloadRequest]:
@@ -155,13 +150,7 @@ def test_memory_is_counted_anew() -> None:
     assert 0 < peak_memory() < before + slack
 
 
-def run(capsys: Capture, *argv: str, status: int = 0) -> str:
-    assert main(["bench", *argv], {"PATH": ""}) == status
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    return err if status else out
-
-
+run = runner()
 SMALL = ("--num-requests", "3", "--input-len", "4:9", "--output-len", "2:4", "--threads", "1")
 KEYS = {
     *("workload", "model", "dtype", "requests", "elapsed_s", "output_tokens_per_s"),
@@ -228,22 +217,15 @@ class TestThroughput:
         argv = ("--executor", "memory", "--max-model-len", "330", "--repeats", "1", "--json")
         assert main(["bench", "throughput", *argv], {"PATH": ""}) == 0
         out, err = capsys.readouterr()
-        assert [json.loads(line)["workload"] for line in out.splitlines()] == ["W2", "W4", "W8"]
+        rows = [json.loads(line) for line in out.splitlines()]
+        assert [row["workload"] for row in rows] == ["W2", "W4", "W8"]
+        assert rows[0]["dtype"] is rows[0]["roofline"] is None  # there is no model
+        assert rows[0]["output_tokens"] == 16 * 128
         assert "left out W1, W3, W5, W6, W7: the engine serves requests of 330 tokens" in err
 
     def test_without_a_name_and_room(self, capsys: Capture) -> None:
         argv = ("--executor", "memory", "--max-model-len", "32")
         assert "the engine serves 32" in run(capsys, "throughput", *argv, status=2)
-
-    def test_named_workloads_run_without_a_model(self, capsys: Capture) -> None:
-        out = run(
-            *(capsys, "throughput", "--workload", "W2,W4", "--repeats", "1", "--json"),
-            *("--executor", "memory"),
-        )
-        rows = [json.loads(line) for line in out.splitlines()]
-        assert [row["workload"] for row in rows] == ["W2", "W4"]
-        assert rows[0]["dtype"] is rows[0]["roofline"] is None
-        assert rows[0]["output_tokens"] == 16 * 128
 
 
 def assert_trace(path: Path, num_steps: int) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -21,9 +20,9 @@ from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.decisions.diff import first_difference, side_by_side, totals
-from paged_plugins.decisions.replay import replay, settings_of
+from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.replay_run import Outcome
-from paged_plugins.decisions.scenario import Scenario, ScenarioRequest, read_case
+from paged_plugins.decisions.scenario import Scenario, read_case
 from paged_plugins.decisions.trace import (
     DECISIONS,
     KEYS,
@@ -58,19 +57,6 @@ def line(step: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 class TestScenario:
-    def test_a_bare_scenario_in_yaml_or_json(self, tmp_path: Path) -> None:
-        for case in (
-            read_case(write(tmp_path / "a.json", SMALL)),
-            read_case(write(tmp_path / "a.yaml", yaml.safe_dump(SMALL))),
-        ):
-            assert case.scenario == Scenario.model_validate(SMALL)
-            assert case.trace is None
-
-    def test_a_recorded_case(self, tmp_path: Path) -> None:
-        case = read_case(write(tmp_path / "a.json", {"scenario": SMALL, "trace": [line()]}))
-        assert case.scenario.name == "small"
-        assert case.trace == [line()]
-
     def test_defaults(self) -> None:
         scenario = Scenario.model_validate(SMALL)
         assert (scenario.seconds_per_step, scenario.max_steps, scenario.aborts) == (1.0, 200, ())
@@ -85,41 +71,6 @@ class TestScenario:
         first, second = Scenario.model_validate({**SMALL, "requests": requests}).asked
         assert first.prompt == (range(10**9, 10**9 + 3),)
         assert second.prompt == (range(10, 13), range(20, 22))
-
-    @pytest.mark.parametrize("prompt", ["ten", "1:2:3", "5", "1:x"])
-    def test_a_prompt_that_is_neither(self, prompt: str) -> None:
-        with pytest.raises(ValidationError, match="neither a length nor ranges"):
-            ScenarioRequest.model_validate({"id": "A", "prompt": prompt, "output": 1})
-
-    @pytest.mark.parametrize("prompt", [0, -1, "", "5:2", "1:4 7:7", 10**10, "0:99999999999"])
-    def test_a_prompt_of_no_tokens_or_of_far_too_many(self, prompt: int | str) -> None:
-        with pytest.raises(ValidationError, match=r"no tokens|more than"):
-            ScenarioRequest.model_validate({"id": "A", "prompt": prompt, "output": 1})
-
-    def test_a_request_comes_at_a_step_or_at_a_time(self) -> None:
-        with pytest.raises(ValidationError, match="exclude each other"):
-            ScenarioRequest.model_validate(
-                {"id": "A", "prompt": 3, "output": 1, "step": 2, "at": 3.5}
-            )
-
-    def test_a_recorded_trace_is_looked_at(self, tmp_path: Path) -> None:
-        for trace, message in (("hi", "list of steps"), ([{"step": 0}], "entry 0 .*scheduled")):
-            path = write(tmp_path / "c.json", json.dumps({"scenario": SMALL, "trace": trace}))
-            with pytest.raises(SettingsError, match=message):
-                read_case(path)
-
-    def test_another_executor_is_refused_before_anything_is_loaded(self) -> None:
-        scenario = Scenario.model_validate(
-            {**SMALL, "settings": {**SMALL["settings"], "executor": "local", "model": "nowhere"}}
-        )
-        with pytest.raises(SettingsError, match="leave `executor` out"):
-            settings_of(scenario, Registry.discover())
-
-    def test_steps_that_are_planned_ahead_are_refused(self) -> None:
-        settings = {**SMALL["settings"], "async_scheduling": True}
-        scenario = Scenario.model_validate({**SMALL, "settings": settings})
-        with pytest.raises(SettingsError, match="leave `async_scheduling` out"):
-            settings_of(scenario, Registry.discover())
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -136,6 +87,19 @@ class TestScenario:
             ({"seconds_per_step": float("nan")}, "seconds_per_step"),
             ({"seconds_per_step": True}, "seconds_per_step"),
             ({"max_steps": "9"}, "max_steps"),
+            (
+                {"requests": [{"id": "A", "prompt": 3, "output": 1, "step": 2, "at": 3.5}]},
+                "exclude each other",
+            ),
+            *(
+                ({"requests": [{"id": "A", "prompt": prompt, "output": 1}]}, message)
+                for message, prompts in {
+                    "neither a length nor ranges": ("ten", "1:2:3", "5", "1:x"),
+                    "no tokens": (0, -1, "", "5:2", "1:4 7:7"),
+                    "more than": (10**10, "0:99999999999"),
+                }.items()
+                for prompt in prompts
+            ),
             ({"max_steps": 10**400}, "max_steps"),
             ({"aborts": [{"id": "B", "step": 1}]}, "aborts.*'B', which no request is called"),
             ({"aborts": [{"id": "A", "step": True}]}, "aborts.0.step"),
@@ -194,25 +158,30 @@ class TestScenario:
             ("a.json", '{"at": NaN}', "NaN is not JSON"),
             ("a.json", "[" * 10**5, "nested deeper than 64 levels"),
             ("a.yaml", "[" * 10**5, "nested deeper than 64 levels"),
+            ("a.json", {"scenario": SMALL, "trace": "hi"}, "list of steps"),
+            ("a.json", {"scenario": SMALL, "trace": [{"step": 0}]}, "entry 0 .*scheduled"),
         ],
     )
-    def test_a_file_that_is_no_mapping(
-        self, tmp_path: Path, name: str, content: str, message: str
+    def test_a_file_that_is_none(
+        self, tmp_path: Path, name: str, content: object, message: str
     ) -> None:
         with pytest.raises(SettingsError, match=message):
             read_case(write(tmp_path / name, content))
 
-    def test_a_file_that_is_not_there_or_no_text(self, tmp_path: Path) -> None:
-        with pytest.raises(SettingsError, match="cannot read"):
-            read_case(tmp_path / "nowhere.yaml")
+    def test_a_file_that_is_no_text(self, tmp_path: Path) -> None:
         (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(SettingsError, match="cannot read"):
             read_case(tmp_path / "binary.json")
 
 
 class TestReplay:
+    def run(self, **changes: Any) -> tuple[list[dict[str, Any]], Outcome]:
+        outcome = Outcome()
+        trace = list(replay(Scenario.model_validate({**SMALL, **changes}), REGISTRY, outcome))
+        return trace, outcome
+
     def trace(self, **changes: Any) -> list[dict[str, Any]]:
-        return list(replay(Scenario.model_validate({**SMALL, **changes}), REGISTRY))
+        return self.run(**changes)[0]
 
     def test_has_a_line_per_step_with_all_keys_in_order(self) -> None:
         trace = self.trace()
@@ -222,25 +191,9 @@ class TestReplay:
         )
         assert trace[1] == line(1, scheduled={"A": 1}, finished=["A"], free_blocks=8)
 
-    def test_steps_without_unfinished_requests_are_left_out(self) -> None:
-        requests = [*SMALL["requests"], {"id": "B", "step": 5, "prompt": 1, "output": 1}]
-        assert [step["step"] for step in self.trace(requests=requests)] == [0, 1, 5]
-
-    def test_arrivals_in_seconds(self) -> None:
-        requests = [{"id": "A", "at": 1.2, "prompt": 1, "output": 1}]
-        trace = self.trace(requests=requests, seconds_per_step=0.5)
-        assert [step["step"] for step in trace] == [3]
-
     def test_aborts(self) -> None:
         trace = self.trace(aborts=[{"id": "A", "step": 1}, {"id": "A", "step": 9}])
         assert len(trace) == 1
-
-    def test_stops_after_max_steps(self) -> None:
-        assert len(self.trace(max_steps=1)) == 1
-
-    def test_refusals_are_ignored_requests(self) -> None:
-        requests = [{"id": "A", "prompt": 3000, "output": 1}]
-        assert self.trace(requests=requests) == [line(0, ignored=["A"], free_blocks=8)]
 
     @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode", "static_batch"])
     @pytest.mark.parametrize("preemption", ["never", "recompute"])
@@ -253,23 +206,17 @@ class TestReplay:
             "scheduler": scheduler,
             "preemption": preemption,
         }
-        values = {**SMALL, "settings": settings}
-        outcome = Outcome()
-        trace = list(replay(Scenario.model_validate(values), REGISTRY, outcome))
+        trace, outcome = self.run(settings=settings)
         assert trace == [line(0, ignored=["A"], free_blocks=16)]
         assert "128 adjacent blocks" in outcome.refused["A"]
-        values["settings"] = {**settings, "max_model_len": 128}
-        assert [step["finished"] for step in replay(Scenario.model_validate(values), REGISTRY)] == [
-            [],
-            ["A"],
-        ]
+        trace = self.trace(settings={**settings, "max_model_len": 128})
+        assert [step["finished"] for step in trace] == [[], ["A"]]
 
     def test_several_sequences_cannot_share_a_run(self) -> None:
-        outcome = Outcome()
         settings = {"num_blocks": 16, "block_allocator": "contiguous", "max_model_len": 64}
         requests = [{"id": "A", "prompt": 5, "output": 2, "n": 2}]
-        scenario = {**SMALL, "settings": settings, "requests": requests}
-        assert len(list(replay(Scenario.model_validate(scenario), REGISTRY, outcome))) == 1
+        trace, outcome = self.run(settings=settings, requests=requests)
+        assert len(trace) == 1
         assert "none can share" in outcome.refused["A"]
 
     def test_people_are_told_what_the_trace_does_not_say(
@@ -302,15 +249,6 @@ class TestReplay:
         recorded = write(tmp_path / "case.json", {"scenario": SMALL, "trace": [only]})
         assert main(["diff", str(tmp_path / "cut.jsonl"), str(recorded)], {"PATH": ""}) == 0
 
-    def test_a_trace_that_was_not_cut_off_does_not(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = write(tmp_path / "s.json", {**SMALL, "max_steps": 2})
-        assert main(["replay", str(path), "--json"], {"PATH": ""}) == 0
-        printed = capsys.readouterr()
-        assert printed.err == ""
-        assert UNFINISHED not in printed.out
-
     def test_lines_of_scenarios_of_one_name_could_not_be_told_apart(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -326,9 +264,8 @@ class TestReplay:
         requests = [*SMALL["requests"], {"id": "B", "prompt": 1, "output": 1, **arrival}]
         trace = self.trace(requests=requests, max_steps=2 * 10**9)
         assert [step["step"] for step in trace] == [0, 1, 10**9]
-        outcome = Outcome()
-        values = {**SMALL, "requests": requests, "max_steps": 10**9}
-        assert len(list(replay(Scenario.model_validate(values), REGISTRY, outcome))) == 2
+        trace, outcome = self.run(requests=requests, max_steps=10**9)
+        assert len(trace) == 2
         assert outcome.unfinished == ["B"]
 
     @given(
@@ -357,9 +294,7 @@ class TestReplay:
         settings = {"num_blocks": 64, "scheduler": {"name": scheduler, "max_num_seqs": 4}}
         requests = [{"id": "A", "prompt": 5, "output": 2, "n": 5}, *SMALL["requests"]]
         requests[1] = {**requests[1], "id": "B"}
-        outcome = Outcome()
-        values = {**SMALL, "settings": settings, "requests": requests}
-        trace = list(replay(Scenario.model_validate(values), REGISTRY, outcome))
+        trace, outcome = self.run(settings=settings, requests=requests)
         assert trace[0]["ignored"] == ["A"]
         assert trace[-1]["finished"] == ["B"]
         assert outcome.unfinished == []
@@ -397,20 +332,20 @@ class TestReplay:
         settings = {"num_blocks": 1_000_000, "block_size": 10**12, "max_model_len": 2048}
         assert len(self.trace(settings=settings)) == 2
 
-    def test_no_more_blocks_are_simulated_than_fit_in_memory(self) -> None:
-        for settings in ({"num_blocks": 10**12}, {"num_blocks": 8, "num_host_blocks": 10**12}):
-            with pytest.raises(SettingsError, match="4,000,000 blocks at most"):
-                self.trace(settings=settings)
-
-    def test_steps_that_would_read_without_end_are_refused(self) -> None:
-        requests = [{"id": "A", "prompt": 1_000_000, "output": 1_000_000}]
-        settings = {"num_blocks": 1_000_000, "max_model_len": 10**9}
-        with pytest.raises(SettingsError, match=r"would read .* tokens back"):
-            self.trace(settings=settings, requests=requests)
-
-    def test_unknown_settings_are_refused(self) -> None:
-        with pytest.raises(SettingsError, match="num_blokcs"):
-            self.trace(settings={**SMALL["settings"], "num_blokcs": 3})
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"executor": "local", "model": "nowhere"}, "leave `executor` out"),
+            ({"async_scheduling": True}, "leave `async_scheduling` out"),
+            ({"num_blocks": 10**12}, "4,000,000 blocks at most"),
+            ({"num_host_blocks": 10**12}, "4,000,000 blocks at most"),
+            ({"num_blokcs": 3}, "num_blokcs"),
+        ],
+        ids=str,
+    )
+    def test_what_a_replay_cannot_do(self, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(SettingsError, match=message):
+            self.trace(settings={**SMALL["settings"], **changes})
 
     @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
     def test_a_live_engine_logs_the_same(self, tmp_path: Path, scheduler: str) -> None:
@@ -475,10 +410,6 @@ class TestTraces:
         path = write(tmp_path / "t.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n")
         assert read_traces(path) == {"a": [line(0), line(1)], "b": [line(0)]}
 
-    def test_a_recorded_case_is_a_trace_too(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "case.json", {"scenario": SMALL, "trace": [line()]})
-        assert read_traces(path) == {"": [line()]}
-
     @pytest.mark.parametrize(
         ("content", "message"),
         [
@@ -489,6 +420,26 @@ class TestTraces:
             ("[1, 2]\n[3]", "line 1, is not a step of a trace: it is not a mapping"),
             ('{"steps": 0}', "step: field required"),
             ('"text"', "line 1"),
+            ('{"scenario": {}, "trace": "hi"}', "a trace is a list of steps"),
+            *(
+                (json.dumps(line() | change), message)
+                for change, message in (
+                    ({"version": 3}, "version: 3 is none that can be read; there are 1 and 2"),
+                    ({"version": True}, "version: True is none"),
+                    ({"version": [2]}, r"version: \[2\] is none"),
+                    ({"time": -1.0}, "time: "),
+                    ({"seconds": "1"}, "seconds: "),
+                    ({"hits": {"A": 3}}, "hits.A: "),
+                    ({"evicted": ["3"]}, "evicted.0: "),
+                )
+            ),
+            *(
+                (
+                    json.dumps({name: value for name, value in line().items() if name != key}),
+                    f"not a step of a trace: {key}: field required",
+                )
+                for key in ("evicted", "hits", "time", "seconds", "idle")
+            ),
         ],
     )
     def test_what_is_no_trace(self, tmp_path: Path, content: str, message: str) -> None:
@@ -511,31 +462,6 @@ class TestTraces:
 
     def test_times_are_no_decisions(self) -> None:
         assert differing_keys(line(), line(time=9.0, seconds=3.0, idle=1.0)) == []
-
-    @pytest.mark.parametrize("key", ["evicted", "hits", "time", "seconds", "idle"])
-    def test_version_2_has_all_its_keys(self, tmp_path: Path, key: str) -> None:
-        broken = {name: value for name, value in line().items() if name != key}
-        with pytest.raises(SettingsError, match=f"not a step of a trace: {key}: field required"):
-            read_traces(write(tmp_path / "t.jsonl", json.dumps(broken)))
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"version": 3}, "version: 3 is none that can be read; there are 1 and 2"),
-            ({"version": True}, "version: True is none"),
-            ({"version": [2]}, r"version: \[2\] is none"),
-            ({"time": -1.0}, "time: "),
-            ({"seconds": "1"}, "seconds: "),
-            ({"hits": {"A": 3}}, "hits.A: "),
-            ({"evicted": ["3"]}, "evicted.0: "),
-        ],
-        ids=str,
-    )
-    def test_what_is_no_line_of_version_2(
-        self, tmp_path: Path, change: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(SettingsError, match=message):
-            read_traces(write(tmp_path / "t.jsonl", json.dumps(line() | change)))
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="cannot read"):
@@ -598,25 +524,19 @@ class TestSideBySide:
             for row in side_by_side(("one", "other"), (ours, theirs))
         )
 
-    def test_of_long_queues_what_the_other_lacks_is_shown(self) -> None:
+    def test_of_long_queues_what_differs_is_shown(self) -> None:
         names = [f"r{number}" for number in range(40)]
-        ours, theirs = line(running=names), line(running=[*names[:20], *names[21:], "new"])
-        (row,) = (r for r in side_by_side(("a", "b"), (ours, theirs)) if "running" in r)
-        assert row.split("running")[1].split() == [
-            *("r20", "and", "39", "in", "both"),
-            *("new", "and", "39", "in", "both"),
-        ]
 
-    def test_of_long_queues_the_first_place_that_differs_is_shown(self) -> None:
-        names = [f"r{number}" for number in range(40)]
-        turned = [*names[:30], *reversed(names[30:])]
-        (row,) = (
-            r
-            for r in side_by_side(("a", "b"), (line(running=names), line(running=turned)))
-            if "running" in r
-        )
-        assert "from index 30: r30 r31" in row
-        assert "from index 30: r39 r38" in row
+        def shown(others: list[str]) -> str:
+            lines = (line(running=names), line(running=others))
+            (row,) = (row for row in side_by_side(("a", "b"), lines) if "running" in row)
+            return row
+
+        lacking = shown([*names[:20], *names[21:], "new"])
+        assert " ".join(lacking.split()) == "* running r20 and 39 in both new and 39 in both"
+        turned = shown([*names[:30], *reversed(names[30:])])
+        assert "from index 30: r30 r31" in turned
+        assert "from index 30: r39 r38" in turned
 
     def test_totals_count_what_happened(self) -> None:
         trace = [line(0, scheduled={"A": 5}, cached={"A": 4}), line(1, preempted=["A", "B"])]

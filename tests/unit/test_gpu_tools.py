@@ -6,31 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TOOLS = ROOT / "tools"
+from unit.peer_scripts import TOOLS, script
+
+offline, stages = script("offline", TOOLS), script("stages", TOOLS)
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for Linux")
 
 
-@pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a module of the folder."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-
-    def load(name: str) -> ModuleType:
-        return import_module(name)
-
-    return load
-
-
-def script(name: str, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def executed(name: str, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a script with a Python that has no packages but those of ``PYTHONPATH``."""
     python = getattr(sys, "_base_executable", sys.executable)
     return subprocess.run(
@@ -54,7 +42,7 @@ def third_party(folder: Path) -> str:
     return str(folder)
 
 
-def stages(path: Path) -> dict[str, dict[str, Any]]:
+def recorded(path: Path) -> dict[str, dict[str, Any]]:
     return {stage["name"]: stage for stage in json.loads(path.read_text("utf-8"))["stages"]}
 
 
@@ -64,14 +52,14 @@ def stages(path: Path) -> dict[str, dict[str, Any]]:
 def test_nothing_of_ours_needs_to_be_installed(tmp_path: Path) -> None:
     packages, found = tmp_path / "packages", tmp_path / "found.json"
     packages.mkdir()
-    done = script(
+    done = executed(
         "gpu_check",
         *("--cpu", "--only", "build", "--output", str(found), "--folder", str(tmp_path / "made")),
         PYTHONPATH=third_party(packages),
         OMP_NUM_THREADS="1",
     )
     assert done.returncode == 0, done.stdout
-    record = stages(found)
+    record = recorded(found)
     assert list(record) == ["environment", "build"]
     assert {row["component"] for row in record["build"]["result"]["rows"]} >= {"torch"}
     assert "build: passed" in done.stdout
@@ -79,10 +67,10 @@ def test_nothing_of_ours_needs_to_be_installed(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path: Path) -> None:
     found = tmp_path / "gpu-check.json"
-    done = script("gpu_check", "--folder", str(tmp_path / "made"), OUT=str(tmp_path))
+    done = executed("gpu_check", "--folder", str(tmp_path / "made"), OUT=str(tmp_path))
     assert done.returncode == 1
     assert "environment: failed" in done.stdout
-    record = stages(found)
+    record = recorded(found)
     said = record["environment"]["tail"]
     assert "pydantic>=" in said
     assert "pip download --dest wheels --only-binary=:all:" in said
@@ -96,9 +84,9 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path: Pat
 
 def test_a_stage_that_there_is_not_is_not_passed_over(tmp_path: Path) -> None:
     argv = ("--only", "atention", "--output", str(tmp_path), "--folder", str(tmp_path))
-    done = script("gpu_bench", *argv)
+    done = executed("gpu_bench", *argv)
     assert done.returncode == 1
-    record = stages(tmp_path / "gpu-bench.json")
+    record = recorded(tmp_path / "gpu-bench.json")
     assert "there is no such stage here; there were checkpoint, " in record["atention"]["reason"]
 
 
@@ -107,17 +95,16 @@ def test_a_stage_that_there_is_not_is_not_passed_over(tmp_path: Path) -> None:
 def test_every_stage_passes_on_a_cpu(name: str, tmp_path: Path) -> None:
     packages, found = tmp_path / "packages", tmp_path / "found.json"
     packages.mkdir()
-    done = script(
+    done = executed(
         name,
         *("--cpu", "--output", str(found), "--folder", str(tmp_path / "made")),
         PYTHONPATH=third_party(packages),
     )
     assert done.returncode == 0, done.stdout
-    assert {stage["status"] for stage in stages(found).values()} == {"passed"}
+    assert {stage["status"] for stage in recorded(found).values()} == {"passed"}
 
 
-def test_wheels_are_installed_beside_the_checkout(tool: Any, tmp_path: Path) -> None:
-    offline = tool("offline")
+def test_wheels_are_installed_beside_the_checkout(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="has no file"):
         offline.install(tmp_path, tmp_path / "target")
     (tmp_path / "broken-1-py3-none-any.whl").write_bytes(b"no archive")
@@ -125,8 +112,7 @@ def test_wheels_are_installed_beside_the_checkout(tool: Any, tmp_path: Path) -> 
         offline.install(tmp_path, tmp_path / "target")
 
 
-def test_versions_are_compared_by_number(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    offline = tool("offline")
+def test_versions_are_compared_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offline, "version", lambda name: "5.10.1+cu130")
     assert offline.missing(["torch>=5.9", "torch>=5.10", "torch"]) == []
     assert offline.missing(["torch>=5.11", "torch>=6"]) == ["torch>=5.11", "torch>=6"]
@@ -136,16 +122,16 @@ def test_versions_are_compared_by_number(tool: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def record(tool: Any, tmp_path: Path) -> Any:
+def record(tmp_path: Path) -> Any:
     facts = {"name": "try"}
-    return tool("stages").Record(tmp_path / "record.json", tmp_path, 60.0, dict(os.environ), facts)
+    return stages.Record(tmp_path / "record.json", tmp_path, 60.0, dict(os.environ), facts)
 
 
-def test_a_stage_is_recorded_with_its_result(tool: Any, record: Any) -> None:
+def test_a_stage_is_recorded_with_its_result(record: Any) -> None:
     write = "import sys; print('made'); open(sys.argv[1], 'w').write('{\"a\": 1}')"
-    stage = tool("stages").Stage("make it", ["-S", "-c", write, "{result}"], 30, "made")
+    stage = stages.Stage("make it", ["-S", "-c", write, "{result}"], 30, "made")
     assert record.run(stage) == {"a": 1}
-    found = stages(record.path)["make it"]
+    found = recorded(record.path)["make it"]
     assert (found["status"], found["exit_status"]) == ("passed", 0)
     assert found["tail"] == "made\n"
     assert json.loads(record.path.read_text())["passed"]
@@ -160,34 +146,34 @@ def test_a_stage_is_recorded_with_its_result(tool: Any, record: Any) -> None:
     ],
 )
 def test_a_stage_that_does_not_pass_stops_no_other(
-    tool: Any, record: Any, code: str, expected: str, status: str, monkeypatch: pytest.MonkeyPatch
+    record: Any, code: str, expected: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = tool("stages").Stage
+    stage = stages.Stage
     limit = 0.5 if status == "timed out" else 30
-    monkeypatch.setattr(tool("stages"), "_LEAST", 0.0)
+    monkeypatch.setattr(stages, "_LEAST", 0.0)
     assert record.run(stage("first", ["-S", "-c", code], limit, expected)) is None
     record.run(stage("second", ["-S", "-c", "pass"], 30))
-    found = stages(record.path)
+    found = recorded(record.path)
     assert (found["first"]["status"], found["second"]["status"]) == (status, "passed")
     assert not json.loads(record.path.read_text())["passed"]
     if status == "timed out":
         assert found["first"]["tail"] == "began\n"
 
 
-def test_lines_of_json_are_a_list_and_other_text_is_nothing(tool: Any, record: Any) -> None:
+def test_lines_of_json_are_a_list_and_other_text_is_nothing(record: Any) -> None:
     write = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
     for text, result in (('{"a": 1}\n{"a": 2}\n', [{"a": 1}, {"a": 2}]), ("none", None)):
         arguments = ["-S", "-c", write, "{result}", text]
-        assert record.run(tool("stages").Stage("lines", arguments, 30)) == result
+        assert record.run(stages.Stage("lines", arguments, 30)) == result
 
 
-def test_no_stage_is_started_after_the_deadline(tool: Any, record: Any) -> None:
+def test_no_stage_is_started_after_the_deadline(record: Any) -> None:
     record.seconds = 0.0
-    assert record.run(tool("stages").Stage("late", ["-c", "pass"], 30)) is None
-    assert stages(record.path)["late"]["status"] == "not run"
+    assert record.run(stages.Stage("late", ["-c", "pass"], 30)) is None
+    assert recorded(record.path)["late"]["status"] == "not run"
 
 
-def test_the_figures_are_told_last(tool: Any, record: Any) -> None:
+def test_the_figures_are_told_last(record: Any) -> None:
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "batch": "2x9+1"}
     timed = {"us_per_layer": 12.5, "us_per_layer_captured": 10.0, "share_of_copy": 0.5}
     attention = {

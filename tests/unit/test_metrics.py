@@ -21,7 +21,7 @@ from paged_core.interfaces.observer import BlockEvent
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_core.step import StepInput
-from paged_plugins.block_history import BlockHistory, Span
+from paged_plugins.block_history import BlockHistory
 from paged_plugins.metrics.instruments import Counter, Gauge, Histogram, exposition, length_bounds
 from paged_plugins.metrics.metrics import Metrics
 from paged_testing.engines import build_memory_engine, serve
@@ -68,22 +68,6 @@ class TestStepLog:
 
 
 class TestInstruments:
-    def test_a_counter_adds_up(self) -> None:
-        plain, labelled = Counter("a", "A."), Counter("b", "B.", label="of")
-        plain.add(2)
-        plain.add(0.5)
-        labelled.add(1, "x")
-        labelled.add(2, "y")
-        labelled.add(1, "x")
-        assert plain.snapshot() == 2.5
-        assert labelled.snapshot() == {"x": 2, "y": 2}
-
-    def test_a_gauge_is_replaced(self) -> None:
-        gauge = Gauge("a", "A.")
-        gauge.set(3)
-        gauge.set(2)
-        assert gauge.snapshot() == 2
-
     @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(1, 4))))
     def test_a_histogram_counts_what_is_at_most_its_bounds(
         self, observed: list[tuple[float, int]]
@@ -318,16 +302,16 @@ class TestBlockMap:
         ("lines", "message"),
         [
             ([], "is empty"),
-            (["{"], "line 1, is not JSON"),
-            (["{}"], "line 1, is not of a block map: version"),
+            (["{"], "line 1: it is not JSON"),
+            (["{}"], "line 1: version"),
             ([{"version": 9, "num_blocks": 4, "block_size": 4}], "version 9, and 1 can be read"),
-            ([{"version": 1, "num_blocks": 10**9, "block_size": 4}], "line 1, .*num_blocks"),
-            (["head", {"step": -1, "time": 0}], "line 2, is not of a block map: step"),
+            ([{"version": 1, "num_blocks": 10**9, "block_size": 4}], "line 1: num_blocks"),
+            (["head", {"step": -1, "time": 0}], "line 2: step"),
             (["head", {"step": 0, "time": 0, "held": [["A", 0, 0, [4]]]}], "line 2: block 4, and"),
-            (["head", {"step": 0, "time": 0, "held": [["A", 0, 0]]}], "line 2, .*held.0"),
-            (["head", {"step": 0, "time": 0, "more": 1}], "line 2, .*more"),
+            (["head", {"step": 0, "time": 0, "held": [["A", 0, 0]]}], "line 2: held.0"),
+            (["head", {"step": 0, "time": 0, "more": 1}], "line 2: more"),
             (["head", {"step": 1, "time": 0}, {"step": 0, "time": 0}], "line 3: step 0 is not in"),
-            ([b"\xff"], "cannot read"),
+            ([b"\xff"], "line 1: it is not text"),
         ],
         ids=str,
     )
@@ -340,13 +324,8 @@ class TestBlockMap:
         assert str(path) in str(caught.value)
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(SettingsError, match=r"cannot read .*nowhere"):
+        with pytest.raises(SettingsError, match="nowhere: it cannot be read"):
             BlockHistory(tmp_path / "nowhere")
-
-    def test_a_span_includes_its_steps(self) -> None:
-        span = Span(0, "A", 0, 0, 2, 4)
-        assert [span.includes(step) for step in range(1, 5)] == [False, True, True, False]
-        assert Span(0, "A", 0, 0, 2, None).includes(10**9)
 
 
 def _line(line: Any) -> bytes:

@@ -76,13 +76,6 @@ A = {"id": "A", "prompt": 6, "output": 3}
 
 
 class TestFollows:
-    def test_it_continues_the_prompt_and_the_answer(self) -> None:
-        trace, outcome = run(A, {"id": "B", "follows": "A", "prompt": 5, "output": 2})
-        assert admitted(trace) == {"A": 0, "B": 3}
-        assert times(outcome)["B"].num_prompt == 6 + 3 + 5
-        assert trace[3]["cached"] == {"B": 8}  # two whole blocks of prompt and answer
-        assert len(trace[3]["hits"]["B"]) == 2
-
     @pytest.mark.parametrize(
         ("after", "step"), [(0.0, 3), (0.25, 4), (0.5, 4), (2.5, 8), (1e9, None)]
     )
@@ -93,15 +86,6 @@ class TestFollows:
         assert outcome.unfinished == ([] if step is not None else ["B"])
         if step is not None:
             assert times(outcome)["B"].arrived == 3 * 0.5 + after
-
-    def test_several_follow_one(self) -> None:
-        branches = [
-            {"id": name, "follows": "A", "prompt": prompt, "output": 1}
-            for name, prompt in (("B", "0:3"), ("C", "10:13"))
-        ]
-        trace, _ = run(A, *branches)
-        assert trace[3]["scheduled"] == {"B": 4, "C": 4}
-        assert trace[3]["hits"]["B"] == trace[3]["hits"]["C"]
 
     def test_the_answer_is_that_of_the_first_sequence(self, tmp_path: Path) -> None:
         played = scenario({**A, "n": 3}, {"id": "B", "follows": "A", "prompt": 5, "output": 1})
@@ -344,19 +328,6 @@ class TestWorkloads:
         assert read_case(path).scenario.max_steps == 1_000_000
 
     @pytest.mark.parametrize(
-        "values",
-        [
-            {"trace": "private.jsonl"},
-            {"arrivals": {"replay": "private.jsonl"}},
-            {"mix": [{"lengths": {"trace": "private.jsonl"}}]},
-        ],
-        ids=str,
-    )
-    def test_reads_no_files(self, values: dict[str, Any]) -> None:
-        with pytest.raises(ValidationError, match=r"it reads the file 'private\.jsonl', and"):
-            scenario(workload=values)
-
-    @pytest.mark.parametrize(
         ("values", "message"),
         [
             ({}, "give `requests`, or a `workload`"),
@@ -369,6 +340,14 @@ class TestWorkloads:
             (
                 {"workload": {"requests": 10**9, "lengths": {"prompt": 10**7, "output": 1}}},
                 "draws more than .* 100,000,000 tokens",
+            ),
+            *(
+                ({"workload": values}, r"it reads the file 'private\.jsonl', and")
+                for values in (
+                    {"trace": "private.jsonl"},
+                    {"arrivals": {"replay": "private.jsonl"}},
+                    {"mix": [{"lengths": {"trace": "private.jsonl"}}]},
+                )
             ),
         ],
         ids=str,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain
-from time import monotonic
 
 import pytest
 from hypothesis import given
@@ -17,6 +13,7 @@ from paged_core.engine.driver import EngineDriver
 from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
+from paged_plugins.bench.workloads import by_turn, longest
 from paged_plugins.workloads.request import WorkloadRequest, linked
 from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop
 from paged_testing.engines import build_memory_engine
@@ -35,7 +32,8 @@ def forests(draw: st.DrawFn) -> list[tuple[WorkloadRequest, str | None]]:
     found: list[tuple[WorkloadRequest, str | None]] = []
     for number in range(draw(st.integers(0, 20))):
         place = draw(st.none() | st.integers(0, number - 1)) if number else None
-        asked = request(number, at=draw(st.integers(0, 9)))
+        at, output = draw(st.integers(0, 9)), draw(st.integers(1, 4))
+        asked = request(number, at=at, output=output, length=draw(st.integers(1, 5)))
         found.append((asked, None if place is None else str(place)))
     return found
 
@@ -57,6 +55,31 @@ def test_requests_are_linked_with_those_that_follow_them(
     for each, _ in links:
         assert [int(one.id) for one in each.followers] == sorted(int(o.id) for o in each.followers)
     assert linked(links) == firsts
+
+
+@given(forests())
+def test_a_whole_prompt_continues_what_it_follows(
+    asked: list[tuple[WorkloadRequest, str | None]],
+) -> None:
+    ends: dict[str | None, int] = {None: 0}
+    whole: dict[str, int] = {}
+    for each, follows in asked:
+        whole[each.id] = ends[follows] + each.num_new
+        ends[each.id] = whole[each.id] + each.output
+    firsts = linked(asked)
+    found = {each.id: length for first in firsts for each, length in first.whole_prompts()}
+    assert found == whole
+    assert longest(firsts) == max(ends.values())
+
+
+@given(forests())
+def test_turns_are_in_rounds(asked: list[tuple[WorkloadRequest, str | None]]) -> None:
+    turns: dict[str | None, int] = {None: -1}
+    rounds = {each.id: follows for each, follows in by_turn(linked(asked))}
+    assert rounds == {each.id: follows for each, follows in asked}
+    for name, follows in rounds.items():
+        turns[name] = turns[follows] + 1
+    assert list(turns.values()) == sorted(turns.values())
 
 
 @given(forests(), st.integers(0, 40))
@@ -138,43 +161,6 @@ def test_an_engine_serves_them_until_all_have_ended() -> None:
         ("ended", "4", 30.0),
     ]
     assert not loop.in_flight
-
-
-def test_a_client_sends_them_over_a_network() -> None:
-    """As a generator of load does: at times of this machine's clock, several at once."""
-    asked = [
-        (replace(request(0), output=2), None),
-        (request(1, at=0.02), "0"),
-        (request(2, at=0.01), None),
-    ]
-    sent: list[tuple[str, tuple[int, ...]]] = []
-
-    async def answer(arrival: Arrival) -> tuple[Arrival, list[int]]:
-        sent.append((arrival.request.id, arrival.prompt))
-        await asyncio.sleep(0.03)
-        return arrival, [7] * arrival.request.output
-
-    async def send(arrivals: Arrivals) -> float:
-        start, tasks = monotonic(), set()
-        while tasks or arrivals.next_at is not None:
-            now = monotonic() - start
-            tasks |= {asyncio.create_task(answer(arrival)) for arrival in arrivals.due(now)}
-            wait = None if arrivals.next_at is None else max(0.0, arrivals.next_at - now)
-            if not tasks:
-                await asyncio.sleep(wait or 0.0)
-                continue
-            ended, tasks = await asyncio.wait(
-                tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED
-            )
-            for arrival, tokens in (task.result() for task in ended):
-                whole = (*arrival.prompt, *tokens)
-                arrivals.follow(arrival.request, monotonic() - start, whole)
-        return monotonic() - start
-
-    elapsed = asyncio.run(send(Arrivals(linked(asked))))
-    assert elapsed >= 0.03 + 0.02 + 0.03
-    own = {each.id: tuple(chain.from_iterable(each.prompt)) for each, _ in asked}
-    assert sent == [("0", own["0"]), ("2", own["2"]), ("1", (*own["0"], 7, 7, *own["1"]))]
 
 
 @pytest.mark.parametrize(("vocab_size", "is_content"), [(None, True), (50, False)])

@@ -293,6 +293,11 @@ class TestClasses:
             drawn(mix=[wrong])
 
 
+def printed(code: str) -> str:
+    """What a program prints, in a process of its own."""
+    return subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+
+
 class TestSeeds:
     def test_one_aspect_changes_and_the_others_stay(self) -> None:
         base = {"requests": 200, "lengths": "sharegpt", "prefixes": {"conversation": {"turns": 3}}}
@@ -321,10 +326,7 @@ class TestSeeds:
             "last = list(spec.build().draw(5))[-2:]\n"
             "print([(each.id, round(each.at, 6), each.num_new, each.output) for each in last])"
         )
-        run = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        assert run.stdout.strip() == "[('98', 18.379016, 21, 190), ('99', 18.520026, 181, 398)]"
+        assert printed(code) == "[('98', 18.379016, 21, 190), ('99', 18.520026, 181, 398)]"
 
     def test_nothing_heavy_is_imported(self) -> None:
         code = (
@@ -332,10 +334,7 @@ class TestSeeds:
             "list(workload_spec('chat').build().draw(5))\n"
             "print({'torch', 'numpy', 'matplotlib', 'pyarrow', 'ray'} & set(sys.modules))"
         )
-        run = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        assert run.stdout.strip() == "set()"
+        assert printed(code) == "set()"
 
     def test_no_two_prompts_have_content_in_common_by_chance(self) -> None:
         parts = [

@@ -322,9 +322,6 @@ class TestCommand:
         assert json.loads(shown.out)["prompt"]["max"] not in (None, 8)
 
     def test_what_cannot_be_written(self, tmp_path: Path, capsys: Capture) -> None:
-        path = tmp_path / "no" / "requests.jsonl"
-        assert main(["lab", "workload", "chat", "--output", str(path)]) == 2
-        assert f"there is no folder {path.parent}" in capsys.readouterr().err
         path = tmp_path / ("r" * 250)  # the name of the file that is written first is longer
         assert main(["lab", "workload", "chat", "--output", str(path)]) == 2
         assert f"{path} cannot be written: File name too long" in capsys.readouterr().err

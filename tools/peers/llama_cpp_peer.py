@@ -9,9 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from peer import Item, PeerEngine, Task, main
+from peer import SHORT, Item, PeerEngine, Task, main
 
-_FORMATS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _ERROR = 4
 """The level of llama.cpp's messages that are shown."""
 _BATCH, _COMPUTED_AT_ONCE = 2048, 512
@@ -28,7 +27,7 @@ def converted(model: str, dtype: str) -> Path:
     folder = Path(model)
     if folder.suffix == ".gguf":
         return folder
-    return folder.with_name(f"{folder.name}.{_FORMATS[dtype]}.gguf")
+    return folder.with_name(f"{folder.name}.{SHORT[dtype]}.gguf")
 
 
 def num_common(left: Sequence[int], right: Sequence[int]) -> int:
@@ -58,7 +57,7 @@ class LlamaCpp(PeerEngine):
             return f"{target} does not exist"
         return (
             f"{target} does not exist; make it with llama.cpp's `python convert_hf_to_gguf.py "
-            f"{Path(model)} --outtype {_FORMATS[dtype]} --outfile {target}`"
+            f"{Path(model)} --outtype {SHORT[dtype]} --outfile {target}`"
         )
 
     def __init__(self, task: Task) -> None:
@@ -125,18 +124,16 @@ class LlamaCpp(PeerEngine):
                 (prompt[position], position, sequence, position == len(prompt) - 1)
                 for position in range(start, len(prompt))
             ]
-        for first in range(0, len(rows), _BATCH):
-            for sequence, token in self._decode(rows[first : first + _BATCH]):
-                outputs[places[sequence]].append(token)
-        while rows := [
-            (output[-1], len(prompt) + len(output) - 1, sequence, True)
-            for item, prompt, output, sequence in zip(
-                items, prompts, outputs, sequences, strict=True
-            )
-            if len(output) < item.num_output
-        ]:
+        while rows:
             for sequence, token in self._decode(rows):
                 outputs[places[sequence]].append(token)
+            rows = [
+                (output[-1], len(prompt) + len(output) - 1, sequence, True)
+                for item, prompt, output, sequence in zip(
+                    items, prompts, outputs, sequences, strict=True
+                )
+                if len(output) < item.num_output
+            ]
         for prompt, output, sequence in zip(prompts, outputs, sequences, strict=True):
             self._kept[sequence] = prompt + output[:-1]
         return outputs
@@ -174,8 +171,7 @@ class LlamaCpp(PeerEngine):
             (prompts[0][position], position, source, False)  # all prompts are the same so far
             for position in range(max(starts), shared)
         ]
-        for first in range(0, len(rows), _BATCH):
-            self._decode(rows[first : first + _BATCH])
+        self._decode(rows)
         for sequence in sequences:
             if sequence != source:
                 lib.llama_memory_seq_rm(memory, sequence, -1, -1)
@@ -183,7 +179,11 @@ class LlamaCpp(PeerEngine):
         return [shared] * len(prompts)
 
     def _decode(self, rows: Sequence[Row]) -> list[tuple[int, int]]:
-        """Compute a batch; return the sequence and the argmax token of each wanted row."""
+        """Compute rows in batches; return the sequence and the argmax token of each wanted row."""
+        batches = (rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH))
+        return [found for batch in batches for found in self._compute(batch)]
+
+    def _compute(self, rows: Sequence[Row]) -> list[tuple[int, int]]:
         batch = self._batch
         for place, (token, position, sequence, wanted) in enumerate(rows):
             batch.token[place] = token

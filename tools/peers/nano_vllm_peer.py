@@ -20,8 +20,8 @@ class NanoVllm(PeerEngine):
         """Return that the model must be a folder, if it is not one."""
         return None if Path(model).is_dir() else "it loads a folder, and no hub id; download it"
 
-    @staticmethod
-    def problem(temperature: float) -> str | None:
+    @classmethod
+    def problem(cls, temperature: float) -> str | None:
         """Return that it always samples, if it is not to."""
         return None if temperature > 0 else "it only samples at temperatures above 0"
 

@@ -7,9 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from peer import Item, PeerEngine, Task, main
+from peer import SHORT, Item, PeerEngine, Task, main
 
-_PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _MODEL = "openvino_model.xml"
 _BATCHED_TOKENS = 256
 """Tokens per step: the default of OpenVINO's scheduler."""
@@ -51,7 +50,7 @@ class OpenVino(PeerEngine):
         scheduler.cache_size = task.cache_gib
         scheduler.max_num_batched_tokens = _BATCHED_TOKENS
         scheduler.enable_prefix_caching = True
-        precision = _PRECISIONS[task.dtype]
+        precision = SHORT[task.dtype]
         options = {
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": precision,

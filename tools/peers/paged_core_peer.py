@@ -12,11 +12,7 @@ class PagedCore(PeerEngine):
     """An ``LLM`` with the settings of the task."""
 
     package = "paged_core"
-
-    @staticmethod
-    def problem(temperature: float) -> str | None:
-        """Return ``None``: it decodes greedily and samples."""
-        return None
+    samples = True
 
     def __init__(self, task: Task) -> None:
         from paged_core import LLM, __version__

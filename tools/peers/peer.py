@@ -30,6 +30,8 @@ from typing import Any
 
 Task = SimpleNamespace
 """The task of an engine, with the fields of ``Task`` in ``paged_plugins.bench.peers``."""
+SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+"""What other engines call a dtype."""
 _PR_SET_PDEATHSIG = 1
 _PREPARED = "PEER_PREPARED"
 """The variable that says that the others have been set."""
@@ -59,6 +61,8 @@ class PeerEngine(ABC):
     version: str
     vocab_size: int | None = None
     """Size of the vocabulary, if the engine reports it."""
+    samples = False
+    """Whether it also decodes at temperatures above 0."""
     cache_written: bool | None = None
     """Whether all of its cache was written before anything is measured; ``None``: not known."""
 
@@ -76,10 +80,10 @@ class PeerEngine(ABC):
         """Return which file is missing beside the model, and how to make it; ``None``: none."""
         return None
 
-    @staticmethod
-    def problem(temperature: float) -> str | None:
+    @classmethod
+    def problem(cls, temperature: float) -> str | None:
         """Return why it cannot decode at this temperature; ``None``: it can."""
-        return "it is run greedily only" if temperature else None
+        return "it is run greedily only" if temperature and not cls.samples else None
 
     def prepare(self, num_sequences: int, num_tokens: int) -> None:  # noqa: B027 - few need it
         """Prepare, unmeasured, for requests of these sizes.

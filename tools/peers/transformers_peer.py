@@ -13,6 +13,19 @@ _BATCH = 16
 _STOP_SECONDS = 5.0
 
 
+def _loaded(task: Task) -> tuple[str, Any]:
+    """Return the version, and the model on its device."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(task.threads)
+    transformers.utils.logging.disable_progress_bar()  # the terminal has our own
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        task.model, dtype=getattr(torch, task.dtype), attn_implementation="sdpa"
+    )
+    return transformers.__version__, model.eval().to(task.device)
+
+
 class _Transformers(PeerEngine):
     """Batches in arrival order, padded on the left; each runs to its longest output."""
 
@@ -20,16 +33,7 @@ class _Transformers(PeerEngine):
     batch_size: int
 
     def __init__(self, task: Task) -> None:
-        import torch
-        import transformers
-
-        torch.set_num_threads(task.threads)
-        transformers.utils.logging.disable_progress_bar()  # the terminal has our own
-        self.version = transformers.__version__
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            task.model, dtype=getattr(torch, task.dtype), attn_implementation="sdpa"
-        ).eval()
-        self._model.to(task.device)
+        self.version, self._model = _loaded(task)
         self._model.generation_config.eos_token_id = None
         self._model.generation_config.pad_token_id = 0
 
@@ -81,22 +85,12 @@ class TransformersContinuous(PeerEngine):
     """Its manager, with its defaults; it sizes its cache and captures CUDA graphs at the start."""
 
     package = "transformers"
-
-    @staticmethod
-    def problem(temperature: float) -> str | None:
-        """Return ``None``: it decodes greedily and samples."""
-        return None
+    samples = True
 
     def __init__(self, task: Task) -> None:
-        import torch
         import transformers
 
-        torch.set_num_threads(task.threads)
-        transformers.utils.logging.disable_progress_bar()
-        self.version = transformers.__version__
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            task.model, dtype=getattr(torch, task.dtype), attn_implementation="sdpa"
-        )
+        self.version, model = _loaded(task)
         sampling = {"do_sample": True, "temperature": task.temperature, "top_k": 0}
         config = transformers.GenerationConfig(
             max_new_tokens=task.longest_request,
@@ -104,7 +98,6 @@ class TransformersContinuous(PeerEngine):
             pad_token_id=0,
             **(sampling if task.temperature else {"do_sample": False}),
         )
-        model.to(task.device).eval()
         self._manager = model.init_continuous_batching(
             generation_config=config,
             continuous_batching_config=transformers.ContinuousBatchingConfig(

@@ -18,6 +18,7 @@ class Vllm(PeerEngine):
     """vLLM's offline interface with its defaults of scheduling and prefix caching."""
 
     package = "vllm"
+    samples = True
     cache_written = True
     """It allocates its cache as ``torch.zeros``, which writes."""
 
@@ -40,11 +41,6 @@ class Vllm(PeerEngine):
         if Path(task.model).is_dir():
             found["HF_HUB_OFFLINE"] = "1"
         return found
-
-    @staticmethod
-    def problem(temperature: float) -> str | None:
-        """Return ``None``: it decodes greedily and samples."""
-        return None
 
     def __init__(self, task: Task) -> None:
         vllm = import_module("vllm")

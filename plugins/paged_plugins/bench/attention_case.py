@@ -139,7 +139,7 @@ class BareAttention:
         import torch
 
         call = getattr(import_module(self.module), self.function)
-        rows = _random_rows(case, layer)
+        rows = random_rows(case, layer, case.length)
         counts = (case.num_new, case.length)
         starts = [
             torch.arange(case.num_sequences + 1, dtype=torch.int32, device=layer.device) * count
@@ -166,7 +166,7 @@ class BareSdpa:
         def split(rows: Tensor) -> Tensor:
             return rows.view(case.num_sequences, -1, *rows.shape[1:]).transpose(1, 2)
 
-        query, key, value = map(split, _random_rows(case, layer))
+        query, key, value = map(split, random_rows(case, layer, case.length))
         masked = case.num_new > 1 and case.num_cached > 0
         mask = causal_lower_right(case.num_new, case.length) if masked else None
         return lambda: scaled_dot_product_attention(
@@ -194,18 +194,17 @@ BARE: tuple[BareAttention | BareSdpa, ...] = (
 )
 
 
-def _random_rows(case: AttentionCase, layer: LayerSpec) -> list[Tensor]:
-    """Return queries [T, H, D], and keys and values [K, KV heads, D], all sequences packed."""
+def random_rows(case: AttentionCase, layer: LayerSpec, num_keys: int) -> list[Tensor]:
+    """Return queries [T, H, D], and keys and values [K, KV heads, D], all sequences packed.
+
+    Args:
+        num_keys: keys and values of each sequence.
+    """
     import torch
 
-    shapes = (
-        (case.num_new, layer.num_heads),
-        (case.length, layer.num_kv_heads),
-        (case.length, layer.num_kv_heads),
-    )
+    kind = getattr(torch, layer.dtype)
+    shapes = [(case.num_new, layer.num_heads), *[(num_keys, layer.num_kv_heads)] * 2]
     return [
-        torch.randn(case.num_sequences * count, heads, layer.head_dim, device=layer.device).to(
-            getattr(torch, layer.dtype)
-        )
+        torch.randn(case.num_sequences * count, heads, layer.head_dim, device=layer.device).to(kind)
         for count, heads in shapes
     ]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 
@@ -92,13 +91,11 @@ def attention_command(
         import torch
 
         torch.set_num_threads(settings.threads)
-    layers = [
-        _layer(settings, AttentionHeads.parse(text)) for text in dict.fromkeys(heads or [_HEADS])
-    ]
+    layers = [_layer(settings, text) for text in dict.fromkeys(heads or [_HEADS])]
     cases = [AttentionCase.parse(text) for text in batch or _CASES]
     served = [_backends(given, settings, layer, backends) for layer in layers]
     rates = measure_rates(layers[0].dtype, layers[0].device) if roofline else None
-    grid = AttentionGrid(cases, shared_prefix, num_layers, repeats, rates)
+    grid = AttentionGrid(shared_prefix, num_layers, repeats, rates)
     refused = [why for _, some in served for why in some]
     rows: list[dict[str, Any]] = []
     with progress(len(layers) * len(cases) * (repeats + WARM_UP), "measuring") as advance:
@@ -109,7 +106,8 @@ def attention_command(
                     refused.append(_refusal(f"bare {one.name}", problem, layer))
                 else:
                     called.append(one)
-            rows += grid.rows(layer, parts, called, advance)
+            for case in cases:
+                rows += grid.rows(case, layer, parts, called, advance)
     found = {"machine": _described(layers[0].device, rates), "refused": refused, "rows": rows}
     report(found, output, as_json, lambda found: _print(found, repeats))
     names = given.registry.of("attention")
@@ -118,12 +116,27 @@ def attention_command(
         raise typer.Exit(1)
 
 
-def _layer(settings: EngineSettings, heads: AttentionHeads) -> LayerSpec:
+def _layer(settings: EngineSettings, heads: str) -> LayerSpec:
+    """Return the layer with the heads that ``HEADS:KV_HEADS:DIM`` says.
+
+    Raises:
+        SettingsError: the text has another form, a number is 0, or the query heads cannot be
+            shared evenly.
+    """
+    found = _PATTERN.fullmatch(heads)
+    if found is None or not all(map(int, found.groups())):
+        raise SettingsError(
+            f"--heads {heads}: give query heads, key/value heads and their dimension, such as "
+            "16:8:128"
+        )
+    num_heads, num_kv_heads, head_dim = map(int, found.groups())
+    if num_heads % num_kv_heads:
+        raise SettingsError(f"--heads {heads}: {num_heads} is not a multiple of {num_kv_heads}")
     return LayerSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
         dtype="bfloat16" if settings.dtype == "auto" else settings.dtype,
         device=device_of(settings),
         block_size=settings.block_size,
@@ -169,8 +182,8 @@ def _backends(
 
 
 def _refusal(name: str, reason: str, layer: LayerSpec) -> dict[str, str]:
-    heads = AttentionHeads(layer.num_heads, layer.num_kv_heads, layer.head_dim)
-    return {"component": name, "reason": reason, "heads": str(heads)}
+    heads = f"{layer.num_heads}:{layer.num_kv_heads}:{layer.head_dim}"
+    return {"component": name, "reason": reason, "heads": heads}
 
 
 def _described(device: str, rates: Rates | None) -> dict[str, Any]:
@@ -220,36 +233,3 @@ def _line(row: dict[str, Any]) -> list[object]:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f}%"
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionHeads:
-    """Query heads, key/value heads, and the dimension of each."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read ``HEADS:KV_HEADS:DIM``.
-
-        Raises:
-            SettingsError: the text has another form, a number is 0, or the query heads cannot be
-                shared evenly.
-        """
-        found = _PATTERN.fullmatch(text)
-        if found is None or not all(map(int, found.groups())):
-            raise SettingsError(
-                f"--heads {text}: give query heads, key/value heads and their dimension, such as "
-                "16:8:128"
-            )
-        heads = cls(*map(int, found.groups()))
-        if heads.num_heads % heads.num_kv_heads:
-            raise SettingsError(
-                f"--heads {text}: {heads.num_heads} is not a multiple of {heads.num_kv_heads}"
-            )
-        return heads
-
-    def __str__(self) -> str:
-        return f"{self.num_heads}:{self.num_kv_heads}:{self.head_dim}"

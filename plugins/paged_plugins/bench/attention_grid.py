@@ -17,7 +17,7 @@ from paged_core.interfaces.attention import (
     SupportsGraphCapture,
 )
 from paged_core.interfaces.layer import LayerSpec
-from paged_plugins.bench.attention_case import AttentionCase, BareAttention, BareSdpa
+from paged_plugins.bench.attention_case import AttentionCase, BareAttention, BareSdpa, random_rows
 from paged_plugins.bench.device import Rates, seconds_on
 
 if TYPE_CHECKING:
@@ -56,9 +56,8 @@ class _Contender:
 
 @dataclass(frozen=True, slots=True)
 class AttentionGrid:
-    """Batches to measure; those of a layer are measured in turns, repeat by repeat."""
+    """How batches are measured: their components in turns, repeat by repeat."""
 
-    cases: Sequence[AttentionCase]
     num_shared: int
     """Cached tokens that all sequences share as a prefix."""
     num_layers: int | None
@@ -69,30 +68,21 @@ class AttentionGrid:
 
     def rows(
         self,
-        layer: LayerSpec,
-        parts: Mapping[str, AttentionBackend],
-        bare: Sequence[BareAttention | BareSdpa],
-        advance: Callable[[], None],
-    ) -> Iterator[dict[str, Any]]:
-        """Yield a row for every batch and component; of one that fails, it has an ``error``.
-
-        Args:
-            parts: components that serve the layer, by name.
-            bare: libraries to call beside them.
-            advance: called once for each batch and repeat.
-        """
-        for case in self.cases:
-            yield from self._measured(case, layer, parts, bare, advance)
-
-    def _measured(
-        self,
         case: AttentionCase,
         layer: LayerSpec,
         parts: Mapping[str, AttentionBackend],
         bare: Sequence[BareAttention | BareSdpa],
         advance: Callable[[], None],
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows of one batch; nothing is kept of it afterwards."""
+        """Yield a row of a batch for every component; of one that fails, it has an ``error``.
+
+        Nothing is kept of the batch afterwards.
+
+        Args:
+            parts: components that serve the layer, by name.
+            bare: libraries to call beside them.
+            advance: called once for each repeat.
+        """
         makers = {name: partial(self._component, name, part) for name, part in parts.items()}
         makers |= {f"bare {one.name}": partial(self._library, one) for one in bare}
         made: list[_Contender] = []
@@ -219,23 +209,10 @@ class AttentionRun:
         import torch
 
         batch, num_blocks = case.batch(layer, num_shared)
-        count = case.num_sequences * case.num_new
         generator = torch.Generator(layer.device).manual_seed(0)
-
-        def random(num_heads: int) -> Tensor:
-            shape = (count, num_heads, layer.head_dim)
-            rows = torch.randn(shape, generator=generator, device=layer.device)
-            return rows.to(getattr(torch, layer.dtype))
-
         caches = (_cache(backend, layer, num_blocks, generator) for _ in range(num_layers))
-        return cls(
-            backend=backend,
-            batch=batch,
-            layers=[backend.bind(layer, cache) for cache in caches],
-            query=random(layer.num_heads),
-            key=random(layer.num_kv_heads),
-            value=random(layer.num_kv_heads),
-        )
+        layers = [backend.bind(layer, cache) for cache in caches]
+        return cls(backend, batch, layers, *random_rows(case, layer, case.num_new))
 
     def plan(self) -> Any:
         """Return the plan of the step."""

@@ -48,22 +48,13 @@ class ChromeTrace(Observer):
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         """Add a bar for the lifetime of a finished request."""
         if event == "finished" and group.finished_at is not None:
-            self._events.append(
-                {
-                    "name": f"request {group.id}",
-                    "cat": "request",
-                    "ph": "X",
-                    "pid": 2,
-                    "tid": group.number,
-                    "ts": _microseconds(group.arrival),
-                    "dur": _microseconds(group.finished_at - group.arrival),
-                    "args": {
-                        "prompt": len(group.request.prompt),
-                        "cached": group.num_cached,
-                        "preemptions": group.num_preemptions,
-                    },
-                }
-            )
+            details = {
+                "prompt": len(group.request.prompt),
+                "cached": group.num_cached,
+                "preemptions": group.num_preemptions,
+            }
+            seconds = group.finished_at - group.arrival
+            self._bar(f"request {group.id}", group.arrival, seconds, details, group.number)
 
     def close(self) -> None:
         """Write the file."""
@@ -76,15 +67,21 @@ class ChromeTrace(Observer):
         self._path.write_text(json.dumps(trace) + "\n", "utf-8")
 
     def _bar(
-        self, name: str, begin: float, seconds: float, args: dict[str, Any] | None = None
+        self,
+        name: str,
+        begin: float,
+        seconds: float,
+        args: dict[str, Any] | None = None,
+        request: int | None = None,
     ) -> None:
+        """Add a bar of the engine, or of the ``request`` with that number."""
         self._events.append(
             {
                 "name": name,
-                "cat": "step",
+                "cat": "step" if request is None else "request",
                 "ph": "X",
-                "pid": 1,
-                "tid": 0,
+                "pid": 1 if request is None else 2,
+                "tid": request or 0,
                 "ts": _microseconds(begin),
                 "dur": _microseconds(seconds),
                 "args": args or {},

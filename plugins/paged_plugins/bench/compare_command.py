@@ -24,12 +24,13 @@ from paged_plugins.bench.peers import (
     OURS,
     PEERS,
     Choice,
+    PeerProcess,
     Task,
     installed_peers,
     named_peers,
     task_settings,
 )
-from paged_plugins.bench.throughput_command import WriteCache, chosen_workloads
+from paged_plugins.bench.throughput_command import WriteCache
 from paged_plugins.bench.variants import parse_variants
 from paged_plugins.bench.workloads import (
     NAMED,
@@ -105,7 +106,7 @@ def compare_command(
     again = _variants(variant or (), given)
     _check(settings.model, settings.dtype, alone=bool(again and not peer))
     described = drawing(num_requests, input_len, output_len, shared_prefix)
-    chosen = chosen_workloads(workload, described) or list(NAMED.values())
+    chosen = [*_named_workloads(workload or ()), *described] or list(NAMED.values())
     tell = partial(typer.echo, err=True)
     if peer or again:
         peers = named_peers(peer or (), settings.model, settings.dtype, temperature)
@@ -135,6 +136,14 @@ def compare_command(
             print_comparison(rows)
 
 
+def _named_workloads(given: Sequence[str]) -> list[Workload]:
+    """Return workloads; SettingsError if a name is unknown."""
+    listed = [part for name in given for part in name.split(",") if part]
+    if unknown := [name for name in listed if name not in NAMED]:
+        raise SettingsError(f"no workload is called {unknown[0]!r}; there are {', '.join(NAMED)}")
+    return [NAMED[name] for name in listed]
+
+
 def _in_turns(
     task: Task,
     workloads: Sequence[Workload],
@@ -147,7 +156,7 @@ def _in_turns(
         ExitStack() as stack,
         progress(len(workloads) * repeats * len(choices), "comparing") as advance,
     ):
-        engines = [stack.enter_context(some.start(task)) for some in choices]
+        engines = [stack.enter_context(PeerProcess(some, task)) for some in choices]
         warm_up(engines, tell)
         for workload in workloads:
             yield compare(workload, engines, repeats, advance)
@@ -171,7 +180,7 @@ def _alone(
     with progress(len(workloads) * repeats * len(choices), "comparing") as advance:
         for some in choices:
             try:
-                with some.start(task) as engine:
+                with PeerProcess(some, task) as engine:
                     vocab_size = vocab_size or engine.vocab_size
                     warm_up([engine], tell)
                     found.append(run_alone(engine, workloads, repeats, vocab_size, advance))

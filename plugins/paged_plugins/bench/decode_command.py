@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -212,11 +215,7 @@ class DecodeSteps:
     ) -> dict[str, Any]:
         step = median(seconds)
         return {
-            "batch_size": self.batch_size,
-            "context": self.context,
-            "steps": self.steps,
-            "repeats": self.repeats,
-            "temperature": self.temperature,
+            **asdict(self),
             "ms_per_step": round(1000 * step, 4),
             "ms_per_step_min_max": [round(1000 * f(seconds), 4) for f in (min, max)],
             "output_tokens_per_s": round(self.batch_size / step, 1),
@@ -278,19 +277,16 @@ class GpuActivity:
 
     def longest(self, count: int, repeats: int) -> list[dict[str, Any]]:
         """Return the kernels that took the most time: microseconds and calls per repeat."""
-        seconds: dict[str, float] = {}
-        calls: dict[str, int] = {}
+        seconds, calls = defaultdict[str, float](float), Counter(one[0] for one in self.intervals)
         for name, begin, end in self.intervals:
-            seconds[name] = seconds.get(name, 0.0) + end - begin
-            calls[name] = calls.get(name, 0) + 1
-        order = sorted(seconds, key=lambda name: -seconds[name])[:count]
+            seconds[name] += end - begin
         return [
             {
                 "name": name[:120],
-                "us": round(seconds[name] / repeats, 2),
+                "us": round(spent / repeats, 2),
                 "calls": round(calls[name] / repeats, 2),
             }
-            for name in order
+            for name, spent in nlargest(count, seconds.items(), key=itemgetter(1))
         ]
 
 

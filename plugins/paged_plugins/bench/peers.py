@@ -139,16 +139,6 @@ class Choice:
         """What tables call it."""
         return self.label or self.peer.name
 
-    def start(self, task: Task) -> PeerProcess:
-        """Start its process, where all engines are to load ``task``.
-
-        Raises:
-            EngineError: it cannot load the model, or dies.
-        """
-        if self.settings is not None:
-            task = replace(task, settings=task_settings(self.settings))
-        return PeerProcess(self.peer, task, self.python, self.name)
-
 
 def task_settings(settings: EngineSettings) -> dict[str, Any]:
     """Return settings as the process of an engine is told them."""
@@ -268,28 +258,23 @@ class PeerProcess:
     """One engine; leaving its ``with`` ends the process.
 
     Args:
-        python: the interpreter that runs it; ``None``: ours.
-        name: what tables call it; ``None``: as the peer is called.
+        task: what all engines are to load; settings of the choice replace those in it.
 
     Raises:
         EngineError: it cannot load the model, or dies; its own messages are on standard error.
     """
 
-    def __init__(
-        self,
-        peer: Peer,
-        task: Task,
-        python: str | None = None,
-        name: str | None = None,
-    ) -> None:
-        self.name = name or peer.name
+    def __init__(self, choice: Choice, task: Task) -> None:
+        self.name = choice.name
+        if choice.settings is not None:
+            task = replace(task, settings=task_settings(choice.settings))
         started = perf_counter()
         self._process = subprocess.Popen(
-            _command(peer, python, "serve", asdict(task)),
+            _command(choice.peer, choice.python, "serve", asdict(task)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=_environ(python) | {"OMP_NUM_THREADS": str(task.threads)},
+            env=_environ(choice.python) | {"OMP_NUM_THREADS": str(task.threads)},
             start_new_session=True,  # Ctrl-C is handled on this side, and ends it
         )
         try:

@@ -95,24 +95,20 @@ def _scores(window: Window, output: RequestOutput, processor: ForcedTokens) -> W
 class ForcedTokens:
     """A logits processor that makes a request generate the given tokens, and keeps its logits."""
 
+    logits_DV: Tensor  # noqa: N815 - as in WindowScores
+    """Of all tokens, once the request has ended."""
+
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
-        self._logits_DV: Tensor | None = None
 
     def __call__(self, output: Sequence[int], logits: Tensor, /) -> Tensor:
-        if self._logits_DV is None:
-            self._logits_DV = logits.new_empty(len(self._tokens), len(logits), device="cpu")
         place = len(output)
-        self._logits_DV[place] = logits
+        if place == 0:
+            self.logits_DV = logits.new_empty(len(self._tokens), len(logits), device="cpu")
+        self.logits_DV[place] = logits
         forced = logits.new_full(logits.shape, -inf)
         forced[self._tokens[place]] = 0
         return forced
-
-    @property
-    def logits_DV(self) -> Tensor:  # noqa: N802
-        """The logits of all tokens, once the request has ended."""
-        assert self._logits_DV is not None
-        return self._logits_DV
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
@@ -28,10 +28,10 @@ from paged_plugins.bench.device import machine
 from paged_plugins.command_options import JsonFile, report
 from paged_plugins.progress import progress
 
-_COLUMNS = (
-    *("scheduler", "queue_order", "block_allocator", "num_running", "num_waiting"),
-    *("us_per_step", "us_per_sequence"),
-)
+_SLOTS = ("scheduler", "queue_order", "block_allocator")
+_COLUMNS = (*_SLOTS, "num_running", "num_waiting", "us_per_step", "us_per_sequence")
+_DEFAULTS = {"queue_order": ["fcfs"], "block_allocator": ["hash_cached", "uncached"]}
+"""What is measured where nothing is named; of other slots, all components."""
 _FILLING_STEPS = 1000
 _VOCABULARY = 1 << 15
 _TOKEN = 1
@@ -90,14 +90,10 @@ def scheduler_command(
         steps=steps,
         repeats=repeats,
     )
-    named = {
-        "scheduler": (schedulers, None),
-        "queue_order": (queue_orders, ["fcfs"]),
-        "block_allocator": (block_allocators, ["hash_cached", "uncached"]),
-    }
+    named = (schedulers, queue_orders, block_allocators)
     chosen = [
-        _names(given, slot, names, None if all_ else default)
-        for slot, (names, default) in named.items()
+        _names(given, slot, names, None if all_ else _DEFAULTS.get(slot))
+        for slot, names in zip(_SLOTS, named, strict=True)
     ]
     found = {"machine": machine(), "rows": list(_rows(state, given, list(product(*chosen))))}
     report(found, output, as_json, lambda found: _print(state, found))
@@ -142,13 +138,8 @@ def _rows(
     state: SteadyState, given: SettingsArgs, combinations: Sequence[tuple[str, ...]]
 ) -> Iterator[dict[str, Any]]:
     with progress(len(combinations), "measuring") as advance:
-        for scheduler, queue_order, block_allocator in combinations:
-            yield state.measure(
-                given,
-                scheduler=scheduler,
-                queue_order=queue_order,
-                block_allocator=block_allocator,
-            )
+        for names in combinations:
+            yield state.measure(given, dict(zip(_SLOTS, names, strict=True)))
             advance()
 
 
@@ -193,30 +184,25 @@ class SteadyState:
     """Steps per repeat."""
     repeats: int
 
-    def measure(
-        self, given: SettingsArgs, *, scheduler: str, queue_order: str, block_allocator: str
-    ) -> dict[str, Any]:
+    def measure(self, given: SettingsArgs, parts: Mapping[str, str]) -> dict[str, Any]:
         """Return one result row: the median over the repeats.
 
         Args:
             given: the other settings; its registry has the executor ``null``.
+            parts: the scheduler, queue order and block allocator, by slot.
 
         Raises:
             SettingsError: a component does not exist, the settings contradict each other, or the
                 scheduler does not run all sequences at once.
         """
-        engine = self.build(
-            given, scheduler=scheduler, queue_order=queue_order, block_allocator=block_allocator
-        )
+        engine = self.build(given, parts)
         try:
             seconds, num_sequences = self._run(engine)
         finally:
             engine.close()
         us_per_step = median(seconds) / self.steps * 1e6
         return {
-            "scheduler": scheduler,
-            "queue_order": queue_order,
-            "block_allocator": block_allocator,
+            **parts,
             "num_running": self.num_running,
             "num_waiting": self.num_waiting,
             "context": self.context,
@@ -226,24 +212,22 @@ class SteadyState:
             "repeats": self.repeats,
         }
 
-    def build(
-        self, given: SettingsArgs, *, scheduler: str, queue_order: str, block_allocator: str
-    ) -> Engine:
+    def build(self, given: SettingsArgs, parts: Mapping[str, str]) -> Engine:
         """Return an engine in the steady state; as :meth:`measure`."""
-        registry = given.registry
+        scheduler = parts["scheduler"]
+        tables: dict[str, dict[str, Any]] = {slot: {"name": name} for slot, name in parts.items()}
+        tables["scheduler"] |= self._limits(given, scheduler)
         max_model_len = self.context + self.steps * self.repeats + 8
         settings = given.resolve(
+            **tables,
             executor="null",
-            scheduler={"name": scheduler} | self._limits(given, scheduler),
-            queue_order={"name": queue_order},
-            block_allocator={"name": block_allocator},
             block_size=self.block_size,
             max_model_len=max_model_len,
             # one more block per sequence: some schedulers want it free even if it is not needed
             num_blocks=self.num_running * (-(-max_model_len // self.block_size) + 1),
             watermark=0.0,
         ).settings
-        engine = build_engine(settings, registry)
+        engine = build_engine(settings, given.registry)
         try:
             self._fill(engine, scheduler)
         except BaseException:

@@ -45,6 +45,10 @@ WriteCache = Annotated[
         "step waits until the system provides its memory; results say whether it was.",
     ),
 ]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),
+]
 
 
 def throughput_command(
@@ -69,10 +73,7 @@ def throughput_command(
     write_cache: WriteCache = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
     output: JsonFile = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),
-    ] = None,
+    trace: TraceFile = None,
 ) -> None:
     """Measure workloads on an engine: tokens per second, latencies, memory, time by phase.
 
@@ -85,7 +86,7 @@ def throughput_command(
     """
     described = drawing(num_requests, input_len, output_len, shared_prefix)
     listed, from_lab = _told_apart(workload or ())
-    chosen = chosen_workloads(listed, described)
+    chosen = [*listed, *described]
     rows = []
     with open_bench(given, chosen, trace=trace, write_cache=write_cache) as bench:
         counted = [LabWorkload.counted(each, bench.llm.tokenizer) for each in from_lab]
@@ -106,19 +107,19 @@ def throughput_command(
         _print(rows)
 
 
-def _told_apart(given: Sequence[str]) -> tuple[list[str], list[WorkloadSpec]]:
-    """Return what names workloads of the benchmarks, and the others: those of the lab, and files.
+def _told_apart(given: Sequence[str]) -> tuple[list[Workload], list[WorkloadSpec]]:
+    """Return the named workloads of the benchmarks, and the others: those of the lab, and files.
 
     Raises:
         SettingsError: a name is unknown, or a file cannot be read.
     """
-    listed: list[str] = []
+    listed: list[Workload] = []
     from_lab: list[WorkloadSpec] = []
     for text in given:
         parts = [text] if Path(text).exists() else [part for part in text.split(",") if part]
         for part in parts:
             if part in NAMED:
-                listed.append(part)
+                listed.append(NAMED[part])
             elif part in names() or Path(part).exists():
                 from_lab.append(workload_spec(part))
             else:
@@ -128,22 +129,6 @@ def _told_apart(given: Sequence[str]) -> tuple[list[str], list[WorkloadSpec]]:
                     f"{known}"
                 )
     return listed, from_lab
-
-
-def chosen_workloads(given: Sequence[str] | None, described: Workload | None) -> list[Workload]:
-    """Return the named workloads, and the drawn one.
-
-    Raises:
-        SettingsError: a name is unknown.
-    """
-    listed = [part for name in given or () for part in name.split(",") if part]
-    unknown = [name for name in listed if name not in NAMED]
-    if unknown:
-        raise SettingsError(f"no workload is called {unknown[0]!r}; there are {', '.join(NAMED)}")
-    chosen: list[Workload] = [NAMED[name] for name in listed]
-    if described is not None:
-        chosen.append(described)
-    return chosen
 
 
 def _fitting(bench: Bench) -> list[Workload]:
@@ -257,10 +242,7 @@ def latency_command(
     repeats: Annotated[int, typer.Option(min=1, help="Batches, one after another.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: JsonFile = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),
-    ] = None,
+    trace: TraceFile = None,
 ) -> None:
     """Measure one batch at a time: time to first token, time per token, and the whole batch."""
     workload = drawn(batch_size, (input_len, input_len), (output_len, output_len))

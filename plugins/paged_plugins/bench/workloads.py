@@ -137,25 +137,16 @@ def _ids(chance: random.Random, count: int) -> list[int]:
     return [chance.randrange(_NUM_IDS) for _ in range(count)]
 
 
-def _mixed(chance: random.Random) -> list[Draw]:
-    items: list[Draw] = []
-    for _ in range(32):
-        num_input, num_output = chance.randint(64, 512), chance.randint(32, 128)
-        items.append((_ids(chance, num_input), num_output, None))
-    return items
-
-
-def _decode(chance: random.Random) -> list[Draw]:
-    return [(_ids(chance, 32), 128, None) for _ in range(16)]
+def _equal(
+    count: int, num_input: int, num_output: int
+) -> Callable[[random.Random], Sequence[Draw]]:
+    """Return what draws requests that differ in their tokens alone."""
+    return lambda chance: [(_ids(chance, num_input), num_output, None) for _ in range(count)]
 
 
 def _shared(chance: random.Random) -> list[Draw]:
     prefix = _ids(chance, 512)
     return [(prefix + _ids(chance, 32), 32, None) for _ in range(24)]
-
-
-def _single(chance: random.Random) -> list[Draw]:
-    return [(_ids(chance, 128), 64, None)]
 
 
 def _long(chance: random.Random) -> list[Draw]:
@@ -179,37 +170,12 @@ def _conversations(chance: random.Random) -> list[Draw]:
     return items
 
 
-def _streams(chance: random.Random) -> list[Draw]:
-    return [(_ids(chance, 200), 120, None) for _ in range(4)]
-
-
-NAMED: dict[str, Workload] = {
-    workload.name: workload
-    for workload in (
-        BatchWorkload("W1", "32 requests, 64 to 512 tokens in, 32 to 128 out", _mixed),
-        BatchWorkload("W2", "16 requests, 32 tokens in, 128 out: mostly decode", _decode),
-        BatchWorkload(
-            "W3", "24 requests that share 512 tokens and have 32 of their own, 32 out", _shared
-        ),
-        BatchWorkload("W4", "one request, 128 tokens in, 64 out", _single),
-        BatchWorkload("W5", "10 requests, 900 to 1500 tokens in, 16 out: long prompts", _long),
-        BatchWorkload("W6", "40 requests, 8 to 40 tokens in, 150 to 300 out", _many),
-        BatchWorkload(
-            "W7",
-            f"{_CONVERSATIONS} conversations of {_TURNS} turns, 150 to 400 tokens in at first and "
-            "20 to 80 more with each turn, 48 to 96 out",
-            _conversations,
-        ),
-        BatchWorkload("W8", "four requests, 200 tokens in, 120 out", _streams),
-    )
-}
-
-
 def drawn(
     num_requests: int,
     num_input: tuple[int, int],
     num_output: tuple[int, int],
     num_shared: int = 0,
+    name: str = "drawn",
 ) -> BatchWorkload:
     """Return a workload with lengths drawn uniformly from ranges, both ends included.
 
@@ -231,7 +197,31 @@ def drawn(
     summary = f"{num_requests} requests, {told(num_input)} tokens in, {told(num_output)} out"
     if num_shared:
         summary += f", after {num_shared} that all share"
-    return BatchWorkload("drawn", summary, make)
+    return BatchWorkload(name, summary, make)
+
+
+NAMED: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        drawn(32, (64, 512), (32, 128), name="W1"),
+        BatchWorkload(
+            "W2", "16 requests, 32 tokens in, 128 out: mostly decode", _equal(16, 32, 128)
+        ),
+        BatchWorkload(
+            "W3", "24 requests that share 512 tokens and have 32 of their own, 32 out", _shared
+        ),
+        BatchWorkload("W4", "one request, 128 tokens in, 64 out", _equal(1, 128, 64)),
+        BatchWorkload("W5", "10 requests, 900 to 1500 tokens in, 16 out: long prompts", _long),
+        BatchWorkload("W6", "40 requests, 8 to 40 tokens in, 150 to 300 out", _many),
+        BatchWorkload(
+            "W7",
+            f"{_CONVERSATIONS} conversations of {_TURNS} turns, 150 to 400 tokens in at first and "
+            "20 to 80 more with each turn, 48 to 96 out",
+            _conversations,
+        ),
+        BatchWorkload("W8", "four requests, 200 tokens in, 120 out", _equal(4, 200, 120)),
+    )
+}
 
 
 NumRequests = Annotated[
@@ -257,21 +247,21 @@ def drawing(
     input_len: str | None,
     output_len: str | None,
     shared_prefix: int | None,
-) -> Workload | None:
-    """Return the workload that the options describe, if they do.
+) -> list[Workload]:
+    """Return the workload that the options describe; none, if they do not.
 
     Raises:
         SettingsError: a range is wrong, or the number of requests is missing.
     """
     if num_requests is not None:
         bounds = (_range("input-len", input_len or "128"), _range("output-len", output_len or "64"))
-        return drawn(num_requests, *bounds, shared_prefix or 0)
+        return [drawn(num_requests, *bounds, shared_prefix or 0)]
     if any(told is not None for told in (input_len, output_len, shared_prefix)):
         raise SettingsError(
             "--input-len, --output-len and --shared-prefix describe a drawn workload; give its "
             "number of requests with --num-requests"
         )
-    return None
+    return []
 
 
 def _range(option: str, text: str) -> tuple[int, int]:

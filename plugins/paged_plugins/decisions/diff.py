@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,18 +43,13 @@ class Difference:
 def first_difference(first: Trace, second: Trace) -> Difference | None:
     """Return the first difference, or ``None`` if the traces are equal."""
     before: Line | None = None
-    for ours, theirs in zip(first, second, strict=False):
-        keys = differing_keys(ours, theirs)
-        if keys:
-            return Difference(int(ours["step"]), tuple(keys), ours, theirs, before)
+    for ours, theirs in zip_longest(first, second):
+        keys = differing_keys(ours, theirs) if ours and theirs else []
+        if keys or ours is None or theirs is None:
+            step = int((ours or theirs)["step"])
+            return Difference(step, tuple(keys), ours, theirs, before)
         before = ours
-    if len(first) == len(second):
-        return None
-    common = min(len(first), len(second))
-    ours_next = first[common] if common < len(first) else None
-    theirs_next = second[common] if common < len(second) else None
-    goes_on = ours_next or theirs_next or {}
-    return Difference(int(goes_on["step"]), (), ours_next, theirs_next, before)
+    return None
 
 
 def one_step(line: Line) -> Iterator[str]:
@@ -146,14 +142,7 @@ def show_difference(
         sides: what the two traces are called.
     """
     if as_json:
-        row: dict[str, Any] = {
-            "equal": False,
-            "step": difference.step,
-            "keys": list(difference.keys),
-            "first": difference.first,
-            "second": difference.second,
-            "before": difference.before,
-        }
+        row = {"equal": False, **asdict(difference)}
         echo(json.dumps({"scenario": name, **row} if name else row))
         return
     where = f" of {name}" if name else ""

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -16,7 +15,6 @@ from paged_core.engine.driver import IDLE_SECONDS
 from paged_core.engine.engine import Engine
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.request import FinishReason, Request
-from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.decisions.trace import TraceLines
@@ -221,14 +219,7 @@ class ReplayRun:
             deadline = start + written.deadline
         if written is not None and self._timeline.begins(0) is not None:
             delay = _TIE_SECONDS * self._scenario.numbers[written.id]
-        sampling = _sampling(arrival.request.n, arrival.request.output)
-        return arrival.asked(start, sampling=sampling, deadline=deadline, delay=delay)
-
-
-@cache
-def _sampling(n: int, output: int) -> SamplingParams:
-    """Greedy, also of several sequences: what they draw is the executor's to say."""
-    return SamplingParams(n=n, max_tokens=output, ignore_eos=True)
+        return arrival.asked(start, deadline=deadline, delay=delay)
 
 
 class Timeline(ABC):

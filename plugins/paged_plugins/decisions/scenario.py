@@ -20,9 +20,8 @@ from pydantic import (
 )
 
 from paged_core.errors import SettingsError
-from paged_core.settings.documents import parse_json, parse_yaml
 from paged_plugins.decisions.trace import trace_problem
-from paged_plugins.files import mistakes, read_file
+from paged_plugins.files import mistakes, read_document
 from paged_plugins.workloads.amount import SpecModel
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.request import WorkloadRequest, linked
@@ -107,7 +106,8 @@ class ScenarioRequest(WrittenRequest):
         """Return what it asks, as the ``number``-th request of a replay."""
         own = prompt_ranges(self.prompt, FIRST_OWN_ID)
         if isinstance(self.prompt, int):
-            own = [_own_ids(number, self.prompt)]
+            first = (number + 1) * IDS_PER_REQUEST  # no other request has these
+            own = [range(first, first + self.prompt)]
         return self.written(
             *prefixes.get(self.prefix or "", ()),
             *own,
@@ -156,12 +156,13 @@ class Scenario(SpecModel):
         Those written for a step have no time yet, and the deadlines of written ones, which count
         from the start, are not in them.
         """
-        prefixes = {
-            name: (_prefix_ids(number, prompt),)
-            if isinstance(prompt, int)
-            else tuple(prompt_ranges(prompt, FIRST_OWN_ID))
-            for number, (name, prompt) in enumerate(self.prefixes.items())
-        }
+        prefixes = {}
+        for number, (name, prompt) in enumerate(self.prefixes.items()):
+            ranges = prompt_ranges(prompt, FIRST_OWN_ID)
+            if isinstance(prompt, int):
+                first = _FIRST_PREFIX_ID + number * IDS_PER_REQUEST
+                ranges = [range(first, first + prompt)]
+            prefixes[name] = tuple(ranges)
         own = linked(
             (each.asked(number, prefixes), each.follows)
             for number, each in enumerate(self.requests)
@@ -249,18 +250,6 @@ class Scenario(SpecModel):
             )
 
 
-def _own_ids(number: int, length: int) -> range:
-    """Return the token ids of a prompt given by its length, which no other request has."""
-    first = (number + 1) * IDS_PER_REQUEST
-    return range(first, first + length)
-
-
-def _prefix_ids(number: int, length: int) -> range:
-    """Return the token ids of the ``number``-th prefix that has a name."""
-    first = _FIRST_PREFIX_ID + number * IDS_PER_REQUEST
-    return range(first, first + length)
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """A scenario and, if it was recorded, its expected trace."""
@@ -276,7 +265,9 @@ def read_case(path: Path) -> Case:
     Raises:
         SettingsError: the file is missing, broken, or not a scenario; the message says where.
     """
-    content = _read_mapping(path)
+    content = read_document(path, MAX_FILE_SIZE)
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} must hold a mapping with the keys of a scenario")
     trace = None
     if "scenario" in content:
         trace = content.get("trace")
@@ -305,17 +296,3 @@ def find_cases(paths: Iterable[Path]) -> list[Path]:
             raise SettingsError(f"{path} has no scenario in it: no {', '.join(_SUFFIXES)} file")
         found += inside
     return found
-
-
-def _read_mapping(path: Path) -> Mapping[str, Any]:
-    text = read_file(path, MAX_FILE_SIZE)
-    try:
-        is_json = path.suffix == ".json"
-        content = parse_json(text) if is_json else parse_yaml(text, MAX_FILE_SIZE)[0]
-    except ValueError as error:
-        line = getattr(error, "line", None)
-        where = f", line {line}," if line else ""
-        raise SettingsError(f"{path}{where} cannot be parsed: {error}") from None
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} must hold a mapping with the keys of a scenario")
-    return content

@@ -151,14 +151,17 @@ def _escaped(text: str, *, quotes: bool = True) -> str:
 
 
 class EngineInstruments:
-    """Instruments of queues, cache and steps; iterating yields all of them.
+    """Instruments of queues, cache, steps and requests; iterating yields all of them.
 
     Those of vLLM that concern what this engine does not have (adapters, speculation, transfer
     between engines, several engines in one) are left out. ``paged_core:`` begins the names of those
     that vLLM does not have.
+
+    Args:
+        max_model_len: tokens; histograms of lengths end there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_model_len: int) -> None:
         self.num_requests_running = Gauge(
             "vllm:num_requests_running", "Requests that hold blocks and are computed in steps."
         )
@@ -187,18 +190,6 @@ class EngineInstruments:
             "vllm:iteration_tokens_total", "Tokens computed in a step.", _STEP_TOKENS
         )
 
-    def __iter__(self) -> Iterator[Instrument]:
-        return iter(vars(self).values())
-
-
-class RequestInstruments:
-    """Instruments of requests; iterating yields all of them.
-
-    Args:
-        max_model_len: tokens; histograms of lengths end there.
-    """
-
-    def __init__(self, max_model_len: int) -> None:
         lengths = length_bounds(max_model_len)
         self.request_success = Counter(
             "vllm:request_success", "Requests that ended.", label="finished_reason"

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from paged_core.engine.contexts import ObserverContext
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.files import open_file
-from paged_plugins.metrics.instruments import (
-    EngineInstruments,
-    Instrument,
-    RequestInstruments,
-    exposition,
-)
+from paged_plugins.metrics.instruments import EngineInstruments, exposition
 from paged_plugins.metrics.plugin import MetricsSettings
 
 _LONGEST = 10_000_000
@@ -54,8 +48,7 @@ class Metrics(Observer):
 
     def __init__(self, options: MetricsSettings, context: ObserverContext, /) -> None:
         settings = context.settings
-        self._engine = EngineInstruments()
-        self._requests = RequestInstruments(settings.max_model_len or _LONGEST)
+        self._counts = EngineInstruments(settings.max_model_len or _LONGEST)
         self.labels = {"model_name": settings.model, "engine": "0"}
         self._num_blocks = context.num_blocks
         self._live: dict[str, _Progress] = {}
@@ -66,14 +59,14 @@ class Metrics(Observer):
     def snapshot(self) -> dict[str, Any]:
         """Return every value by its name: numbers; by label, numbers; of histograms, mappings with
         ``count``, ``sum`` and ``buckets``."""
-        return {each.name: each.snapshot() for each in self._instruments()}
+        return {each.name: each.snapshot() for each in self._counts}
 
     def text(self) -> str:
         """Return every value in Prometheus' text format."""
-        return exposition(self._instruments(), self.labels)
+        return exposition(self._counts, self.labels)
 
     def on_step(self, step: StepRecord, /) -> None:
-        counts, queues = self._engine, step.queues
+        counts, queues = self._counts, step.queues
         live = self._live
         self._advance((live[name] for name in step.scheduled if name in live), step.ended)
         if step.scheduled:
@@ -85,10 +78,10 @@ class Metrics(Observer):
         counts.kv_cache_usage.set(1 - step.free_blocks / self._num_blocks)
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        counts = self._engine
+        counts = self._counts
         if event == "added":
             self._live[group.id] = _Progress(group, len(group.request.prompt))
-            self._requests.added(group)
+            counts.added(group)
         elif event == "admitted" and not group.num_preemptions:
             counts.prefix_cache_queries.add(len(group.request.prompt))
             counts.prefix_cache_hits.add(group.num_cached or 0)
@@ -102,12 +95,9 @@ class Metrics(Observer):
             with open_file(self._path, "metrics.path") as file:
                 file.write(self.text())
 
-    def _instruments(self) -> Iterator[Instrument]:
-        return chain(self._engine, self._requests)
-
     def _advance(self, advanced: Iterable[_Progress], now: float) -> None:
         """Count the tokens that requests have gained, which were there at ``now``."""
-        engine, requests, total = self._engine, self._requests, 0
+        counts, total = self._counts, 0
         gained_since: dict[float, int] = {}
         for progress in advanced:
             num_tokens = progress.count()
@@ -118,17 +108,17 @@ class Metrics(Observer):
                 last_at = progress.last_at
                 gained_since[last_at] = gained_since.get(last_at, 0) + gained
             else:
-                engine.prompt_tokens.add(progress.num_prompt)
-                requests.time_to_first_token.observe(now - progress.group.arrival)
+                counts.prompt_tokens.add(progress.num_prompt)
+                counts.time_to_first_token.observe(now - progress.group.arrival)
             total += gained
             progress.num_tokens, progress.last_at = num_tokens, now
         for last_at, gained in gained_since.items():
-            requests.inter_token_latency.observe(now - last_at, gained)
-        engine.generation_tokens.add(total)
+            counts.inter_token_latency.observe(now - last_at, gained)
+        counts.generation_tokens.add(total)
 
     def _finish(self, progress: _Progress) -> None:
         """Count a request that has ended, whatever it has got to."""
         ended = progress.group.finished_at
         assert ended is not None
         self._advance([progress], ended)
-        self._requests.ended(progress.group, ended, progress.num_tokens)
+        self._counts.ended(progress.group, ended, progress.num_tokens)

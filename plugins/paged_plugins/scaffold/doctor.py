@@ -9,12 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_json, print_table
+from paged_core.cli.output import print_table
 from paged_core.plugins.component import Component, load
 from paged_core.plugins.registry import Registry
 from paged_core.settings.environment import cache_dir
-from paged_plugins.command_options import JsonFile
-from paged_plugins.files import write_json
+from paged_plugins.command_options import JsonFile, report
 from paged_plugins.machine import describe
 
 
@@ -27,35 +26,31 @@ def command(
 
     Of a component that cannot, it says why, and which command would change that, if one would.
     """
-    machine = describe() | {"cache_dir": str(cache_dir(given.environ))}
-    components = _components(given.registry)
-    broken = [
-        {"name": p.name, "distribution": p.distribution, "version": p.version, "reason": p.reason}
-        for p in given.registry.plugins
-        if p.status == "broken"
-    ]
     found = {
-        "machine": machine,
-        "components": components,
-        "broken_plugins": broken,
+        "machine": describe() | {"cache_dir": str(cache_dir(given.environ))},
+        "components": _components(given.registry),
+        "broken_plugins": [
+            {key: getattr(plugin, key) for key in ("name", "distribution", "version", "reason")}
+            for plugin in given.registry.plugins
+            if plugin.status == "broken"
+        ],
         "conflicts": list(given.registry.conflicts.values()),
     }
-    if output is not None:
-        write_json(output, found)
-    if as_json:
-        print_json(found)
-        return
-    print_table("Machine", ("what", "value"), _flat(machine))
+    report(found, output, as_json, _print)
+
+
+def _print(found: dict[str, Any]) -> None:
+    print_table("Machine", ("what", "value"), _flat(found["machine"]))
     print_table(
         "Components",
         ("slot", "name", "can serve here"),
-        [(c["slot"], c["name"], _answer(c["reason"], c["details"])) for c in components],
+        [(c["slot"], c["name"], _answer(c["reason"], c["details"])) for c in found["components"]],
     )
-    _print_remedies(components)
-    for plugin in broken:
+    _print_remedies(found["components"])
+    for plugin in found["broken_plugins"]:
         message = f"plugin {plugin['name']!r} ({plugin['distribution']} {plugin['version']})"
         typer.echo(f"warning: {message} is broken: {plugin['reason']}", err=True)
-    for message in given.registry.conflicts.values():
+    for message in found["conflicts"]:
         typer.echo(f"warning: {message}", err=True)
 
 

@@ -27,7 +27,6 @@ _NORMAL = NormalDist()
 MOST = 10_000_000
 """Largest amount; a larger one is taken for a typing error."""
 _MOST_RANKS = 100_000
-_NORMAL = NormalDist()
 
 
 class SpecModel(BaseModel):

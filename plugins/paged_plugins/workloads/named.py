@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_core.errors import SettingsError
-from paged_core.settings.documents import parse_yaml, read_text
+from paged_plugins.files import read_document
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
 
 _YAML = (".yaml", ".yml")
@@ -128,20 +128,7 @@ def workload_spec(name_or_path: str) -> WorkloadSpec:
             f"no workload is called {name_or_path!r:.80}, and there is no such file; there are "
             f"{', '.join(_DEFINITIONS)}"
         )
-    if path.suffix in _YAML:
-        return _read(path)
-    return parse_spec({"name": path.stem, "trace": str(path)}, str(path))
-
-
-def _read(path: Path) -> WorkloadSpec:
-    try:
-        values, _ = parse_yaml(read_text(path))
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        line = getattr(error, "line", None)
-        where = f", line {line}," if line else ""
-        raise SettingsError(f"{path}{where} cannot be parsed: {error}") from None
+    values = read_document(path) if path.suffix in _YAML else {"trace": str(path)}
     if isinstance(values, dict):
         values = {"name": path.stem, **values}
     return parse_spec(values, str(path))

@@ -72,11 +72,12 @@ class WorkloadSpec(RequestClass):
         """
         if self.trace:
             return TraceWorkload(self.name, self.trace, self.requests, self.arrivals, count_tokens)
+        own = {key: getattr(self, key) for key in RequestClass.model_fields}
         return DrawnWorkload(
             self.name,
             self.requests or DEFAULT_REQUESTS,
             self.arrivals or AtOnce(),
-            self.mix or (MixedClass.model_construct(**self._class_values()),),
+            self.mix or (MixedClass.model_construct(**own),),
             count_tokens,
         )
 
@@ -96,9 +97,6 @@ class WorkloadSpec(RequestClass):
             TraceError: a trace cannot be read, or its format is unknown.
         """
         return any(trace.has_text() for trace in self.traces())
-
-    def _class_values(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in RequestClass.model_fields}
 
     def written(self) -> dict[str, Any]:
         """Return it as a mapping of plain values, which reads back as an equal specification.

@@ -27,7 +27,7 @@ CHARACTERS_PER_TOKEN = 4
 
 
 class TraceError(SettingsError):
-    """A file of requests is broken; the message names the file and the line.
+    """A file is broken; the message names the file and the line.
 
     It can be pickled: a run may be in another process.
     """
@@ -53,33 +53,36 @@ def check_file(path: Path) -> None:
         raise TraceError(path, None, f"it cannot be read: {error.strerror}") from None
 
 
-def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+def text_lines(path: Path, most: int | None = None) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, each with its number from 1.
+
+    Args:
+        most: bytes of a line; ``None``: ``MAX_LINE``.
 
     Raises:
         TraceError: the file cannot be read, or a line is too long or no text.
     """
-    check_file(path)
+    most = most or MAX_LINE
     try:
         with path.open("rb") as file:
             number = 0
-            while line := file.readline(MAX_LINE + 1):
+            while line := file.readline(most + 1):
                 number += 1
-                if len(line) > MAX_LINE:
-                    raise TraceError(path, number, f"it is longer than {MAX_LINE:,} bytes")
+                if len(line) > most:
+                    raise TraceError(path, number, f"it is longer than {most:,} bytes")
                 if text := _decoded(path, number, line):
                     yield number, text
     except OSError as error:
         raise TraceError(path, None, f"it cannot be read: {error.strerror}") from None
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSONL file, each with the number of its line.
+def json_lines(path: Path, most: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a JSONL file, each with the number of its line; as :func:`text_lines`.
 
     Raises:
-        TraceError: as :func:`text_lines`, or a line is no JSON object.
+        TraceError: as there, or a line is no JSON object.
     """
-    for number, text in text_lines(path):
+    for number, text in text_lines(path, most):
         try:
             value = parse_json(text)
         except ValueError as error:
@@ -173,7 +176,6 @@ def array_items(path: Path) -> Iterator[Any]:
     Raises:
         TraceError: the file cannot be read, holds no array, or an element is broken or too long.
     """
-    check_file(path)
     try:
         with path.open(encoding="utf-8-sig") as file:
             yield from _Elements(path, file)
