@@ -97,7 +97,7 @@ class KernelOps(TorchOps):
         return KernelNorm(
             weight_E.clone(),
             None,
-            lambda rows, weight, _: kernels.rms_norm(rows, weight, eps, None, offset),
+            lambda rows, weight, _: kernels.rms_norm(rows, weight, eps, offset),
         )
 
     def layer_norm(
