@@ -115,9 +115,10 @@ def repeated(work: Callable[[], Any], device: str) -> Callable[[], Any]:
     return replay
 
 
-def check_capture(scene: Scene, *batches: Sequence[int]) -> None:
+def check_capture(scene: Scene, *batches: Sequence[int], longest: int = 0) -> None:
     """Capture a decode step of rows that have no sequence; replay it with these sequences of the
-    scene in their rows. The other rows write nothing and disturb none."""
+    scene in their rows. The other rows write nothing and disturb none. ``longest``: what the
+    capture says of lengths, if that is more than the block tables have room for."""
     backend: Any = scene.backend
     assert isinstance(backend, SupportsGraphCapture)
     members, layer = range(len(scene.chunks)), scene.layer
@@ -130,7 +131,7 @@ def check_capture(scene: Scene, *batches: Sequence[int]) -> None:
         block_tables=torch.zeros_like(whole.block_tables),
         seq_lens_host=np.zeros_like(whole.seq_lens_host),
         block_tables_host=np.zeros_like(whole.block_tables_host),
-        max_seq_len=whole.block_tables.shape[1] * layer.block_size,
+        max_seq_len=max(longest, whole.block_tables.shape[1] * layer.block_size),
     )
     rows = scene.inputs(members)
     plan, bound = backend.plan_capture(held), backend.bind(layer, scene.cache)
