@@ -15,6 +15,7 @@ from paged_core.errors import SettingsError
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.lab.runs.work_count import WatchedExecutor
 from unit.lab_runs import REGISTRY, simulated
 
 
@@ -125,3 +126,40 @@ def test_a_simulation_imports_no_torch() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_repeated_batches_are_counted_like_all_others(preemption: str, ahead: bool) -> None:
+    one = engine(
+        num_blocks=16,
+        num_host_blocks=24,
+        preemption=preemption,
+        scheduler="prefill_or_decode" if preemption == "swap" else "token_budget",
+        async_scheduling=ahead,
+    )
+    expected: list[StepWork] = []
+    found: list[StepWork] = []
+    simulated_executor: Any = one.executor
+    simulated_executor.watch = found.append
+    watched = WatchedExecutor(simulated_executor)
+    watched.watch = expected.append
+    one.executor = watched
+    asked = [{}, {"n": 2, "temperature": 1.0}, {"beam_width": 2, "temperature": 0.0}, {}, {}]
+    groups = []
+    for number, sampling in enumerate(asked * 2):
+        length = 3 + 5 * number % 11
+        sampling = {"max_tokens": 9 + 7 * number % 9, "ignore_eos": True, **sampling}
+        prompt = tuple(range(100 * number, 100 * number + length))
+        request = Request(id=str(number), prompt=prompt, sampling=SamplingParams(**sampling))
+        groups.append(one.add(request))
+        for _ in range(number // 3):
+            one.step()
+    while one.has_unfinished:
+        one.step()
+    assert one.metrics.num_preemptions
+    for work in (*expected, *found):
+        work.after_idle = 0
+    assert found == expected
+    drawn = [s.tokens for g in groups if g.request.sampling.n == 1 for s in g.sequences]
+    assert all(len(set(tokens)) == len(tokens) for tokens in drawn)

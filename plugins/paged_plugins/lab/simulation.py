@@ -38,6 +38,11 @@ class Answers:
         self._special: dict[SeqId, int] = {}
         """Sequences that do not just draw a token, and how many tokens they draw next."""
 
+    @property
+    def are_plain(self) -> bool:
+        """Whether each sequence draws one token and nothing more."""
+        return not self._special
+
     def learn(self, step: StepInput) -> None:
         """Forget and add the sequences that a step removes and adds."""
         for seq_id in step.removed:
@@ -51,7 +56,7 @@ class Answers:
     def sample(self, complete: Sequence[CountedSequence]) -> StepResult:
         """Draw a token for each sequence, or several where it fans out, or candidates of a beam."""
         first = self._first
-        if not self._special:
+        if self.are_plain:
             ids = [sequence.id for sequence in complete]
             tokens = [first[sequence.id] + sequence.num_computed for sequence in complete]
             return StepResult(sequence_ids=ids, token_ids=tokens)
@@ -128,6 +133,56 @@ def _refusal(sampling: SamplingParams) -> str | None:
     return None
 
 
+class SteadyBatch:
+    """The steps that repeat one batch: each sequence computes one more token and draws the next.
+
+    What such a step computes and draws follows from the step before, without a look at every
+    sequence; most steps of a simulation are of this kind. The counts of the sequences stand still
+    meanwhile: :meth:`settle` makes up for it.
+
+    Args:
+        sequences: of the batch, in order, each with all of its tokens computed.
+        sampled: the step before sampled these tokens, one for each sequence, and nothing else.
+    """
+
+    def __init__(self, sequences: Sequence[CountedSequence], sampled: StepResult) -> None:
+        self._sequences = sequences
+        self._ids, self._tokens = sampled.sequence_ids, sampled.token_ids
+        self._ones = [1] * len(sequences)
+        self._context = sum(sequence.num_computed for sequence in sequences)
+        self._num_steps = 0
+
+    def repeats(self, step: StepInput) -> bool:
+        """Whether ``step`` is another one of this batch."""
+        return (
+            step.sequence_ids == self._ids
+            and step.num_tokens == self._ones
+            and not step.added
+            and not step.removed
+        )
+
+    def next(self, step: StepInput) -> tuple[StepWork, StepResult]:
+        """Return the work in a step that repeats the batch, and what it draws."""
+        count = len(self._ones)
+        work = StepWork(
+            decode_sequences=count,
+            decode_context=self._context,
+            sampled_rows=count,
+            copied_blocks=len(step.copy_sources),
+            swapped_blocks=len(step.swap_out_sources) + len(step.swap_in_sources),
+        )
+        self._num_steps += 1
+        self._context += count
+        self._tokens = [token + 1 for token in self._tokens]
+        return work, StepResult(sequence_ids=self._ids, token_ids=self._tokens)
+
+    def settle(self) -> None:
+        """Count what the repeated steps computed; the batch repeats no longer."""
+        for sequence in self._sequences:
+            sequence.num_computed += self._num_steps
+            sequence.num_tokens += self._num_steps
+
+
 MAX_BLOCKS = 4_000_000
 """Blocks that a block allocator keeps account of without a model, at most."""
 _NUM_TOKENS = 65_536
@@ -164,6 +219,8 @@ class SimulatedExecutor(Executor):
         self.clock: Clock = context.clock if isinstance(context.clock, Clock) else VirtualClock()
         self._count = WorkCount()
         self._answers = Answers()
+        self._steady: SteadyBatch | None = None
+        """The last step, if the next one may repeat it."""
         self._ends = 0.0
         """When the last step that was submitted ends."""
         self.watch: Callable[[StepWork], None] = lambda work: None
@@ -189,9 +246,7 @@ class SimulatedExecutor(Executor):
         )
 
     def submit(self, step: StepInput, /) -> Any:
-        self._answers.learn(step)
-        work, complete = self._count.take(step)
-        result = self._answers.sample(complete)
+        work, result = self._run(step)
         now = self.clock()
         work.after_idle = int(now - self._ends > IDLE_SECONDS)
         seconds = self.cost_model.seconds(work)
@@ -204,6 +259,21 @@ class SimulatedExecutor(Executor):
         self._ends = max(now, self._ends) + seconds
         return work, result, self._ends
 
+    def _run(self, step: StepInput) -> tuple[StepWork, StepResult]:
+        """Return the work in a step and what it draws."""
+        if self._steady is not None:
+            if self._steady.repeats(step):
+                return self._steady.next(step)
+            self._steady.settle()
+            self._steady = None
+        self._answers.learn(step)
+        work, complete = self._count.take(step)
+        is_plain = self._answers.are_plain
+        result = self._answers.sample(complete)
+        if is_plain and len(complete) == len(step.sequence_ids):
+            self._steady = SteadyBatch(complete, result)
+        return work, result
+
     def collect(self, handle: Any, /) -> StepResult:
         work, result, ends = handle
         now = self.clock()
@@ -215,3 +285,4 @@ class SimulatedExecutor(Executor):
     def close(self) -> None:
         self._count.clear()
         self._answers.clear()
+        self._steady = None
