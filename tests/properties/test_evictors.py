@@ -62,7 +62,7 @@ def hits(
             gone = next(page for page in blocks if blocks[page] == block)
             del blocks[gone]
             blocks[page] = block
-        cached = infos[page].cached if found[-1] else now
+        cached = infos[page].cache_order if found[-1] else now
         infos[page] = BlockInfo(4, num_hits, now, cached, hash((page,)), now)
         evictor.add(blocks[page], infos[page])
     return found

@@ -132,9 +132,8 @@ def step_cost(
     )
     registry = REGISTRY.extended(NULL_EXECUTOR, plugin="test_cost")
     given = SettingsArgs(registry=registry, config=None, options=(), environ={})
-    engine = state.build(
-        given, scheduler=scheduler, queue_order=queue_order, block_allocator="hash_cached"
-    )
+    chosen = {"scheduler": scheduler, "queue_order": queue_order, "block_allocator": "hash_cached"}
+    engine = state.build(given, chosen)
     for _ in range(2):
         engine.step()
 

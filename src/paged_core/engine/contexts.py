@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from paged_core.cache.kv_cache import KVCache
-from paged_core.cache.lookup_oracle import LookupOracle
-from paged_core.engine.preemptor import Preemptor
 from paged_core.errors import PagedCoreError, PluginError, SettingsError, UnsupportedModel
-from paged_core.interfaces.attention import AttentionBackend
-from paged_core.interfaces.evictor import Evictor
-from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.preemption import Preemption
-from paged_core.interfaces.queue_order import QueueOrder
-from paged_core.interfaces.runner import Runner
-from paged_core.interfaces.victim import Victim
 from paged_core.log import get_logger
-from paged_core.plugins.component import ComponentSettings
-from paged_core.plugins.registry import Registry
-from paged_core.settings.schema import EngineSettings
+
+if TYPE_CHECKING:  # listing components imports this, and is to be quick
+    from paged_core.cache.kv_cache import KVCache
+    from paged_core.cache.lookup_oracle import LookupOracle
+    from paged_core.engine.preemptor import Preemptor
+    from paged_core.interfaces.attention import AttentionBackend
+    from paged_core.interfaces.evictor import Evictor
+    from paged_core.interfaces.layer import LayerSpec
+    from paged_core.interfaces.preemption import Preemption
+    from paged_core.interfaces.queue_order import QueueOrder
+    from paged_core.interfaces.runner import Runner
+    from paged_core.interfaces.victim import Victim
+    from paged_core.plugins.component import ComponentSettings
+    from paged_core.plugins.registry import Registry
+    from paged_core.settings.schema import EngineSettings
 
 _log = get_logger()
 

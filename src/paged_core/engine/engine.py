@@ -465,8 +465,7 @@ class Engine:
 
     def _take_back(self, group: SequenceGroup) -> None:
         """Forget a request that could not be added whole; the scheduler may hold it already."""
-        self._requests.finish(group, FinishReason.ABORT)
-        self._requests.remove(group, self.clock())
+        self._requests.forget(group)
         with self._recovering():
             queues = self.scheduler.queues()
             if group in (*queues.running, *queues.waiting, *queues.swapped):

@@ -93,6 +93,13 @@ class LiveRequests:
             if known is not None and len(known) < len(group.request.prompt):
                 group.prompt_logprobs = None  # its prompt starts again
 
+    def forget(self, group: SequenceGroup) -> None:
+        """Forget a group that could not be added whole; it holds no blocks yet."""
+        self.groups.pop(group.id, None)
+        for sequence in group.sequences:
+            self._sequences.pop(sequence.id, None)
+        self._beams.end(group)
+
     # ------------------------------------------------------------------ results
 
     def expect(self, step: PlannedStep) -> None:
