@@ -116,11 +116,14 @@ PARTS = {
         "engine/planner.py engine/planner_rules.py engine/quanta.py",
         610,
     ),
-    "the command and the contracts": ("cli/ interfaces/ testing.py", 2250),
+    "the command, the contracts and their contexts": (
+        "cli/ interfaces/ engine/contexts.py testing.py",
+        2250,
+    ),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 3010
+ENGINE_LINES = 3030
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:
