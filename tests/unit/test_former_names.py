@@ -23,6 +23,7 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import settings_class
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
 from paged_testing import registry_with
+from unit.block_tables import make_cache, make_group
 
 PUBLIC = {
     "paged_core.block_key": ["BlockKey"],
@@ -74,6 +75,12 @@ def test_a_class_has_its_former_name_where_it_was(module: str) -> None:
 def test_fields_have_their_former_names() -> None:
     assert PrefixHit([BlockId(1)], num_committed=1).num_settled == 1
     assert BlockInfo(1, 2, 3, cache_order=4).published == 4
+    cache = make_cache(block_size=4)
+    cache.admit(make_group(8).live[0], 8)
+    found = [
+        len(cache.lookup(make_group(9).live[0], 8, settled=only).blocks) for only in (False, True)
+    ]
+    assert found == [2, 0], "this step is to fill them"
 
 
 _FORMER_METHODS = {"cache": "publish", "uncache": "retract"}

@@ -150,7 +150,10 @@ def test_what_is_not_finite_spoils_its_row_alone(
     sound = kernels.linear(x, packed)
     x[3, 199] = spoiled
     found = kernels.linear(x, packed)
-    assert found[3].isnan().all()
+    if dtype is torch.bfloat16 and kernels.quantized_products == "widened":
+        assert not found[3].isfinite().any()  # an infinite number times a code is infinite
+    else:
+        assert found[3].isnan().all()
     keep = [0, 1, 2, 4, 5, 6]
     assert torch.equal(found[keep], sound[keep])
 

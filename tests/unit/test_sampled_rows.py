@@ -26,7 +26,7 @@ from unit.sampled_rows import (
 @cache
 def ways() -> dict[str, RandomSample]:
     """How samplers draw at random, by name."""
-    kernels = {name: kernel_random_sample(found.draw) for name, found in loadable().items()}
+    kernels = {name: kernel_random_sample(found.sample) for name, found in loadable().items()}
     return {"torch": random_sample, **kernels}
 
 

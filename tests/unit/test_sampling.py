@@ -37,7 +37,7 @@ ways: list[RandomSample] = [random_sample]
 def _every_way_to_sample(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run everything here with each of them."""
     name = request.param
-    ways.append(random_sample if name == "torch" else kernel_random_sample(load(name).draw))
+    ways.append(random_sample if name == "torch" else kernel_random_sample(load(name).sample))
     yield
     ways.pop()
 

@@ -169,7 +169,7 @@ class SteadyState:
     prefix.
 
     What is measured is the processor time of ``Engine.step()`` over an executor that does nothing:
-    scheduling, allocating and publishing blocks, building the step input, appending tokens,
+    scheduling, allocating and caching blocks, building the step input, appending tokens,
     checking stop conditions. Filling the engine is not measured. Python's garbage collector is on,
     as it is for users, and its time within a repeat counts; the garbage of building the engine is
     collected before. A full collection is rare and visits every object in the process: a repeat

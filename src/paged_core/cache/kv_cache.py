@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence, Set
-from dataclasses import dataclass
 
 from paged_core.cache.changes import CacheChanges
-from paged_core.cache.prefix_cache import PrefixCache
+from paged_core.cache.prefix_cache import PrefixCache, PrefixHit
 from paged_core.checked.allocator import CheckedAllocator
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """What the prefix cache has for the leading tokens of a sequence."""
-
-    blocks: Sequence[BlockId] = ()
-    """Blocks that hold them; nothing is referenced yet."""
-    num_committed: int = 0
-    """Leading blocks that an earlier step filled; the rest is filled in this one."""
-    num_idle: int = 0
-    """Unreferenced ones among the blocks: sharing them takes them from the free ones."""
-
-    @property
-    def num_settled(self) -> int:
-        """:attr:`num_committed`, by its name in 0.1."""
-        return self.num_committed
+__all__ = ["KVCache", "PrefixHit"]
 
 
 class KVCache:
@@ -173,20 +157,25 @@ class KVCache:
     # ------------------------------------------------------------------ allocating
 
     def lookup(
-        self, sequence: SequenceState, num_tokens: int, *, committed: bool = False
+        self,
+        sequence: SequenceState,
+        num_tokens: int,
+        *,
+        committed: bool = False,
+        settled: bool = False,
     ) -> PrefixHit:
         """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
 
-        With ``committed``, only those that an earlier step filled. Nothing is referenced: hand the
-        result, or part of it, to :meth:`admit` before the next change. A sequence that shares
-        blocks that are not committed relies on the chunk that fills them: after that, no group in
-        this step's batch may be preempted.
+        With ``committed`` (``settled`` in 0.1), only those that an earlier step filled. Nothing is
+        referenced: hand the result, or part of it, to :meth:`admit` before the next change. A
+        sequence that shares blocks that are not committed relies on the chunk that fills them:
+        after that, no group in this step's batch may be preempted.
         """
         if not _may_share(sequence.group):
             return PrefixHit()
         blocks = self._prefix_cache.look_up(sequence, num_tokens // self.block_size)
         num_committed = self._prefix_cache.num_committed(blocks)
-        if committed:
+        if committed or settled:
             blocks = blocks[:num_committed]
         return PrefixHit(blocks, num_committed, self._num_idle(blocks))
 

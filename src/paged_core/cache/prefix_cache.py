@@ -13,6 +13,23 @@ from paged_core.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What the prefix cache has for the leading tokens of a sequence."""
+
+    blocks: Sequence[BlockId] = ()
+    """Blocks that hold them; nothing is referenced yet."""
+    num_committed: int = 0
+    """Leading blocks that an earlier step filled; the rest is filled in this one."""
+    num_idle: int = 0
+    """Unreferenced ones among the blocks: sharing them takes them from the free ones."""
+
+    @property
+    def num_settled(self) -> int:
+        """:attr:`num_committed`, by its name in 0.1."""
+        return self.num_committed
+
+
+@dataclass(frozen=True, slots=True)
 class Merge:
     """A sequence shares an equal block and not its own, which is kept until the step is planned.
 
