@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from paged_core.checked.allocator import with_prefix_cache
 from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, BlockKey
@@ -60,7 +61,7 @@ class AllocatorCases(ComponentConformance):
             )
         )
         assert isinstance(made, BlockAllocator)
-        return made
+        return with_prefix_cache(made)
 
     # ------------------------------------------------------------------ blocks
 

@@ -111,20 +111,20 @@ class ExecutorConformance(ComponentConformance):
 
     # ------------------------------------------------------------------ driven step by step
 
-    def drawn(self, *steps: Mapping[str, Any], **values: Any) -> list[StepResult]:
+    def sampled(self, *steps: Mapping[str, Any], **values: Any) -> list[StepResult]:
         """The results of steps, each the arguments of :func:`run`, in an engine of their own."""
         with self.engine(**values) as engine:
             return [run(engine.executor, number, **step) for number, step in enumerate(steps)]
 
     def test_samples_when_the_last_prompt_token_is_computed_and_not_before(self) -> None:
-        early, last, more = self.drawn(FIRST, LAST, {"batch": [(0, 1)]})
+        early, last, more = self.sampled(FIRST, LAST, {"batch": [(0, 1)]})
         assert (early.sequence_ids, early.token_ids) == ([], [])
         for result in (last, more):
             assert (result.sequence_ids, len(result.token_ids)) == ([0], 1)
 
     def test_returns_results_in_the_order_of_the_batch(self) -> None:
         added = [new_sequence(number, 4 + number) for number in range(3)]
-        first, turned = self.drawn(
+        first, turned = self.sampled(
             {"batch": [(0, 4), (1, 5), (2, 6)], "added": added},
             {"batch": [(2, 1), (0, 1), (1, 1)]},
         )
@@ -133,12 +133,12 @@ class ExecutorConformance(ComponentConformance):
         alone = []
         for number, new in enumerate(added):
             whole = {"batch": [(number, len(new.tokens))], "added": [new]}
-            alone.append(self.drawn(whole, {"batch": [(number, 1)]})[1].token_ids[0])
+            alone.append(self.sampled(whole, {"batch": [(number, 1)]})[1].token_ids[0])
         assert turned.token_ids == [alone[2], alone[0], alone[1]]
 
     def test_samples_a_token_for_each_sequence_of_a_fan_out(self) -> None:
         new = replace(new_sequence(0, 5), fan_out=3)
-        result, after = self.drawn({"batch": [(0, 5)], "added": [new]}, {"batch": [(0, 1)]})
+        result, after = self.sampled({"batch": [(0, 5)], "added": [new]}, {"batch": [(0, 1)]})
         assert result.sequence_ids == [0, 0, 0]
         assert len(result.token_ids) == 3
         assert after.sequence_ids == [0]
@@ -163,7 +163,7 @@ class ExecutorConformance(ComponentConformance):
             assert list(again) == list(cached)
 
     def test_a_removed_sequence_can_be_added_again(self) -> None:
-        once, again = self.drawn(
+        once, again = self.sampled(
             WHOLE, {"batch": [(0, 5)], "added": [new_sequence(0, 5, 8)], "removed": [0]}
         )
         assert (again.sequence_ids, again.token_ids) == ([0], once.token_ids)
@@ -177,7 +177,7 @@ class ExecutorConformance(ComponentConformance):
             **edited((0, 0, 21)),
         }
         plain, turned = (
-            self.drawn(FIRST, {**LAST, **changes}, **WITH_HOST)[1].token_ids
+            self.sampled(FIRST, {**LAST, **changes}, **WITH_HOST)[1].token_ids
             for changes in ({}, moves)
         )
         assert turned == plain
@@ -192,57 +192,57 @@ class ExecutorConformance(ComponentConformance):
         both = {"batch": [(0, 3), (1, 3)], "added": [new_sequence(0, 5), new_sequence(1, 7)]}
         circle = {**moved("copy", {0: 4, 4: 0}), **edited((0, 0, 4), (1, 0, 0))}
         plain, turned = (
-            self.drawn(both, {"batch": [(0, 2), (1, 4)], **changes}, num_blocks=32)[1].token_ids
+            self.sampled(both, {"batch": [(0, 2), (1, 4)], **changes}, num_blocks=32)[1].token_ids
             for changes in ({}, circle)
         )
-        assert turned == plain, f"with two blocks exchanged it draws {turned}, else {plain}"
+        assert turned == plain, f"with two blocks exchanged it samples {turned}, else {plain}"
 
     def test_a_swapped_block_is_kept_on_the_host(self) -> None:
         """While others are computed where it was."""
         first = new_sequence(0, 5)
         back = replace(first, num_computed=3, blocks=[BlockId(9), *first.blocks[1:]])
         other = new_sequence(1, 6, first_block=0)
-        plain = self.drawn(FIRST, LAST, **WITH_HOST)[1].token_ids
-        *_, again = self.drawn(
+        plain = self.sampled(FIRST, LAST, **WITH_HOST)[1].token_ids
+        *_, again = self.sampled(
             FIRST,
             {"batch": [(1, 6)], "added": [other], "removed": [0], **moved("swap_out", {0: 2})},
             {**LAST, "added": [back], "removed": [1], **moved("swap_in", {2: 9})},
             **WITH_HOST,
         )
         assert again.token_ids == plain, (
-            f"after a swap it draws {again.token_ids}, without one {plain}"
+            f"after a swap it samples {again.token_ids}, without one {plain}"
         )
 
     def test_a_block_may_be_appended_to_a_table(self) -> None:
         size = 4
         new = new_sequence(0, size + 2)
-        (whole,) = self.drawn({"batch": [(0, size + 2)], "added": [new]})
-        _, grown = self.drawn(
+        (whole,) = self.sampled({"batch": [(0, size + 2)], "added": [new]})
+        _, grown = self.sampled(
             {"batch": [(0, size)], "added": [replace(new, blocks=[BlockId(0)])]},
             {**LAST, **edited((0, 1, 7))},
         )
         assert (grown.sequence_ids, grown.token_ids) == ([0], whole.token_ids)
 
-    def test_a_sequence_in_few_chunks_draws_the_same_as_in_many(self) -> None:
+    def test_a_sequence_in_few_chunks_samples_the_same_as_in_many(self) -> None:
         found = []
         for first, *others in ((5,), (1, 4), (2, 2, 1), (1, 1, 1, 1, 1)):
             steps = [{"batch": [(0, count)]} for count in (*others, 1)]
             added = {"batch": [(0, first)], "added": [new_sequence(0, 5)]}
-            *_, last, more = self.drawn(added, *steps)
+            *_, last, more = self.sampled(added, *steps)
             found.append(last.token_ids + more.token_ids)
-        assert all(each == found[0] for each in found), f"in other chunks it draws {found}"
+        assert all(each == found[0] for each in found), f"in other chunks it samples {found}"
 
     def test_a_prefix_that_others_computed_may_be_shared(self) -> None:
         first = replace(new_sequence(0, 6), tokens=[1, 2, 3] * 2)
         blocks = [first.blocks[0], *new_sequence(1, 6).blocks[1:]]
         second = replace(first, id=SeqId(1), num_computed=4, blocks=blocks)
-        whole, shared = self.drawn(
+        whole, shared = self.sampled(
             {"batch": [(0, 6)], "added": [first]}, {"batch": [(1, 2)], "added": [second]}
         )
         assert (shared.sequence_ids, shared.token_ids) == ([1], whole.token_ids)
 
     def test_a_step_may_be_submitted_before_the_last_one_is_collected(self) -> None:
-        plain = self.drawn(WHOLE, {"batch": [(0, 1)]})
+        plain = self.sampled(WHOLE, {"batch": [(0, 1)]})
         with self.engine() as engine:
             executor = engine.executor
             steps = [step_input(0, **WHOLE), step_input(1, [(0, 1)])]
@@ -251,7 +251,7 @@ class ExecutorConformance(ComponentConformance):
         assert [r.token_ids for r in ahead] == [r.token_ids for r in plain]
 
     def test_a_step_may_only_remove_what_is_known(self) -> None:
-        _, gone, again = self.drawn(WHOLE, {"batch": [], "removed": [0]}, WHOLE)
+        _, gone, again = self.sampled(WHOLE, {"batch": [], "removed": [0]}, WHOLE)
         assert (gone.sequence_ids, gone.token_ids) == ([], [])
         assert again.sequence_ids == [0]
 

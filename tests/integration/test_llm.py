@@ -250,9 +250,9 @@ def test_a_closed_llm_says_so() -> None:
 
 
 def test_a_second_thread_is_told_to_wait_for_the_first() -> None:
-    with LLM(executor="memory", num_blocks=8, max_model_len=32) as made, made.driver.turn():
+    with LLM(executor="memory", num_blocks=8, max_model_len=32) as made:
         with pytest.raises(EngineError, match="another thread"):
-            made.generate([1, 2, 3])
+            made.driver.use(lambda: made.generate([1, 2, 3]))
         assert not made.engine.has_unfinished
 
 

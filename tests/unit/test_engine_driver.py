@@ -60,11 +60,13 @@ def test_another_thread_is_refused_and_an_abort_waits() -> None:
     inside, leave = Event(), Event()
 
     def occupy() -> None:
-        with driver.turn():
-            inside.set()
-            leave.wait()
+        inside.set()
+        leave.wait()
 
-    occupant, aborting = Thread(target=occupy), Thread(target=driver.abort, args=("A",))
+    occupant, aborting = (
+        Thread(target=driver.use, args=(occupy,)),
+        Thread(target=driver.abort, args=("A",)),
+    )
     occupant.start()
     inside.wait()
     for use in (driver.step, lambda: driver.add(request("B")), lambda: driver.pin([1])):

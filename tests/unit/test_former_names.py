@@ -11,10 +11,12 @@ import pytest
 
 from paged_core import former_names
 from paged_core.cache.kv_cache import PrefixHit
+from paged_core.checked.allocator import CheckedAllocator
 from paged_core.engine import contexts
 from paged_core.engine.wiring import build_engine
+from paged_core.errors import PluginError
 from paged_core.former_names import MOVED, RENAMED
-from paged_core.ids import BlockId
+from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.evictor import BlockInfo
 from paged_core.plugins.component import Component
@@ -23,6 +25,7 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import settings_class
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
 from paged_testing import registry_with
+from paged_testing.allocator import PlainEvictor
 from unit.block_tables import make_cache, make_group
 
 PUBLIC = {
@@ -114,6 +117,29 @@ def test_an_allocator_may_publish_and_retract() -> None:
         cached.append(group.num_cached)
     engine.close()
     assert cached == [0, 4]
+
+
+def test_an_allocator_with_both_names_is_refused() -> None:
+    class Both(HashCachedAllocator):
+        def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
+            return self.cache(block, key)
+
+    context = contexts.AllocatorContext(
+        num_blocks=8, block_size=2, max_model_len=8, evictor=PlainEvictor()
+    )
+    with pytest.raises(PluginError, match=r"Both: its publish\(\) is not called; write cache\(\)"):
+        CheckedAllocator(Both(HashCachedSettings(), context), 8)
+
+
+@pytest.mark.parametrize(
+    ("module", "former"), [("router", "RouterParts"), ("cost_model", "CostModelParts")]
+)
+def test_contexts_of_the_lab_have_their_former_names(module: str, former: str) -> None:
+    home = import_module(f"paged_plugins.lab.{module}")
+    with pytest.warns(DeprecationWarning, match=f"{former} is now"):
+        assert getattr(home, former) is getattr(home, former.replace("Parts", "Context"))
+    with pytest.raises(AttributeError, match="has no attribute 'Parts'"):
+        home.Parts  # noqa: B018
 
 
 def test_other_names_are_unknown_as_ever() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,3 +61,12 @@ class Load:
     """That were routed to it and have not ended."""
     num_tokens: int = 0
     """Of their prompts, and of their answers so far."""
+
+
+def __getattr__(name: str) -> type[RouterContext]:
+    """Accept the name that :class:`RouterContext` had in 0.1."""
+    if name != "RouterParts":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    message = f"{__name__}.RouterParts is now RouterContext"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return RouterContext

@@ -40,7 +40,7 @@ def command(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     n: Annotated[int, typer.Option(help="Sequences to generate per prompt.")] = 1,
     best_of: Annotated[
-        int | None, typer.Option(help="Sequences to draw, of which the best --n are printed.")
+        int | None, typer.Option(help="Sequences to sample, of which the best --n are printed.")
     ] = None,
     beam_width: Annotated[
         int | None, typer.Option(help="Beams to search with; the best --n are printed.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, get_ident
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from paged_core.engine.clock import Clock, SystemClock
 from paged_core.engine.engine import Engine
@@ -35,6 +36,15 @@ ended, on the thread that runs the steps. It must not wait for the engine."""
 _log = get_logger()
 
 
+class _Turn(NamedTuple):
+    """What a thread has the engine for, or asks for it."""
+
+    process: int
+    thread: int
+    is_call: bool
+    """Whether it has the engine for a call of its own, and not to serve the inbox alone."""
+
+
 class EngineDriver:
     """Gives one thread at a time the engine, and serves the inbox that any thread may post to.
 
@@ -53,9 +63,9 @@ class EngineDriver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._clock = engine.clock if isinstance(engine.clock, Clock) else SystemClock()
-        self._turns: dict[object, tuple[int, int]] = {}
-        """Turns, in the order in which they were asked for, with process and thread. The first one
-        has the engine; the others are about to give up."""
+        self._turns: dict[object, _Turn] = {}
+        """In the order in which they were asked for. The first one has the engine; the others are
+        about to give up."""
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._listeners: dict[SequenceGroup, Listener] = {}
         self._idle_since: float | None = None
@@ -72,8 +82,7 @@ class EngineDriver:
         Raises:
             EngineError: nothing was planned for ``STALL_SECONDS`` although requests wait.
         """
-        with self.turn():
-            return self._step()
+        return self.use(self._step)
 
     def run(self) -> None:
         """Serve the inbox and run steps, and sleep while there are none to run, until it is closed.
@@ -84,17 +93,19 @@ class EngineDriver:
             EngineError: as :meth:`step`.
             PluginError: as :meth:`Engine.step`.
         """
-        with self.turn():
-            try:
-                while self._end is None:
-                    if self.engine.has_work:
-                        self._step()
-                    else:
-                        self._inbox.get()()
-                    self._serve_inbox()
-            except BaseException as error:
-                self._stop(error_text(error))
-                raise
+        self.use(self._run)
+
+    def _run(self) -> None:
+        try:
+            while self._end is None:
+                if self.engine.has_work:
+                    self._step()
+                else:
+                    self._inbox.get()()
+                self._serve_inbox()
+        except BaseException as error:
+            self._stop(error_text(error))
+            raise
 
     def _step(self) -> StepOutcome:
         outcome = self.engine.step()
@@ -129,70 +140,79 @@ class EngineDriver:
 
     def add(self, request: Request, stop_check: StopCheck | None = None) -> SequenceGroup:
         """See :meth:`Engine.add`."""
-        with self.turn():
-            return self.engine.add(request, stop_check)
+        return self.use(lambda: self.engine.add(request, stop_check))
 
     def pin(
         self, tokens: Sequence[int], *, ttl: float | None = None, cache_salt: str | None = None
     ) -> Pin:
         """See :meth:`Engine.pin`."""
-        with self.turn():
-            return self.engine.pin(tokens, ttl=ttl, cache_salt=cache_salt)
+        return self.use(lambda: self.engine.pin(tokens, ttl=ttl, cache_salt=cache_salt))
 
     def release(self, pin: Pin) -> None:
         """See :meth:`Engine.release`."""
-        with self.turn():
-            self.engine.release(pin)
+        self.use(lambda: self.engine.release(pin))
 
     def reset_prefix_cache(self) -> bool:
         """See :meth:`Engine.reset_prefix_cache`."""
-        with self.turn():
-            return self.engine.reset_prefix_cache()
+        return self.use(self.engine.reset_prefix_cache)
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Use the engine, with all that was posted before done, and keep other threads from it."""
+    def use(self, call: Callable[[], Result]) -> Result:
+        """Call something that uses the engine, after all that was posted before it.
+
+        Raises:
+            EngineError: another call has the engine, or it is closed; and what ``call`` raises.
+        """
+        results: list[Result] = []
+
+        def checked_call() -> None:
+            if self._end is not None:
+                raise EngineError(self._end)
+            results.append(call())
+
         try:
-            with self._turn() as is_ours:
-                if not is_ours:
+            while not self._take_turn(checked_call):
+                first = self._turns.get(self._first_turn())
+                if first is not None and (first.is_call or first.thread == get_ident()):
                     raise EngineError(
                         "another thread is using this engine; use it from one at a time, or post() "
                         "to it"
                     )
-                if self._end is not None:
-                    raise EngineError(self._end)
-                yield
+                time.sleep(0)  # that one serves the inbox, or gives up
         finally:
             self._serve_if_free()
+        return results[0]
 
-    @contextmanager
-    def _turn(self) -> Iterator[bool]:
-        """Have the engine, unless another turn does; whether that is so. The inbox is served first.
+    def _take_turn(self, call: Callable[[], None] | None = None) -> bool:
+        """Serve the inbox and ``call``, unless another turn has the engine; whether that was done.
 
-        The turn is entered within the ``try`` that takes it out, and taken out by one operation, so
-        Ctrl-C at any place leaves none behind.
+        The turn is entered within the ``try`` that takes it out, by one operation and in one frame:
+        so Ctrl-C at any place leaves none behind, not even in a traceback that is kept.
 
         Raises:
             EngineError: a thread of the process that this one was forked from has the engine.
         """
         mine = object()
         try:
-            self._turns[mine] = os.getpid(), get_ident()
-            is_ours = self._first_turn() is mine
-            if is_ours:
-                self._serve_inbox()
-            elif self._is_forked():
-                raise EngineError(
-                    "this process was forked while a thread was using this engine; make another "
-                    "one in this process, or start processes with the method 'spawn'"
-                )
-            try:
-                yield is_ours
-            finally:
-                if self._closing and is_ours:
-                    self._close()
+            self._turns[mine] = _Turn(os.getpid(), get_ident(), is_call=False)
+            if self._first_turn() is not mine:
+                if self._is_forked():
+                    raise EngineError(
+                        "this process was forked while a thread was using this engine; make "
+                        "another one in this process, or start processes with the method 'spawn'"
+                    )
+                return False
+            if call is not None:
+                self._turns[mine] = self._turns[mine]._replace(is_call=True)
+            self._serve_inbox()
+            if call is not None:
+                call()
+            return True
         finally:
-            self._turns.pop(mine, None)
+            try:
+                if self._closing and self._first_turn() is mine:
+                    self._close()
+            finally:
+                self._turns.pop(mine, None)
 
     def _first_turn(self) -> object:
         return next(iter(list(self._turns)), None)  # a copy: other threads enter theirs meanwhile
@@ -200,11 +220,12 @@ class EngineDriver:
     def _is_forked(self) -> bool:
         """Whether the engine is used by a thread of the process that this one was forked from."""
         first = self._turns.get(self._first_turn())
-        return first is not None and first[0] != os.getpid()
+        return first is not None and first.process != os.getpid()
 
     def _is_used_here(self) -> bool:
         """Whether this thread is using the engine."""
-        return self._turns.get(self._first_turn()) == (os.getpid(), get_ident())
+        first = self._turns.get(self._first_turn())
+        return first is not None and first[:2] == (os.getpid(), get_ident())
 
     # ------------------------------------------------------------------ the inbox
 
@@ -266,15 +287,14 @@ class EngineDriver:
             future.set_result(result)
 
     def _serve_inbox(self) -> None:
-        while not self._inbox.empty():  # no other thread takes from it
-            self._inbox.get_nowait()()
+        for _ in range(self._inbox.qsize()):  # not what is posted meanwhile: that may never end
+            self._inbox.get_nowait()()  # no other thread takes from it
 
     def _serve_if_free(self) -> None:
         """Serve the inbox here, unless another thread uses the engine: it will when it leaves."""
-        is_free = True
-        while is_free and not self._inbox.empty():
-            with self._turn() as is_free:
-                pass
+        while not self._inbox.empty():
+            if not self._take_turn() and self._turns:
+                return  # whichever turn there is looks here when it ends
 
     def _tell(self, groups: Iterable[SequenceGroup]) -> None:
         """Call the listeners of these requests; forget those that have ended."""
@@ -306,9 +326,7 @@ class EngineDriver:
         if self._is_forked():
             self._close()
         while not self._closed.is_set():
-            with self._turn() as is_free:
-                pass  # it closes the engine when it ends
-            if not is_free:
+            if not self._take_turn():  # its end closes the engine
                 self._closed.wait(IDLE_SECONDS)
 
     def _close(self) -> None:

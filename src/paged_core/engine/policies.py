@@ -57,19 +57,6 @@ def service_of(order: QueueOrder) -> SupportsService | None:
     return cast(SupportsService, timeless)
 
 
-def _with_prefix_cache(allocator: BlockAllocator, name: str) -> BlockAllocator:
-    """Let an allocator whose ``cache`` and ``uncache`` have their names in 0.1 be one that caches.
-
-    A warning is logged.
-    """
-    members: Any = allocator
-    if hasattr(members, "publish") and not hasattr(members, "cache"):
-        remedy = "write cache() for publish(), and uncache() for retract()"
-        get_logger().warning("interface_deprecated", block_allocator=name, remedy=remedy)
-        members.cache, members.uncache = members.publish, members.retract
-    return allocator
-
-
 def _takes(method: Any, count: int) -> bool:
     """Whether a method can be called with so many arguments; one that does not tell, can."""
     try:
@@ -167,7 +154,7 @@ class Policies:
             evictor=evictor,
         )
         allocator: BlockAllocator = self._make("block_allocator", context)
-        return _with_prefix_cache(allocator, settings.block_allocator.name)
+        return allocator
 
     def _make(self, slot: str, context: Any) -> Any:
         options = getattr(self._settings, slot)
