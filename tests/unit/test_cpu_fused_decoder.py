@@ -14,8 +14,8 @@ import transformers
 from torch import Tensor
 
 from integration import tiny_models
-from integration.dequantized_models import prompt_logits, relative_error
-from integration.step_driver import load_runner, settings
+from integration.dequantized_models import relative_error
+from integration.step_driver import load_runner, prompt_logits, settings
 from paged_backends.attention.cache import layout_of
 from paged_backends.attention.step import StepAttention
 from paged_backends.runners.native.fused_layers import FusedDecoder, FusedLayer, FusedNorm
