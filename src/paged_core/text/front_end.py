@@ -69,7 +69,8 @@ class FrontEnd:
         """Return one or several prompts, each with its parameters and priority.
 
         Args:
-            sampling_params, priority: one for all, or one for each; ``None``: the default.
+            sampling_params: one for all, or one for each; ``None``: the default.
+            priority: the same.
 
         Raises:
             RequestError: they are none, or there are more or fewer of them than prompts.
