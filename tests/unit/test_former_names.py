@@ -119,6 +119,15 @@ def test_an_allocator_may_publish_and_retract() -> None:
     assert cached == [0, 4]
 
 
+def test_an_allocator_with_former_names_may_be_wrapped_twice() -> None:
+    context = contexts.AllocatorContext(
+        num_blocks=8, block_size=2, max_model_len=8, evictor=PlainEvictor()
+    )
+    made = FormerAllocator(HashCachedSettings(), context)
+    for _ in range(2):
+        assert CheckedAllocator(made, 8).caches_prefixes
+
+
 def test_an_allocator_with_both_names_is_refused() -> None:
     class Both(HashCachedAllocator):
         def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:

@@ -19,19 +19,20 @@ from paged_core.log import get_logger
 def with_prefix_cache(allocator: BlockAllocator) -> BlockAllocator:
     """Let an allocator whose ``cache`` and ``uncache`` have their names in 0.1 be one that caches.
 
-    A warning is logged.
+    A warning is logged, once for each allocator.
 
     Raises:
         PluginError: it has both names; one of them would never be called.
     """
     members: Any = allocator
-    if hasattr(members, "publish"):
+    if hasattr(type(allocator), "publish"):
         name = f"{type(allocator).__module__}.{type(allocator).__qualname__}"
         remedy = "write cache() for publish(), and uncache() for retract()"
-        if hasattr(members, "cache"):
+        if hasattr(type(allocator), "cache"):
             raise PluginError(f"block_allocator {name}: its publish() is not called; {remedy}")
-        get_logger().warning("interface_deprecated", block_allocator=name, remedy=remedy)
-        members.cache, members.uncache = members.publish, members.retract
+        if not hasattr(members, "cache"):
+            get_logger().warning("interface_deprecated", block_allocator=name, remedy=remedy)
+            members.cache, members.uncache = members.publish, members.retract
     return allocator
 
 
