@@ -81,7 +81,7 @@ class Registry:
         for entry in entries:
             namesake = next((plugin for plugin in plugins if plugin.name == entry.name), None)
             plugins.append(_load(entry, namesake, blocked=entry.name in block))
-        return cls(_settle(tuple(plugins)))
+        return cls(_all_checked(tuple(plugins)))
 
     def extended(self, *parts: object, plugin: str = "extra") -> Registry:
         """Return a registry with one more plugin, for tests and for programs with their own parts.
@@ -98,10 +98,10 @@ class Registry:
             brought = {kind: (part,)} if kind else _call_hooks(part)
             more: Any = {kind: getattr(new, kind) + brought[kind] for kind in brought}
             new = replace(new, **more)
-        settled = _settle((*self.plugins, new))
-        if settled[-1].status == "broken":
-            raise PluginError(f"{settled[-1]} is broken: {settled[-1].reason}")
-        return Registry(settled)
+        checked = _all_checked((*self.plugins, new))
+        if checked[-1].status == "broken":
+            raise PluginError(f"{checked[-1]} is broken: {checked[-1].reason}")
+        return Registry(checked)
 
     @cached_property
     def memo(self) -> dict[str, Any]:
@@ -226,12 +226,12 @@ def _call_hooks(plugin: object) -> dict[str, tuple[Any, ...]]:
     return brought
 
 
-def _settle(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
+def _all_checked(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
     """Mark as broken plugins with components that fit no slot; a broken one brings no slot."""
     slots = Registry(plugins).slots
     blocked = any(plugin.status == "blocked" for plugin in plugins)
     checked = tuple(_checked(plugin, slots, blocked=blocked) for plugin in plugins)
-    return checked if checked == plugins else _settle(checked)
+    return checked if checked == plugins else _all_checked(checked)
 
 
 def _checked(plugin: Plugin, slots: Mapping[str, Slot], *, blocked: bool) -> Plugin:
