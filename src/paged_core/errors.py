@@ -5,8 +5,12 @@ A message names the thing, the cause and the remedy; the command line prints it 
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from traceback import format_exception, walk_tb
+from types import FrameType
 
 
 class PagedCoreError(Exception):
@@ -48,12 +52,52 @@ class ExecutorLost(EngineError):
     """
 
 
+_LIBRARY = re.compile(
+    "paged_(core|testing|policies|backends|plugins)|torch|triton|transformers|tokenizers|safetensors"
+    "|huggingface_hub|numpy|onnx|onnxruntime|flash_attn|flashinfer|ray|pluggy|pydantic|structlog"
+)
+"""Packages in whose lines authors of plugins and users do not look first: ours, and those below."""
+
+
 def error_text(error: BaseException) -> str:
-    """Return the class of an error and what it says, even if its own ``__str__`` raises."""
+    """Return the class of an error, what it says, and where: see :func:`error_place`."""
     try:
-        return f"{type(error).__name__}: {error}"
+        said = str(error)
     except Exception:  # noqa: BLE001 - code of a plugin or a user
-        return type(error).__name__
+        said = ""
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text + error_place(error)
+
+
+def error_place(error: BaseException) -> str:
+    """Return ``" (at FILE:LINE in FUNCTION > ...)"``, to append to a message.
+
+    These are the frames of a plugin's or a user's own code, the innermost last and at most four;
+    empty if the error passed through none.
+    """
+    own = []
+    for frame, line in walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if not _LIBRARY.fullmatch(package) and package not in sys.stdlib_module_names:
+            own.append(_place(frame, line))
+    if len(own) > 4:
+        own[2:-2] = ["..."]
+    return f" (at {' > '.join(own)})" if own else ""
+
+
+def innermost_place(error: BaseException) -> str:
+    """Return ``" (at FILE:LINE in FUNCTION)"`` of the frame that raised, whosever it is."""
+    frames = list(walk_tb(error.__traceback__))
+    return f" (at {_place(*frames[-1])})" if frames else ""
+
+
+def _place(frame: FrameType, line: int) -> str:
+    return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+
+
+def stack_text(error: BaseException) -> str:
+    """Return the whole traceback of an error, for a log."""
+    return "".join(format_exception(error)).rstrip()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from traceback import walk_tb
 
-from paged_core.errors import PluginError, error_text
+from paged_core.errors import (
+    PagedCoreError,
+    PluginError,
+    error_place,
+    error_text,
+    innermost_place,
+)
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.evictor import Evictor
@@ -49,16 +55,20 @@ class FaultNames:
         return cls({slot: part.name for slot, part in parts})
 
     def describe(self, error: BaseException, called: str) -> str:
-        """Name the component whose code raised, the innermost one, and what it raised.
+        """Name the component whose code raised, the innermost one, what it raised, and where.
 
         Args:
             called: the slot that was called, for errors that do not tell: of code without frames.
         """
-        text = error_text(error)
         if not isinstance(error, Exception):
-            return text  # Ctrl-C is the fault of none
+            return type(error).__name__  # Ctrl-C is the fault of none
         name = _raiser(error, self._chosen) or f"{called} {self._chosen.get(called, '')!r}"
-        return f"{name}: {error}" if isinstance(error, PluginError) else f"{name} raised {text}"
+        if isinstance(error, PluginError):
+            return f"{name}: {error}{error_place(error)}"
+        text = f"{name} raised {error_text(error)}"
+        if isinstance(error, PagedCoreError) or error_place(error):
+            return text
+        return text + innermost_place(error)
 
 
 def _raiser(error: BaseException, chosen: Mapping[str, str]) -> str | None:

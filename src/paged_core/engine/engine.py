@@ -17,7 +17,13 @@ from paged_core.engine.live_requests import LiveRequests
 from paged_core.engine.outcome import EngineMetrics, PlannedStep, StepOutcome
 from paged_core.engine.policies import Policies
 from paged_core.engine.recorder import StepRecorder
-from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError
+from paged_core.errors import (
+    EngineError,
+    ExecutorLost,
+    PluginError,
+    RequestError,
+    stack_text,
+)
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.scheduler import Queues, Schedule
@@ -269,7 +275,8 @@ class Engine:
         outcome.progressed = True
         for step in steps:
             groups = [group for group in step.groups() if group.id in self._requests.groups]
-            _log.error("step_failed", requests=[group.id for group in groups], reason=message)
+            ids = [group.id for group in groups]
+            _log.error("step_failed", requests=ids, reason=message, stack=stack_text(error))
             self.kv_cache.uncache(step.changes)
             for group in groups:
                 self._end(group, FinishReason.ERROR, message)
@@ -287,13 +294,13 @@ class Engine:
             if not isinstance(error, Exception):
                 self._interrupt = error
             called = "executor" if self._is_lost else "scheduler"
-            self._restart(self._faults.describe(error, called))
+            self._restart(self._faults.describe(error, called), stack_text(error))
         finally:
             interrupt, self._interrupt = self._interrupt, None
             if interrupt is not None:
                 raise interrupt
 
-    def _restart(self, reason: str) -> None:
+    def _restart(self, reason: str, stack: str | None = None) -> None:
         """End all requests, clear the cache, and make the policies anew.
 
         One of them raised while blocks and queues were being changed, so that nothing is known of
@@ -306,7 +313,9 @@ class Engine:
         self.pins.abandon(reason)
         self._ended += groups
         ids = [group.id for group in groups]
-        _log.warning("policies_restarted", requests=ids, reason=reason, prefix_cache="cleared")
+        _log.error(
+            "policies_restarted", requests=ids, reason=reason, prefix_cache="cleared", stack=stack
+        )
         self.scheduler, self._service = self._policies.make_anew(self.kv_cache, self.capacity)
         self._ignored.clear()
         self._fault = None
