@@ -32,7 +32,12 @@ from paged_testing import build_memory_engine
 from paged_testing.doubles import PassingExecutor
 from paged_testing.served import check_nothing_leaked, check_said
 from unit.engines import Recorder, finish, without_place
-from unit.faulty_settings import FaultyHashCachedSettings, FaultySettings, registry_of
+from unit.faulty_settings import (
+    FaultyHashCachedSettings,
+    FaultySettings,
+    FaultyTokenBudgetSettings,
+    registry_of,
+)
 
 
 def ask(name: str, length: int = 12, **fields: Any) -> Request:
@@ -219,7 +224,10 @@ def test_an_engine_whose_policies_cannot_be_made_anew_refuses_until_they_can() -
     ("fields", "reason"),
     [
         ({"tenant": "poison"}, "queue_order 'faulty' raised ValueError: no"),
-        ({"deadline": "soon"}, "raised"),
+        (
+            {"deadline": "soon"},
+            "queue_order 'faulty' returned keys that cannot be compared: '<' not supported between",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_queued_is_not_added(fields: dict[str, Any], reason: str) -> None:
@@ -240,6 +248,24 @@ def test_a_request_that_cannot_be_queued_is_not_added(fields: dict[str, Any], re
         assert group.sequences[0].finish_reason is FinishReason.LENGTH
     serves_as_ever(engine)
     engine.close()
+
+
+class Capped(TokenBudgetScheduler):
+    length_cap: Any = None
+
+
+@pytest.mark.parametrize("cap", [0, -1, None, 1.5])
+def test_a_length_that_no_sequence_can_have_names_the_scheduler(
+    cap: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Capped, "length_cap", cap)
+    registry = registry_of("scheduler", Capped, FaultyTokenBudgetSettings)
+    engine = build_memory_engine(registry, scheduler="faulty")
+    with pytest.raises(PluginError, match=f"scheduler Capped: its length_cap is {cap}; it must"):
+        engine.add(ask("A"))
+    with pytest.raises(PluginError, match="its length_cap"):
+        engine.offer(ask("A"))
+    assert not engine.has_unfinished
 
 
 # ---------------------------------------------------------------------- closing

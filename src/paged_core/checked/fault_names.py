@@ -62,6 +62,9 @@ class FaultNames:
         """
         if not isinstance(error, Exception):
             return type(error).__name__  # Ctrl-C is the fault of none
+        if _compares_keys(error):
+            order = f"queue_order {self._chosen.get('queue_order', '')!r}"
+            return f"{order} returned keys that cannot be compared: {error}"
         name = _raiser(error, self._chosen) or f"{called} {self._chosen.get(called, '')!r}"
         if isinstance(error, PluginError):
             return f"{name}: {error}{error_place(error)}"
@@ -69,6 +72,16 @@ class FaultNames:
         if isinstance(error, PagedCoreError) or error_place(error):
             return text
         return text + innermost_place(error)
+
+
+def _compares_keys(error: Exception) -> bool:
+    """Whether code of ours that asks an order compared what does not compare."""
+    unlike = isinstance(error, TypeError) and "not supported between instances" in str(error)
+    if not unlike or error.__traceback__ is None:
+        return False
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    is_ours = str(frame.f_globals.get("__name__")).startswith(("paged_core.", "paged_policies."))
+    return is_ours and hasattr(frame.f_locals.get("self"), "_order")
 
 
 def _raiser(error: BaseException, chosen: Mapping[str, str]) -> str | None:

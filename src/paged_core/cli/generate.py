@@ -171,8 +171,7 @@ def _prompt(llm: LLM, task: Task) -> Any:
             task.prompt["messages"], tokenize=False, add_generation_prompt=True
         )
     )
-    token_ids = tokenizer.encode(text, add_special_tokens=False)  # the template adds them
-    return {"prompt": text, "prompt_token_ids": token_ids}
+    return {"prompt": text, "add_special_tokens": False}  # the template adds them
 
 
 class _Interrupt:

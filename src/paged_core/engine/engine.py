@@ -10,7 +10,7 @@ from itertools import chain
 from time import perf_counter
 
 from paged_core.cache.kv_cache import KVCache
-from paged_core.checked.answers import count_scheduled
+from paged_core.checked.answers import check_length_cap, count_scheduled
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.live_requests import LiveRequests
@@ -371,8 +371,8 @@ class Engine:
         For replays: the engine checks only what would wait for ever, of which schedulers know
         nothing; what they ignore is their decision.
         """
-        max_length = self._max_length(request)
         with self._blame(request.id):
+            max_length = self._max_length(request)
             problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
             return problem or self._offer(request, None)[1]
 
@@ -449,7 +449,7 @@ class Engine:
 
     def _max_length(self, request: Request) -> int:
         """Tokens at which a sequence of this request ends at the latest."""
-        cap, max_tokens = self.scheduler.length_cap, request.sampling.max_tokens
+        cap, max_tokens = check_length_cap(self.scheduler), request.sampling.max_tokens
         return cap if max_tokens is None else min(cap, len(request.prompt) + max_tokens)
 
     def _offer(
