@@ -69,30 +69,26 @@ def error_text(error: BaseException) -> str:
     return text + error_place(error)
 
 
-def error_place(error: BaseException) -> str:
+def error_place(error: BaseException, *, innermost: bool = False) -> str:
     """Return ``" (at FILE:LINE in FUNCTION > ...)"``, to append to a message.
 
     These are the frames of a plugin's or a user's own code, the innermost last and at most four;
     empty if the error passed through none.
+
+    Args:
+        innermost: the frame that raised alone, whosever it is.
     """
-    own = []
-    for frame, line in walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if not _LIBRARY.fullmatch(package) and package not in sys.stdlib_module_names:
-            own.append(_place(frame, line))
-    if len(own) > 4:
-        own[2:-2] = ["..."]
-    return f" (at {' > '.join(own)})" if own else ""
-
-
-def innermost_place(error: BaseException) -> str:
-    """Return ``" (at FILE:LINE in FUNCTION)"`` of the frame that raised, whosever it is."""
     frames = list(walk_tb(error.__traceback__))
-    return f" (at {_place(*frames[-1])})" if frames else ""
+    shown = frames[-1:] if innermost else [each for each in frames if _is_own(each[0])]
+    places = [f"{f.f_code.co_filename}:{line} in {f.f_code.co_name}" for f, line in shown]
+    if len(places) > 4:
+        places[2:-2] = ["..."]
+    return f" (at {' > '.join(places)})" if places else ""
 
 
-def _place(frame: FrameType, line: int) -> str:
-    return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+def _is_own(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return not _LIBRARY.fullmatch(package) and package not in sys.stdlib_module_names
 
 
 def stack_text(error: BaseException) -> str:

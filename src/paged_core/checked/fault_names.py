@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from traceback import walk_tb
 
-from paged_core.errors import (
-    PagedCoreError,
-    PluginError,
-    error_place,
-    error_text,
-    innermost_place,
-)
+from paged_core.errors import PagedCoreError, PluginError, error_place, error_text
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.evictor import Evictor
@@ -68,10 +62,9 @@ class FaultNames:
         name = _raiser(error, self._chosen) or f"{called} {self._chosen.get(called, '')!r}"
         if isinstance(error, PluginError):
             return f"{name}: {error}{error_place(error)}"
-        text = f"{name} raised {error_text(error)}"
-        if isinstance(error, PagedCoreError) or error_place(error):
-            return text
-        return text + innermost_place(error)
+        is_told = isinstance(error, PagedCoreError) or error_place(error)
+        place = "" if is_told else error_place(error, innermost=True)
+        return f"{name} raised {error_text(error)}{place}"
 
 
 def _compares_keys(error: Exception) -> bool:

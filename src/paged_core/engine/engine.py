@@ -17,13 +17,7 @@ from paged_core.engine.live_requests import LiveRequests
 from paged_core.engine.outcome import EngineMetrics, PlannedStep, StepOutcome
 from paged_core.engine.policies import Policies
 from paged_core.engine.recorder import StepRecorder
-from paged_core.errors import (
-    EngineError,
-    ExecutorLost,
-    PluginError,
-    RequestError,
-    stack_text,
-)
+from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError, stack_text
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.scheduler import Queues, Schedule
@@ -105,6 +99,10 @@ class Engine:
     def groups(self) -> Iterable[SequenceGroup]:
         """The requests that have not finished, in the order of arrival."""
         return self._requests.groups.values()
+
+    def holds(self, group: SequenceGroup) -> bool:
+        """Whether a group is a request of this engine that has not finished."""
+        return self._requests.groups.get(group.id) is group
 
     @property
     def metrics(self) -> EngineMetrics:
