@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,7 @@ from paged_core.cli import main
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Plugin, Registry
 from paged_plugins import machine
+from paged_plugins.scaffold import doctor as doctor_command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -182,3 +186,38 @@ def test_without_the_plugin_the_other_commands_work(capsys: Capture) -> None:
     assert "no command is called 'doctor'" in message
     assert "plugin 'scaffold' (paged-core" in message
     assert main(["config", "--json", "--block-plugin", "scaffold"], {"PATH": ""}) == 0
+
+
+def test_the_machine_is_asked_while_components_are_imported(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = Event(), Event()
+
+    def describe() -> dict[str, Any]:
+        asked.set()
+        assert answered.wait(20), "no component was asked meanwhile"
+        return {"python": "here"}
+
+    def reason(_: Component) -> None:
+        assert asked.wait(20), "the machine was not asked yet"
+        answered.set()
+
+    monkeypatch.setattr(doctor_command, "describe", describe)
+    monkeypatch.setattr(Component, "unavailable_reason", reason)
+    assert found(capsys)["machine"]["python"] == "here"
+
+
+def test_shows_on_a_terminal_how_far_it_is(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals, moves = [], []
+
+    @contextmanager
+    def progress(total: int, what: str) -> Iterator[Any]:
+        totals.append(total)
+        yield lambda: moves.append(what)
+
+    monkeypatch.setattr(doctor_command, "progress", progress)
+    monkeypatch.setattr(doctor_command, "describe", dict)
+    monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
+    assert len(found(capsys)["components"]) + 1 == totals[0] == len(moves)
