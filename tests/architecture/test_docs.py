@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+import paged_core
 from architecture.kits import conformance_classes, first_party
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
 from paged_core.plugins import hooks as hookspecs
@@ -91,6 +92,18 @@ def test_the_readme_swaps_a_component_in_three_ways() -> None:
     assert "--config engine.yaml" in text
     assert "PAGED_CORE_SCHEDULER=prefill_or_decode" in text
     assert "--scheduler prefill_or_decode" in text
+
+
+def test_the_api_page_is_current_and_has_every_public_name() -> None:
+    command = [sys.executable, ROOT / "tools" / "api_page.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    names = {*paged_core.__all__} - {"__version__"}
+    for slot in Registry.discover().slots.values():
+        names.add(slot.interface.partition(":")[2])
+    assert [name for name in sorted(names) if f"\n### {name}\n" not in page] == []
+    assert ":::" not in page
 
 
 def test_every_page_is_built_without_a_warning(tmp_path: Path) -> None:
