@@ -11,12 +11,15 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import paged_core
 from architecture.kits import conformance_classes, first_party
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.observer import StepRecord
 from paged_core.plugins import hooks as hookspecs
 from paged_core.plugins.component import Command, Component, Profile, Slot
 from paged_core.plugins.registry import Registry
@@ -219,6 +222,15 @@ def test_every_interface_names_its_hook_and_its_conformance_class(slot: str) -> 
     page = ROOT / "docs" / "interfaces" / f"{slot}.md"
     assert section(page, "Example")
     assert {"paged_core_components", CLASSES[slot]} <= named(page)
+
+
+@pytest.mark.parametrize(("made", "page"), [(LayerSpec, "attention"), (StepRecord, "observers")])
+def test_every_field_is_told_with_its_type(made: Any, page: str) -> None:
+    text = (ROOT / "docs" / "interfaces" / f"{page}.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| `(.+?)` \| .+ \|$", text, re.MULTILINE)
+    told = {name: kind for names, kind in rows for name in re.findall(r"\w+", names)}
+    for field in fields(made):
+        assert told.get(field.name, "").replace("\\|", "|") == field.type, field.name
 
 
 def test_what_is_planned_is_not_there_yet() -> None:

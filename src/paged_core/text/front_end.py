@@ -46,7 +46,7 @@ class FrontEnd:
         self._max_model_len = max_model_len
         self._name = name
         self._numbers = count()
-        self._warned_of_greedy = False
+        self._warned_of_greedy = self._warned_of_tools = False
 
     def need_tokenizer(self, what: str) -> Tokenizer:
         """Return the tokenizer.
@@ -120,9 +120,30 @@ class FrontEnd:
             formatted = tokenizer.apply_chat_template(
                 conversation, tokenize=False, **own, **checked
             )
+            if checked["tools"] and not self._warned_of_tools:
+                self._warn_of_tools(conversation, own | checked, str(formatted))
             # the template has written the special tokens
             prompts.append({"prompt": str(formatted), "add_special_tokens": False})
         return prompts
+
+    def _warn_of_tools(
+        self, conversation: Sequence[Mapping[str, Any]], options: dict[str, Any], formatted: str
+    ) -> None:
+        """Say once that a template does not show tools: without them its text is the same."""
+        try:
+            without = self.need_tokenizer("a conversation").apply_chat_template(
+                conversation, tokenize=False, **{**options, "tools": None}
+            )
+        except RequestError:  # it needs them
+            return
+        if str(without) == formatted:
+            self._warned_of_tools = True
+            _log.warning(
+                "tools_ignored",
+                tools=len(options["tools"]),
+                reason="the chat template does not show tools, so the model does not see them",
+                remedy="describe them in a message, or pass a chat_template that shows them",
+            )
 
     def encode(
         self, prompt: Prompt, sampling: SamplingParams | None = None
