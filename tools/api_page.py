@@ -78,7 +78,7 @@ def _functions(tree: ast.ClassDef) -> list[ast.FunctionDef]:
 
 def _function(function: Any, name: str, skip: int = 0) -> Iterator[str]:
     decorators = {_source(each) for each in function.decorator_list}
-    if "property" in decorators:
+    if decorators & {"property", "cached_property"}:
         yield from _code(f"{name}: {_source(function.returns)}")
     else:
         skip = 0 if "staticmethod" in decorators else skip
