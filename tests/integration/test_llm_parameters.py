@@ -228,7 +228,9 @@ def test_chat_options_reach_the_template(llm: LLM) -> None:
     assert (output.prompt or "").endswith("It is a")
 
 
-def test_tools_that_the_template_ignores_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tools_that_the_template_ignores_are_warned_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def warned(**options: Any) -> int:
         llm.chat(USER, SamplingParams(max_tokens=1), **options)
         return capsys.readouterr().err.count("tools_ignored")
