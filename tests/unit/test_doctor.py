@@ -26,7 +26,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking torch takes seconds, and has a test of its own."""
-    monkeypatch.setattr(machine, "_torch", lambda: {"version": None})
+    monkeypatch.setattr(machine, "describe_torch", lambda: {"version": None})
 
 
 def doctor(capsys: Capture, *argv: str, **environ: str) -> tuple[str, str]:
@@ -111,7 +111,7 @@ def test_mentions_broken_plugins_and_conflicts(
 
 
 def test_the_machine_is_described_as_plain_data() -> None:
-    described = machine.describe()
+    described = machine.describe_host() | {"torch": machine.describe_torch()}
     assert json.loads(json.dumps(described)) == described
     assert described["python"]["executable"] == sys.executable
     assert described["cpu"]["model"] == machine.cpu_model()
@@ -122,7 +122,7 @@ def test_the_machine_is_described_as_plain_data() -> None:
 def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     device = {"name": "NVIDIA H200", "compute_capability": "9.0", "multiprocessors": 132}
     described = {"version": "2.11", "devices": [device | {"memory_bytes": 141 << 30}]}
-    monkeypatch.setattr(machine, "_torch", lambda: described)
+    monkeypatch.setattr(machine, "describe_torch", lambda: described)
     monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
     assert "NVIDIA H200, compute capability 9.0, 141 GiB, 132 multi" in doctor(capsys)[0]
 
@@ -174,10 +174,10 @@ def program(folder: Path, name: str) -> Path:
 def test_torch_that_cannot_be_asked_is_a_problem_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "_ASK_TORCH", "raise SystemExit('no libtorch')")
-    assert machine.describe()["torch"]["problem"] == "no libtorch"
-    monkeypatch.setattr(machine, "_ASK_TORCH", "raise SystemExit(3)")
-    assert machine.describe()["torch"]["problem"] == "exit status 3"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "torch" in machine.describe_torch()["problem"]
+    monkeypatch.setattr(machine, "_installed", lambda _: None)
+    assert machine.describe_torch()["problem"] == "not installed; `pip install torch`"
 
 
 def test_without_the_plugin_the_other_commands_work(capsys: Capture) -> None:
@@ -188,6 +188,7 @@ def test_without_the_plugin_the_other_commands_work(capsys: Capture) -> None:
     assert main(["config", "--json", "--block-plugin", "scaffold"], {"PATH": ""}) == 0
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_the_machine_is_asked_while_components_are_imported(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,11 +203,12 @@ def test_the_machine_is_asked_while_components_are_imported(
         assert asked.wait(20), "the machine was not asked yet"
         answered.set()
 
-    monkeypatch.setattr(doctor_command, "describe", describe)
+    monkeypatch.setattr(machine, "describe_host", describe)
     monkeypatch.setattr(Component, "unavailable_reason", reason)
     assert found(capsys)["machine"]["python"] == "here"
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_shows_on_a_terminal_how_far_it_is(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +220,6 @@ def test_shows_on_a_terminal_how_far_it_is(
         yield lambda: moves.append(what)
 
     monkeypatch.setattr(doctor_command, "progress", progress)
-    monkeypatch.setattr(doctor_command, "describe", dict)
+    monkeypatch.setattr(machine, "describe_host", dict)
     monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
     assert len(found(capsys)["components"]) + 1 == totals[0] == len(moves)

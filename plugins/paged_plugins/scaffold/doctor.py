@@ -13,8 +13,8 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.plugins.component import Component, load
 from paged_core.settings.environment import cache_dir
+from paged_plugins import machine
 from paged_plugins.command_options import JsonFile, report
-from paged_plugins.machine import describe
 from paged_plugins.progress import Advance, progress
 
 
@@ -31,11 +31,11 @@ def command(
     installed = [each for slot in registry.slots for each in registry.of(slot).values()]
     with (
         progress(len(installed) + 1, "looking") as advance,
-        ThreadPoolExecutor(1) as beside,  # it waits for other processes, one of which imports torch
+        ThreadPoolExecutor(1) as beside,  # which waits for other programs
     ):
-        machine = beside.submit(describe)
+        host = beside.submit(machine.describe_host)
         components = [_component(one, advance) for one in installed]
-        described = machine.result()
+        described = host.result() | {"torch": machine.describe_torch()}
         advance()
     found = {
         "machine": described | {"cache_dir": str(cache_dir(given.environ))},
