@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from paged_core.errors import SettingsError, did_you_mean
@@ -70,7 +73,51 @@ def read_file(path: Path, max_size: int = MAX_SIZE) -> str:
         raise SettingsError(f"cannot read {path}: {reason}") from None
 
 
-def read_document(path: Path, max_size: int = MAX_SIZE) -> Any:
+class Document:
+    """What a text in YAML, or in JSON, holds, and the lines of its parts."""
+
+    def __init__(self, text: str, *, is_json: bool = False, max_size: int = MAX_SIZE) -> None:
+        """Raise ValueError if the text cannot be parsed, or goes beyond a bound."""
+        self._json = text if is_json else ""
+        self._root: yaml.Node | None = None
+        self.content: Any
+        if is_json:
+            self.content = parse_json(text)
+        else:
+            self.content, self._root = parse_yaml(text, max_size)
+
+    def line(self, *path: object) -> int | None:
+        """Return the line of the key, or of the item of a list, that ``path`` leads to.
+
+        What is not written, such as the name of a kind, is passed over: it is then the line of what
+        is around it. ``None``: nothing of the path is written, or its place is not known.
+        """
+        if self._json and self._root is None and len(self._json) <= MAX_SIZE:
+            with suppress(ValueError):  # which YAML need not be
+                _, self._root = parse_yaml(self._json)
+        node, line = self._root, None
+        for part in path:
+            found: yaml.Node | None = None
+            if isinstance(node, yaml.MappingNode):
+                for key, value in node.value:
+                    if key.value == str(part):
+                        found, line = value, key.start_mark.line + 1
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+                found = node.value[part] if part < len(node.value) else None
+                line = found.start_mark.line + 1 if found else line
+            node = found or node
+        return line
+
+
+class PartError(ValueError):
+    """A part of a document is wrong that was valid on its own; ``path`` leads to it."""
+
+    def __init__(self, problem: str, *path: str | int) -> None:
+        super().__init__(problem)
+        self.path = path
+
+
+def read_document(path: Path, max_size: int = MAX_SIZE) -> Document:
     """Return what a file of YAML holds, or of JSON if its name ends so.
 
     Raises:
@@ -78,22 +125,67 @@ def read_document(path: Path, max_size: int = MAX_SIZE) -> Any:
     """
     text = read_file(path, max_size)
     try:
-        return parse_json(text) if path.suffix == ".json" else parse_yaml(text, max_size)[0]
+        return Document(text, is_json=path.suffix == ".json", max_size=max_size)
     except ValueError as error:
         line = getattr(error, "line", None)
         where = f", line {line}," if line else ""
         raise SettingsError(f"{path}{where} cannot be parsed: {error}") from None
 
 
-def mistakes(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return on one line what is wrong in what was to become a ``model``."""
+def mistakes(
+    error: ValidationError,
+    model: type[BaseModel],
+    document: Document | None = None,
+    above: Sequence[str | int] = (),
+) -> str:
+    """Return on one line what is wrong in what was to become a ``model``.
+
+    Args:
+        document: where it was read, to name lines; ``above``: the path to it there.
+    """
     items = error.errors(include_url=False)
     problems = []
     for item in items[:_SHOWN]:
-        key = ".".join(str(part) for part in item["loc"] if part != "function-after")
+        path = item["loc"]
+        if isinstance(cause := item.get("ctx", {}).get("error"), PartError):
+            path = (*path, *cause.path)
+        written = [part for part in path if part != "function-after"]
+        key = ".".join(str(part) for part in written if path == item["loc"])
         problem = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
-            problem = f"no such key{did_you_mean(key, model.model_fields)}"
-        problems.append(f"{key}: {problem}"[:_LONGEST] if key else problem[:_LONGEST])
+        if item["type"] == "extra_forbidden":
+            known = _keys(model, path[:-1])
+            problem = f"no such key{did_you_mean(str(path[-1]), known) if known else ''}"
+        elif item["type"] == "union_tag_invalid":
+            tags = str(item["ctx"]["expected_tags"]).replace("'", "").split(", ")
+            tag = str(item["ctx"]["tag"])
+            problem = f"no kind is called {tag!r:.80}{did_you_mean(tag, tags)}"
+            written.append(tag)
+        problem = f"{key}: {problem}"[:_LONGEST] if key else problem[:_LONGEST]
+        line = document.line(*above, *written) if document else None
+        problems.append(f"{problem} (line {line})" if line else problem)
     more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return "; ".join(problems) + more
+
+
+def _keys(model: type[BaseModel], path: Sequence[object]) -> set[str]:
+    """Return the keys that may be at a path, as pydantic names the places in a ``model``."""
+    models = {model}
+    for part in path:
+        named = {each for each in models if each.__name__ == part}
+        fields = [each.model_fields[part] for each in models if part in each.model_fields]
+        below = {each for field in fields for each in _models(field.annotation)}
+        kinds = {each for each in models if _kind(each) == part}
+        models = below or named or kinds or models
+    return {name for each in models for name in each.model_fields if name != "kind"}
+
+
+def _models(annotation: Any) -> set[type[BaseModel]]:
+    """Return the models that a type is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {each for part in get_args(annotation) for each in _models(part)}
+
+
+def _kind(model: type[BaseModel]) -> object:
+    """Return the tag by which a union tells a model apart."""
+    return model.model_fields["kind"].default if "kind" in model.model_fields else None

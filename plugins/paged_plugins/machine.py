@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -15,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from paged_core.errors import error_text
+
 _PACKAGES = (
     *("paged-core", "transformers", "triton"),
     *("flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python"),
@@ -25,24 +26,6 @@ _CPU_FEATURES = (
     *("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
 )
 
-_ASK_TORCH = """
-import json, torch
-count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-print(json.dumps({
-    "cuda": torch.version.cuda,
-    "devices": [
-        {
-            "name": one.name,
-            "compute_capability": f"{one.major}.{one.minor}",
-            "memory_bytes": one.total_memory,
-            "multiprocessors": one.multi_processor_count,
-        }
-        for one in map(torch.cuda.get_device_properties, range(count))
-    ],
-    "mps": torch.backends.mps.is_available(),
-    "threads": torch.get_num_threads(),
-}))
-"""
 _USUAL = Path("/usr/local/cuda")
 
 
@@ -56,8 +39,8 @@ def summary() -> dict[str, Any]:
     }
 
 
-def describe() -> dict[str, Any]:
-    """Return what there is: Python, CPU, memory, torch, CUDA, compilers."""
+def describe_host() -> dict[str, Any]:
+    """Return what there is besides PyTorch: Python, CPU, memory, CUDA, compilers."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -73,7 +56,6 @@ def describe() -> dict[str, Any]:
             "features": _cpu_features(),
         },
         "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
-        "torch": _torch(),
         "cuda": {
             "driver": _first_line(
                 "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
@@ -93,26 +75,32 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _torch() -> dict[str, Any]:
-    """Ask torch in a process of its own: it is large, and a broken one may crash its process."""
+def describe_torch() -> dict[str, Any]:
+    """Return what PyTorch is and sees, which imports it: seconds, the first time."""
     found: dict[str, Any] = {"version": _installed("torch")}
     if found["version"] is None:
         return found | {"problem": "not installed; `pip install torch`"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return found | {"problem": str(error)}
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        return found | {"problem": lines[-1] if lines else f"exit status {done.returncode}"}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found | answer
+        import torch
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        devices = [torch.cuda.get_device_properties(number) for number in range(count)]
+        return found | {
+            "cuda": torch.version.cuda,
+            "devices": [
+                {
+                    "name": one.name,
+                    "compute_capability": f"{one.major}.{one.minor}",
+                    "memory_bytes": one.total_memory,
+                    "multiprocessors": one.multi_processor_count,
+                }
+                for one in devices
+            ],
+            "mps": torch.backends.mps.is_available(),
+            "threads": torch.get_num_threads(),
+        }
+    except Exception as error:  # noqa: BLE001 - one that does not fit its libraries raises anything
+        return found | {"problem": error_text(error)}
 
 
 def _cpu_info() -> list[tuple[str, str]]:

@@ -154,7 +154,7 @@ class LLM:
             messages: ``{"role": ..., "content": ...}`` each; the content is text, or a list of
                 parts such as ``{"type": "text", "text": ...}``, which a space joins.
             sampling_params: one for all, or one for each conversation.
-            tools: JSON schemas of functions that the model may call.
+            tools: JSON schemas of functions that the model may call, if its template shows them.
             add_generation_prompt: end with the start of an answer; ``None``: unless the last
                 message is to be continued.
             continue_final_message: leave the last message open, for the model to go on with it.

@@ -11,11 +11,15 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import paged_core
 from architecture.kits import conformance_classes, first_party
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.observer import StepRecord
 from paged_core.plugins import hooks as hookspecs
 from paged_core.plugins.component import Command, Component, Profile, Slot
 from paged_core.plugins.registry import Registry
@@ -91,6 +95,18 @@ def test_the_readme_swaps_a_component_in_three_ways() -> None:
     assert "--config engine.yaml" in text
     assert "PAGED_CORE_SCHEDULER=prefill_or_decode" in text
     assert "--scheduler prefill_or_decode" in text
+
+
+def test_the_api_page_is_current_and_has_every_public_name() -> None:
+    command = [sys.executable, ROOT / "tools" / "api_page.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    names = {*paged_core.__all__} - {"__version__"}
+    for slot in Registry.discover().slots.values():
+        names.add(slot.interface.partition(":")[2])
+    assert [name for name in sorted(names) if f"\n### {name}\n" not in page] == []
+    assert ":::" not in page
 
 
 def test_every_page_is_built_without_a_warning(tmp_path: Path) -> None:
@@ -206,6 +222,15 @@ def test_every_interface_names_its_hook_and_its_conformance_class(slot: str) -> 
     page = ROOT / "docs" / "interfaces" / f"{slot}.md"
     assert section(page, "Example")
     assert {"paged_core_components", CLASSES[slot]} <= named(page)
+
+
+@pytest.mark.parametrize(("made", "page"), [(LayerSpec, "attention"), (StepRecord, "observers")])
+def test_every_field_is_told_with_its_type(made: Any, page: str) -> None:
+    text = (ROOT / "docs" / "interfaces" / f"{page}.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| `(.+?)` \| .+ \|$", text, re.MULTILINE)
+    told = {name: kind for names, kind in rows for name in re.findall(r"\w+", names)}
+    for field in fields(made):
+        assert told.get(field.name, "").replace("\\|", "|") == field.type, field.name
 
 
 def test_what_is_planned_is_not_there_yet() -> None:

@@ -49,6 +49,12 @@ def test_the_former_name_of_the_kit_imports_it_when_it_is_used() -> None:
     assert modules_after("from paged_core.testing import serve") >= kit
 
 
+def test_doctor_imports_no_model_code() -> None:
+    loaded = modules_after("from paged_core.cli import main; assert main(['doctor']) == 0")
+    assert {"torch", "paged_backends.runners.transformers.runner"} <= loaded
+    assert not loaded & {"transformers.modeling_utils", "torch._dynamo", "scipy.optimize"}
+
+
 @pytest.mark.parametrize(
     "program",
     [

@@ -228,6 +228,23 @@ def test_chat_options_reach_the_template(llm: LLM) -> None:
     assert (output.prompt or "").endswith("It is a")
 
 
+def test_tools_that_the_template_ignores_are_warned_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def warned(**options: Any) -> int:
+        llm.chat(USER, SamplingParams(max_tokens=1), **options)
+        return capsys.readouterr().err.count("tools_ignored")
+
+    tools = [{"name": "add"}]
+    with LLM("demo") as llm:
+        assert warned() == 0
+        assert warned(tools=[]) == 0
+        assert warned(tools=tools, chat_template="{{ tools[0].name }}") == 0
+        assert warned(tools=tools, chat_template="{{ tools[0]['name'] + 'x' }}") == 0
+        assert warned(tools=tools) == 1
+        assert warned(tools=tools) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

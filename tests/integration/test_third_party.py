@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ PARTS = {
 }
 MADE = {slot: f"made-{slot.replace('_', '-')}" for slot in SUMMARIES}
 """Slots, and packages fresh from the template."""
+PAIR = "made-pair"
+"""A package to which a second component was added."""
 FEW_EXAMPLES = """
 def pytest_itemcollected(item):
     if hasattr(item.cls, "max_examples"):
@@ -79,6 +82,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     copytree(EXAMPLE, place.sources / EXAMPLE.name, ignore=ignore_patterns(".*", "__pycache__"))
     for slot, name in MADE.items():
         place.paged_core("new-plugin", name, "--slot", slot, bare=True)
+    place.paged_core("new-plugin", PAIR, "--slot", "victim", bare=True)
+    place.paged_core("new-plugin", "second", "--slot", "router", "--into", PAIR, bare=True)
     wheels = folder / "wheels"
     pip = ("-m", "pip", "--disable-pip-version-check", "--quiet")
     build = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels)
@@ -125,6 +130,19 @@ def test_a_fresh_plugin_is_listed(slot: str, listed: dict[str, Any]) -> None:
     assert (plugin["distribution"], plugin["version"]) == (MADE[slot], "0.1.0")
     assert plugin["status"] == "active"
     assert components(listed, name) == {(slot, name)}
+
+
+def test_a_component_that_was_added_is_listed_beside_the_first(listed: dict[str, Any]) -> None:
+    assert components(listed, "made_pair") == {("victim", "made_pair"), ("router", "second")}
+
+
+def test_listing_fresh_plugins_imports_nothing_heavy(place: Place) -> None:
+    program = (
+        "import sys; from paged_core.cli import main; main(['plugins'])\n"
+        "assert 'made_attention.made_attention' in sys.modules\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    place.run("-c", program)
 
 
 def test_installing_activates_nothing(place: Place, tmp_path: Path) -> None:
@@ -188,6 +206,18 @@ def test_fresh_plugins_run_by_yaml_together(place: Place, tmp_path: Path) -> Non
     assert (counts["added"], counts["finished"]) == (6, 6)
 
 
+@pytest.mark.parametrize("slot", ["attention", "runner", "executor", "router", "cost_model"])
+def test_a_fresh_plugin_is_used_as_its_readme_says(slot: str, place: Place) -> None:
+    folder = place.sources / MADE[slot]
+    (usage,) = (
+        line
+        for line in (folder / "README.md").read_text("utf-8").splitlines()
+        if line.startswith("paged-core ") and "--config" in line
+    )
+    few = ["--max-tokens", "3"] if "generate" in usage else ["--json"]
+    assert place.paged_core(*shlex.split(usage)[1:], *few, folder=folder)
+
+
 # ---------------------------------------------------------------------- tested with the kit
 
 
@@ -195,5 +225,6 @@ def test_the_example_passes_its_own_tests(place: Place) -> None:
     place.test([EXAMPLE.name])
 
 
-def test_fresh_plugins_pass_their_own_tests(place: Place) -> None:
-    place.test(list(MADE.values()))
+@pytest.mark.parametrize("name", [*MADE.values(), PAIR])
+def test_a_fresh_plugin_passes_its_own_tests(name: str, place: Place) -> None:
+    place.test([name])

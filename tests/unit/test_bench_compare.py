@@ -45,7 +45,7 @@ def own_task(model: str, **changes: Any) -> Task:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NAMED, "W7", BatchWorkload("W7", "", lambda _: CHAT))
+    monkeypatch.setitem(NAMED, "W7", BatchWorkload("W7", lambda _: CHAT))
     monkeypatch.setattr("paged_plugins.bench.device._OTHER_BYTES", 1 << 20)
     monkeypatch.setattr("paged_plugins.bench.device._OTHER_SIZE", 64)
 
@@ -115,7 +115,7 @@ def test_what_has_been_measured_is_kept_when_the_rest_fails(
         return compare(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("paged_plugins.bench.compare_command.compare", fails_later)
-    monkeypatch.setitem(NAMED, "W4", BatchWorkload("W4", "", lambda _: CHAT))
+    monkeypatch.setitem(NAMED, "W4", BatchWorkload("W4", lambda _: CHAT))
     argv = [*SMALL, "--model", model, "--workload", "W7,W4", "--output", str(tmp_path / "rows")]
     argv += ["--peer", f"vllm={foreign_python.make(tmp_path)}"]
     assert main(["bench", "compare", *argv], {"PATH": ""}) == 1
@@ -289,7 +289,7 @@ def _cannot_start(*_: object) -> None:
 
 
 def compared(*engines: Any, repeats: int = 3) -> dict[str, Any]:
-    row = compare(BatchWorkload("W7", "", lambda _: CHAT), engines, repeats, lambda: None)
+    row = compare(BatchWorkload("W7", lambda _: CHAT), engines, repeats, lambda: None)
     return row | {"model": "m", "dtype": "bfloat16", "repeats": repeats}
 
 
@@ -323,7 +323,7 @@ class TestRows:
         }
         monkeypatch.setattr(compare_command, "PeerProcess", lambda some, _: engines[some.name])
         chosen = [OURS, *(PEERS[name] for name in list(engines)[1:])]
-        workloads = [BatchWorkload("W7", "", lambda _: CHAT)]
+        workloads = [BatchWorkload("W7", lambda _: CHAT)]
         told: list[str] = []
         choices = [Choice(one) for one in chosen]
         (row,) = compare_command._alone(bench_task(), workloads, choices, 2, told.append)

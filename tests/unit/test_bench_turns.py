@@ -18,7 +18,7 @@ CHAT: list[Draw] = [
 
 
 def requests(drawn: list[Draw]) -> list[WorkloadRequest]:
-    return BatchWorkload("chat", "", lambda _: drawn).requests()
+    return BatchWorkload("chat", lambda _: drawn).requests()
 
 
 @pytest.mark.parametrize("follows", [1, 2])

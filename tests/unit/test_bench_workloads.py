@@ -25,7 +25,7 @@ SIZE = ModelSize(
 
 
 def requests(*items: Draw) -> list[WorkloadRequest]:
-    return BatchWorkload("listed", "", lambda _: items).requests()
+    return BatchWorkload("listed", lambda _: items).requests()
 
 
 def prompts(firsts: list[WorkloadRequest]) -> list[list[int]]:

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from paged_core import __version__, cli, plugin
 from paged_core.cli import frame, main
-from paged_core.cli.options import SettingsArgs, expanded
+from paged_core.cli.options import SettingsArgs, expanded, is_setting
 from paged_core.cli.plugins import choices
 from paged_core.errors import CheckpointError
 from paged_core.plugins.component import Command, Component, ComponentSettings
@@ -50,6 +51,31 @@ class TestFrame:
         assert run(capsys) == text
         for name in ("plugins", "config", "schema", "doctor", "replay", "diff"):
             assert f"\n  {name} " in text
+
+    @pytest.mark.parametrize("name", sorted(Registry.discover().commands))
+    def test_help_is_one_screen_and_all_settings_another(self, capsys: Capture, name: str) -> None:
+        loaded = frame.Session.of([], {}).load(name)
+        for words, command in (
+            [((name, own), each) for own, each in loaded.commands.items()]
+            if isinstance(loaded, TyperGroup)
+            else [((name,), loaded)]
+        ):
+            text = run(capsys, *words, "--help")
+            assert len(text.splitlines()) <= 48, words
+            assert "--scheduler.max-num-seqs" not in text
+            settings = [one for one in command.params if is_setting(str(one.name))]
+            assert bool(settings) == ("--help-settings" in text)
+            if settings:  # and arguments may be missing
+                listed = run(capsys, *words, "--help-settings")
+                shown = [one.opts[0] for one in settings if not getattr(one, "hidden", False)]
+                assert all(f"\n  {option} " in f"\n{listed}" for option in shown)
+                assert "--scheduler.max-num-seqs" in shown
+                assert "\nOptions of scheduler:\n" in listed
+
+    def test_help_shows_common_options(self, capsys: Capture) -> None:
+        text = run(capsys, "generate", "--help")
+        for option in ("--max-tokens", "--config", "--profile", "--model", "--help-settings"):
+            assert f"\n  {option} " in text
 
     def test_the_commands_of_the_core_come_from_its_plugin(self, capsys: Capture) -> None:
         registry = Registry(()).extended(plugin, plugin="core")
@@ -212,7 +238,7 @@ class TestConfig:
 
     def test_help_shows_each_components_own_default(self, capsys: Capture) -> None:
         """Help made from a union once showed the defaults of its last member for all."""
-        text = " ".join(run(capsys, "config", "--help").replace("│", " ").split())
+        text = " ".join(run(capsys, "config", "--help-settings").split())
         assert "(default: token_budget)" in text
         assert "(prefill_or_decode: null; token_budget: 2048;" in text
         assert "--scheduler.chunked-prefill" in text

@@ -546,3 +546,86 @@ class TestSideBySide:
         assert ["cached", "4", "4"] in shown
         assert ["preempted", "2", "0"] in shown
         assert not any("swapped_out" in row for row in shown)
+
+
+class TestMistakesInFiles:
+    """Each has its line, and a suggestion where there is one; as in settings files."""
+
+    @pytest.mark.parametrize(
+        ("text", "messages"),
+        [
+            (
+                "name: a\nsettings:\n  num_blocks: 6\nrequests:\n  - id: A\n    promt: 3\n"
+                "    output: 0\n",
+                (
+                    "requests.0.promt: no such key; did you mean 'prompt'? (line 6)",
+                    "requests.0.prompt: Field required (line 5)",
+                    "requests.0.output: Input should be greater than 0 (line 7)",
+                ),
+            ),
+            (
+                "name: a\nsetings: {}\nsettings: {num_blocks: 6}\nrequests: []\n",
+                ("setings: no such key; did you mean 'settings'? (line 2)",),
+            ),
+            (
+                "name: a\nsettings: {num_blocks: 6}\nrequests:\n- {id: A, prompt: 1, output: 1}\n"
+                "- {id: B, prompt: 1, output: 1, follows: C}\n",
+                ("'B' follows 'C', which no request above it is called (line 5)",),
+            ),
+            (
+                "name: a\nsettings: {num_blocks: 6}\nprefixes: {one: 3}\nrequests:\n"
+                "- id: A\n  prompt: 1\n  prefix: onn\n  output: 1\n",
+                ("`prefixes` does not have; did you mean 'one'? (line 7)",),
+            ),
+            (
+                "name: a\nsettings: {num_blocks: 6}\nrequests: []\naborts:\n\n- {id: A, step: 1}\n",
+                ("`aborts` names 'A', which no request is called (line 6)",),
+            ),
+            (
+                "name: a\nsettings: {num_blocks: 6}\nworkload: chatt\n",
+                ("no workload is called 'chatt'; did you mean 'chat'?", "(line 3)"),
+            ),
+            (
+                "name: a\nsettings: {num_blocks: 6}\nworkload:\n  lengths: {prompt: 1, output: 1}\n"
+                "  arrivals:\n    poison: {rate: 1}\n",
+                (
+                    "workload.arrivals: no kind is called 'poison'; did you mean 'poisson'?"
+                    " (line 6)",
+                ),
+            ),
+        ],
+    )
+    def test_of_a_scenario(self, tmp_path: Path, text: str, messages: tuple[str, ...]) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_text(text, "utf-8")
+        with pytest.raises(SettingsError) as caught:
+            read_case(path)
+        assert str(caught.value).startswith(f"{path} is not a scenario: ")
+        for message in messages:
+            assert message in str(caught.value)
+
+    def test_of_a_case_in_json(self, tmp_path: Path) -> None:
+        request = {"id": "A", "prompt": 3, "outputs": 1}
+        scenario = {"name": "a", "settings": {"num_blocks": 6}, "requests": [request]}
+        path = tmp_path / "a.json"
+        path.write_text(json.dumps({"scenario": scenario}, indent=1), "utf-8")
+        line = path.read_text("utf-8").splitlines().index('    "outputs": 1') + 1
+        with pytest.raises(SettingsError, match=rf"did you mean 'output'\? \(line {line}\)"):
+            read_case(path)
+
+    def test_of_the_settings_in_a_scenario(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "a.yaml"
+        for settings, message in (
+            ("  shceduler: x\n", "did you mean 'scheduler'? ({path}, line 4)"),
+            ("  queue_order: fcsf\n", "did you mean 'fcfs'? ({path}, line 4)"),
+            (
+                "  scheduler:\n    name: token_budget\n    max_num_sqs: 3\n",
+                "did you mean 'max_num_seqs'? ({path}, line 6)",
+            ),
+        ):
+            text = f"name: a\nsettings:\n  num_blocks: 6\n{settings}requests: []\n"
+            path.write_text(text, "utf-8")
+            assert main(["replay", str(path)]) == 2
+            assert message.format(path=path) in capsys.readouterr().err

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,7 @@ from paged_core.cli import main
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Plugin, Registry
 from paged_plugins import machine
+from paged_plugins.scaffold import doctor as doctor_command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -22,7 +26,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking torch takes seconds, and has a test of its own."""
-    monkeypatch.setattr(machine, "_torch", lambda: {"version": None})
+    monkeypatch.setattr(machine, "describe_torch", lambda: {"version": None})
 
 
 def doctor(capsys: Capture, *argv: str, **environ: str) -> tuple[str, str]:
@@ -107,7 +111,7 @@ def test_mentions_broken_plugins_and_conflicts(
 
 
 def test_the_machine_is_described_as_plain_data() -> None:
-    described = machine.describe()
+    described = machine.describe_host() | {"torch": machine.describe_torch()}
     assert json.loads(json.dumps(described)) == described
     assert described["python"]["executable"] == sys.executable
     assert described["cpu"]["model"] == machine.cpu_model()
@@ -118,7 +122,7 @@ def test_the_machine_is_described_as_plain_data() -> None:
 def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     device = {"name": "NVIDIA H200", "compute_capability": "9.0", "multiprocessors": 132}
     described = {"version": "2.11", "devices": [device | {"memory_bytes": 141 << 30}]}
-    monkeypatch.setattr(machine, "_torch", lambda: described)
+    monkeypatch.setattr(machine, "describe_torch", lambda: described)
     monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
     assert "NVIDIA H200, compute capability 9.0, 141 GiB, 132 multi" in doctor(capsys)[0]
 
@@ -170,10 +174,10 @@ def program(folder: Path, name: str) -> Path:
 def test_torch_that_cannot_be_asked_is_a_problem_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "_ASK_TORCH", "raise SystemExit('no libtorch')")
-    assert machine.describe()["torch"]["problem"] == "no libtorch"
-    monkeypatch.setattr(machine, "_ASK_TORCH", "raise SystemExit(3)")
-    assert machine.describe()["torch"]["problem"] == "exit status 3"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "torch" in machine.describe_torch()["problem"]
+    monkeypatch.setattr(machine, "_installed", lambda _: None)
+    assert machine.describe_torch()["problem"] == "not installed; `pip install torch`"
 
 
 def test_without_the_plugin_the_other_commands_work(capsys: Capture) -> None:
@@ -182,3 +186,40 @@ def test_without_the_plugin_the_other_commands_work(capsys: Capture) -> None:
     assert "no command is called 'doctor'" in message
     assert "plugin 'scaffold' (paged-core" in message
     assert main(["config", "--json", "--block-plugin", "scaffold"], {"PATH": ""}) == 0
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_the_machine_is_asked_while_components_are_imported(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = Event(), Event()
+
+    def describe() -> dict[str, Any]:
+        asked.set()
+        assert answered.wait(20), "no component was asked meanwhile"
+        return {"python": "here"}
+
+    def reason(_: Component) -> None:
+        assert asked.wait(20), "the machine was not asked yet"
+        answered.set()
+
+    monkeypatch.setattr(machine, "describe_host", describe)
+    monkeypatch.setattr(Component, "unavailable_reason", reason)
+    assert found(capsys)["machine"]["python"] == "here"
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_shows_on_a_terminal_how_far_it_is(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals, moves = [], []
+
+    @contextmanager
+    def progress(total: int, what: str) -> Iterator[Any]:
+        totals.append(total)
+        yield lambda: moves.append(what)
+
+    monkeypatch.setattr(doctor_command, "progress", progress)
+    monkeypatch.setattr(machine, "describe_host", dict)
+    monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
+    assert len(found(capsys)["components"]) + 1 == totals[0] == len(moves)

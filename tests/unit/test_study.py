@@ -119,7 +119,7 @@ def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
         ({"axes": {"victim": "newest"}}, "axes.victim: Input should be a valid list"),
         ({"axes": {"victim": ["newst"]}}, "no victim is called 'newst'; did you mean"),
         ({"axes": {"a.b.c": [1]}}, "'a.b.c' is no setting"),
-        ({"axes": {"num_blocks": [0]}}, "not 0 (arm num_blocks=0)"),
+        ({"axes": {"num_blocks": [0]}}, "not 0 (arm num_blocks=0, line 6)"),
         ({"base": {"num_block": 3}}, "num_block: no such setting; did you mean"),
         ({"base": {"executor": "simulated"}}, "write `executor` beside `base`, not in it"),
         ({"seeds": 0}, "seeds: give 1 to"),
@@ -497,3 +497,38 @@ def test_a_worker_of_a_ray_cluster_that_dies_fails_its_run_alone(
     assert {place: one.problem for place, one in ran.items() if one.problem} == {
         tasks[2].place: "its process ended; was memory short?"
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "axes: {evictor: [lru]}\nworkloads: [chat]\nsedes: 3\n",
+            "sedes: no such key; did you mean 'seeds'? (line 3)",
+        ),
+        (
+            "axes: {evictor: [lru]}\nworkloads:\n  - chat\n  - name: b\n    lenghts: 3\n",
+            "workloads.1.lenghts: no such key; did you mean 'lengths'? (line 5)",
+        ),
+        (
+            "axes:\n  evictor:\n    - lru\n    - slur\nworkloads: [chat]\n",
+            "did you mean 'slru'? (arm evictor=slur, line 4)",
+        ),
+        (
+            "base:\n  block_sise: 3\naxes: {evictor: [lru]}\nworkloads: [chat]\n",
+            "did you mean 'block_size'? (base, line 2)",
+        ),
+        (
+            "axes: {evictor: [lru]}\nworkloads:\n- chatt\n",
+            "there is no such file; did you mean 'chat'? (line 3)",
+        ),
+    ],
+)
+def test_mistakes_in_a_file_have_their_line_and_a_suggestion(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "ablation.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(SettingsError) as caught:
+        read_ablation(path, REGISTRY)
+    assert message in str(caught.value)

@@ -342,3 +342,31 @@ class TestSeeds:
         ]
         assert sum(map(len, set(parts))) == len(set(token_ids(set(parts), None)))
         assert max(part.stop for part in parts) < FIRST_OWN_ID
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lengths: {prompt: 1, output: 1}\nrequets: 3\n", "did you mean 'requests'? (line 2)"),
+        (
+            "lengths:\n  prompt: 1\n  output: {unifrom: [1, 2]}\n",
+            "'unifrom' takes keys, as in `{key: value}`; did you mean 'uniform'? (line 3)",
+        ),
+        (
+            "lengths: {prompt: 1, output: 1}\narrivals:\n  poisson: {rat: 1}\n",
+            "arrivals.poisson.rat: no such key; did you mean 'rate'? (line 3)",
+        ),
+        (
+            "lengths: {prompt: 1, output: 1}\nprefixes:\n  sytem: 3\n",
+            "prefixes.sytem: no such key; did you mean 'system'? (line 3)",
+        ),
+    ],
+)
+def test_mistakes_in_a_file_have_their_line_and_a_suggestion(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(SettingsError) as caught:
+        workload_spec(str(path))
+    assert message in str(caught.value)

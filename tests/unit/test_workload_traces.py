@@ -254,7 +254,7 @@ class TestRequestLines:
             ),
             ({"id": "b", "prompt": 1, "output": "1"}, "output: Input should be a valid integer"),
             ({"id": "b", "prompt": 1, "output": 1, "at": True}, "at: Input should be a valid"),
-            ({"id": "b", "prompt": 1, "output": 1, "colour": 1}, "colour: Extra inputs"),
+            ({"id": "b", "prompt": 1, "output": 1, "colour": 1}, "colour: no such key"),
         ],
     )
     def test_mistakes_are_named(self, tmp_path: Path, line: dict[str, Any], problem: str) -> None:

@@ -48,7 +48,6 @@ from paged_plugins.progress import progress
 
 _LENGTH_STEP = 1024
 _CACHE_GIB = 4
-_PEERS = "; ".join(f"{name}: {peer.summary}" for name, peer in PEERS.items())
 _FAILED = "failed"
 
 
@@ -62,17 +61,16 @@ def compare_command(
         list[str] | None,
         typer.Option(
             metavar="NAME[=PYTHON]",
-            help="May be repeated; PYTHON is the interpreter of another virtual environment that "
-            "has the peer (default: all peers installed in this one that have their checkpoint "
-            f"beside the model). {_PEERS}.",
+            help=f"{', '.join(PEERS)}. Repeatable; PYTHON is that of an environment that has it "
+            "(default: all that this one has, with their checkpoint beside the model).",
         ),
     ] = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME={KEY: VALUE}",
-            help="This engine again with these settings on top, in YAML; may be repeated. Only "
-            "peers that are named take part then.",
+            help="This engine again with these settings on top, in YAML; repeatable. Then only the "
+            "peers that are named take part.",
         ),
     ] = None,
     num_requests: NumRequests = None,
@@ -85,7 +83,7 @@ def compare_command(
         typer.Option(
             "--one-at-a-time",
             help="Load each engine after the one before has ended, and go on if one fails (default "
-            "on CUDA: an engine takes the memory of a GPU whole).",
+            "on CUDA).",
         ),
     ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
@@ -95,12 +93,9 @@ def compare_command(
 ) -> None:
     """Compare with other engines on the same model, token ids and number of tokens.
 
-    Each engine runs in its own process, all are loaded before the first is measured, and they take
-    turns within every repeat, so that other load on the machine affects all of them alike; on CUDA
-    they run one after another. Two short requests run as a warm-up. Conversations run turn by turn:
-    all first turns, then all second turns. Give --model and --dtype; --threads and
-    --kv-cache-memory apply to the others too, all other settings to this engine alone. With
-    --variant, this engine is compared with itself under other settings.
+    Each engine runs in its own process, and they take turns within every repeat; on CUDA one runs
+    after another. Give --model and --dtype; --threads and --kv-cache-memory apply to the others
+    too, all other settings to this engine alone.
     """
     settings = given.resolve().settings
     again = _variants(variant or (), given)

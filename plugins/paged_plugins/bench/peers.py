@@ -39,7 +39,6 @@ class Peer:
     """An engine to compare with, and how to install it."""
 
     name: str
-    summary: str
     script: str
     """Its file, without the suffix."""
     kind: str
@@ -56,7 +55,6 @@ def _table(*peers: tuple[str, ...]) -> dict[str, Peer]:
 
 OURS = Peer(
     "paged_core",
-    "this engine, with the settings given",
     "paged_core_peer",
     "PagedCore",
     "paged_core",
@@ -65,34 +63,28 @@ OURS = Peer(
 PEERS = _table(
     (
         "transformers_static",
-        "transformers generate over batches of 16",
         *("transformers_peer", "TransformersStatic", *_OF_TRANSFORMERS),
     ),
     (
         "transformers_single",
-        "transformers generate for one request after another",
         *("transformers_peer", "TransformersSingle", *_OF_TRANSFORMERS),
     ),
     (
         "transformers_continuous",
-        "transformers with continuous batching",
         *("transformers_peer", "TransformersContinuous", *_OF_TRANSFORMERS),
     ),
     (
         "nano_vllm",
-        "nano-vLLM on a GPU",
         *("nano_vllm_peer", "NanoVllm"),
         *("nanovllm", "git+https://github.com/GeeeekExplorer/nano-vllm"),
     ),
-    ("vllm", "vLLM in one process", "vllm_peer", "Vllm", "vllm", "vllm"),
+    ("vllm", "vllm_peer", "Vllm", "vllm", "vllm"),
     (
         "openvino",
-        "OpenVINO GenAI with continuous batching",
         *("openvino_peer", "OpenVino", "openvino_genai", "openvino-genai"),
     ),
     (
         "llama_cpp",
-        "llama.cpp with all requests in one batch",
         *("llama_cpp_peer", "LlamaCpp", "llama_cpp", "llama-cpp-python"),
     ),
 )

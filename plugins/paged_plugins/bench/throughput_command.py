@@ -34,15 +34,12 @@ from paged_plugins.progress import progress
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 
-_WORKLOADS = "; ".join(f"{name}: {workload.summary}" for name, workload in NAMED.items())
-
-
 WriteCache = Annotated[
     bool,
     typer.Option(
         "--write-cache",
-        help="Write the whole cache of this engine once before anything is measured, so that no "
-        "step waits until the system provides its memory; results say whether it was.",
+        help="Write this engine's whole cache once before anything is measured: no step waits for "
+        "its memory.",
     ),
 ]
 TraceFile = Annotated[
@@ -57,9 +54,9 @@ def throughput_command(
         list[str] | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="May be repeated, names comma-separated (default: all of W1 to W8 whose requests "
-            f"fit the model). {_WORKLOADS}. Or one of the lab, which arrives as it says: "
-            f"{', '.join(names())}, or a file that `lab workload` reads.",
+            help=f"{', '.join(NAMED)} (default: all whose requests fit the model), "
+            f"{', '.join(names())}, or a file that `lab workload` reads. Repeatable, "
+            "comma-separated.",
         ),
     ] = None,
     num_requests: NumRequests = None,

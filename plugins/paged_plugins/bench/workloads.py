@@ -36,10 +36,6 @@ class Workload(Protocol):
     def name(self) -> str:
         """What tables call it."""
 
-    @property
-    def summary(self) -> str:
-        """What it is, in a line."""
-
     def requests(self, repeat: int = 0, *, vocab_size: int = _NUM_IDS) -> list[WorkloadRequest]:
         """Return the requests of one repeat that follow no other, in arrival order. The ids in
         their prompts are token ids."""
@@ -50,7 +46,6 @@ class BatchWorkload:
     """Requests that arrive at once; ``make(random)`` draws them."""
 
     name: str
-    summary: str
     make: Callable[[random.Random], Sequence[Draw]]
 
     def requests(self, repeat: int = 0, *, vocab_size: int = _NUM_IDS) -> list[WorkloadRequest]:
@@ -84,11 +79,6 @@ class LabWorkload:
     def name(self) -> str:
         """What tables call it."""
         return self.spec.name
-
-    @property
-    def summary(self) -> str:
-        """What it is, in a line."""
-        return self.spec.about
 
     def requests(self, repeat: int = 0, *, vocab_size: int = _NUM_IDS) -> list[WorkloadRequest]:
         """As in :class:`Workload`; repeats differ in their tokens.
@@ -191,35 +181,20 @@ def drawn(
             items.append((prefix + _ids(chance, length), count, None))
         return items
 
-    def told(bounds: tuple[int, int]) -> str:
-        return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]} to {bounds[1]}"
-
-    summary = f"{num_requests} requests, {told(num_input)} tokens in, {told(num_output)} out"
-    if num_shared:
-        summary += f", after {num_shared} that all share"
-    return BatchWorkload(name, summary, make)
+    return BatchWorkload(name, make)
 
 
 NAMED: dict[str, Workload] = {
     workload.name: workload
     for workload in (
         drawn(32, (64, 512), (32, 128), name="W1"),
-        BatchWorkload(
-            "W2", "16 requests, 32 tokens in, 128 out: mostly decode", _equal(16, 32, 128)
-        ),
-        BatchWorkload(
-            "W3", "24 requests that share 512 tokens and have 32 of their own, 32 out", _shared
-        ),
-        BatchWorkload("W4", "one request, 128 tokens in, 64 out", _equal(1, 128, 64)),
-        BatchWorkload("W5", "10 requests, 900 to 1500 tokens in, 16 out: long prompts", _long),
-        BatchWorkload("W6", "40 requests, 8 to 40 tokens in, 150 to 300 out", _many),
-        BatchWorkload(
-            "W7",
-            f"{_CONVERSATIONS} conversations of {_TURNS} turns, 150 to 400 tokens in at first and "
-            "20 to 80 more with each turn, 48 to 96 out",
-            _conversations,
-        ),
-        BatchWorkload("W8", "four requests, 200 tokens in, 120 out", _equal(4, 200, 120)),
+        BatchWorkload("W2", _equal(16, 32, 128)),
+        BatchWorkload("W3", _shared),
+        BatchWorkload("W4", _equal(1, 128, 64)),
+        BatchWorkload("W5", _long),
+        BatchWorkload("W6", _many),
+        BatchWorkload("W7", _conversations),
+        BatchWorkload("W8", _equal(4, 200, 120)),
     )
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -12,8 +12,9 @@ from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer
 from paged_core.plugins.registry import Registry
-from paged_core.settings.layers import Entry, Layer, Origin
+from paged_core.settings.layers import Layer, Origin
 from paged_core.settings.schema import EngineSettings, settings_class
+from paged_core.settings.sources import entries
 from paged_core.step import NewSequence
 from paged_plugins.decisions.replay_run import ClockTime, EqualSteps, LastStep, Outcome, ReplayRun
 from paged_plugins.decisions.scenario import IDS_PER_REQUEST, MAX_READS, Scenario
@@ -109,14 +110,17 @@ def settings_of(scenario: Scenario, registry: Registry) -> EngineSettings:
     return settings
 
 
-def settings_layer(scenario: Scenario, where: str = "") -> Layer:
+def settings_layer(
+    scenario: Scenario, where: str = "", lines: Mapping[tuple[str, ...], int | None] | None = None
+) -> Layer:
     """Return what a scenario says about settings, to be laid under the other layers.
 
     Args:
         where: the file that it is written in.
+        lines: of its settings and their options there.
     """
     values = {"executor": "memory", "max_model_len": 2048, **scenario.settings}
-    return [Entry((key,), value, Origin("yaml", where)) for key, value in values.items()]
+    return list(entries(values, Origin("yaml", where), (lines or {}).get))
 
 
 def check_settings(scenario: Scenario, settings: EngineSettings) -> None:

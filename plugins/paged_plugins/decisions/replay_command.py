@@ -152,7 +152,7 @@ def _seconds(seconds: float | None) -> str:
 def _run(path: Path, given: SettingsArgs) -> Run:
     case = read_case(path)
     try:
-        resolved = given.resolve(settings_layer(case.scenario, str(path)))
+        resolved = given.resolve(settings_layer(case.scenario, str(path), case.lines))
     except SettingsError as error:
         raise SettingsError(f"scenario {case.scenario.name!r}: {error}") from None
     run = Run(case, resolved)

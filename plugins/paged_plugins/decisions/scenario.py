@@ -19,9 +19,11 @@ from pydantic import (
     model_validator,
 )
 
-from paged_core.errors import SettingsError
+from paged_core.errors import SettingsError, did_you_mean
+from paged_core.settings.layers import Origin
+from paged_core.settings.sources import entries
 from paged_plugins.decisions.trace import trace_problem
-from paged_plugins.files import mistakes, read_document
+from paged_plugins.files import PartError, mistakes, read_document
 from paged_plugins.workloads.amount import SpecModel
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.request import WorkloadRequest, linked
@@ -56,8 +58,8 @@ def _named_workload(value: Any) -> Any:
         return value
     if value not in names():
         raise ValueError(
-            f"no workload is called {value!r:.80}; there are {', '.join(names())}, or give a "
-            "mapping with the keys of a workload"
+            f"no workload is called {value!r:.80}{did_you_mean(value, names())}, or give a mapping "
+            "with the keys of a workload"
         )
     return workload_spec(value)
 
@@ -188,8 +190,9 @@ class Scenario(SpecModel):
         if "num_blocks" not in self.settings:
             raise ValueError("give settings.num_blocks: without a model it cannot be measured")
         if "observers" in self.settings:
-            raise ValueError(
-                "leave settings.observers out, which can write files; give --observers instead"
+            raise PartError(
+                "leave settings.observers out, which can write files; give --observers instead",
+                *("settings", "observers"),
             )
         num_tokens = sum(
             length + each.n * each.output
@@ -206,27 +209,32 @@ class Scenario(SpecModel):
     def _check_requests(self) -> None:
         """Check that requests name prefixes that there are, and requests above them."""
         known: set[str] = set()
-        for request in self.requests:
+        for number, request in enumerate(self.requests):
             if request.id in known:
-                raise ValueError(f"two requests have the same id, {request.id!r:.80}")
+                problem = f"two requests have the same id, {request.id!r:.80}"
+                raise PartError(problem, "requests", number, "id")
             if request.prefix is not None and request.prefix not in self.prefixes:
-                raise ValueError(
+                raise PartError(
                     f"{request.id!r:.80} begins with the prefix {request.prefix!r:.80}, which "
-                    "`prefixes` does not have"
+                    f"`prefixes` does not have{did_you_mean(request.prefix, self.prefixes)}",
+                    *("requests", number, "prefix"),
                 )
             if request.follows is not None and request.follows not in known:
-                raise ValueError(
+                raise PartError(
                     f"{request.id!r:.80} follows {request.follows!r:.80}, which no request above "
-                    "it is called"
+                    "it is called",
+                    *("requests", number, "follows"),
                 )
             known.add(request.id)
 
     def _check_aborts(self) -> None:
-        for abort in self.aborts:
+        for number, abort in enumerate(self.aborts):
             if abort.id not in self.numbers:
-                raise ValueError(f"`aborts` names {abort.id!r:.80}, which no request is called")
+                problem = f"`aborts` names {abort.id!r:.80}, which no request is called"
+                raise PartError(problem, "aborts", number, "id")
             if abort.id in self.written and abort.step < self.written[abort.id].step:
-                raise ValueError(f"`aborts` ends {abort.id!r:.80} before it has arrived")
+                problem = f"`aborts` ends {abort.id!r:.80} before it has arrived"
+                raise PartError(problem, "aborts", number, "step")
 
     def _drawn(self) -> Iterator[WorkloadRequest]:
         """Yield the requests of the workload, as long as a replay can take so many."""
@@ -257,6 +265,8 @@ class Case:
     scenario: Scenario
     trace: list[dict[str, Any]] | None
     path: Path
+    lines: Mapping[tuple[str, ...], int | None]
+    """Of its settings and their options, in the file."""
 
 
 def read_case(path: Path) -> Case:
@@ -265,20 +275,26 @@ def read_case(path: Path) -> Case:
     Raises:
         SettingsError: the file is missing, broken, or not a scenario; the message says where.
     """
-    content = read_document(path, MAX_FILE_SIZE)
+    document = read_document(path, MAX_FILE_SIZE)
+    content = document.content
+    above: tuple[str, ...] = ()
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must hold a mapping with the keys of a scenario")
     trace = None
     if "scenario" in content:
         trace = content.get("trace")
-        content = content["scenario"]
+        content, above = content["scenario"], ("scenario",)
         if trace is not None and (problem := trace_problem(trace)):
             raise SettingsError(f"{path}: {problem}")
     try:
-        return Case(Scenario.model_validate(content), trace, path)
+        scenario = Scenario.model_validate(content)
     except ValidationError as error:
-        problems = mistakes(error, Scenario)
+        problems = mistakes(error, Scenario, document, above)
         raise SettingsError(f"{path} is not a scenario: {problems}") from None
+    origin = Origin("yaml", str(path))
+    found = entries(scenario.settings, origin, lambda key: document.line(*above, "settings", *key))
+    lines = {each.path: each.origin.line for each in found}
+    return Case(scenario, trace, path, lines)
 
 
 def find_cases(paths: Iterable[Path]) -> list[Path]:

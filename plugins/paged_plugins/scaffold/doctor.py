@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +13,10 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import error_text
 from paged_core.plugins.component import Component, load
-from paged_core.plugins.registry import Registry
 from paged_core.settings.environment import cache_dir
+from paged_plugins import machine
 from paged_plugins.command_options import JsonFile, report
-from paged_plugins.machine import describe
+from paged_plugins.progress import Advance, progress
 
 
 def command(
@@ -27,15 +28,25 @@ def command(
 
     Of a component that cannot, it says why, and which command would change that, if one would.
     """
+    registry = given.registry
+    installed = [each for slot in registry.slots for each in registry.of(slot).values()]
+    with (
+        progress(len(installed) + 1, "looking") as advance,
+        ThreadPoolExecutor(1) as beside,  # which waits for other programs
+    ):
+        host = beside.submit(machine.describe_host)
+        components = [_component(one, advance) for one in installed]
+        described = host.result() | {"torch": machine.describe_torch()}
+        advance()
     found = {
-        "machine": describe() | {"cache_dir": str(cache_dir(given.environ))},
-        "components": _components(given.registry),
+        "machine": described | {"cache_dir": str(cache_dir(given.environ))},
+        "components": components,
         "broken_plugins": [
             {key: getattr(plugin, key) for key in ("name", "distribution", "version", "reason")}
-            for plugin in given.registry.plugins
+            for plugin in registry.plugins
             if plugin.status == "broken"
         ],
-        "conflicts": list(given.registry.conflicts.values()),
+        "conflicts": list(registry.conflicts.values()),
     }
     report(found, output, as_json, _print)
 
@@ -55,21 +66,16 @@ def _print(found: dict[str, Any]) -> None:
         typer.echo(f"warning: {message}", err=True)
 
 
-def _components(registry: Registry) -> list[dict[str, Any]]:
-    found = []
-    for slot in registry.slots:
-        for component in registry.of(slot).values():
-            reason = component.unavailable_reason()
-            details = _details(component) if reason is None else ""
-            found.append(
-                {
-                    "slot": slot,
-                    "name": component.name,
-                    "reason": reason,
-                    "commands": _commands(reason),
-                    "details": details,
-                }
-            )
+def _component(component: Component, advance: Advance) -> dict[str, Any]:
+    reason = component.unavailable_reason()
+    found = {
+        "slot": component.slot,
+        "name": component.name,
+        "reason": reason,
+        "commands": _commands(reason),
+        "details": _details(component) if reason is None else "",
+    }
+    advance()
     return found
 
 

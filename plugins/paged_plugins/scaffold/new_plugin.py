@@ -11,32 +11,39 @@ from keyword import iskeyword, issoftkeyword
 from pathlib import Path
 from shutil import rmtree
 from string import Template
+from textwrap import indent
 from typing import Annotated
 
 import typer
 
 from paged_core import __version__
 from paged_core.cli.options import SettingsArgs
-from paged_core.errors import PluginError, did_you_mean
+from paged_core.errors import PluginError, SettingsError, did_you_mean
 from paged_core.plugins.registry import Registry
+from paged_plugins.scaffold.add_component import Package
 
 SUMMARIES = {
-    "queue_order": "admits short prompts first; waiting makes up for length",
-    "victim": "preempts the newest request, but none too often",
+    "block_allocator": "keeps a free list, and reuses the block that was freed last, or first",
     "evictor": "evicts the least recently used block, but popular ones last",
-    "preemption": "swaps victims with many computed tokens, and recomputes the others",
+    "queue_order": "admits short prompts first; waiting makes up for length",
     "scheduler": "computes prompts in chunks beside decoding, and preempts when blocks run out",
+    "victim": "preempts the newest request, but none too often",
+    "preemption": "swaps victims with many computed tokens, and recomputes the others",
+    "attention": "gathers the blocks of one sequence after another, and attends to them",
+    "runner": "serves models of transformers, with logits that are capped",
+    "executor": "runs the model in this process, at a lower speed",
     "observers": "counts steps, tokens and requests, and writes the sums at the end",
+    "cost_model": "predicts the time of a step from the tokens that it computes and reads",
+    "router": "keeps sessions on their replica, unless that is too busy",
 }
 """Slots with a template, and what the component that it makes does."""
 
-PAGES = {
-    "block_allocator": "docs/interfaces/block_allocator.md",
-    "attention": "docs/interfaces/attention.md",
-    "runner": "docs/interfaces/runner.md",
-    "executor": "docs/interfaces/executor.md",
+_GENERATE = 'paged-core generate "What is a block table?" --config engine.yaml'
+USAGES = {
+    "cost_model": "paged-core simulate chat --config engine.yaml",
+    "router": "paged-core simulate chat --replicas 4 --config engine.yaml",
 }
-"""Slots of the core without a template, and the page that shows how to write a component."""
+"""What uses a component, where that is not an engine that generates."""
 
 LAYOUT = {
     "pyproject.toml": "pyproject.toml",
@@ -62,22 +69,50 @@ def command(
     slot: Annotated[
         str, typer.Option("--slot", metavar="SLOT", help=f"One of {', '.join(SUMMARIES)}.")
     ] = "queue_order",
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            "--into",
+            metavar="FOLDER",
+            help="Add the component NAME to the package in this folder, instead of a new one.",
+        ),
+    ] = None,
 ) -> None:
     """Write a package with one component, ready to be installed, tested and changed."""
     slot = slot.replace("-", "_")
-    words = _words(name, slot, given.registry)
-    folder = out / name
-    _write(folder, words)
+    words = _words(name, slot, given.registry, is_package=into is None)
+    component = words["component"]
+    if into is None:
+        folder = out / name
+        _write(folder, words)
+        typer.echo(
+            f"wrote {folder}: {slot} {component!r}. Go there, and install, test and use it:\n"
+            '  pip install --editable ".[testing]"\n'
+            "  pytest\n"
+            f"  {words['usage']}"
+        )
+        return
+    if out != Path():
+        raise SettingsError("--into and --out exclude each other; choose one")
+    package = Package.of(into)
+    words |= {"package": package.name, "module": package.inside(component)}
+    done = package.add(
+        component,
+        f"{words['name']}Settings",
+        *(_text(name, words) for name in ("record.py", f"component-{slot}.py", f"test-{slot}.py")),
+    )
+    lines = "".join(f"  {line}\n" for line in done)
     typer.echo(
-        f"wrote {folder}: {slot} {words['component']!r}. Go there, and install, test and use it:\n"
-        '  pip install --editable ".[testing]"\n'
-        "  pytest\n"
-        '  paged-core generate "What is a block table?" --config engine.yaml'
+        f"added {slot} {component!r} to {into}:\n{lines}"
+        f"Test it with pytest; in settings, `{words['setting']}` names it."
     )
 
 
-def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
+def _words(name: str, slot: str, registry: Registry, *, is_package: bool) -> dict[str, str]:
     """Return the values of the placeholders in the templates.
+
+    Args:
+        is_package: whether ``name`` is also that of a new package.
 
     Raises:
         PluginError: the name or the slot cannot be used; the message says why.
@@ -85,17 +120,19 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
     if slot not in SUMMARIES:
         known = did_you_mean(slot, SUMMARIES)
         if slot in registry.slots:
-            page = PAGES.get(slot, "docs/plugins.md")
-            known = f"; {page} shows how to write one{known}"
+            known = f"; docs/plugins.md says what a component needs{known}"
         raise PluginError(f"there is no template for slot {slot!r}{known}")
+    if slot not in registry.slots:
+        raise registry.error(f"no plugin declares the slot {slot!r}")
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
         raise PluginError(
-            f"{name!r} cannot be the name of a package: use small letters, digits and single "
-            f"dashes, a letter first{_example(name)}"
+            f"{name!r} cannot be the name of a {'package' if is_package else 'component'}: use "
+            f"small letters, digits and single dashes, a letter first{_example(name)}"
         )
     package = name.replace("-", "_")
-    if taken := _taken(package, slot, registry):
-        raise PluginError(f"{name!r} cannot be the name of the package: {taken}; choose another")
+    if taken := _taken(package, slot, registry, is_package=is_package):
+        what = "package" if is_package else "component"
+        raise PluginError(f"{name!r} cannot be the name of the {what}: {taken}; choose another")
     noun = registry.slots[slot].noun.replace("_", " ")
     setting = f"{slot}: {package}"
     return {
@@ -103,12 +140,14 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
         "package": package,
         "plugin": package,
         "component": package,
+        "module": f"{package}.{package}",
         "name": "".join(part.capitalize() for part in package.split("_")),
         "slot": slot,
         "noun": noun,
         "article": "An" if noun[0] in "aeiou" else "A",
         "setting": f"{slot}: [{package}]" if registry.slots[slot].many else setting,
         "summary": SUMMARIES[slot],
+        "usage": USAGES.get(slot, _GENERATE),
         "interface_version": str(registry.slots[slot].version),
         "core_version": ".".join(__version__.split(".")[:2]),
     }
@@ -121,22 +160,30 @@ def _example(name: str) -> str:
     return f", such as {'-'.join(found)!r}" if found else ""
 
 
-def _taken(package: str, slot: str, registry: Registry) -> str | None:
+def _taken(name: str, slot: str, registry: Registry, *, is_package: bool) -> str | None:
     """Say what has the name already; ``None``: nothing has."""
-    if iskeyword(package) or issoftkeyword(package):
+    if iskeyword(name) or issoftkeyword(name):
         return "it is a keyword of Python"
-    if package in sys.stdlib_module_names:
-        return "it is a module of the standard library"
-    if package == "auto":
+    if name == "auto":
         return "in settings it lets the engine choose"
+    if name in registry.of(slot):
+        return f"{slot} {name!r} exists"
+    if not is_package:
+        return None
+    if name in sys.stdlib_module_names:
+        return "it is a module of the standard library"
     for plugin in registry.plugins:
-        if plugin.name == package:
+        if plugin.name == name:
             return f"{plugin} is installed"
-    if package in registry.of(slot):
-        return f"{slot} {package!r} exists"
-    if find_spec(package) is not None:
-        return f"a package {package!r} is installed"
+    if find_spec(name) is not None:
+        return f"a package {name!r} is installed"
     return None
+
+
+def _text(name: str, words: Mapping[str, str]) -> str:
+    """Return what a template becomes."""
+    template = files("paged_plugins.scaffold") / "templates" / "plugin" / f"{name}.tmpl"
+    return Template(template.read_text("utf-8")).substitute(words)
 
 
 def _write(folder: Path, words: Mapping[str, str]) -> None:
@@ -145,11 +192,9 @@ def _write(folder: Path, words: Mapping[str, str]) -> None:
     Raises:
         FileExistsError: the folder exists; it is left alone.
     """
-    templates = files("paged_plugins.scaffold") / "templates" / "plugin"
+    words = {**words, "record": indent(_text("record.py", words), "    ").rstrip("\n")}
     texts = {
-        Template(path).substitute(words): Template(
-            (templates / f"{Template(source).substitute(words)}.tmpl").read_text("utf-8")
-        ).substitute(words)
+        Template(path).substitute(words): _text(Template(source).substitute(words), words)
         for path, source in LAYOUT.items()
     }
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from paged_core.errors import did_you_mean
+
 T = TypeVar("T")
 _NORMAL = NormalDist()
 MOST = 10_000_000
@@ -77,7 +79,10 @@ def kind_reader(
                 raise PydanticCustomError("kind", "there is no key `kind`")
             return {"kind": kind, **options}
         if kind not in short:
-            raise PydanticCustomError("kind", "give the keys of this kind, as in `{key: value}`")
+            known = did_you_mean(str(kind), short) if short else ""
+            raise PydanticCustomError(
+                "kind", f"{kind!r:.40} takes keys, as in `{{key: value}}`{known}"
+            )
         return {"kind": kind, **short[kind](options)}
 
     return read

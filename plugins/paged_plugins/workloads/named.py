@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paged_core.errors import SettingsError
+from paged_core.errors import SettingsError, did_you_mean
 from paged_plugins.files import read_document
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
 
@@ -125,10 +125,11 @@ def workload_spec(name_or_path: str) -> WorkloadSpec:
     path = Path(name_or_path)
     if not path.exists():
         raise SettingsError(
-            f"no workload is called {name_or_path!r:.80}, and there is no such file; there are "
-            f"{', '.join(_DEFINITIONS)}"
+            f"no workload is called {name_or_path!r:.80}, and there is no such file"
+            f"{did_you_mean(name_or_path, _DEFINITIONS)}"
         )
-    values = read_document(path) if path.suffix in _YAML else {"trace": str(path)}
+    document = read_document(path) if path.suffix in _YAML else None
+    values = document.content if document else {"trace": str(path)}
     if isinstance(values, dict):
         values = {"name": path.stem, **values}
-    return parse_spec(values, str(path))
+    return parse_spec(values, str(path), document)

@@ -9,7 +9,7 @@ from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_core.errors import SettingsError
-from paged_plugins.files import mistakes
+from paged_plugins.files import Document, mistakes
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Replay
 from paged_plugins.workloads.request_class import (
     MOST_PREFIXES,
@@ -112,11 +112,12 @@ class WorkloadSpec(RequestClass):
         return written
 
 
-def parse_spec(values: Any, source: str) -> WorkloadSpec:
+def parse_spec(values: Any, source: str, document: Document | None = None) -> WorkloadSpec:
     """Return the specification that a mapping of plain values is.
 
     Args:
         source: what the error calls it: a file, or ``workload 2 of ablation.yaml``.
+        document: that it is the whole of, to name lines.
 
     Raises:
         SettingsError: it is none; the message says which keys are wrong.
@@ -129,5 +130,5 @@ def parse_spec(values: Any, source: str) -> WorkloadSpec:
     try:
         return WorkloadSpec.model_validate(values)
     except ValidationError as error:
-        problems = mistakes(error, WorkloadSpec)
+        problems = mistakes(error, WorkloadSpec, document)
         raise SettingsError(f"{source} is not a workload: {problems}") from None

@@ -61,7 +61,7 @@ class Session:
         if isinstance(found, typer.Typer):
             loaded = get_command(self._with_settings(found))
         else:
-            app = typer.Typer(add_completion=False)
+            app = typer.Typer(add_completion=False, rich_markup_mode=None)
             app.command(name, cls=SettingsCommand)(self._expanded(found))
             loaded = get_command(app)
         loaded.name = name
@@ -102,6 +102,45 @@ class SettingsCommand(TyperCommand):
             for option in param.opts
         }
         return super().parse_args(ctx, list(_spelled_out(args, flags)))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write one screen: of the settings only those that are common."""
+        from paged_core.cli.options import COMMON, is_setting
+
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        sections: _Sections = {"Arguments": [], "Options": [], "Settings": []}
+        for param in self.get_params(ctx):
+            name = str(param.name)
+            if not is_setting(name):
+                argument = param.param_type_name == "argument"
+                sections["Arguments" if argument else "Options"].append(param)
+            elif name in COMMON:
+                sections["Settings"].append(param)
+        _write_sections(ctx, formatter, sections)
+
+    def settings_help(self, ctx: Any) -> str:
+        """Return the options of all settings, by section."""
+        from paged_core.cli.options import is_setting
+
+        formatter, sections = ctx.make_formatter(), _Sections()
+        for param in self.get_params(ctx):
+            if is_setting(str(param.name)):
+                panel = getattr(param, "rich_help_panel", None) or "Settings"
+                sections.setdefault(panel, []).append(param)
+        _write_sections(ctx, formatter, sections)
+        return str(formatter.getvalue()).strip("\n")
+
+
+_Sections = dict[str, list[Any]]
+"""Parameters of a command, under the headings of its help."""
+
+
+def _write_sections(ctx: Any, formatter: Any, sections: _Sections) -> None:
+    for title, params in sections.items():
+        if lines := [line for param in params if (line := param.get_help_record(ctx))]:
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
 
 class Root(TyperGroup):
@@ -149,7 +188,7 @@ def _root(
 ) -> None:
     """An LLM inference engine made of swappable parts.
 
-    Every command takes every setting as an option: see `paged-core config --help`.
+    Every command takes every setting as an option: see `paged-core config --help-settings`.
     """
 
 

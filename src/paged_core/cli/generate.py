@@ -32,28 +32,24 @@ def command(
     prompts_file: Annotated[
         str | None,
         typer.Option(
-            help="A prompt a line (- reads standard input); .jsonl: a text, token ids, an object "
-            "with a prompt or messages and parameters, or a line of an OpenAI batch file."
+            help="A prompt a line (-: standard input), or .jsonl: prompts or messages with "
+            "parameters, or an OpenAI batch."
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    n: Annotated[int, typer.Option(help="Sequences to generate per prompt.")] = 1,
-    best_of: Annotated[
-        int | None, typer.Option(help="Sequences to sample, of which the best --n are printed.")
-    ] = None,
+    n: Annotated[int, typer.Option(help="Sequences per prompt.")] = 1,
+    best_of: Annotated[int | None, typer.Option(help="Sample so many, print the best --n.")] = None,
     beam_width: Annotated[
-        int | None, typer.Option(help="Beams to search with; the best --n are printed.")
+        int | None, typer.Option(help="Search with beams, print the best --n.")
     ] = None,
-    length_penalty: Annotated[
-        float, typer.Option(help="With beams: above 0 favours long ones.")
-    ] = 1.0,
+    length_penalty: Annotated[float, typer.Option(help="Above 0 favours long beams.")] = 1.0,
     early_stopping: Annotated[
         str, typer.Option(help="With beams: true, false or never; when the search may end.")
     ] = "false",
-    top_k: Annotated[int, typer.Option(help="Sample among so many best tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample among the best of this total.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Least share of the best probability.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Of so many best tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Of the best with this total.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Share of the best, at least.")] = 0.0,
     presence_penalty: Annotated[float, typer.Option(help="Against any repetition.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="Against each repetition.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Of prompt and output; 1: none.")] = 1.0,

@@ -6,7 +6,8 @@ A command is a function that typer understands, with a parameter of the type :cl
         settings = given.resolve().settings
 
 In its place the frame puts ``--config``, ``--env-file``, ``--secrets-dir``, ``--block-plugin``,
-``--log-level`` and one option for every setting, generated from what is installed.
+``--log-level`` and one option for every setting, generated from what is installed. ``--help`` shows
+the common ones, ``--help-settings`` all.
 """
 
 from __future__ import annotations
@@ -44,6 +45,13 @@ def type_name(kind: Any) -> str:
 
 
 PREFIX = "setting__"
+COMMON = {"config", f"{PREFIX}profile", f"{PREFIX}model", "help_settings"}
+"""Parameters about settings that `--help` shows."""
+
+
+def is_setting(parameter: str) -> bool:
+    """Return whether a parameter of a command is about settings, by its name."""
+    return parameter.startswith(PREFIX) or parameter in _SETTINGS_FRAME
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ def expanded(
         secrets_dir: Path | None,
         block_plugin: list[str] | None,  # read before plugins were imported
         log_level: str | None,
+        help_settings: bool,  # has ended the command, if it was given
         **values: Any,
     ) -> Any:
         configure_logs(log_level, environ)
@@ -113,6 +122,7 @@ def expanded(
         name: hint for name, hint in hints.items() if hint is not SettingsArgs and name != "return"
     }
     defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    defaults["help_settings"] = False
     generated = {
         f"{PREFIX}{'__'.join(path)}": (path, option)
         for path, option in _setting_options(registry)
@@ -134,34 +144,35 @@ def expanded(
     return command
 
 
-_FRAME: dict[str, Any] = {
-    "config": Annotated[
-        Path | None,
+def _print_settings(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(ctx.command.settings_help(ctx))  # type: ignore[attr-defined]
+        raise typer.Exit
+
+
+def _file(name: str, metavar: str, text: str) -> Any:
+    option = typer.Option(name, metavar=metavar, help=text, rich_help_panel="Settings")
+    return Annotated[Path | None, option]
+
+
+_SETTINGS_FRAME: dict[str, Any] = {
+    "config": _file("--config", "FILE", "a settings file, YAML or TOML"),
+    "env_file": _file("--env-file", "FILE", "a .env file with PAGED_CORE_ variables"),
+    "secrets_dir": _file(
+        "--secrets-dir", "DIR", "a directory with one file per PAGED_CORE_ variable"
+    ),
+    "help_settings": Annotated[
+        bool,
         typer.Option(
-            "--config",
-            metavar="FILE",
-            help="a settings file, YAML or TOML",
+            "--help-settings",
+            help="show the options of all settings and exit",
             rich_help_panel="Settings",
+            callback=_print_settings,
+            is_eager=True,
         ),
     ],
-    "env_file": Annotated[
-        Path | None,
-        typer.Option(
-            "--env-file",
-            metavar="FILE",
-            help="a .env file with PAGED_CORE_ variables",
-            rich_help_panel="Settings",
-        ),
-    ],
-    "secrets_dir": Annotated[
-        Path | None,
-        typer.Option(
-            "--secrets-dir",
-            metavar="DIR",
-            help="a directory with one file per PAGED_CORE_ variable",
-            rich_help_panel="Settings",
-        ),
-    ],
+}
+_FRAME: dict[str, Any] = _SETTINGS_FRAME | {
     "block_plugin": Annotated[
         list[str] | None,
         typer.Option("--block-plugin", metavar="NAME", help="do not load a plugin; repeatable"),

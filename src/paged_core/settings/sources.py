@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -115,27 +115,28 @@ def from_file(path: Path) -> Layer:
     content, origin = read_text(path), Origin("yaml", str(path))
     if path.suffix.lower() != ".toml":
         return from_yaml(content, origin)
-    return list(_entries(parse_toml(content), origin, {}))
+    return list(entries(parse_toml(content), origin, lambda _: None))
 
 
 def from_yaml(content: str, origin: Origin) -> Layer:
     """Return what YAML says, each value with the line of its key."""
     try:
         values, root = parse_yaml(content)
-        return list(_entries(values, origin, _lines(root))) if root else []
+        return list(entries(values, origin, _lines(root).get)) if root else []
     except DocumentError as error:
         raise SettingsError(f"{replace(origin, line=error.line)}: {error}") from None
 
 
-def _entries(
-    values: Mapping[str, Any], origin: Origin, lines: Mapping[tuple[str, ...], int]
+def entries(
+    values: Mapping[str, Any], origin: Origin, line: Callable[[tuple[str, ...]], int | None]
 ) -> Iterator[Entry]:
-    """Yield an entry for every value, and for every option of a table."""
+    """Yield an entry for every value, and for every option of a table, with its line."""
     for key, value in values.items():
-        table = value if isinstance(value, Mapping) and value else {None: value}
+        has_options = isinstance(value, Mapping) and all(isinstance(each, str) for each in value)
+        table = value if has_options and value else {None: value}
         for option, own in table.items():
             path = (key,) if option is None else (key, option)
-            yield Entry(path, own, replace(origin, line=lines.get(path)))
+            yield Entry(path, own, replace(origin, line=line(path)))
 
 
 def _lines(root: yaml.Node) -> dict[tuple[str, ...], int]:

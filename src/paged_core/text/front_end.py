@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -46,7 +48,7 @@ class FrontEnd:
         self._max_model_len = max_model_len
         self._name = name
         self._numbers = count()
-        self._warned_of_greedy = False
+        self._warned_of_greedy = self._warned_of_tools = False
 
     def need_tokenizer(self, what: str) -> Tokenizer:
         """Return the tokenizer.
@@ -117,12 +119,24 @@ class FrontEnd:
         checked = {name: rule(name, options.get(name)) for name, rule in _CHAT_RULES.items()}
         prompts: list[Prompt] = []
         for conversation in as_conversations(messages):
-            formatted = tokenizer.apply_chat_template(
-                conversation, tokenize=False, **own, **checked
-            )
+            render = partial(tokenizer.apply_chat_template, conversation, tokenize=False, **own)
+            formatted = render(**checked)
+            if checked["tools"] and not self._warned_of_tools:
+                self._warn_of_tools(formatted, partial(render, **checked | {"tools": None}))
             # the template has written the special tokens
             prompts.append({"prompt": str(formatted), "add_special_tokens": False})
         return prompts
+
+    def _warn_of_tools(self, formatted: object, without: Callable[[], object]) -> None:
+        """Say once that a template does not show tools: ``without`` them it makes the same text."""
+        with suppress(RequestError):  # it needs them
+            if without() == formatted:
+                self._warned_of_tools = True
+                _log.warning(
+                    "tools_ignored",
+                    reason="the chat template does not show tools, so the model does not see them",
+                    remedy="describe them in a message, or pass a chat_template that shows them",
+                )
 
     def encode(
         self, prompt: Prompt, sampling: SamplingParams | None = None

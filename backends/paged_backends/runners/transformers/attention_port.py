@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import transformers  # which imports a module when a name of it is asked for
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
 from paged_backends.runners.loaded_runner import DTYPE_NAMES
@@ -68,8 +68,8 @@ class AttentionPort:
 def register() -> None:
     """Register the names with the library; idempotent."""
     for name in (IMPLEMENTATION, PROBE):
-        AttentionInterface.register(name, _attention)
-    AttentionMaskInterface.register(PROBE, _mask_rule)
+        transformers.AttentionInterface.register(name, _attention)
+    transformers.AttentionMaskInterface.register(PROBE, _mask_rule)
 
 
 @contextlib.contextmanager

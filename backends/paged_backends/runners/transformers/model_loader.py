@@ -6,15 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-import transformers
+import transformers  # which imports a module when a name of it is asked for
 from safetensors import SafetensorError
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-)
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from paged_backends.checkpoint.config_fields import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
@@ -40,7 +33,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
     _check_interface(config)
     register()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
             config=config,
             dtype=choose_dtype(settings.dtype, checkpoint, device),
@@ -73,7 +66,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
 
 def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
     kind = checkpoint.model_type
-    if kind not in CONFIG_MAPPING:
+    if kind not in transformers.CONFIG_MAPPING:
         if "auto_map" in checkpoint.config and trust_remote_code:
             return
         if "auto_map" in checkpoint.config:
@@ -89,7 +82,7 @@ def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
         raise UnsupportedModel(
             f"{kind} is an encoder-decoder model; only decoder-only models can be served"
         )
-    if CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if transformers.CONFIG_MAPPING[kind] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(
             f"{kind} is not a causal language model for transformers (the checkpoint was saved as "
             f"{', '.join(checkpoint.architectures) or 'nothing in particular'}); choose one that "
@@ -98,9 +91,9 @@ def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
 
 
 def _check_interface(config: Any) -> None:
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return  # code from the checkpoint; a trial run will tell
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not kind._can_set_attn_implementation():
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: its attention does not go through the "
@@ -115,6 +108,8 @@ def _check_quantization(checkpoint: Checkpoint) -> None:
         return
     if not isinstance(described, Mapping):
         raise damaged(f"{checkpoint.config_path}: quantization_config must be an object")
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
     method = described.get("quant_method")
     known = (name.startswith(str(method)) for name in AUTO_QUANTIZATION_CONFIG_MAPPING)
     if method is not None and not any(known):
@@ -126,7 +121,7 @@ def _check_quantization(checkpoint: Checkpoint) -> None:
 
 def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
     try:
-        config = AutoConfig.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(
             checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except ImportError:

@@ -64,17 +64,17 @@ Vary = Annotated[
     list[str],
     typer.Option(
         metavar="KEY=A,B",
-        help="A setting and its values; the others are compared with the first. Repeatable: "
-        "within each combination of the further settings. A value may be a table: "
-        "'scheduler={name: token_budget, max_num_seqs: 8},prefill_or_decode'.",
+        help="A setting and its values, which may be tables, as in 'scheduler={name: token_budget, "
+        "max_num_seqs: 8},prefill_or_decode'; the others are compared with the first. Repeatable: "
+        "within each combination.",
     ),
 ]
 Measure = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="What to compare instead of the usual measures; repeatable. The fewer, the "
-        f"narrower the intervals. {', '.join(MEASURES)}.",
+        help="Compare these alone, such as hit_rate (an unknown name lists all); repeatable. The "
+        "fewer, the narrower the intervals.",
     ),
 ]
 Html = Annotated[

@@ -37,6 +37,10 @@ BASE = "base"
 """Label of the arm that the others are compared with."""
 
 
+LineOf = Callable[..., int | None]
+"""``line(*path)``: where in a file that is; ``None``: it is not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """One engine under study."""
@@ -68,6 +72,7 @@ def plan_arms(
     *,
     product: bool = False,
     advance: Callable[[], None] = lambda: None,
+    line: LineOf = lambda *_: None,
 ) -> list[PlannedArm]:
     """Return the base and the arms around it.
 
@@ -77,20 +82,24 @@ def plan_arms(
             a table with options of a component. The base's own values make no arm.
         product: all combinations; otherwise one axis is varied at a time.
         advance: called when the settings of one were checked.
+        line: of a value of ``axes`` in the file that they are of.
 
     Raises:
         SettingsError: the settings of an arm are invalid; the message names the axis.
     """
 
-    def settings(changes: Mapping[str, Any]) -> EngineSettings:
+    def settings(changes: Mapping[str, Any], place: int | None = None) -> EngineSettings:
         advance()
         where = f"arm {settings_text(changes)}" if changes else "base"
-        made, _ = settings_class(registry).from_layers([*base, layer(changes, where)])
+        own = layer(changes, where, lambda key: line("axes", key, place))
+        made, _ = settings_class(registry).from_layers([*base, own])
         return made
 
     own = settings({})
     single = [
-        (axis, value, settings({axis: value})) for axis, each in axes.items() for value in each
+        (axis, value, settings({axis: value}, place))
+        for axis, each in axes.items()
+        for place, value in enumerate(each)
     ]
     held = {axis: value for axis, value, made in single if made == own}
     varied = [one for one in single if one[2] != own]
@@ -113,11 +122,11 @@ def plan_arms(
     return planned
 
 
-def layer(settings: Mapping[str, Any], where: str = "") -> Layer:
+def layer(settings: Mapping[str, Any], where: str = "", line: LineOf = lambda _: None) -> Layer:
     """Return settings by dotted key as a layer.
 
     Args:
-        where: what messages about them end with.
+        where: what messages about them end with; ``line``: of a key there.
 
     Raises:
         SettingsError: a key has more than two parts.
@@ -126,7 +135,7 @@ def layer(settings: Mapping[str, Any], where: str = "") -> Layer:
         if key.count(".") > 1 or not all(key.split(".")):
             raise SettingsError(f"{key!r} is no setting; write SETTING or COMPONENT.OPTION")
     return [
-        Entry(tuple(key.split(".")), value, Origin("yaml", where))
+        Entry(tuple(key.split(".")), value, Origin("yaml", where, line(key)))
         for key, value in settings.items()
     ]
 

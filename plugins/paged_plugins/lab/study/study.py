@@ -21,11 +21,11 @@ from pydantic import (
 
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
-from paged_core.settings.documents import DocumentError, parse_yaml
+from paged_core.settings.documents import DocumentError
 from paged_core.settings.layers import Layer
-from paged_plugins.files import mistakes, read_file
+from paged_plugins.files import Document, mistakes, read_file
 from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.study.arms import PlannedArm, layer, plan_arms
+from paged_plugins.lab.study.arms import LineOf, PlannedArm, layer, plan_arms
 from paged_plugins.lab.tasks.task import SIMULATED, Task
 from paged_plugins.progress import MANY, counted, progress
 from paged_plugins.workloads.named import workload_spec
@@ -94,18 +94,22 @@ def parse(text: str, made: type[Model], path: Path) -> Model:
     Raises:
         SettingsError: it does not; the message, of one line, names file, key and cause.
     """
+    return _parse(text, made, path)[0]
+
+
+def _parse(text: str, made: type[Model], path: Path) -> tuple[Model, Document]:
     try:
-        content, _ = parse_yaml(text)
+        document = Document(text)
     except DocumentError as error:
         where = f", line {error.line}" if error.line else ""
         raise SettingsError(f"{path}{where}: {error}") from None
-    if not isinstance(content, dict):
+    if not isinstance(document.content, dict):
         keys = ", ".join(made.model_fields)
         raise SettingsError(f"{path} must be a mapping with the keys {keys}")
     try:
-        return made.model_validate(content)
+        return made.model_validate(document.content), document
     except ValidationError as error:
-        raise SettingsError(f"{path}: {mistakes(error, made)}") from None
+        raise SettingsError(f"{path}: {mistakes(error, made, document)}") from None
 
 
 def _seeds(value: object) -> object:
@@ -183,23 +187,35 @@ class StudyFile(Strict):
         lengths = [len(values) for values in self.axes.values()]
         return 1 + (prod(lengths) if self.is_product else sum(lengths))
 
-    def layers(self) -> list[Layer]:
-        """Return the settings of the base, lowest layer first."""
+    def layers(self, line: LineOf = lambda *_: None) -> list[Layer]:
+        """Return the settings of the base, lowest layer first; ``line``: of a part of the file."""
         own: dict[str, Any] = {"executor": self.executor}
         if self.cost_model is not None:
             own["cost_model"] = self.cost_model
-        return [layer(own, "executor"), layer(self.base, "base")]
+        return [
+            layer(own, "executor", line),
+            layer(self.base, "base", lambda key: line("base", key)),
+        ]
 
     def arms(
-        self, registry: Registry, advance: Callable[[], None] = lambda: None
+        self,
+        registry: Registry,
+        advance: Callable[[], None] = lambda: None,
+        line: LineOf = lambda *_: None,
     ) -> list[PlannedArm]:
         """Return its arms, the base first; SettingsError if the settings of one are invalid.
 
         Args:
             advance: called when the settings of one were checked.
+            line: of a part of the file.
         """
         return plan_arms(
-            self.layers(), self.axes, registry, product=self.is_product, advance=advance
+            self.layers(line),
+            self.axes,
+            registry,
+            product=self.is_product,
+            advance=advance,
+            line=line,
         )
 
 
@@ -240,10 +256,10 @@ def read_study_file(path: Path, made: type[File], registry: Registry) -> tuple[F
         SettingsError: the file or an arm is wrong; the message says where.
     """
     text = read_file(path)
-    file = parse(text, made, path)
+    file, document = _parse(text, made, path)
     try:
         with progress(file.most_arms, "checking arms", least=MANY) as advance:
-            arms = file.arms(registry, advance)
+            arms = file.arms(registry, advance, document.line)
     except SettingsError as error:
         raise SettingsError(f"{path}: {'; '.join(str(error).splitlines())}") from None
     return file, Study(arms=arms, workloads=file.workloads, seeds=(), slo=file.slo, text=text)
