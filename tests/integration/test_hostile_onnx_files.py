@@ -52,11 +52,12 @@ def read_by_the_head(model: ModelProto, value: str) -> None:
 
 def chain(model: ModelProto, kind: str, first: str, length: int, **attributes: object) -> str:
     """Apply an operator to a value and itself, and so on."""
+    before = first
     for index in range(length):
         after = f"{first}.{kind}.{index}"
-        add(model, kind, [first, first], after, f"/{after}", **attributes)
-        first = after
-    return first
+        add(model, kind, [before, before], after, f"/{after}", **attributes)
+        before = after
+    return before
 
 
 # ---------------------------------------------------------------------- walks
@@ -257,6 +258,17 @@ def long_list(model: ModelProto) -> None:
     read_by_the_head(model, "list")
 
 
+def empty_nodes(model: ModelProto) -> None:
+    model.graph.node.extend([NodeProto()] * 250_000)
+
+
+def empty_attributes(model: ModelProto) -> None:
+    """As many as make 33 MiB of nodes, each of two bytes."""
+    node = NodeProto(op_type="Identity")
+    node.attribute.extend([onnx.AttributeProto()] * 1_000)
+    model.graph.node.extend([node] * 17_000)
+
+
 MORE = "makes more of the file than is possible"
 OTHER_FILE = "has a tensor in another file|is missing"
 OFTEN, DEEP = "so often that they become more", "themselves, or each other more than 50 deep"
@@ -301,6 +313,8 @@ REFUSED: Mapping[str, tuple[Edit, str]] = {
     "computed_size": (computed_size, MORE),
     "unknown_size": (unknown_size, "has a size that cannot be told"),
     "long_list": (long_list, MORE),
+    "empty_nodes": (empty_nodes, "more than 200000 nodes, weights and values"),
+    "empty_attributes": (empty_attributes, "bytes of it are no numbers of weights"),
     "many_axes": (many_axes, "no known type or shape"),
     "without_numbers": (without_numbers, "larger than the file"),
 }

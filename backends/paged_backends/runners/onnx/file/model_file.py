@@ -19,8 +19,9 @@ from onnx.defs import onnx_opset_version
 from onnxruntime import OrtValue, SessionOptions
 
 from paged_backends.checkpoint.json_file import damaged, file_inside, one_line
+from paged_backends.runners.onnx.file.file_structure import structure_problem
 from paged_backends.runners.onnx.file.flat_graph import flatten, tensors_of_nodes
-from paged_backends.runners.onnx.file.model_graph import MAX_SIDES
+from paged_backends.runners.onnx.file.model_graph import MAX_SIDES, unserved
 from paged_backends.runners.onnx.sessions import ON_CPU
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
@@ -49,6 +50,9 @@ def read_model_file(path: Path) -> ModelProto:
             is not one graph and cannot be made one.
     """
     model, content = ModelProto(), _content(path)
+    problem = structure_problem(content)
+    if problem is not None:
+        raise unserved(f"{problem}; export it without functions and unrolled loops")
     try:
         model.ParseFromString(content)
     except DecodeError as error:
