@@ -259,14 +259,17 @@ def long_list(model: ModelProto) -> None:
 
 
 def empty_nodes(model: ModelProto) -> None:
-    model.graph.node.extend([NodeProto()] * 250_000)
+    model.graph.node.extend([NodeProto()] * 450_000)
 
 
 def empty_attributes(model: ModelProto) -> None:
-    """As many as make 33 MiB of nodes, each of two bytes."""
     node = NodeProto(op_type="Identity")
     node.attribute.extend([onnx.AttributeProto()] * 1_000)
-    model.graph.node.extend([node] * 17_000)
+    model.graph.node.extend([node] * 450)
+
+
+def a_long_text(model: ModelProto) -> None:
+    model.graph.doc_string = "x" * (33 << 20)
 
 
 MORE = "makes more of the file than is possible"
@@ -313,8 +316,9 @@ REFUSED: Mapping[str, tuple[Edit, str]] = {
     "computed_size": (computed_size, MORE),
     "unknown_size": (unknown_size, "has a size that cannot be told"),
     "long_list": (long_list, MORE),
-    "empty_nodes": (empty_nodes, "more than 200000 nodes, weights and values"),
-    "empty_attributes": (empty_attributes, "bytes of it are no numbers of weights"),
+    "empty_nodes": (empty_nodes, "more than 400000 nodes, attributes and values"),
+    "empty_attributes": (empty_attributes, "more than 400000 nodes, attributes and values"),
+    "a_long_text": (a_long_text, "bytes of it are no numbers of weights"),
     "many_axes": (many_axes, "no known type or shape"),
     "without_numbers": (without_numbers, "larger than the file"),
 }

@@ -27,13 +27,13 @@ def test_numbers_of_weights_and_constants_do_not_count(monkeypatch: pytest.Monke
 
 
 def test_the_entries_of_a_graph_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_structure, "_MAX_ENTRIES", 2)
+    monkeypatch.setattr(file_structure, "_MAX_ENTRIES", 3)
     model = ModelProto()
     model.graph.initializer.append(ZEROS)
-    model.graph.node.add()
+    model.graph.node.add().attribute.add()
     assert structure_problem(model.SerializeToString()) is None
-    model.graph.node.add()
-    assert "more than 2 nodes" in (structure_problem(model.SerializeToString()) or "")
+    model.graph.node[0].attribute.add()
+    assert "more than 3 nodes" in (structure_problem(model.SerializeToString()) or "")
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,8 @@ from collections.abc import Iterator
 
 _MAX_STRUCTURE = 32 << 20
 """Bytes; the largest decoders, with 60,000 nodes for experts, take 20 MB."""
-_MAX_ENTRIES = 200_000
-"""Nodes, weights and descriptions of values in a graph."""
-_LONG = 4096
-"""Bytes of an entry that may hold numbers worth to be counted."""
+_MAX_ENTRIES = 400_000
+"""Nodes, their attributes, weights and descriptions of values in a graph."""
 _GRAPH, _NODE, _WEIGHT, _ATTRIBUTE, _TENSOR = 7, 1, 5, 5, 5
 """Fields of a model, of a graph, of a node and of an attribute."""
 _NUMBERS = (4, 5, 7, 9, 10, 11)
@@ -32,25 +30,19 @@ def structure_problem(content: bytes) -> str | None:
     for graph in _chosen(content, (0, 0, len(content)), (_GRAPH,)):
         for entry in _parts(content, graph):
             entries += 1
+            tensors = [entry] if entry[0] == _WEIGHT else []
+            for attribute in _chosen(content, entry, (_ATTRIBUTE,)) if entry[0] == _NODE else ():
+                entries += 1
+                tensors += _chosen(content, attribute, (_TENSOR,))
+            for tensor in tensors:
+                left -= sum(end - begin for _, begin, end in _chosen(content, tensor, _NUMBERS))
             if entries > _MAX_ENTRIES:
-                return f"its graph has more than {_MAX_ENTRIES} nodes, weights and values"
-            if entry[2] - entry[1] >= _LONG:
-                left -= sum(end - begin for _, begin, end in _numbers(content, entry))
+                return f"its graph has more than {_MAX_ENTRIES} nodes, attributes and values"
     if left > _MAX_STRUCTURE:
         return (
             f"{left} bytes of it are no numbers of weights, and at most {_MAX_STRUCTURE} are read"
         )
     return None
-
-
-def _numbers(content: bytes, entry: _Part) -> Iterator[_Part]:
-    """Yield the numbers of a weight, or of the tensors in attributes of a node."""
-    if entry[0] == _WEIGHT:
-        yield from _chosen(content, entry, _NUMBERS)
-    elif entry[0] == _NODE:
-        for attribute in _chosen(content, entry, (_ATTRIBUTE,)):
-            for tensor in _chosen(content, attribute, (_TENSOR,)):
-                yield from _chosen(content, tensor, _NUMBERS)
 
 
 def _chosen(content: bytes, part: _Part, numbers: tuple[int, ...]) -> Iterator[_Part]:
