@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from paged_core.errors import printable
+from paged_core.terminal import printable
 
 
 class _Sink:

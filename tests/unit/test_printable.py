@@ -10,8 +10,9 @@ import pytest
 import structlog
 
 from paged_core.cli import main
-from paged_core.errors import CheckpointError, RequestError, error_text, printable
+from paged_core.errors import CheckpointError, RequestError, error_text
 from paged_core.log import get_logger
+from paged_core.terminal import printable
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b8m\r\b\u202eabc"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\x9b8m\r\x08\u202eabc"

@@ -87,7 +87,7 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, status: int) -> int:
-    from paged_core.errors import printable
+    from paged_core.terminal import printable
 
     if message:
         sys.stderr.write(f"error: {printable(message)}\n")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paged_core.errors import printable
+from paged_core.terminal import printable
 
 
 def print_json(value: Any) -> None:
