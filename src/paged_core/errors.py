@@ -9,10 +9,7 @@ from paged_core.terminal import printable
 
 
 class PagedCoreError(Exception):
-    """Root of the tree: catch this to catch everything the project raises on purpose.
-
-    Its message is :func:`printable`.
-    """
+    """Root of the tree: catch it to catch all raised on purpose. Its message is printable."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
