@@ -185,6 +185,7 @@ LANES = {
     ),
     "inputs": Lane(  # arguments, templates and documents of any kind
         tests=(
+            "integration/test_large_settings.py",
             "properties/test_arguments.py",
             "properties/test_hostile_documents.py",
             "unit/test_template_bounds.py",
@@ -225,6 +226,7 @@ LANES = {
         tests=(
             "*/test_onnx*.py",
             "integration/test_damaged_onnx_files.py",
+            "integration/test_hostile_onnx_files.py",
             "conformance/test_runners.py::TestOnnx*",
         ),
         paths=(

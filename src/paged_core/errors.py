@@ -1,7 +1,4 @@
-"""Every error this project raises on purpose, as one tree.
-
-A message names the thing, the cause and the remedy; the command line prints it without a traceback.
-"""
+"""Errors raised on purpose, as one tree: messages name the thing, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -12,9 +9,14 @@ from difflib import get_close_matches
 from traceback import format_exception, walk_tb
 from types import FrameType
 
+from paged_core.terminal import printable
+
 
 class PagedCoreError(Exception):
-    """Root of the tree: catch this to catch everything the project raises on purpose."""
+    """Root of the tree: catch it to catch all raised on purpose. Its message is printable."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class SettingsError(PagedCoreError):
@@ -60,9 +62,9 @@ _LIBRARY = re.compile(
 
 
 def error_text(error: BaseException) -> str:
-    """Return the class of an error, what it says, and where: see :func:`error_place`."""
+    """Return the class of an error, what it says, printable, and where: see :func:`error_place`."""
     try:
-        said = str(error)
+        said = printable(str(error))
     except Exception:  # noqa: BLE001 - code of a plugin or a user
         said = ""
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__

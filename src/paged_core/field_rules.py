@@ -150,7 +150,7 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     except OverflowError:
         fitting = array("q", [-1])
     kinds = set(map(type, copied))
-    if bool in kinds:
+    if bool in kinds or (kinds - {int} and any(map(_is_truth, copied))):
         raise refusal(name, f"be {what}", copied)
     if fitting and min(fitting) < 0:
         wrong = next(each for each in copied if not 0 <= each <= MOST)
@@ -185,6 +185,11 @@ def biases(name: str, value: Any) -> dict[int, float]:
         raise RequestError(
             f"{name} must hold finite numbers, from -1e30 to 1e30; to forbid a token, use -100"
         ) from error
+
+
+def _is_truth(value: Any) -> bool:
+    """Whether a value is a truth value of an array library."""
+    return isinstance(value.item() if hasattr(value, "item") else value, bool)
 
 
 def _is_a(kind: type, value: object) -> bool:

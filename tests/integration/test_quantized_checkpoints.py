@@ -235,7 +235,16 @@ def copied(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
         ("awq", {"version": "gemv"}, "version must be gemm"),
         ("awq", {"bits": 8}, "bits must be 4"),
         ("compressed", {"format": "nvfp4-pack-quantized"}, "format must be pack-quantized or"),
-        ("compressed", {"config_groups": {}}, "config_groups must be an object that is not empty"),
+        (
+            "compressed",
+            {"config_groups": {}},
+            "config_groups must be an object of 1 to 100 entries",
+        ),
+        (
+            "compressed",
+            {"config_groups": {str(index): {} for index in range(101)}},
+            "config_groups must be an object of 1 to 100 entries",
+        ),
         ("compressed", {"config_groups": {"a": 1}}, "config_groups must be an object"),
         ("compressed", {"config_groups": {"a": {}}}, "config_groups.weights must be an object"),
         ("compressed", {"transform_config": {"a": 1}}, "transform_config must be empty"),

@@ -420,6 +420,7 @@ def _rows(result: StepResult, ids: Any, tokens: Any) -> StepResult:
         lambda r: _rows(r, r.sequence_ids, [None for _ in r.token_ids]),
         lambda r: _rows(r, r.sequence_ids, ["1" for _ in r.token_ids]),
         lambda r: _rows(r, r.sequence_ids, [1.5 for _ in r.token_ids]),
+        lambda r: _rows(r, r.sequence_ids, [True for _ in r.token_ids]),
         lambda r: _rows(r, r.sequence_ids, [-1 for _ in r.token_ids]),
         lambda r: _rows(r, r.sequence_ids, [1000 for _ in r.token_ids]),
         lambda r: _rows(r, r.sequence_ids, [10**30 for _ in r.token_ids]),

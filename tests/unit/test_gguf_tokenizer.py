@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from integration.gguf_files import tokenizer_values, write_values
+from paged_backends.text import fast_tokenizer
 from paged_backends.text.fast_tokenizer import PRE_TOKENIZERS
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import CheckpointError
@@ -232,6 +233,13 @@ def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
         ({"tokenizer.ggml.model": "t5"}, "its kind is 't5'"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "two tokens of the same text"),
         ({"tokenizer.ggml.tokens": ["a" * 300, "b"]}, "more than 256 characters"),
+        (
+            {
+                "tokenizer.ggml.tokens": ["a" * length for length in range(1, 12)],
+                "tokenizer.ggml.scores": [0.0] * 11,
+            },
+            "11 tokens are merged in more than 4 ways each",
+        ),
         ({"tokenizer.ggml.tokens": None}, "lacks tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokens must be a list of strings"),
         ({"tokenizer.ggml.scores": [0.0]}, "scores must be a list of 2 numbers"),
@@ -241,6 +249,10 @@ def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
         ({"tokenizer.ggml.model": "gpt2"}, "lacks tokenizer.ggml.merges"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["ab"]}, "no merge of two"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["x y"]}, "cannot be made"),
+        (
+            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["a b"] * 9},
+            "2 tokens are merged in more than 4 ways each",
+        ),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "x"}, "rules called 'x'"),
     ],
 )
@@ -256,3 +268,12 @@ def test_what_cannot_be_made_is_refused(
     with pytest.raises(CheckpointError, match=reason) as caught:
         load_tokenizer(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_the_size_of_a_vocabulary_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_values(tmp_path / "model.gguf", SENTENCE_PIECES)
+    monkeypatch.setattr(fast_tokenizer, "_MAX_TOKENS", len(TOKENS) - 1)
+    with pytest.raises(CheckpointError, match=f"has {len(TOKENS)} tokens, and at most"):
+        load_tokenizer(str(path))

@@ -19,7 +19,6 @@ from paged_core.sampling_params import SamplingParams
 
 HUGE = 10**5000
 """Python writes no number of so many digits."""
-
 OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("n", 0, "n must be at least 1, not 0"),
     ("n", 10**6, "n must be at most 16384, not 1000000"),
@@ -47,6 +46,11 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("allowed_token_ids", [], "allowed_token_ids is empty"),
     ("stop_token_ids", [5, 2**63], "stop_token_ids holds token id 9223372036854775808, which"),
     ("stop_token_ids", [-1], "stop_token_ids holds token id -1, which is outside"),
+    ("stop_token_ids", [1, True], "stop_token_ids must be a list of token ids, not [1, True]"),
+    ("allowed_token_ids", np.array([True]), "allowed_token_ids must be a list of token ids"),
+    ("logit_bias", {True: 1.0}, "logit_bias, by its keys, must be a list of token ids"),
+    ("bad_words_ids", [[True]], "bad_words_ids must be a list of token ids"),
+    ("stop_token_ids", torch.tensor([True]), "stop_token_ids must be a list of token ids"),
     (
         "logit_bias",
         {3: float("inf")},

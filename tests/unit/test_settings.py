@@ -253,3 +253,19 @@ def test_the_schema_allows_shorthand_and_tables() -> None:
     assert table["discriminator"]["propertyName"] == "name"
     assert schema["properties"]["scheduler"]["default"] == "token_budget"
     assert schema["properties"]["attention"]["anyOf"][0]["enum"] == ["auto", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threads": 1025}, "threads: input should be less than or equal to 1024"),
+        ({"threads": 2**31}, "threads: input should be less than or equal to 1024"),
+        (
+            {"executor": {"name": "process", "heartbeat_timeout": 1e300}},
+            "executor.heartbeat_timeout: input should be less than or equal to 1000000000",
+        ),
+    ],
+)
+def test_what_no_system_can_do_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        EngineSettings(**settings)

@@ -177,14 +177,24 @@ def _load(
     backend: AttentionBackend,
     size: CacheSize,
 ) -> LoadedModel:
-    """Allocate the cache of a loaded model, and make what steps over it need."""
-    cache = PagedCache(
-        runner.layers,
-        backend,
-        accelerator,
-        num_blocks=size.num_blocks,
-        num_host_blocks=size.num_host_blocks,
-    )
+    """Allocate the cache of a loaded model, and make what steps over it need.
+
+    Raises:
+        SettingsError: the system gives no memory for it.
+    """
+    try:
+        cache = PagedCache(
+            runner.layers,
+            backend,
+            accelerator,
+            num_blocks=size.num_blocks,
+            num_host_blocks=size.num_host_blocks,
+        )
+    except MemoryError as error:  # less than the system says is free, such as by ulimit
+        raise SettingsError(
+            f"the system gives no memory for {size.num_blocks} blocks and {size.num_host_blocks} "
+            f"on the host ({error}); lower num_blocks or kv_cache_memory, and num_host_blocks"
+        ) from error
     rows = SequenceRows(
         -(-size.max_model_len // settings.block_size),
         num_device_rows=_num_device_rows(settings) if accelerator.runs_ahead else 0,

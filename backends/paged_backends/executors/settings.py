@@ -10,6 +10,9 @@ from paged_backends.chosen_component import ChosenComponent
 from paged_core.plugins.component import ComponentSettings
 from paged_core.settings.types import memory_size
 
+_MAX_SECONDS = 1e9
+"""What all clocks of a system can wait for."""
+
 
 def _whole_bytes(value: object) -> object:
     """Read a size of memory, 0 included, that is no fraction."""
@@ -61,8 +64,12 @@ class ProcessSettings(ComponentSettings):
     heartbeat_timeout: float = Field(
         30.0,
         gt=0,
+        le=_MAX_SECONDS,
         description="seconds in which the process must answer a heartbeat; it is killed if not",
     )
     step_timeout: float | None = Field(
-        600.0, gt=0, description="seconds that a step may take; null: as long as it likes"
+        600.0,
+        gt=0,
+        le=_MAX_SECONDS,
+        description="seconds that a step may take; null: as long as it likes",
     )

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from paged_backends.checkpoint.json_file import one_line
 from paged_core.errors import CheckpointError, PagedCoreError
 from paged_core.field_rules import shown
 
-_MAX_BYTES = 256 << 20
+_MAX_BYTES = 64 << 20
+"""Of a ``tokenizer.json``; the largest has 33 MB."""
 _MAX_TOKEN = 1 << 16
 """Characters."""
 _MAX_FACTOR = 100
@@ -187,6 +189,10 @@ _SPACE = "\u2581"
 """SentencePiece's."""
 _MAX_PIECE = 256
 """Characters of a token that pairs are merged to."""
+_MAX_TOKENS = 1 << 20
+"""Of a GGUF file; the largest vocabularies have a quarter of it."""
+_MAX_MERGES = 4
+"""For each token; the vocabularies of models have 2 to 3."""
 
 
 class GgufTokenizer:
@@ -257,7 +263,7 @@ class GgufTokenizer:
         fast = FastTokenizer(
             models.BPE(
                 _ids(tokens),
-                [_pair(merge) for merge in merges],
+                _counted(map(_pair, merges), tokens),
                 ignore_merges=pre_tokenizer.ignores_merges,
             )
         )
@@ -277,7 +283,7 @@ class GgufTokenizer:
         fast = FastTokenizer(
             models.BPE(
                 _ids(tokens),
-                list(_merges(scored)),
+                _counted(_merges(scored), tokens),
                 unk_token=unknown[0] if unknown else None,
                 fuse_unk=True,
                 byte_fallback=True,
@@ -295,7 +301,10 @@ class GgufTokenizer:
     # ------------------------------------------------------------------ values of the file
 
     def _tokens(self) -> Sequence[str]:
-        return self._metadata.texts(f"{_PREFIX}tokens")
+        tokens = self._metadata.texts(f"{_PREFIX}tokens")
+        if len(tokens) > _MAX_TOKENS:
+            raise self._unknown(f"it has {len(tokens)} tokens, and at most {_MAX_TOKENS} are read")
+        return tokens
 
     def _types(self, count: int) -> Sequence[int]:
         name = f"{_PREFIX}token_type"
@@ -339,12 +348,25 @@ def _pair(merge: str) -> tuple[str, str]:
     return merge[:cut], merge[cut + 1 :]
 
 
+def _counted(merges: Iterator[tuple[str, str]], tokens: Sequence[str]) -> list[tuple[str, str]]:
+    """Return merges, if they are not too many for so many tokens."""
+    most = _MAX_MERGES * len(tokens)
+    made = list(islice(merges, most + 1))
+    if len(made) > most:
+        raise ValueError(
+            f"its {len(tokens)} tokens are merged in more than {_MAX_MERGES} ways each"
+        )
+    return made
+
+
 def _merges(scored: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """Return all pairs whose result is a token, first those of the highest score."""
     if max(map(len, scored), default=0) > _MAX_PIECE:
         raise ValueError(f"a token has more than {_MAX_PIECE} characters")
     by_score = sorted(scored, key=lambda token: scored[token], reverse=True)
+    same = {token: token for token in scored}  # one object for each text
     for token in by_score:
         for cut in range(1, len(token)):
-            if token[:cut] in scored and token[cut:] in scored:
-                yield token[:cut], token[cut:]
+            one, other = same.get(token[:cut]), same.get(token[cut:])
+            if one is not None and other is not None:
+                yield one, other

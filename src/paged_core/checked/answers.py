@@ -171,6 +171,8 @@ def _check_tokens(tokens: Collection[int], vocab_size: int | None) -> None:
         array("q" if vocab_size is None else "Q", tokens)
     except (OverflowError, TypeError):
         raise PluginError("collect() returned a token that is no token id") from None
+    if bool in set(map(type, tokens)):
+        raise PluginError("collect() returned a truth value as a token id")
     if vocab_size is not None and tokens and max(tokens) >= vocab_size:
         raise PluginError(
             f"collect() returned token {max(tokens)}, which is outside the model's vocabulary (0 "

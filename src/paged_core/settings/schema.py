@@ -41,6 +41,8 @@ Part = Annotated[SerializeAsAny[ComponentSettings], NoDecode]
 """Options of a component; in another settings class too, a variable may give just its name."""
 
 _Path = str | os.PathLike[str] | None
+_MAX_THREADS = 1024
+"""More than a processor has; libraries that are asked for a million end the process."""
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
@@ -83,7 +85,9 @@ class EngineSettings(BaseModel):
     device: Annotated[str, AfterValidator(_check_device)] = Field(
         "auto", description="auto, cpu, cuda, cuda:1, mps"
     )
-    threads: PositiveInt | None = Field(None, description="null: physical cores")
+    threads: Annotated[PositiveInt, Field(le=_MAX_THREADS)] | None = Field(
+        None, description="null: physical cores"
+    )
     max_model_len: PositiveInt | None = Field(
         None, description="longest sequence; null: the model's own, lowered to what the pool holds"
     )

@@ -149,6 +149,8 @@ def _in_order(packed: Tensor) -> Tensor:
 
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 _PACKED, _PLAIN, _SCALES = "weight_packed", "weight", "weight_scale"
+_MAX_GROUPS = 100
+"""Of a configuration; each matrix is compared with all."""
 _ZEROS, _ORDER = "weight_zero_point", "weight_g_idx"
 
 
@@ -225,8 +227,8 @@ class CompressedTensors:
         sparsity = fields.mapping("sparsity_config") or {}
         fields.part("sparsity_config", sparsity).choice("format", "dense", ("dense",))
         groups = fields.mapping("config_groups")
-        if not groups:
-            raise fields.wrong("config_groups", "an object that is not empty")
+        if groups is None or not 0 < len(groups) <= _MAX_GROUPS:
+            raise fields.wrong("config_groups", f"an object of 1 to {_MAX_GROUPS} entries")
         return cls(tuple(_scheme(fields.part("config_groups", each)) for each in groups.values()))
 
     def has(self, module: StoredModule) -> bool:

@@ -1,11 +1,12 @@
 // Intel's Advanced Matrix Extensions: eight tile registers of 16 rows of 64 bytes; two of pairs of
 // bfloat16 are multiplied and added to a third of float32, or two of four bytes to a third of integers.
 //
-// AMX is 1 where the compiler is told to use them. With EMULATE_AMX the same functions work on an array,
-// to the same bits (hardware and this rule were compared on 512,000 sums): a product of two bfloat16 is
-// exact in float32; the even and the odd numbers of a row are two chains of additions, each rounded to
-// nearest; their sum is added once; denormal numbers count as zeros of their sign. So a processor without
-// AMX can test what is built on it.
+// AMX is 1 where the compiler is told to use them. With EMULATE_AMX the same functions work on an array, so
+// that a processor without AMX can test what is built on it. A product of two bfloat16 is exact in float32;
+// the even and the odd numbers of a row are two chains of additions, each rounded to nearest; their sum is
+// added once. Hardware and this rule had the same bits in 512,000 sums of normal numbers. Denormal numbers
+// are read as zeros, and a sum that is denormal is a zero of its sign, also below zero, as in hardware. Not
+// compared with hardware: sums that are normal although numbers in their chains are denormal.
 #pragma once
 
 #include "dot_codes.h"
@@ -115,6 +116,22 @@ INLINE vf without_denormals(vf value) {
   vi exponent = (vi)value & 0x7f800000;
   return (vf)(exponent == 0 ? (vi)value & splat_int(INT32_MIN) : (vi)value);
 }
+// `zero`, which a sum is rounded to, with the sign of the sum as it is before.
+static float zero_of_sign(float zero, float sum, const float* row, const float (*pairs)[TILE_COLUMNS],
+                          int column) {
+  const auto number = [](const float* pair, int which) {
+    uint32_t bits;
+    memcpy(&bits, pair, 4);
+    bits = which ? bits & 0xffff0000 : bits << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return std::fabs(value) < 0x1p-126f ? 0.0 : double(value);
+  };
+  double whole = sum;
+  for (int k = 0; k < TILE_ROWS; k++)
+    for (int which = 0; which < 2; which++) whole += number(row + k, which) * number(pairs[k] + column, which);
+  return whole < 0 ? -0.0f : whole > 0 ? 0.0f : zero;
+}
 template <int SUM, int A, int B>
 static void tile_dot() {
   auto *sums = tile_at(SUM), *a = tile_at(A), *b = tile_at(B);
@@ -133,7 +150,11 @@ static void tile_dot() {
                                           without_denormals((vf)(line & upper)));
       }
       vf sum = without_denormals(load(sums[r] + c));
+      float before[WIDTH];
+      store(before, sum);
       store(sums[r] + c, without_denormals(sum + without_denormals(even + odd)));
+      for (int i = 0; i < WIDTH; i++)
+        if (sums[r][c + i] == 0) sums[r][c + i] = zero_of_sign(sums[r][c + i], before[i], a[r], b, c + i);
     }
 }
 

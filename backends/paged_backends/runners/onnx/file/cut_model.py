@@ -21,7 +21,8 @@ from paged_backends.runners.onnx.file.attention_nodes import take_attention_node
 from paged_backends.runners.onnx.file.counted_positions import replace_counted_positions
 from paged_backends.runners.onnx.file.file_config import FileConfig
 from paged_backends.runners.onnx.file.found_attention import FoundAttention
-from paged_backends.runners.onnx.file.model_file import StoredWeights, read_model_file
+from paged_backends.runners.onnx.file.graph_sizes import check_sizes
+from paged_backends.runners.onnx.file.model_file import StoredWeights, num_stored, read_model_file
 from paged_backends.runners.onnx.file.model_graph import (
     CACHE_AXES,
     ModelGraph,
@@ -39,6 +40,10 @@ from paged_core.errors import PagedCoreError
 
 _BATCH_DEPENDENT = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 """Quantise all tokens of a step with one scale."""
+_MAX_ATTENTIONS = 1_000
+"""Each has a session before it, with threads of its own."""
+_MAX_COPIES = 10
+"""Of each node, on average, where stages share what depends on no token."""
 _PRODUCTS = ("MatMul", "MatMulNBits", "Gemm")
 _LAST_TOKEN = ("Gather", "GatherND", "Slice")
 _DTYPES = {
@@ -85,8 +90,9 @@ def cut_model(path: Path, config: FileConfig, dtype: torch.dtype | None) -> CutM
         CheckpointError: the file is damaged.
         UnsupportedModel: the graph cannot be cut; the message names the node.
     """
-    model = read_model_file(path)
     try:
+        model = read_model_file(path)
+        check_sizes(model, num_stored(path, model))
         return _cut(path, ModelGraph(model), config, dtype)
     except PagedCoreError:
         raise
@@ -100,6 +106,7 @@ def cut_model(path: Path, config: FileConfig, dtype: torch.dtype | None) -> CutM
 def _cut(path: Path, graph: ModelGraph, config: FileConfig, dtype: torch.dtype | None) -> CutModel:
     _check_borders(graph, config)
     _check_independent(graph)
+    graph.find_numbers()
     flat = len(graph.inputs[config.tokens].shape.dim) == 1
     is_counted = config.positions not in graph.inputs
     positions = graph.reshape(config.positions, 1, -1) if flat else config.positions
@@ -154,6 +161,8 @@ def _take_attentions(graph: ModelGraph, positions: str) -> Sequence[FoundAttenti
             "no attention was found in it, neither an operator of that kind nor a softmax between "
             f"two products{f' ({softmax})' if softmax else ''}"
         )
+    if len(found) > _MAX_ATTENTIONS:
+        raise unserved(f"it has {len(found)} attentions, and at most {_MAX_ATTENTIONS} are served")
     used = [name for one in found for name in one.past]
     caches = [
         name
@@ -211,6 +220,8 @@ class _Cut:
         self._inputs = inputs
         self._logits = logits
         self._nodes = _ordered(graph)
+        self._place = {id(node): index for index, node in enumerate(self._nodes)}
+        self._num_constant = 0
         self._stage_of = self._number_stages()
 
     def _number_stages(self) -> dict[str, int]:
@@ -235,27 +246,23 @@ class _Cut:
             raise unserved(
                 f"its head reads {hidden!r}, which the last attention does not contribute to"
             )
-        wanted: list[list[str]] = [[] for _ in range(len(self._attentions) + 1)]
+        wanted: list[dict[str, None]] = [{} for _ in range(len(self._attentions) + 1)]
         for index, one in enumerate(self._attentions):
             for name in (one.query, one.key, one.value):
                 stage = self._stage_of.get(name, 0)
                 if stage > index:
                     raise unserved(f"attention {one.node} reads what a later attention returns")
-                wanted[stage].append(name)
-        wanted[-1].append(hidden)
-        needed = self._needed([name for names in wanted for name in names], set())
-        for node in needed:
+                wanted[stage][name] = None
+        wanted[-1][hidden] = None
+        nodes: list[list[NodeProto]] = [[] for _ in wanted]
+        for node in self._needed([name for names in wanted for name in names], set()):
+            stage = self._stage_of[result_of(node)]
+            nodes[stage].append(node)
             for name in node.input:
                 here = self._stage_of.get(name)
-                crosses = here is not None and here < self._stage_of[result_of(node)]
-                if crosses and self._graph.made_by(name) and name not in wanted[here or 0]:
-                    wanted[here or 0].append(name)
-        return [
-            self._stage(
-                [node for node in needed if self._stage_of[result_of(node)] == index], outputs
-            )
-            for index, outputs in enumerate(wanted)
-        ]
+                if here is not None and here < stage and self._graph.made_by(name):
+                    wanted[here][name] = None
+        return [self._stage(own, list(outputs)) for own, outputs in zip(nodes, wanted, strict=True)]
 
     def head(self, hidden: str) -> Stage:
         """Return the stage from hidden states to logits.
@@ -327,13 +334,19 @@ class _Cut:
 
     def _constant(self, names: Iterable[str]) -> list[NodeProto]:
         """Return the nodes that compute values from weights alone, in order."""
-        needed, open_names = set(), list(names)
+        needed, open_names = {}, list(names)
         while open_names:
             node = self._graph.made_by(open_names.pop())
             if node is not None and id(node) not in needed:
-                needed.add(id(node))
+                needed[id(node)] = node
                 open_names.extend(value for value in node.input if value)
-        return [node for node in self._nodes if id(node) in needed]
+        self._num_constant += len(needed)
+        if self._num_constant > _MAX_COPIES * len(self._nodes):
+            raise unserved(
+                "parts between attentions share too much that depends on no token; export it with "
+                "constants folded"
+            )
+        return sorted(needed.values(), key=lambda node: self._place[id(node)])
 
 
 def _ordered(graph: ModelGraph) -> list[NodeProto]:

@@ -199,7 +199,8 @@ def _genai_window(
     )
     if not isinstance(named, list) or not named or count is None:
         return window, ()
-    return None, [LayerRules(window if index in named else None) for index in range(count)]
+    windowed = {index for index in named if isinstance(index, int)}
+    return None, [LayerRules(window if index in windowed else None) for index in range(count)]
 
 
 def _positive(

@@ -22,7 +22,8 @@ from paged_backends.checkpoint.json_file import one_line
 from paged_backends.runners.onnx.file.cut_model import CutModel
 from paged_backends.runners.onnx.file.file_config import FileConfig
 from paged_backends.runners.onnx.file.found_attention import GraphMask
-from paged_backends.runners.onnx.file.model_file import read_model_file
+from paged_backends.runners.onnx.file.graph_sizes import check_sizes
+from paged_backends.runners.onnx.file.model_file import num_stored, read_model_file
 from paged_backends.runners.onnx.file.model_graph import (
     ModelGraph,
     Shape,
@@ -115,7 +116,8 @@ class _Masks:
 
     def __init__(self, model: CutModel, config: FileConfig, layers: Sequence[LayerSpec]) -> None:
         self._model, self._config = model, config
-        self._graph = ModelGraph(read_model_file(model.path))  # that of the model was cut
+        whole = read_model_file(model.path)  # that of the model was cut
+        self._graph, self._num_bytes = ModelGraph(whole), num_stored(model.path, whole)
         self._masks = [one.mask for one in model.attentions if one.mask is not None]
         self._caches = {
             name: (1, layer.num_kv_heads, layer.head_dim)
@@ -150,7 +152,12 @@ class _Masks:
     def _computed(self, cached: int, new: int) -> Mapping[str, Array] | None:
         """Return masks [.., T, L] by their names; ``None``: they are inputs of the graph."""
         sizes = self._sizes(cached, new)
-        part = self._part(sizes)
+        try:
+            check_sizes(self._graph.model, self._num_bytes, sizes, lists_only=True)
+            part = self._part(sizes)
+            check_sizes(part, self._num_bytes, sizes)
+        except UnsupportedModel as error:
+            raise _NotComputed(str(error)) from error
         inputs = {value.name for value in part.graph.input}
         if inputs - sizes.keys():
             return None

@@ -19,6 +19,9 @@ from onnx.defs import onnx_opset_version
 from onnxruntime import OrtValue, SessionOptions
 
 from paged_backends.checkpoint.json_file import damaged, file_inside, one_line
+from paged_backends.runners.onnx.file.file_structure import structure_problem
+from paged_backends.runners.onnx.file.flat_graph import flatten, tensors_of_nodes
+from paged_backends.runners.onnx.file.model_graph import MAX_SIDES, unserved
 from paged_backends.runners.onnx.sessions import ON_CPU
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
@@ -39,15 +42,19 @@ _MAPPED = frozenset(
 
 
 def read_model_file(path: Path) -> ModelProto:
-    """Return the model in a file, without the weights beside it; where they lie is checked.
+    """Return the model in a file, as one graph; where weights beside it lie is checked.
 
     Raises:
         CheckpointError: the file is damaged, or weights are missing or lie outside of its folder.
-        UnsupportedModel: it needs a newer version of ONNX, or weights are of an unknown type.
+        UnsupportedModel: it needs a newer version of ONNX, weights are of an unknown type, or it
+            is not one graph and cannot be made one.
     """
-    model = ModelProto()
+    model, content = ModelProto(), _content(path)
+    problem = structure_problem(content)
+    if problem is not None:
+        raise unserved(f"{problem}; export it without functions and unrolled loops")
     try:
-        model.ParseFromString(_content(path))
+        model.ParseFromString(content)
     except DecodeError as error:
         raise _damaged(path, str(error)) from error
     if not model.graph.node or not model.opset_import:
@@ -60,9 +67,17 @@ def read_model_file(path: Path) -> ModelProto:
                 f"{path} was made for opset {entry.version} of ONNX, and the installed package "
                 f"knows those up to {onnx_opset_version()}; `pip install -U onnx onnxruntime`"
             )
-    for tensor in model.graph.initializer:
-        _check_tensor(path, tensor)
+    for tensor in (*model.graph.initializer, *tensors_of_nodes(model)):
+        _check_tensor(path, len(content), tensor)
+    flatten(model)
     return model
+
+
+def num_stored(path: Path, model: ModelProto) -> int:
+    """Return the bytes of a file and of the weights beside it."""
+    outside = (one for one in model.graph.initializer if one.data_location == TensorProto.EXTERNAL)
+    sizes = (prod(one.dims) * _dtype(one).itemsize for one in outside)
+    return path.stat().st_size + int(sum(sizes))
 
 
 def _content(path: Path) -> bytes:
@@ -102,11 +117,15 @@ def _texts(model: ModelProto) -> Iterator[object]:
             yield from (item.key, item.value)
 
 
-def _check_tensor(path: Path, tensor: TensorProto) -> None:
+def _check_tensor(path: Path, num_bytes: int, tensor: TensorProto) -> None:
+    """Check a tensor in a file of so many bytes."""
     name, known = tensor.name[:_MAX_NAME], TensorProto.DataType.values()
-    if tensor.data_type not in known or any(size < 0 for size in tensor.dims):
+    sides = len(tensor.dims) if all(size >= 0 for size in tensor.dims) else MAX_SIDES + 1
+    if tensor.data_type not in known or sides > MAX_SIDES:
         raise _damaged(path, f"{name!r} has no known type or shape")
     if tensor.data_location != TensorProto.EXTERNAL:
+        if prod(tensor.dims) > 8 * num_bytes:  # a number takes a bit at least
+            raise _damaged(path, f"{name!r} is larger than the file")
         return
     if tensor.data_type not in _MAPPED:
         raise UnsupportedModel(
@@ -124,7 +143,7 @@ def _check_tensor(path: Path, tensor: TensorProto) -> None:
 def _check_place(path: Path, tensor: str, place: _Place, num_bytes: int) -> None:
     """Check that a weight lies in a file of the folder, and within it."""
     file = file_inside(path.parent, place.location)
-    if file is None:
+    if file is None or "*" in place.location:  # */_ORT_MEM_ADDR_/* is an address in memory
         raise damaged(
             f"{path} says that {tensor!r} is in {shown(place.location)}, which is not in its folder"
         )

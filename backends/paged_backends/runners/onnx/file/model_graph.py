@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,12 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from paged_backends.runners.onnx.sessions import CONTRIB
 from paged_core.errors import UnsupportedModel
 
-_SMALL = 64
+SMALL = 64
 """Numbers of a constant that is read; weights are larger and are left where they are."""
+_MAX_LIST = 1 << 20
+"""Numbers of a weight of one axis; inference takes a longer one for sizes, number by number."""
+MAX_SIDES = 16
+"""Of a tensor or a value; operators can double that number with each node."""
 CACHE_AXES = 4
 """Of keys and values: batch, heads, tokens, width."""
 Shape = Sequence[int | None]
@@ -27,11 +31,7 @@ _ADDED = "paged_core"
 
 
 class ModelGraph:
-    """The nodes of a model, in an order in which they can be computed.
-
-    Raises:
-        UnsupportedModel: a node contains graphs of its own.
-    """
+    """The nodes of a model, in an order in which they can be computed; none holds a graph."""
 
     def __init__(self, model: ModelProto) -> None:
         self.model = model
@@ -48,11 +48,9 @@ class ModelGraph:
         for node in self.nodes:
             self._note_reader(node)
         self._num_added = 0
-        self.widths: Mapping[str, int] = {}
-        """Last sizes of values [1, H, T, D] that are known otherwise than from shapes."""
-        for node in self.nodes:
-            if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
-                raise refusal(node, "chooses between graphs or repeats one while it is run")
+        self._widths: Mapping[str, int] = {}
+        self._numbers: dict[str, float] = {}
+        self._constants: dict[str, np.ndarray[Any, Any] | None] = {}
 
     # ------------------------------------------------------------------ finding
 
@@ -71,34 +69,48 @@ class ModelGraph:
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
         """Return a small constant of the file; ``None``: it is none."""
+        if name not in self._constants:
+            self._constants[name] = self._constant(name)
+        return self._constants[name]
+
+    def _constant(self, name: str) -> np.ndarray[Any, Any] | None:
         node = self._made_by.get(name)
         if node is not None and node.op_type == "Constant":
-            value = helper.get_attribute_value(node.attribute[0])
-            if not isinstance(value, TensorProto):
-                return np.asarray(value)
-        else:
-            value = self.weights.get(name)
-        if value is None or prod(value.dims) > _SMALL or value.data_location:
-            return None
-        return np.asarray(numpy_helper.to_array(value))
+            return small_array(helper.get_attribute_value(node.attribute[0]))
+        weight = self.weights.get(name)
+        return None if weight is None else small_array(weight)
 
     def number(self, name: str) -> float | None:
-        """Return the number that a value is, computed from constants if need be."""
+        """Return the number that a value is, stored or found by :meth:`find_numbers`."""
         array = self.constant(name)
         if array is not None:
             return float(array.reshape(-1)[0]) if array.size == 1 else None
-        node = self._made_by.get(name)
-        if node is not None and node.op_type in ("Slice", "Gather"):
+        return self._numbers.get(name)
+
+    def find_numbers(self, widths: Mapping[str, int] | None = None) -> None:
+        """Compute the numbers that nodes make of constants: each node once, in their order.
+
+        Args:
+            widths: last sizes of values [1, H, T, D] that are known otherwise than from shapes.
+        """
+        self._widths = widths or {}
+        self._numbers.clear()
+        for node in self.model.graph.node:
+            result = self._computed(node)
+            if result is not None and isfinite(result):
+                self._numbers[node.output[0]] = result
+
+    def _computed(self, node: NodeProto) -> float | None:
+        if node.op_type in ("Slice", "Gather"):
             return self._last_size(node)
-        if node is None or node.op_type not in _COMPUTED:
+        if node.op_type not in _COMPUTED:
             return None
-        numbers = [self.number(value) for value in node.input]
+        numbers = [self.number(name) for name in node.input]
         known = [number for number in numbers if number is not None]
         if len(known) < len(numbers):
             return None
         with np.errstate(all="ignore"):
-            result = _COMPUTED[node.op_type](*known)
-        return float(result) if np.isfinite(result) else None
+            return float(_COMPUTED[node.op_type](*known))
 
     def _last_size(self, node: NodeProto) -> float | None:
         """Return the last size of a shape, if that is what a node chooses and it is known."""
@@ -115,7 +127,7 @@ class ModelGraph:
         keeps = order is None or (order.size == last + 1 and order.reshape(-1)[-1] == last)
         if not keeps or int(place.reshape(-1)[0]) not in (-1, last):
             return None
-        return sizes[-1] if sizes and sizes[-1] else self.widths.get(shape.input[0])
+        return sizes[-1] if sizes and sizes[-1] else self._widths.get(shape.input[0])
 
     @cached_property
     def types(self) -> dict[str, int]:
@@ -160,9 +172,7 @@ class ModelGraph:
         opsets = {entry.domain: entry for entry in self.model.opset_import}
         opsets.setdefault(CONTRIB, helper.make_opsetid(CONTRIB, 1))
         version = self.model.ir_version
-        model = helper.make_model(graph, opset_imports=opsets.values(), ir_version=version)
-        model.functions.extend(self.model.functions)
-        return model
+        return helper.make_model(graph, opset_imports=opsets.values(), ir_version=version)
 
     # ------------------------------------------------------------------ adding
 
@@ -217,6 +227,16 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     """Return an attribute of a node, of any type, or ``default``."""
     given = (one for one in node.attribute if one.name == name)
     return next(map(helper.get_attribute_value, given), default)
+
+
+def small_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return a small constant, given as a tensor of the file or as a value of an attribute."""
+    if not isinstance(value, TensorProto):
+        array = np.asarray(value)
+        return array if array.size <= SMALL else None
+    if prod(value.dims) > SMALL or value.data_location:
+        return None
+    return np.asarray(numpy_helper.to_array(value))
 
 
 def constant_node(name: str, value: np.ndarray[Any, Any]) -> NodeProto:
@@ -276,7 +296,7 @@ def inferred_types(model: ModelProto) -> dict[str, int]:
 
 
 def _inferred(model: ModelProto, given: Mapping[str, Shape]) -> Sequence[ValueInfoProto]:
-    light = _without_weights(model)
+    light = without_weights(model)
     for value in light.graph.input:
         axes = value.type.tensor_type.shape.dim
         for axis, size in zip(axes, given.get(value.name, ()), strict=False):
@@ -286,7 +306,7 @@ def _inferred(model: ModelProto, given: Mapping[str, Shape]) -> Sequence[ValueIn
     return [*inferred.input, *inferred.value_info, *inferred.output]
 
 
-def _without_weights(model: ModelProto) -> ModelProto:
+def without_weights(model: ModelProto) -> ModelProto:
     """Return a copy that holds names and shapes of weights, and no shapes but those of inputs."""
     graph = model.graph
     light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
@@ -299,8 +319,9 @@ def _without_weights(model: ModelProto) -> ModelProto:
         value.type.tensor_type.ClearField("shape")
     light.graph.initializer.extend(
         weight
-        if prod(weight.dims) <= _SMALL and not weight.data_location
+        if prod(weight.dims) <= SMALL and not weight.data_location
         else TensorProto(name=weight.name, data_type=weight.data_type, dims=weight.dims)
         for weight in graph.initializer
+        if len(weight.dims) != 1 or weight.dims[0] <= _MAX_LIST
     )
     return light

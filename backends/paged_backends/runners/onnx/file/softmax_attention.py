@@ -7,6 +7,7 @@ the product of query and key, on to the product with the values.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +26,11 @@ from paged_backends.runners.onnx.file.model_graph import (
     attribute,
     described,
     refusal,
+    result_of,
 )
 
 _MAX_NODES = 32
-"""Between a softmax and its products, or a product and the cache."""
+"""Between a softmax and the product behind it, or a product and the cache; readers of a value."""
 _BEHIND = ("Where", "Cast", "Identity", "Dropout")
 """What probabilities go through before they are multiplied with values."""
 
@@ -53,9 +55,10 @@ def take_softmax_attentions(graph: ModelGraph) -> list[FoundAttention]:
         UnsupportedModel: one of them computes something else than attention over a cache.
     """
     found: list[FoundAttention] = []
-    graph.widths = _head_widths(graph)
+    graph.find_numbers(_head_widths(graph))
+    scored = _scored(graph)
     for softmax in [node for node in graph.nodes if node.op_type == "Softmax"]:
-        scores = _scores(graph, softmax.input[0])
+        scores = scored.get(softmax.input[0])
         if scores is not None:  # otherwise it is one of a router of experts
             found.append(_take(graph, len(found), softmax, scores))
     return found
@@ -98,24 +101,31 @@ def _take(graph: ModelGraph, index: int, softmax: NodeProto, scores: _Scores) ->
     )
 
 
-def _scores(graph: ModelGraph, name: str, depth: int = 0) -> _Scores | None:
-    """Follow the argument of a softmax back to the product of query and key, past masks."""
-    node = graph.made_by(name)
-    if node is None or depth > _MAX_NODES:
-        return None
+def _scored(graph: ModelGraph) -> dict[str, _Scores]:
+    """Return what is a product of query and key, or made of one by scaling, capping and masking.
+
+    Each node is looked at once, behind those that it reads from.
+    """
+    scored: dict[str, _Scores] = {}
+    for node in graph.nodes:
+        scores = _scores(graph, node, scored)
+        if scores is not None:
+            scored[result_of(node)] = scores
+    return scored
+
+
+def _scores(graph: ModelGraph, node: NodeProto, scored: Mapping[str, _Scores]) -> _Scores | None:
     if node.op_type == "MatMul":
-        factors = any(graph.is_weight(factor) for factor in node.input)
-        return None if factors else _Scores(node)
+        return None if any(map(graph.is_weight, node.input)) else _Scores(node)
     multiplied = multiplication(graph, node)
     if multiplied is not None:
-        scores = _scores(graph, multiplied[0], depth + 1)
-        return None if scores is None else scores.times(multiplied[1])
+        before = scored.get(multiplied[0])
+        return None if before is None else before.times(multiplied[1])
     if node.op_type == "Tanh":
-        scores = _scores(graph, node.input[0], depth + 1)
-        return None if scores is None else replace(scores, soft_cap=1.0)
+        before = scored.get(node.input[0])
+        return None if before is None else replace(before, soft_cap=1.0)
     if node.op_type in ("Add", "Where", "Cast", "Identity"):
-        before = (_scores(graph, value, depth + 1) for value in node.input)
-        return next((scores for scores in before if scores is not None), None)
+        return next((scored[name] for name in node.input if name in scored), None)
     return None
 
 
@@ -123,7 +133,7 @@ def _product_behind(graph: ModelGraph, softmax: NodeProto) -> NodeProto:
     """Return the product of probabilities and values."""
     name = softmax.output[0]
     for _ in range(_MAX_NODES):
-        readers = graph.read_by(name)
+        readers = graph.read_by(name)[:_MAX_NODES]
         product = next((node for node in readers if node.op_type == "MatMul"), None)
         if product is not None:
             return product
