@@ -78,7 +78,7 @@ class AttentionConformance(ComponentConformance):
 
     def make(self) -> AttentionBackend:
         """A fresh component; the test is skipped where it cannot serve."""
-        reason = self.record.unavailable_reason(self.options)
+        reason = self.refusal()
         if reason:
             pytest.skip(reason)
         settings = EngineSettings(deterministic=self.deterministic)

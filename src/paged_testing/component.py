@@ -19,6 +19,7 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_testing.availability import RAISED, CannotBeTested, described, refusal
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
 from paged_testing.engines import (
     build_memory_engine,
@@ -109,8 +110,18 @@ class ComponentConformance:
     """Of processor time for one call of the component; a call that takes longer fails the test."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Of the engines, where a conformance class needs any, such as the model."""
+    may_be_skipped: ClassVar[bool] = False
+    """Whether it is no failure if every case is skipped, such as where a GPU is missing."""
     _registry: ClassVar[Registry]
     _has_hung: ClassVar[bool] = False
+    _problem: ClassVar[str | None] = None
+    """Why it cannot be tested."""
+    _request: pytest.FixtureRequest | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        last = ComponentConformance.test_not_every_case_is_skipped
+        cls.test_not_every_case_is_skipped = last  # type: ignore[method-assign]  # in its own place
 
     def make_registry(self) -> Registry:
         """The registry that has the component."""
@@ -142,15 +153,44 @@ class ComponentConformance:
         return self.record.load()(self.options, parts)
 
     @pytest.fixture(autouse=True)
-    def _every_call_returns(self) -> Iterator[None]:
+    def with_calls_watched(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        """Skip the test if the component cannot be tested; watch its calls.
+
+        The name comes late in the alphabet, in which fixtures are made: those of subclasses first.
+        """
+        self._request = request
+        test = request.function.__name__
+        if test not in _OF_AVAILABILITY:
+            try:
+                reason = self.refusal()
+            except CannotBeTested:
+                pytest.skip("it cannot be tested; test_can_be_imported says why")
+            if reason is not None and not hasattr(ComponentConformance, test):
+                pytest.skip(reason)
         with self.watched():
             yield
+
+    def refusal(self) -> str | None:
+        """Return the reason of the component's check not to run here; ``None``: it is imported.
+
+        Raises:
+            CannotBeTested: the component, its options or its check are broken.
+        """
+        kind = type(self)
+        if kind._problem is None:
+            try:
+                return refusal(self.record, self.options)
+            except CannotBeTested as error:
+                kind._problem = str(error)
+            except RAISED as error:
+                kind._problem = described(error)
+        raise CannotBeTested(kind._problem)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch the calls of the component; once one has hung, the next are given less time."""
-        with suppress(Exception):  # what it imports may take its time; errors are for the tests
-            self.record.load()
+        with suppress(Exception):  # what it imports may take its time; a test says what it raises
+            self.refusal()
         try:
             with watched_calls(self.max_seconds / (6 if self._has_hung else 1)):
                 yield
@@ -159,6 +199,13 @@ class ComponentConformance:
             raise
 
     # ------------------------------------------------------------------ tests for every slot
+
+    def test_can_be_imported(self) -> None:
+        """Its plugin, options and module; its check may refuse this machine with a reason."""
+        with suppress(CannotBeTested):
+            self.refusal()
+        if problem := type(self)._problem:
+            pytest.fail(problem, pytrace=False)
 
     def test_settings_survive_a_round_trip(self) -> None:
         settings_round_trip(self.record)
@@ -170,6 +217,18 @@ class ComponentConformance:
 
     def test_is_listed_under_the_present_interface(self) -> None:
         assert self.record.interface_version == self.registry.slots[self.slot].version
+
+    def test_not_every_case_is_skipped(self) -> None:
+        """Or a class that tests nothing would look like one that passes. The last test of each."""
+        if self.may_be_skipped or type(self)._problem is not None:
+            return
+        reason = self.refusal() or _only_skipped(self._request)
+        if reason is not None:
+            pytest.fail(
+                f"every case was skipped: {reason}; if that is as it should be, set "
+                f"`may_be_skipped = True` in {type(self).__name__}",
+                pytrace=False,
+            )
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -207,6 +266,32 @@ class ComponentConformance:
     def engine_values(self) -> st.SearchStrategy[dict[str, Any]]:
         """Settings of small engines with this component; the other components are drawn."""
         return engine_settings(self.registry, {self.slot: self.options})
+
+
+_OF_AVAILABILITY = ("test_can_be_imported", "test_not_every_case_is_skipped")
+
+
+def _only_skipped(request: pytest.FixtureRequest | None) -> str | None:
+    """Return the reason of the last case of the class that was skipped, if all were.
+
+    ``None`` if another ran, none did, or nobody keeps the outcomes: a process of pytest-xdist runs
+    only some of the cases.
+    """
+    reporter = request and request.config.pluginmanager.get_plugin("terminalreporter")
+    if not request or not reporter:
+        return None
+    here = request.node.parent.nodeid + "::"
+    reasons = []
+    for outcome, reports in reporter.stats.items():
+        for report in reports:
+            name = getattr(report, "nodeid", "").removeprefix(here).partition("[")[0]
+            if "::" in name or hasattr(ComponentConformance, name):
+                continue  # of another class, or about no case
+            if outcome == "skipped":
+                reasons.append(report.longrepr[-1].removeprefix("Skipped: "))
+            elif outcome in ("passed", "failed", "error"):
+                return None
+    return reasons[-1] if reasons else None
 
 
 class ServesEveryWorkload(ComponentConformance):

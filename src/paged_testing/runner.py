@@ -104,7 +104,7 @@ class RunnerConformance(ComponentConformance):
 
     def make(self) -> Runner:
         """A fresh runner, loaded; the test is skipped where it is not available."""
-        reason = self.record.unavailable_reason(self.options)
+        reason = self.refusal()
         if reason:
             pytest.skip(reason)
         settings = settings_class(self.registry)(**{**self.settings, "runner": self._table})
