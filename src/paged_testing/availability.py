@@ -12,7 +12,6 @@ import pytest
 from paged_core.errors import PagedCoreError, PluginError
 from paged_core.plugins.component import Component, ComponentSettings
 
-
 RAISED = (Exception, SystemExit, pytest.skip.Exception)
 """What code of a plugin may raise, but for Ctrl-C."""
 
