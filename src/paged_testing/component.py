@@ -6,11 +6,10 @@ import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import wraps
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -28,36 +27,9 @@ from paged_testing.engines import (
     registry_with,
     serve,
 )
+from paged_testing.properties import check_property
 from paged_testing.served import check_not_cut_short, check_served
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, workloads
-
-MAX_RUNS = 60
-"""Examples that are tried after the first that fails."""
-
-
-def bounded_shrinking(property_: Callable[..., None]) -> Callable[..., None]:
-    """Return a property that, once it has failed, looks at a bounded number of other examples.
-
-    Those beyond pass unseen, so that Hypothesis finds nothing smaller and reports what it has.
-    """
-    failed: set[str] = set()
-    num_runs = 0
-
-    @wraps(property_)
-    def bounded(**values: Any) -> None:
-        nonlocal num_runs
-        example = repr(values)
-        if failed and example not in failed:
-            num_runs += 1
-            if num_runs > MAX_RUNS:
-                return
-        try:
-            property_(**values)
-        except BaseException:
-            failed.add(example)
-            raise
-
-    return bounded
 
 
 def settings_round_trip(
@@ -248,7 +220,7 @@ class ComponentConformance:
         Args:
             share: the share of :attr:`max_examples` to use.
         """
-        given(*strategies)(self.profile(share)(bounded_shrinking(property_)))()
+        check_property(property_, strategies, self.profile(share))
 
     def profile(self, share: float = 1, **more: Any) -> hypothesis_settings:
         """Settings of Hypothesis."""

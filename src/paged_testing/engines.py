@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, get_args, get_origin
 
 from hypothesis import reject
@@ -13,7 +16,7 @@ from paged_core.engine.engine import Engine
 from paged_core.engine.outcome import StepOutcome
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError, SettingsError
-from paged_core.interfaces.observer import Observer
+from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
@@ -53,6 +56,42 @@ def first_party(registry: Registry, *wanted: tuple[str, str]) -> Registry:
         )
     )
 
+
+class LastSteps(Observer):
+    """The last steps of engines, in a line each."""
+
+    def __init__(self) -> None:
+        self.records: deque[StepRecord] = deque(maxlen=8)
+
+    @classmethod
+    @contextmanager
+    def kept(cls, are_kept: bool = True) -> Iterator[LastSteps]:
+        """Have every engine that is built in the block keep its steps, if ``are_kept``."""
+        steps = cls()
+        token = _KEPT.set(steps if are_kept else None)
+        try:
+            yield steps
+        finally:
+            _KEPT.reset(token)
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.records.append(step)
+
+    def __str__(self) -> str:
+        lines = ["the last steps:"]
+        for step in self.records:
+            runs = " ".join(f"{name}:{count}" for name, count in step.scheduled.items())
+            parts = [f"runs {runs or 'nothing'}"]
+            for event in ("preempted", "swapped_out", "swapped_in", "ignored", "finished"):
+                if names := getattr(step, event):
+                    parts.append(f"{event} {' '.join(names)}")
+            lines.append(
+                f"  step {step.number}: {', '.join(parts)}; {step.free_blocks} free blocks"
+            )
+        return "\n".join(lines)
+
+
+_KEPT: ContextVar[LastSteps | None] = ContextVar("_KEPT", default=None)
 
 MAX_IDLE_STEPS = 200
 """Steps in a row that may plan nothing while requests wait and none is to come."""
@@ -101,6 +140,8 @@ def start_memory_engine(
     future: LookupOracle | None = None,
 ) -> Engine:
     """As :func:`build_memory_engine`, from settings that are made, and observers that are built."""
+    kept = _KEPT.get()
+    observers = observers if kept is None else [*observers, kept]
     engine = build_engine(settings, registry, observers=observers, future=future or LookupOracle())
     engine.clock = clock or (lambda: float(engine.num_steps))
     return engine

@@ -27,8 +27,8 @@ from paged_testing import (
     simple_request,
 )
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
-from paged_testing.component import MAX_RUNS
 from paged_testing.engines import first_party
+from paged_testing.properties import MAX_RUNS
 from unit import faulty_evictors, faulty_schedulers
 from unit.faulty_settings import FaultySettings, FaultyTokenBudgetSettings, registry_of
 
