@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, Phase
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -30,6 +30,9 @@ from paged_testing.engines import (
 from paged_testing.properties import check_property
 from paged_testing.served import check_not_cut_short, check_served
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, workloads
+
+PHASES = tuple(phase for phase in Phase if phase is not Phase.explain)
+"""Of Hypothesis: to say which lines failing examples have in common takes minutes."""
 
 
 def settings_round_trip(
@@ -228,7 +231,7 @@ class ComponentConformance:
             max_examples=max(1, int(self.max_examples * share)),
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-            **{"report_multiple_bugs": False, **more},
+            **{"report_multiple_bugs": False, "phases": PHASES, **more},
         )
 
     def check_walks(self, walk: Callable[[int, int], None]) -> None:

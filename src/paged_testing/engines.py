@@ -81,13 +81,11 @@ class LastSteps(Observer):
         lines = ["the last steps:"]
         for step in self.records:
             runs = " ".join(f"{name}:{count}" for name, count in step.scheduled.items())
-            parts = [f"runs {runs or 'nothing'}"]
-            for event in ("preempted", "swapped_out", "swapped_in", "ignored", "finished"):
-                if names := getattr(step, event):
-                    parts.append(f"{event} {' '.join(names)}")
-            lines.append(
-                f"  step {step.number}: {', '.join(parts)}; {step.free_blocks} free blocks"
-            )
+            events = ("preempted", "swapped_out", "swapped_in", "ignored", "finished")
+            became = [f", {event} {' '.join(getattr(step, event))}" for event in events]
+            told = "".join(text for text in became if not text.endswith(" "))
+            free = f"{step.free_blocks} free blocks"
+            lines.append(f"  step {step.number}: runs {runs or 'nothing'}{told}; {free}")
         return "\n".join(lines)
 
 
