@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_testing.availability import RAISED, CannotBeTested, described, refusal
+from paged_testing.branches import Branches, UnreachedBranch
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
 from paged_testing.engines import (
     build_memory_engine,
@@ -27,6 +29,7 @@ from paged_testing.engines import (
     registry_with,
     serve,
 )
+from paged_testing.options import other_options
 from paged_testing.properties import check_property
 from paged_testing.served import check_not_cut_short, check_served
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, workloads
@@ -87,6 +90,11 @@ class ComponentConformance:
     """Of the engines, where a conformance class needs any, such as the model."""
     may_be_skipped: ClassVar[bool] = False
     """Whether it is no failure if every case is skipped, such as where a GPU is missing."""
+    reports_branches: ClassVar[bool] = True
+    """Whether a warning lists the branches of the component that no case reached."""
+    _branches: ClassVar[Branches | None] = None
+    _ran: ClassVar[set[str]]
+    """Names of the tests that were run so far."""
     _registry: ClassVar[Registry]
     _has_hung: ClassVar[bool] = False
     _problem: ClassVar[str | None] = None
@@ -95,8 +103,9 @@ class ComponentConformance:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        last = ComponentConformance.test_not_every_case_is_skipped
-        cls.test_not_every_case_is_skipped = last  # type: ignore[method-assign]  # in its own place
+        cls._ran = set()
+        for name in _LAST:  # pytest runs tests in the order of the classes that have them
+            setattr(cls, name, getattr(ComponentConformance, name))
 
     def make_registry(self) -> Registry:
         """The registry that has the component."""
@@ -135,6 +144,7 @@ class ComponentConformance:
         """
         self._request = request
         test = request.function.__name__
+        self._ran.add(test)
         if test not in _OF_AVAILABILITY:
             try:
                 reason = self.refusal()
@@ -164,8 +174,9 @@ class ComponentConformance:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch the calls of the component; once one has hung, the next are given less time."""
-        with suppress(Exception):  # what it imports may take its time; a test says what it raises
-            self.refusal()
+        with suppress(*RAISED):  # what it imports may take its time; a test says what it raises
+            if self.refusal() is None and self.reports_branches and type(self)._branches is None:
+                type(self)._branches = Branches(self.record.load())
         try:
             with watched_calls(self.max_seconds / (6 if self._has_hung else 1)):
                 yield
@@ -205,6 +216,25 @@ class ComponentConformance:
                 pytrace=False,
             )
 
+    def test_reaches_every_branch(self) -> None:
+        """Warns of those of the component that no case reached, if all of the class were run."""
+        branches, kind = self._branches, type(self)
+        if branches is None or not self._is_last():
+            return
+        branches.close()
+        for line, what in branches.unreached():
+            warnings.warn_explicit(
+                f"no case of {kind.__name__} {what}",
+                UnreachedBranch,
+                branches.path,
+                line,
+                kind.__module__,
+            )
+
+    def _is_last(self) -> bool:
+        """Whether all tests of the class have run, in this process."""
+        return self._ran >= {name for name in dir(self) if name.startswith("test_")}
+
     # ------------------------------------------------------------------ for subclasses
 
     @property
@@ -243,6 +273,8 @@ class ComponentConformance:
         return engine_settings(self.registry, {self.slot: self.options})
 
 
+_LAST = ("test_not_every_case_is_skipped", "test_reaches_every_branch")
+"""Tests about the others, which have run by then."""
 _OF_AVAILABILITY = ("test_can_be_imported", "test_not_every_case_is_skipped")
 
 
@@ -269,7 +301,30 @@ def _only_skipped(request: pytest.FixtureRequest | None) -> str | None:
     return reasons[-1] if reasons else None
 
 
-class ServesEveryWorkload(ComponentConformance):
+class VariesOptions(ComponentConformance):
+    """Base of classes that also try other options than those that the test names."""
+
+    def test_holds_with_other_options(self) -> None:
+        """Small and large numbers, and all choices, as far as its settings class permits them."""
+        kind, registry = type(self), self.registry
+        tables = list(other_options(type(self.options), self._table))
+        tried = "\n".join(map(str, tables)) or "none: its settings class has nothing to vary"
+        if self._request is not None:
+            self._request.node.add_report_section("call", "options that were tried", tried)
+        members = {"_registry": registry, "expected": lambda self, *_: None}
+        for table in tables:
+            other = type(kind.__name__, (kind,), {**members, "component": table})()
+            try:
+                other.check_written()
+            except RAISED as error:
+                error.add_note(f"with the options {table}; these were tried:\n{tried}")
+                raise
+
+    def check_written(self) -> None:
+        """Check written cases, without what a test expects of the options that it names."""
+
+
+class ServesEveryWorkload(VariesOptions):
     """What every policy must do: it changes the schedule, and never the output.
 
     Small engines with this component, and any others, serve workloads on the ``memory`` executor:
@@ -286,6 +341,11 @@ class ServesEveryWorkload(ComponentConformance):
             return self.make_engine(**situation.values({self.slot: self._table, **values}))
         except SettingsError as error:
             pytest.skip(str(error))
+
+    def check_written(self) -> None:
+        for situation in FOR_EVERY_POLICY.values():
+            with suppress(pytest.skip.Exception):
+                self.test_serves_when(situation)
 
     @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
     def test_serves_when(self, situation: Situation) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -22,6 +22,7 @@ from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.call_watch import described_by
+from paged_testing.options import component_options
 from paged_testing.workloads import Workload
 
 
@@ -208,44 +209,6 @@ def _step(engine: Engine, aborts: Sequence[str], number: int) -> StepOutcome:
 
 POLICY_SLOTS = ("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption")
 """The slots of policies; a combination is valid, or refused when an engine is built from it."""
-
-
-def component_options(
-    kind: type[ComponentSettings], fixed: Mapping[str, Any] | None = None
-) -> st.SearchStrategy[dict[str, Any]]:
-    """Tables for one component: booleans and choices are drawn, limits are drawn small.
-
-    Other options that the kit does not know keep their defaults.
-
-    Args:
-        fixed: options that are not drawn.
-    """
-    chosen: dict[str, st.SearchStrategy[Any]] = {}
-    for name, field in kind.model_fields.items():
-        known = _KNOWN.get(name)
-        if known is not None:
-            chosen[name] = known
-        elif field.annotation is bool:
-            chosen[name] = st.booleans()
-        elif get_origin(field.annotation) is Literal:
-            chosen[name] = st.sampled_from(get_args(field.annotation))
-    if "max_num_batched_tokens" in kind.model_fields and "chunked_prefill" not in kind.model_fields:
-        chosen["max_num_batched_tokens"] = st.integers(24, 64)  # whole prompts must fit
-    for name, value in (fixed or {}).items():
-        chosen[name] = st.just(value)
-    return st.fixed_dictionaries(chosen)
-
-
-_KNOWN: Mapping[str, st.SearchStrategy[Any]] = {
-    "max_num_seqs": st.integers(3, 8),
-    "max_num_batched_tokens": st.integers(3, 40),
-    "chunked_prefill": st.sampled_from([True, True, True, False]),
-    "long_prefill_token_threshold": st.sampled_from([0, 0, 2, 5]),
-    "delay_factor": st.sampled_from([0.0, 0.0, 0.5]),
-    "num_levels": st.sampled_from([1, 3, 8]),
-    "first_quantum": st.sampled_from([2, 4, 32]),
-    "promote_after": st.sampled_from([None, 3.0, 20.0]),
-}
 
 
 @st.composite

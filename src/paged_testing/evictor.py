@@ -177,5 +177,9 @@ class EvictorConformance(ServesEveryWorkload, EvictorCases):
             return held[-1].block
     """
 
+    def check_written(self) -> None:
+        super().check_written()
+        self.walk(150, 0)
+
     def test_behaves_like_the_model(self) -> None:
         self.check_walks(self.walk)

@@ -17,7 +17,7 @@ from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
-from paged_testing.component import ComponentConformance
+from paged_testing.component import VariesOptions
 from paged_testing.doubles import (
     ALWAYS_OVER,
     AlwaysOverSettings,
@@ -56,7 +56,7 @@ DISTURBED = (
 """Situations in which requests are aborted and steps fail at any moment."""
 
 
-class SchedulerConformance(ComponentConformance):
+class SchedulerConformance(VariesOptions):
     """Subclass it for a scheduler; override :meth:`budget` and :meth:`max_num_seqs` if its options
     for them have other names than ``max_num_batched_tokens`` and ``max_num_seqs``::
 
@@ -163,6 +163,14 @@ class SchedulerConformance(ComponentConformance):
     def engines(self, situation: Situation, **values: Any) -> Iterator[Engine]:
         """Fresh engines for a situation, as far as the components combine."""
         return map(self.start, self.settings_for(situation, **values))
+
+    def check_written(self) -> None:
+        cases = SchedulerConformance  # a subclass may leave out some of its tests
+        for name in (*DISTURBED, "better requests arrive while others run"):
+            situation = SITUATIONS[name]
+            cases.test_serves_when(self, situation)
+            cases.test_plans_ahead_when(self, situation)
+            cases.test_decides_the_same_again_when(self, situation)
 
     @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
     def test_serves_when(self, situation: Situation) -> None:
