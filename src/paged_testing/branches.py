@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
+from paged_core.plugins.component import ComponentSettings
+
 _NAME = "__reached__"
 """The global name of a marked module by which its marks are set."""
 _EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -180,9 +182,10 @@ def _code_of(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 
 
 def _functions(values: Any, module: str) -> Iterator[FunctionType]:
-    """The functions and methods that a module defines."""
+    """The functions and methods that a module defines, but for checks of options."""
     for value in values:
-        if getattr(value, "__module__", None) == module and isinstance(value, type):
+        is_kind = isinstance(value, type) and not issubclass(value, ComponentSettings)
+        if is_kind and value.__module__ == module:
             yield from _functions(tuple(vars(value).values()), module)
         parts = [getattr(value, name, None) for name in ("__func__", "fget", "fset", "func")]
         for function in (value, *parts):

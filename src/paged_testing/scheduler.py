@@ -26,12 +26,12 @@ from paged_testing.doubles import (
     WatchedScheduler,
 )
 from paged_testing.engines import (
-    component_options,
     engine_settings,
     memory_settings,
     serve,
     start_memory_engine,
 )
+from paged_testing.options import component_options
 from paged_testing.served import (
     check_not_cut_short,
     check_nothing_leaked,

@@ -96,7 +96,7 @@ class TestWatchedCalls:
     def test_a_look_that_takes_longer_than_a_tick_is_not_itself_looked_at(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """To list child processes takes long on a busy machine; that is not the component's time."""
+        """It takes long on a busy machine to list child processes; the component waits for none."""
         looks, spent = [], 0.3
 
         def list_slowly() -> float:
