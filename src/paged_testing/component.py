@@ -304,8 +304,8 @@ def _only_skipped(request: pytest.FixtureRequest | None) -> str | None:
 class VariesOptions(ComponentConformance):
     """Base of classes that also try other options than those that the test names."""
 
-    def test_holds_with_other_options(self) -> None:
-        """Small and large numbers, and all choices, as far as its settings class permits them."""
+    def check_with_other_options(self) -> None:
+        """Check written cases with a few other options."""
         kind, registry = type(self), self.registry
         tables = list(other_options(type(self.options), self._table))
         tried = "\n".join(map(str, tables)) or "none: its settings class has nothing to vary"
@@ -354,6 +354,10 @@ class ServesEveryWorkload(VariesOptions):
         check_served(engine, situation.workload, groups)
         if not situation.outgrown:
             check_not_cut_short(groups.values())
+
+    def test_holds_with_other_options(self) -> None:
+        """Small and large numbers, and all choices, as far as its settings class permits them."""
+        self.check_with_other_options()
 
     def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
         def serves(values: dict[str, Any], workload: Workload) -> None:

@@ -167,9 +167,8 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
         due_aborts = [request_id for due, request_id in workload.aborts if due == step]
         outcome = _step(engine, due_aborts, step)
         if engine.scheduler is not scheduler:  # the policies were made anew
-            ended = outcome.finished
-            reason = ended[-1].sequences[0].error if ended else "a policy raised"
-            raise AssertionError(f"step {step}: {reason}")
+            errors = [each.error for group in outcome.finished for each in group.sequences]
+            raise AssertionError(f"step {step}: {next(filter(None, errors), 'a policy raised')}")
         num_idle = 0 if outcome.progressed or to_come else num_idle + 1
         assert num_idle < MAX_IDLE_STEPS, (
             f"step {step}: unfinished after {num_idle} steps without any progress: "

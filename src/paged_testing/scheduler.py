@@ -261,6 +261,10 @@ class SchedulerConformance(VariesOptions):
     def _registry_with_quanta(self) -> Registry:
         return self.registry.extended(ALWAYS_OVER, plugin="conformance")
 
+    def test_holds_with_other_options(self) -> None:
+        """Small and large numbers, and all choices, as far as its settings class permits them."""
+        self.check_with_other_options()
+
     # ------------------------------------------------------------------ properties
 
     def check_serves(self, values: Mapping[str, Any], workload: Workload) -> None:
