@@ -63,7 +63,7 @@ class Planner(PlannerRules):
     def _reset(self, now: float) -> None:
         super()._reset(now)
         self.is_short = False
-        """Whether blocks were short in this step, so that running groups get those that are freed."""
+        """Whether blocks were short in this step, so that what runs gets those that are freed."""
         self._yielded: set[SequenceGroup] = set()
         """Groups that were preempted in this step since their quantum was over."""
         self._shares = False

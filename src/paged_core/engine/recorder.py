@@ -33,13 +33,9 @@ class StepRecorder:
         self._watch_requests = self._any_overrides("on_request")
         self._watch_blocks = self._any_overrides("on_block")
         self._finished: list[SequenceGroup] = []
-        """Requests whose end is told once the step that ended them was."""
 
     def request(self, group: SequenceGroup, event: str) -> None:
-        """Something happened to one request; see :meth:`Observer.on_request`.
-
-        That it finished is told after the step, or by :meth:`tell_finished`.
-        """
+        """Something happened to one request; that it finished is told after the step."""
         if event == "finished":
             self.metrics.count(group)
             self._finished.append(group)
@@ -84,12 +80,8 @@ class StepRecorder:
     def tell_finished(self) -> None:
         """Tell of the requests that finished in the step that was told, or outside of any."""
         finished, self._finished = self._finished, []
-        if self._watch_requests:
-            for group in finished:
-                self._tell(
-                    "on_request",
-                    lambda observer, group=group: observer.on_request(group, "finished"),
-                )
+        for group in finished:
+            self._tell("on_request", lambda each, group=group: each.on_request(group, "finished"))
 
     def close(self) -> None:
         """Close the observers."""
