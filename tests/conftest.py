@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from lanes import ROOT, Changes, Selection, instruction_sets
 from paged_backends.kernels.nvidia import has_driver
@@ -19,8 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch when it is first 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others
 if not has_driver():  # read by Triton when it is first imported: kernels are executed on the CPU
     os.environ.setdefault(INTERPRETER, "1")
-settings.register_profile("exploring", settings.get_profile("default"))
-settings.register_profile("repeatable", derandomize=True)
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine that is busy is no failure."""
+settings.register_profile("exploring", _PATIENT)
+settings.register_profile("repeatable", _PATIENT, derandomize=True)
 settings.load_profile("repeatable")  # --hypothesis-profile=exploring takes examples by chance
 
 _SELECTION = pytest.StashKey[Selection]()

@@ -159,6 +159,11 @@ class SequenceGroup:
         return max(sequence.num_tokens for sequence in self.live)
 
     @property
+    def awaits_step(self) -> bool:
+        """Whether a sequence of a running group has nothing pending until a step in flight ends."""
+        return not all(sequence.num_pending for sequence in self.live)
+
+    @property
     def num_candidates(self) -> int:
         """Continuations that a beam search compares: so many that ``beam_width`` do not end."""
         return max(2, 1 + len(self.stop_token_ids)) * (self.request.sampling.beam_width or 0)

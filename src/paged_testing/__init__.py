@@ -24,7 +24,6 @@ from paged_testing.doubles import FailingExecutor, StepFailure, WatchedScheduler
 from paged_testing.engines import (
     POLICY_SLOTS,
     build_memory_engine,
-    component_options,
     engine_settings,
     registry_with,
     serve,
@@ -33,6 +32,7 @@ from paged_testing.evictor import EvictorConformance
 from paged_testing.evictor_model import IdleBlock
 from paged_testing.executor import ExecutorConformance
 from paged_testing.observer import ObserverConformance
+from paged_testing.options import component_options
 from paged_testing.preemption import PreemptionConformance, VictimConformance
 from paged_testing.queue_order import QueueOrderConformance
 from paged_testing.runner import RunnerConformance

@@ -228,5 +228,9 @@ class BlockAllocatorConformance(ServesEveryWorkload, AllocatorCases):
         component = "my_allocator"
     """
 
+    def check_written(self) -> None:
+        super().check_written()
+        self.walk(150, 0)
+
     def test_behaves_like_the_model(self) -> None:
         self.check_walks(self.walk)

@@ -94,10 +94,23 @@ class _CallWatch:
         self._since: dict[FrameType, _Moment] = {}
         """Calls that had not returned at the last tick, and when they were first seen."""
         self._waiting_time = _WaitingTime()
+        self._spent = 0.0
+        """Processor time that the looks themselves have taken."""
+        self._is_looking = False
         self.describe: Callable[[], str] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = _Moment(monotonic(), thread_time(), self._waiting_time.read())
+        if self._is_looking:
+            return  # on a busy machine a look may take longer than a tick
+        self._is_looking, began = True, thread_time()
+        try:
+            self._look(frame, began - self._spent)
+        finally:
+            self._spent += thread_time() - began
+            self._is_looking = False
+
+    def _look(self, frame: FrameType | None, computed: float) -> None:
+        now = _Moment(monotonic(), computed, self._waiting_time.read(computed))
         calls = _calls_from_kit(frame)
         self._since = {call: self._since.get(call, now) for call in calls}
         for call, then in self._since.items():
@@ -142,9 +155,9 @@ class _WaitingTime:
         self._children: float | None = None
         """Processor time at the last look; they are looked at where this thread waits."""
 
-    def read(self) -> float:
-        """Return the seconds until now."""
-        passed, computed, idle = monotonic(), thread_time(), _idle_seconds()
+    def read(self, computed: float) -> float:
+        """Return the seconds until now, when this thread has computed so long."""
+        passed, idle = monotonic(), _idle_seconds()
         took = max(passed - self._passed, 1e-6)
         waited = max(0.0, took - (computed - self._computed))
         if waited > took / 2:

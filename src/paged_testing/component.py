@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import wraps
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, Phase
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -19,6 +19,8 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_testing.availability import RAISED, CannotBeTested, described, refusal
+from paged_testing.branches import Branches, UnreachedBranch
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
 from paged_testing.engines import (
     build_memory_engine,
@@ -27,36 +29,13 @@ from paged_testing.engines import (
     registry_with,
     serve,
 )
+from paged_testing.options import other_options
+from paged_testing.properties import check_property
 from paged_testing.served import check_not_cut_short, check_served
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, workloads
 
-MAX_RUNS = 60
-"""Examples that are tried after the first that fails."""
-
-
-def bounded_shrinking(property_: Callable[..., None]) -> Callable[..., None]:
-    """Return a property that, once it has failed, looks at a bounded number of other examples.
-
-    Those beyond pass unseen, so that Hypothesis finds nothing smaller and reports what it has.
-    """
-    failed: set[str] = set()
-    num_runs = 0
-
-    @wraps(property_)
-    def bounded(**values: Any) -> None:
-        nonlocal num_runs
-        example = repr(values)
-        if failed and example not in failed:
-            num_runs += 1
-            if num_runs > MAX_RUNS:
-                return
-        try:
-            property_(**values)
-        except BaseException:
-            failed.add(example)
-            raise
-
-    return bounded
+PHASES = tuple(phase for phase in Phase if phase is not Phase.explain)
+"""Of Hypothesis: to say which lines failing examples have in common takes minutes."""
 
 
 def settings_round_trip(
@@ -109,8 +88,24 @@ class ComponentConformance:
     """Of processor time for one call of the component; a call that takes longer fails the test."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Of the engines, where a conformance class needs any, such as the model."""
+    may_be_skipped: ClassVar[bool] = False
+    """Whether it is no failure if every case is skipped, such as where a GPU is missing."""
+    reports_branches: ClassVar[bool] = True
+    """Whether a warning lists the branches of the component that no case reached."""
+    _branches: ClassVar[Branches | None] = None
+    _ran: ClassVar[set[str]]
+    """Names of the tests that were run so far."""
     _registry: ClassVar[Registry]
     _has_hung: ClassVar[bool] = False
+    _problem: ClassVar[str | None] = None
+    """Why it cannot be tested."""
+    _request: pytest.FixtureRequest | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._ran = set()
+        for name in _LAST:  # pytest runs tests in the order of the classes that have them
+            setattr(cls, name, getattr(ComponentConformance, name))
 
     def make_registry(self) -> Registry:
         """The registry that has the component."""
@@ -142,15 +137,46 @@ class ComponentConformance:
         return self.record.load()(self.options, parts)
 
     @pytest.fixture(autouse=True)
-    def _every_call_returns(self) -> Iterator[None]:
+    def with_calls_watched(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        """Skip the test if the component cannot be tested; watch its calls.
+
+        The name comes late in the alphabet, in which fixtures are made: those of subclasses first.
+        """
+        self._request = request
+        test = request.function.__name__
+        self._ran.add(test)
+        if test not in _OF_AVAILABILITY:
+            try:
+                reason = self.refusal()
+            except CannotBeTested:
+                pytest.skip("it cannot be tested; test_can_be_imported says why")
+            if reason is not None and not hasattr(ComponentConformance, test):
+                pytest.skip(reason)
         with self.watched():
             yield
+
+    def refusal(self) -> str | None:
+        """Return the reason of the component's check not to run here; ``None``: it is imported.
+
+        Raises:
+            CannotBeTested: the component, its options or its check are broken.
+        """
+        kind = type(self)
+        if kind._problem is None:
+            try:
+                return refusal(self.record, self.options)
+            except CannotBeTested as error:
+                kind._problem = str(error)
+            except RAISED as error:
+                kind._problem = described(error)
+        raise CannotBeTested(kind._problem)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch the calls of the component; once one has hung, the next are given less time."""
-        with suppress(Exception):  # what it imports may take its time; errors are for the tests
-            self.record.load()
+        with suppress(*RAISED):  # what it imports may take its time; a test says what it raises
+            if self.refusal() is None and self.reports_branches and type(self)._branches is None:
+                type(self)._branches = Branches(self.record.load())
         try:
             with watched_calls(self.max_seconds / (6 if self._has_hung else 1)):
                 yield
@@ -159,6 +185,13 @@ class ComponentConformance:
             raise
 
     # ------------------------------------------------------------------ tests for every slot
+
+    def test_can_be_imported(self) -> None:
+        """Its plugin, options and module; its check may refuse this machine with a reason."""
+        with suppress(CannotBeTested):
+            self.refusal()
+        if problem := type(self)._problem:
+            pytest.fail(problem, pytrace=False)
 
     def test_settings_survive_a_round_trip(self) -> None:
         settings_round_trip(self.record)
@@ -170,6 +203,37 @@ class ComponentConformance:
 
     def test_is_listed_under_the_present_interface(self) -> None:
         assert self.record.interface_version == self.registry.slots[self.slot].version
+
+    def test_not_every_case_is_skipped(self) -> None:
+        """Or a class that tests nothing would look like one that passes. The last test of each."""
+        if self.may_be_skipped or type(self)._problem is not None:
+            return
+        reason = self.refusal() or _only_skipped(self._request)
+        if reason is not None:
+            pytest.fail(
+                f"every case was skipped: {reason}; if that is as it should be, set "
+                f"`may_be_skipped = True` in {type(self).__name__}",
+                pytrace=False,
+            )
+
+    def test_reaches_every_branch(self) -> None:
+        """Warns of those of the component that no case reached, if all of the class were run."""
+        branches, kind = self._branches, type(self)
+        if branches is None or not self._is_last():
+            return
+        branches.close()
+        for line, what in branches.unreached():
+            warnings.warn_explicit(
+                f"no case of {kind.__name__} {what}",
+                UnreachedBranch,
+                branches.path,
+                line,
+                kind.__module__,
+            )
+
+    def _is_last(self) -> bool:
+        """Whether all tests of the class have run, in this process."""
+        return self._ran >= {name for name in dir(self) if name.startswith("test_")}
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -189,7 +253,7 @@ class ComponentConformance:
         Args:
             share: the share of :attr:`max_examples` to use.
         """
-        given(*strategies)(self.profile(share)(bounded_shrinking(property_)))()
+        check_property(property_, strategies, self.profile(share))
 
     def profile(self, share: float = 1, **more: Any) -> hypothesis_settings:
         """Settings of Hypothesis."""
@@ -197,7 +261,7 @@ class ComponentConformance:
             max_examples=max(1, int(self.max_examples * share)),
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-            **{"report_multiple_bugs": False, **more},
+            **{"report_multiple_bugs": False, "phases": PHASES, **more},
         )
 
     def check_walks(self, walk: Callable[[int, int], None]) -> None:
@@ -209,7 +273,58 @@ class ComponentConformance:
         return engine_settings(self.registry, {self.slot: self.options})
 
 
-class ServesEveryWorkload(ComponentConformance):
+_LAST = ("test_not_every_case_is_skipped", "test_reaches_every_branch")
+"""Tests about the others, which have run by then."""
+_OF_AVAILABILITY = ("test_can_be_imported", "test_not_every_case_is_skipped")
+
+
+def _only_skipped(request: pytest.FixtureRequest | None) -> str | None:
+    """Return the reason of the last case of the class that was skipped, if all were.
+
+    ``None`` if another ran, none did, or nobody keeps the outcomes: a process of pytest-xdist runs
+    only some of the cases.
+    """
+    reporter = request and request.config.pluginmanager.get_plugin("terminalreporter")
+    if not request or not reporter:
+        return None
+    here = request.node.parent.nodeid + "::"
+    reasons = []
+    for outcome, reports in reporter.stats.items():
+        for report in reports:
+            name = getattr(report, "nodeid", "").removeprefix(here).partition("[")[0]
+            if "::" in name or hasattr(ComponentConformance, name):
+                continue  # of another class, or about no case
+            if outcome == "skipped":
+                reasons.append(report.longrepr[-1].removeprefix("Skipped: "))
+            elif outcome in ("passed", "failed", "error"):
+                return None
+    return reasons[-1] if reasons else None
+
+
+class VariesOptions(ComponentConformance):
+    """Base of classes that also try other options than those that the test names."""
+
+    def check_with_other_options(self) -> None:
+        """Check written cases with a few other options."""
+        kind, registry = type(self), self.registry
+        tables = list(other_options(type(self.options), self._table))
+        tried = "\n".join(map(str, tables)) or "none: its settings class has nothing to vary"
+        if self._request is not None:
+            self._request.node.add_report_section("call", "options that were tried", tried)
+        members = {"_registry": registry, "expected": lambda self, *_: None}
+        for table in tables:
+            other = type(kind.__name__, (kind,), {**members, "component": table})()
+            try:
+                other.check_written()
+            except RAISED as error:
+                error.add_note(f"with the options {table}; these were tried:\n{tried}")
+                raise
+
+    def check_written(self) -> None:
+        """Check written cases, without what a test expects of the options that it names."""
+
+
+class ServesEveryWorkload(VariesOptions):
     """What every policy must do: it changes the schedule, and never the output.
 
     Small engines with this component, and any others, serve workloads on the ``memory`` executor:
@@ -227,6 +342,11 @@ class ServesEveryWorkload(ComponentConformance):
         except SettingsError as error:
             pytest.skip(str(error))
 
+    def check_written(self) -> None:
+        for situation in FOR_EVERY_POLICY.values():
+            with suppress(pytest.skip.Exception):
+                self.test_serves_when(situation)
+
     @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
     def test_serves_when(self, situation: Situation) -> None:
         engine = self.situation_engine(situation)
@@ -234,6 +354,10 @@ class ServesEveryWorkload(ComponentConformance):
         check_served(engine, situation.workload, groups)
         if not situation.outgrown:
             check_not_cut_short(groups.values())
+
+    def test_holds_with_other_options(self) -> None:
+        """Small and large numbers, and all choices, as far as its settings class permits them."""
+        self.check_with_other_options()
 
     def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
         def serves(values: dict[str, Any], workload: Workload) -> None:

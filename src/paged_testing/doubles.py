@@ -231,10 +231,15 @@ class WatchedScheduler(Scheduler):
         status_before = {
             group: group.status for group in (*before.running, *before.waiting, *before.swapped)
         }
+        in_flight = [group for group in before.running if group.awaits_step]
         plan = self.inner.schedule(now)
         self._check_batch(plan)
         self._check_queues(plan, list(before.waiting))
         self._check_moves(plan, status_before)
+        for group in in_flight:
+            assert group.status is Status.RUNNING, (
+                f"{group} is preempted, and has nothing pending: it waits for a step in flight"
+            )
         self.decisions.append(_comparable(plan))
         self.preempted.update(group.id for group in (*plan.preempted, *plan.swapped_out))
         return plan

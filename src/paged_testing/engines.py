@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -13,12 +16,13 @@ from paged_core.engine.engine import Engine
 from paged_core.engine.outcome import StepOutcome
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError, SettingsError
-from paged_core.interfaces.observer import Observer
+from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.call_watch import described_by
+from paged_testing.options import component_options
 from paged_testing.workloads import Workload
 
 
@@ -53,6 +57,40 @@ def first_party(registry: Registry, *wanted: tuple[str, str]) -> Registry:
         )
     )
 
+
+class LastSteps(Observer):
+    """The last steps of engines, in a line each."""
+
+    def __init__(self) -> None:
+        self.records: deque[StepRecord] = deque(maxlen=8)
+
+    @classmethod
+    @contextmanager
+    def kept(cls, are_kept: bool = True) -> Iterator[LastSteps]:
+        """Have every engine that is built in the block keep its steps, if ``are_kept``."""
+        steps = cls()
+        token = _KEPT.set(steps if are_kept else None)
+        try:
+            yield steps
+        finally:
+            _KEPT.reset(token)
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.records.append(step)
+
+    def __str__(self) -> str:
+        lines = ["the last steps:"]
+        for step in self.records:
+            runs = " ".join(f"{name}:{count}" for name, count in step.scheduled.items())
+            events = ("preempted", "swapped_out", "swapped_in", "ignored", "finished")
+            became = [f", {event} {' '.join(getattr(step, event))}" for event in events]
+            told = "".join(text for text in became if not text.endswith(" "))
+            free = f"{step.free_blocks} free blocks"
+            lines.append(f"  step {step.number}: runs {runs or 'nothing'}{told}; {free}")
+        return "\n".join(lines)
+
+
+_KEPT: ContextVar[LastSteps | None] = ContextVar("_KEPT", default=None)
 
 MAX_IDLE_STEPS = 200
 """Steps in a row that may plan nothing while requests wait and none is to come."""
@@ -101,6 +139,8 @@ def start_memory_engine(
     future: LookupOracle | None = None,
 ) -> Engine:
     """As :func:`build_memory_engine`, from settings that are made, and observers that are built."""
+    kept = _KEPT.get()
+    observers = observers if kept is None else [*observers, kept]
     engine = build_engine(settings, registry, observers=observers, future=future or LookupOracle())
     engine.clock = clock or (lambda: float(engine.num_steps))
     return engine
@@ -127,9 +167,8 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
         due_aborts = [request_id for due, request_id in workload.aborts if due == step]
         outcome = _step(engine, due_aborts, step)
         if engine.scheduler is not scheduler:  # the policies were made anew
-            ended = outcome.finished
-            reason = ended[-1].sequences[0].error if ended else "a policy raised"
-            raise AssertionError(f"step {step}: {reason}")
+            errors = [each.error for group in outcome.finished for each in group.sequences]
+            raise AssertionError(f"step {step}: {next(filter(None, errors), 'a policy raised')}")
         num_idle = 0 if outcome.progressed or to_come else num_idle + 1
         assert num_idle < MAX_IDLE_STEPS, (
             f"step {step}: unfinished after {num_idle} steps without any progress: "
@@ -169,44 +208,6 @@ def _step(engine: Engine, aborts: Sequence[str], number: int) -> StepOutcome:
 
 POLICY_SLOTS = ("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption")
 """The slots of policies; a combination is valid, or refused when an engine is built from it."""
-
-
-def component_options(
-    kind: type[ComponentSettings], fixed: Mapping[str, Any] | None = None
-) -> st.SearchStrategy[dict[str, Any]]:
-    """Tables for one component: booleans and choices are drawn, limits are drawn small.
-
-    Other options that the kit does not know keep their defaults.
-
-    Args:
-        fixed: options that are not drawn.
-    """
-    chosen: dict[str, st.SearchStrategy[Any]] = {}
-    for name, field in kind.model_fields.items():
-        known = _KNOWN.get(name)
-        if known is not None:
-            chosen[name] = known
-        elif field.annotation is bool:
-            chosen[name] = st.booleans()
-        elif get_origin(field.annotation) is Literal:
-            chosen[name] = st.sampled_from(get_args(field.annotation))
-    if "max_num_batched_tokens" in kind.model_fields and "chunked_prefill" not in kind.model_fields:
-        chosen["max_num_batched_tokens"] = st.integers(24, 64)  # whole prompts must fit
-    for name, value in (fixed or {}).items():
-        chosen[name] = st.just(value)
-    return st.fixed_dictionaries(chosen)
-
-
-_KNOWN: Mapping[str, st.SearchStrategy[Any]] = {
-    "max_num_seqs": st.integers(3, 8),
-    "max_num_batched_tokens": st.integers(3, 40),
-    "chunked_prefill": st.sampled_from([True, True, True, False]),
-    "long_prefill_token_threshold": st.sampled_from([0, 0, 2, 5]),
-    "delay_factor": st.sampled_from([0.0, 0.0, 0.5]),
-    "num_levels": st.sampled_from([1, 3, 8]),
-    "first_quantum": st.sampled_from([2, 4, 32]),
-    "promote_after": st.sampled_from([None, 3.0, 20.0]),
-}
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import ClassVar
 
@@ -129,16 +129,42 @@ class EvictorCases(ComponentConformance):
         for block in range(16):
             add(BlockId(block), 0)
         replace_many(500)
-        tracemalloc.start()
-        try:
-            replace_many(3000)
-            grown, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
+        grown = _bytes_left(lambda: replace_many(3000))
         assert grown < 60_000, (
             f"3000 evictions among 16 blocks left {grown} bytes allocated; what is kept about "
             "evicted content must be bounded by the number of blocks"
         )
+
+    def test_its_memory_does_not_grow_with_the_number_of_hits(self) -> None:
+        """A block that is hit again and again is added and removed, and never evicted."""
+        evictor, clock = self.make(16), count(1)
+
+        def use_again(times: int) -> None:
+            for number in range(times):
+                now = next(clock)
+                block, content_key = BlockId(number % 16), number % 16
+                evictor.remove(block)
+                evictor.add(block, BlockInfo(4, now // 16, now, 1 + content_key, content_key, now))
+
+        for block in range(16):
+            evictor.add(BlockId(block), BlockInfo(4, 0, 0, 1 + block, block, 0))
+        use_again(500)
+        grown = _bytes_left(lambda: use_again(3000))
+        assert grown < 60_000, (
+            f"3000 times that one of 16 blocks was removed and added again left {grown} bytes "
+            "allocated; what is kept of a block that is removed must be bounded by their number"
+        )
+
+
+def _bytes_left(function: Callable[[], None]) -> int:
+    """Return how much more memory is allocated after a call than before it."""
+    tracemalloc.start()
+    try:
+        function()
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return grown
 
 
 class EvictorConformance(ServesEveryWorkload, EvictorCases):
@@ -150,6 +176,10 @@ class EvictorConformance(ServesEveryWorkload, EvictorCases):
         def expected(self, held):
             return held[-1].block
     """
+
+    def check_written(self) -> None:
+        super().check_written()
+        self.walk(150, 0)
 
     def test_behaves_like_the_model(self) -> None:
         self.check_walks(self.walk)

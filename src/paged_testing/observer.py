@@ -13,7 +13,7 @@ from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
-from paged_testing.engines import build_memory_engine, engine_settings, serve
+from paged_testing.engines import LastSteps, build_memory_engine, engine_settings, serve
 from paged_testing.served import check_served
 from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request, workloads
 
@@ -51,8 +51,8 @@ class ObserverConformance(ComponentConformance):
 
     def check_still_there(self, engine: Engine) -> None:
         """Check that no observer was dropped because it raised."""
-        left = len(engine.observers)
-        assert left == 2, "the observer raised and was dropped; the log says why"
+        left = [each for each in engine.observers if not isinstance(each, LastSteps)]
+        assert len(left) == 2, "the observer raised and was dropped; the log says why"
 
     def check_closes(self, engine: Engine) -> None:
         """Check that no observer was dropped, and that none is when the engine closes."""

@@ -145,6 +145,11 @@ class PreemptionConformance(ServesEveryWorkload, PreemptionCases):
             return PreemptionMode.SWAP
     """
 
+    def check_written(self) -> None:
+        super().check_written()
+        self.check_modes(written_requests(), WRITTEN_SHARES)
+        self.check_reservations(written_requests(), WRITTEN_SHARES, 4)
+
     def test_returns_a_mode_and_swaps_only_if_may_swap(self) -> None:
         self.check(self.check_modes, request_lists(), shares())
 
@@ -258,6 +263,10 @@ class VictimConformance(ServesEveryWorkload, VictimCases):
         def expected(self, candidates, now):
             return candidates[0]
     """
+
+    def check_written(self) -> None:
+        super().check_written()
+        self.check_choices(written_requests(), WRITTEN_SHARES, 5.0)
 
     def test_chooses_the_only_candidate(self) -> None:
         self.check(self.check_only_candidate, request_lists(), share=0.5)

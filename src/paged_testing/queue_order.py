@@ -231,6 +231,13 @@ class QueueOrderConformance(ServesEveryWorkload, QueueOrderCases):
             return list(reversed(groups))
     """
 
+    def check_written(self) -> None:
+        super().check_written()
+        self.check_comparisons(written_requests(), TIMES[-1])
+        self.check_stability(written_requests(), *TIMES[:2])
+        self.check_service(written_requests(), SERVED)
+        self.check_quanta(written_requests(), SERVED, TIMES[-1])
+
     def test_any_two_groups_can_be_compared(self) -> None:
         self.check(self.check_comparisons, request_lists(), st.floats(0, 100))
 

@@ -94,6 +94,7 @@ class RunnerConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "runner"
+    reports_branches: ClassVar[bool] = False  # many are of other machines
     max_examples: ClassVar[int] = 15
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
     """Of the engine, such as the model."""
@@ -104,7 +105,7 @@ class RunnerConformance(ComponentConformance):
 
     def make(self) -> Runner:
         """A fresh runner, loaded; the test is skipped where it is not available."""
-        reason = self.record.unavailable_reason(self.options)
+        reason = self.refusal()
         if reason:
             pytest.skip(reason)
         settings = settings_class(self.registry)(**{**self.settings, "runner": self._table})

@@ -17,7 +17,7 @@ from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
-from paged_testing.component import ComponentConformance
+from paged_testing.component import VariesOptions
 from paged_testing.doubles import (
     ALWAYS_OVER,
     AlwaysOverSettings,
@@ -26,12 +26,12 @@ from paged_testing.doubles import (
     WatchedScheduler,
 )
 from paged_testing.engines import (
-    component_options,
     engine_settings,
     memory_settings,
     serve,
     start_memory_engine,
 )
+from paged_testing.options import component_options
 from paged_testing.served import (
     check_not_cut_short,
     check_nothing_leaked,
@@ -56,7 +56,7 @@ DISTURBED = (
 """Situations in which requests are aborted and steps fail at any moment."""
 
 
-class SchedulerConformance(ComponentConformance):
+class SchedulerConformance(VariesOptions):
     """Subclass it for a scheduler; override :meth:`budget` and :meth:`max_num_seqs` if its options
     for them have other names than ``max_num_batched_tokens`` and ``max_num_seqs``::
 
@@ -164,6 +164,14 @@ class SchedulerConformance(ComponentConformance):
         """Fresh engines for a situation, as far as the components combine."""
         return map(self.start, self.settings_for(situation, **values))
 
+    def check_written(self) -> None:
+        cases = SchedulerConformance  # a subclass may leave out some of its tests
+        for name in (*DISTURBED[:3], "better requests arrive while others run"):
+            situation = SITUATIONS[name]
+            cases.test_serves_when(self, situation)
+            cases.test_plans_ahead_when(self, situation)
+            cases.test_decides_the_same_again_when(self, situation)
+
     @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
     def test_serves_when(self, situation: Situation) -> None:
         longest = situation.num_tokens
@@ -252,6 +260,10 @@ class SchedulerConformance(ComponentConformance):
 
     def _registry_with_quanta(self) -> Registry:
         return self.registry.extended(ALWAYS_OVER, plugin="conformance")
+
+    def test_holds_with_other_options(self) -> None:
+        """Small and large numbers, and all choices, as far as its settings class permits them."""
+        self.check_with_other_options()
 
     # ------------------------------------------------------------------ properties
 

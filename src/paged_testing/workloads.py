@@ -286,6 +286,21 @@ SITUATIONS: Mapping[str, Situation] = {
         ),
         {"num_blocks": 20},
     ),
+    "prompts have one token": Situation(
+        _arrive(
+            *(simple_request(name, (7,), 6) for name in "AB"),
+            simple_request("C", (7,), 9, n=2),
+            simple_request("D", (8,), 1),
+            _chooses("E", 1, 5, n=2, beam_width=2),
+            every=1,
+        ),
+        {"num_blocks": 12},
+    ),
+    "a swapped group comes to need more than the cache has": Situation(
+        _arrive(simple_request("B", 1, 12), _FORKED),
+        {"num_blocks": 10, "num_host_blocks": 40, **_SWAP},
+        outgrown=True,
+    ),
     "more requests than may run at once": Situation(
         _arrive(*(simple_request(f"r{at}", 2 + at % 3, 3 + at % 4) for at in range(12))),
         {"num_blocks": 20},
@@ -306,6 +321,7 @@ FOR_EVERY_POLICY: Mapping[str, Situation] = {
         "equal prompts are merged",
         "a prompt comes again when its blocks are idle",
         "better requests arrive while others run",
+        "prompts have one token",
     )
 }
 """Those in which other policies than the scheduler decide the most."""

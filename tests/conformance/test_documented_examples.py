@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import chdir
+from dataclasses import replace
 from types import ModuleType
 from typing import ClassVar, Literal
 
@@ -12,7 +13,7 @@ import pytest
 from pydantic import create_model
 
 from architecture.snippets import ROOT, blocks
-from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.testing import CostModelConformance, RouterConformance
 from paged_testing import (
@@ -72,7 +73,8 @@ class _Shown(ComponentConformance):
         settings.__module__ = module.__name__
         module.ShownSettings = settings  # type: ignore[attr-defined]
         factory = f"shown_{self.slot}:{NAMES[self.slot]}"
-        return registry_with(Component(self.slot, settings, factory, summary="an example"))
+        (record,) = module.paged_core_components()
+        return registry_with(replace(record, settings=settings, factory=factory))
 
 
 for _kind, _name in SHOWN.items():

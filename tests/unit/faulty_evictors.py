@@ -49,6 +49,32 @@ class LeakyEvictor(LruEvictor):
             super().add(block, info)
 
 
+class PilingEvictor(Evictor):
+    """Keeps an entry of each block that is removed until an eviction comes upon it."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        self.entries: list[tuple[int, int, BlockId]] = []
+        self.live: dict[BlockId, tuple[int, int, BlockId]] = {}
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        self.live[block] = entry = (info.num_tokens, info.last_use, block)
+        heappush(self.entries, entry)
+
+    def remove(self, block: BlockId, /) -> None:
+        del self.live[block]
+
+    def evict(self) -> BlockId:
+        while self.entries:
+            entry = heappop(self.entries)
+            if self.live.get(entry[2]) is entry:
+                del self.live[entry[2]]
+                return entry[2]
+        raise OutOfBlocks("none is here")
+
+    def __len__(self) -> int:
+        return len(self.live)
+
+
 class KeepingEvictor(LruEvictor):
     """Gives a block up without letting go of it."""
 

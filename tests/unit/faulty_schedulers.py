@@ -270,6 +270,17 @@ class Holding(Planner):
         self._requeue(group)
 
 
+class Disturbing(Planner):
+    """Preempts a group that waits for a step in flight."""
+
+    def _make_way(self, group: SequenceGroup) -> bool:
+        victim = (self.running[1:] or self.running)[-1]
+        if victim.awaits_step:
+            self.preempt(victim)
+            return victim is not group
+        return super()._make_way(group)
+
+
 class Hasty(Quanta):
     """Preempts a group whose prompt is still being computed."""
 
@@ -287,7 +298,18 @@ class Obliging(Quanta):
         return list(spent)
 
 
-PLANNERS = (Unreserved, Stuck, Circling, Halfway, FullyCached, Dropping, Holding, Hasty, Obliging)
+PLANNERS = (
+    Unreserved,
+    Stuck,
+    Circling,
+    Halfway,
+    FullyCached,
+    Dropping,
+    Holding,
+    Disturbing,
+    Hasty,
+    Obliging,
+)
 for _kind in PLANNERS:
     globals().update(with_another(_WithPlanner, "faulty", {f"{_kind.__name__}Scheduler": _kind}))
 globals().update(EDITING)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from pydantic import Field, PositiveInt
+
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_policies.allocators.contiguous import ContiguousSettings
@@ -17,6 +19,13 @@ class FaultySettings(ComponentSettings):
     """Options of a component that is wrong."""
 
     name: Literal["faulty"] = "faulty"
+
+
+class FaultyLimitSettings(ComponentSettings):
+    """Options of a component that is wrong with some of them."""
+
+    name: Literal["faulty"] = "faulty"
+    limit: PositiveInt = Field(default=100, description="a number")
 
 
 class FaultyHashCachedSettings(HashCachedSettings):
@@ -38,11 +47,14 @@ class FaultyTokenBudgetSettings(TokenBudgetSettings):
 
 
 def registry_of(
-    slot: str, made: type, settings: type[ComponentSettings] = FaultySettings
+    slot: str,
+    made: type,
+    settings: type[ComponentSettings] = FaultySettings,
+    check: str | None = None,
 ) -> Registry:
     """A registry of everything installed, and of a class as the component ``faulty``."""
     factory = f"{made.__module__}:{made.__name__}"
-    return registry_with(Component(slot, settings, factory, summary="wrong"))
+    return registry_with(Component(slot, settings, factory, summary="wrong", check=check))
 
 
 def with_another(base: type, member: str, values: Mapping[str, Any]) -> dict[str, type]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,9 +33,11 @@ from paged_testing import (
     SchedulerConformance,
     VictimConformance,
 )
+from paged_testing.branches import UnreachedBranch
 from paged_testing.call_watch import CallDoesNotReturn
 from unit import faulty_allocators as allocators
 from unit import faulty_attention as attention
+from unit import faulty_components as components
 from unit import faulty_evictors as evictors
 from unit import faulty_executors as executors
 from unit import faulty_observers as observers
@@ -51,10 +54,12 @@ class Mutant:
     conformance: type[ComponentConformance]
     settings: type[ComponentSettings]
     made: type
+    check: str = ""
+    """The function of ``faulty_components`` that says whether it can run here."""
 
     @property
     def name(self) -> str:
-        return self.made.__name__
+        return self.check or self.made.__name__
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,15 @@ def _mutants() -> Iterator[Mutant]:
                 yield Mutant(_WITH_EXPECTATION.get(name, conformance), [options, *own][-1], made)
 
 
-MUTANTS: Sequence[Mutant] = tuple(_mutants())
+_CHECKS = ("check_that_raises", "check_without_reason", "check_that_refuses")
+MUTANTS: Sequence[Mutant] = (
+    *_mutants(),
+    Mutant(VictimConformance, _PLAIN, components.UnimportableVictim),
+    Mutant(VictimConformance, _PLAIN, components.MisspeltVictim),
+    *(Mutant(VictimConformance, _PLAIN, components.CheckedVictim, each) for each in _CHECKS),
+    Mutant(VictimConformance, settings.FaultyLimitSettings, components.LimitedVictim),
+    Mutant(VictimConformance, _PLAIN, components.RareVictim),
+)
 
 
 def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
@@ -118,7 +131,8 @@ def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
         folder: for files of observers; the present one.
     """
     conformance = mutant.conformance
-    registry = settings.registry_of(conformance.slot, mutant.made, mutant.settings)
+    check = f"{components.__name__}:{mutant.check}" if mutant.check else None
+    registry = settings.registry_of(conformance.slot, mutant.made, mutant.settings, check)
 
     class Kit(conformance):  # type: ignore[misc, valid-type]
         component = "faulty"
@@ -128,21 +142,29 @@ def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
         def make_registry(self) -> Registry:
             return registry
 
+        def _is_last(self) -> bool:
+            return True
+
         def profile(self, share: float = 1, **more: Any) -> Any:
             quick = {"phases": [Phase.generate], "report_multiple_bugs": False}
             return super().profile(share, derandomize=True, **quick, **more)
 
     started = perf_counter()
-    for case, is_written, run in _tests(Kit):
-        kit = Kit()
-        kit.__dict__["_folder"] = folder
-        try:
-            with kit.watched():
-                run(kit)
-        except pytest.skip.Exception:
-            continue
-        except (Exception, pytest.fail.Exception, CallDoesNotReturn) as error:  # noqa: BLE001
-            return Caught(case, is_written, error, perf_counter() - started)
+    try:
+        for case, is_written, run in _tests(Kit):
+            kit = Kit()
+            kit.__dict__["_folder"] = folder
+            try:
+                with warnings.catch_warnings(), kit.watched():
+                    warnings.simplefilter("error", UnreachedBranch)
+                    run(kit)
+            except pytest.skip.Exception:
+                continue
+            except (Exception, pytest.fail.Exception, CallDoesNotReturn) as error:  # noqa: BLE001
+                return Caught(case, is_written, error, perf_counter() - started)
+    finally:
+        if Kit._branches is not None:
+            Kit._branches.close()
     return None
 
 

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 from threading import Event, Thread
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from paged_core.plugins.component import Component
@@ -26,8 +27,8 @@ from paged_testing import (
     simple_request,
 )
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
-from paged_testing.component import MAX_RUNS
 from paged_testing.engines import first_party
+from paged_testing.properties import MAX_RUNS
 from unit import faulty_evictors, faulty_schedulers
 from unit.faulty_settings import FaultySettings, FaultyTokenBudgetSettings, registry_of
 
@@ -91,6 +92,32 @@ class TestWatchedCalls:
         with pytest.raises(CallDoesNotReturn, match="step"), watched_calls(0.1):
             serve(engine, FORKED)
         assert monotonic() - started > 8 * 4 * 0.1
+
+    def test_a_look_that_takes_longer_than_a_tick_is_not_itself_looked_at(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It takes long on a busy machine to list child processes; the component waits for none."""
+        looks, spent = [], 0.3
+
+        def list_slowly() -> float:
+            looks.append(1)
+            signal.raise_signal(signal.SIGALRM)
+            until = thread_time() + spent
+            while thread_time() < until:
+                pass
+            signal.raise_signal(signal.SIGALRM)
+            return 0.0
+
+        monkeypatch.setattr(call_watch, "_seconds_of_children", list_slowly)
+        idle = psutil.cpu_count() or 1
+        monkeypatch.setattr(call_watch, "_idle_seconds", lambda: idle * monotonic())
+        engine = build_memory_engine()
+        engine.executor.submit = lambda step: Event().wait()  # type: ignore[method-assign]
+        with pytest.raises(CallDoesNotReturn, match="step") as raised, watched_calls(2 * spent):
+            serve(engine, FORKED)
+        assert len(looks) > 3, "the looks took longer than a call may compute"
+        assert "Event.wait()" in str(raised.value)
+        assert "list_slowly" not in str(raised.value)
 
     def test_a_component_that_catches_all_exceptions_does_not_catch_it(self) -> None:
         assert not issubclass(CallDoesNotReturn, Exception)
@@ -163,6 +190,13 @@ class TestAConformanceClass:
         first = next(place for place, numbers in enumerate(asked) if sum(numbers) >= 100)
         assert len(asked) - first <= 2 * MAX_RUNS
         assert sum(asked[-1]) >= 100
+
+
+@pytest.mark.parametrize("profile", ["exploring", "repeatable"])
+def test_a_busy_machine_fails_no_property(profile: str) -> None:
+    chosen = settings.get_profile(profile)
+    assert chosen.deadline is None
+    assert HealthCheck.too_slow in chosen.suppress_health_check
 
 
 def test_a_workload_is_printed_in_lines() -> None:

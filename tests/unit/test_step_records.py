@@ -8,6 +8,9 @@ import pytest
 
 from paged_core.engine.clock import VirtualClock
 from paged_core.engine.engine import Engine
+from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.sequence import SequenceGroup
+from paged_testing import Workload, build_memory_engine, serve, simple_request
 from paged_testing.doubles import FailingExecutor
 from unit.engines import Recorder, engine_with, finish, request
 
@@ -145,3 +148,34 @@ def test_a_block_event_names_the_step_that_first_uses_the_block() -> None:
     assert steps == sorted(steps)
     assert steps[0] == 0
     assert steps[-1] > 1
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_a_step_is_told_before_the_requests_that_finish_in_it(ahead: bool) -> None:
+    """So who counts steps or tokens of a request until it ends misses none."""
+    heard: list[object] = []
+
+    class Listener(Observer):
+        def on_step(self, step: StepRecord, /) -> None:
+            heard.append(dict(step.scheduled))
+            heard.extend(("in", name) for name in step.finished)
+
+        def on_request(self, group: SequenceGroup, event: str, /) -> None:
+            if event == "finished":
+                heard.append((group.id, event))
+
+    engine = build_memory_engine(observers=[Listener()], async_scheduling=ahead)
+    serve(engine, Workload(((0, simple_request("A", 3, 2)), (0, simple_request("B", 3, 3)))))
+    told = [each for each in heard if each]
+    assert told[1:] == [
+        {"A": 1, "B": 1},
+        ("in", "A"),
+        ("A", "finished"),
+        {"B": 1},
+        ("in", "B"),
+        ("B", "finished"),
+    ]
+    del heard[:]
+    engine.add(simple_request("C", 3, 3))
+    engine.abort("C")
+    assert heard == [("C", "finished")], "a request that is aborted has no step to wait for"

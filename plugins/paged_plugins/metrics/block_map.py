@@ -53,13 +53,15 @@ class BlockMap(Observer):
         self._events: defaultdict[int, list[BlockEvent]] = defaultdict(list)
         """By step, until its record comes."""
         self._gone: dict[str, None] = {}
-        """Requests that ended since the last record."""
+        """Requests that ended since the last record, in no step."""
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "added":
             self._live[group.id] = group
-        elif event == "finished" and self._live.pop(group.id, None) is not None:
-            self._gone[group.id] = None
+        elif event == "finished":
+            self._live.pop(group.id, None)
+            if group.id in self._numbers:
+                self._gone[group.id] = None
 
     def on_block(self, event: BlockEvent, /) -> None:
         if event.sequence not in self._owners and event.index is not None:
@@ -70,11 +72,10 @@ class BlockMap(Observer):
         if self._start is None:
             self._start = step.now
         freed, held = self._changes(self._events.pop(step.number, []))
-        finished = set(step.finished)
-        ended = [name for name in self._gone if name in finished and self._holding.get(name)]
-        for name in self._gone:
-            if name not in finished:  # aborted or ignored: before the step
-                freed += [(name, number) for number in self._holding.get(name, {}).values()]
+        for name in self._gone:  # aborted or ignored: before the step
+            freed += [(name, number) for number in self._holding.get(name, {}).values()]
+        ended = [name for name in step.finished if self._holding.get(name)]
+        self._gone.update(dict.fromkeys(step.finished))
         self._forget_gone()
         changes = {"freed": freed, "held": held, "ended": ended, "evicted": list(step.evicted)}
         if any(changes.values()):

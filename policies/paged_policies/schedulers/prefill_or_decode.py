@@ -152,8 +152,8 @@ class PrefillOrDecodeScheduler(Scheduler):
         elif self.preempts_for_head and waiting:
             head = waiting.popleft()
             while running and key(running[-1], now) > key(head, now) and not planner.fits(head):
-                if planner.preemptor.lifetime(running[-1]):
-                    break  # its blocks are reserved to its end
+                if running[-1].awaits_step or planner.preemptor.lifetime(running[-1]):
+                    break  # it may end with the step in flight; its blocks are reserved to its end
                 planner.preempt(running[-1])
             waiting.appendleft(head, now)
         waiting.sort(now)
@@ -298,10 +298,13 @@ class PromptPlanner(Planner):
 
     def _make_way(self, group: SequenceGroup) -> bool:
         """Of the groups from this one on; not the first one while it is not alone."""
-        index = self.running.index(group)
-        victim = self._victim.choose(self.running[index or 1 :] or [group], self.now)
-        self.preempt(victim)
         self.is_short = True
+        behind = self.running[self.running.index(group) or 1 :] or [group]
+        candidates = [other for other in behind if not other.awaits_step]
+        if not candidates:
+            return False
+        victim = self._victim.choose(candidates, self.now)
+        self.preempt(victim)
         return victim is not group
 
 

@@ -133,6 +133,7 @@ class Engine:
         outcome = StepOutcome()
         with self._recovering():
             self._step(outcome)
+        self._recorder.tell_finished()
         self.num_steps += 1
         outcome.finished, self._ended = self._ended, []
         outcome.progressed |= bool(outcome.finished)
@@ -380,6 +381,7 @@ class Engine:
         if group is not None:
             with self._recovering():
                 self._end(group, FinishReason.ABORT, reason)
+            self._recorder.tell_finished()
         return group
 
     def pin(

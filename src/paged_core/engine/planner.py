@@ -63,7 +63,7 @@ class Planner(PlannerRules):
     def _reset(self, now: float) -> None:
         super()._reset(now)
         self.is_short = False
-        """Whether a group was preempted in this step since blocks were short."""
+        """Whether blocks were short in this step, so that what runs gets those that are freed."""
         self._yielded: set[SequenceGroup] = set()
         """Groups that were preempted in this step since their quantum was over."""
         self._shares = False
@@ -163,7 +163,8 @@ class Planner(PlannerRules):
 
         Returns:
             Whether it can. If not, it was preempted or given up itself; or it waits for the next
-            step, since groups were admitted that may rely on the batch as it is.
+            step, since groups were admitted that may rely on the batch as it is, or since all that
+            could give way wait for a step in flight.
         """
         while self.blocks_to_grow(group, num_tokens) > self.kv_cache.num_free:
             if self._shares or not self._make_way(group):
@@ -171,14 +172,19 @@ class Planner(PlannerRules):
         return True
 
     def _make_way(self, group: SequenceGroup) -> bool:
-        """Preempt one victim so that ``group`` can grow; whether ``group`` still runs.
+        """Preempt one victim so that ``group`` can grow; whether it may do so in this step.
 
         The first running group in the order is no candidate while it is not alone, so that it ends
-        in any case. If it is alone and fills the cache, it is given up.
+        in any case. If it is alone and fills the cache, it is given up. No candidate is what waits
+        for a step in flight, with which it may end: if there is no other, ``group`` waits, too.
         """
-        candidates = sorted(self.running, key=lambda other: self._order.key(other, self.now))
-        victim = self._victim.choose(candidates[1:] or candidates, self.now)
-        if victim is group and len(candidates) == 1 and self.preemptor.outgrew_cache(group):
+        ranked = sorted(self.running, key=lambda other: self._order.key(other, self.now))
+        candidates = [other for other in ranked[1:] or ranked if not other.awaits_step]
+        if not candidates:
+            self.is_short = True
+            return False
+        victim = self._victim.choose(candidates, self.now)
+        if victim is group and len(ranked) == 1 and self.preemptor.outgrew_cache(group):
             self.give_up(group, "it is alone and fills the whole cache")
         else:
             self.preempt(victim)
@@ -293,7 +299,7 @@ class Planner(PlannerRules):
         """Compute more of a group that is recomputed, each sequence as a prompt of its own.
 
         Returns:
-            Whether it still runs.
+            Whether it still runs, and need not wait for the next step.
         """
         for sequence in [sequence for sequence in group.live if sequence.num_pending > 1]:
             before = self.tokens_left

@@ -32,12 +32,14 @@ class StepRecorder:
         self._watch_steps = self._any_overrides("on_step")
         self._watch_requests = self._any_overrides("on_request")
         self._watch_blocks = self._any_overrides("on_block")
+        self._finished: list[SequenceGroup] = []
 
     def request(self, group: SequenceGroup, event: str) -> None:
-        """Something happened to one request; see :meth:`Observer.on_request`."""
+        """Something happened to one request; that it finished is told after the step."""
         if event == "finished":
             self.metrics.count(group)
-        if self._watch_requests:
+            self._finished.append(group)
+        elif self._watch_requests:
             self._tell("on_request", lambda observer: observer.on_request(group, event))
 
     def plan(self, plan: Schedule) -> None:
@@ -73,6 +75,13 @@ class StepRecorder:
         if self._watch_steps:
             record = _step_record(step, queues(), num_free, clock())
             self._tell("on_step", lambda observer: observer.on_step(record))
+        self.tell_finished()
+
+    def tell_finished(self) -> None:
+        """Tell of the requests that finished in the step that was told, or outside of any."""
+        finished, self._finished = self._finished, []
+        for group in finished:
+            self._tell("on_request", lambda each, group=group: each.on_request(group, "finished"))
 
     def close(self) -> None:
         """Close the observers."""

@@ -60,7 +60,8 @@ class Observer:
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         """``event`` is ``added``, ``admitted``, ``preempted``, ``swapped_out``, ``swapped_in`` or
-        ``finished``; the group is as it stands after that."""
+        ``finished``; the group is as it stands after that. A request that finishes in a step does
+        so after ``on_step`` of that step; one that is aborted, at once."""
 
     def on_block(self, event: BlockEvent, /) -> None:
         """A block table changed."""

@@ -89,17 +89,26 @@ class Component:
             options: as it is chosen; ``None``: the defaults.
         """
         try:
-            check = self.check and load(self.check, f"check of {self.slot} {self.name!r}")
-            reason: str | None = None
-            if check:
-                given = (options or self.settings.model_validate({}),)
-                reason = check(*given[: len(signature(check).parameters)])
+            reason = self.ask_check(options)
             if reason is None:
                 self.load()
         except PluginError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
             return f"its check failed: {error_text(error)}"
+        return reason
+
+    def ask_check(self, options: ComponentSettings | None = None) -> str | None:
+        """Return what its check answers, ``None`` if it has none; what the check raises is raised.
+
+        Args:
+            options: as it is chosen; ``None``: the defaults.
+        """
+        if self.check is None:
+            return None
+        check = load(self.check, f"check of {self.slot} {self.name!r}")
+        given = (options or self.settings.model_validate({}),)
+        reason: str | None = check(*given[: len(signature(check).parameters)])
         return reason
 
 

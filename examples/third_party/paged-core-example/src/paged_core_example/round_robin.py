@@ -88,8 +88,7 @@ class RoundRobinScheduler(Scheduler):
         if not self._swapped:
             left = self._admit(plan, left)
         for group in running:
-            is_ready = all(sequence.num_pending for sequence in group.live)
-            if is_ready and group.status is Status.RUNNING:  # not preempted for one before it
+            if group.status is Status.RUNNING and not group.awaits_step:  # nor preempted by now
                 left -= self._take_turn(plan, group, left)
         if not (plan.preempted or plan.swapped_out):
             self._swap_in(plan)
@@ -135,10 +134,14 @@ class RoundRobinScheduler(Scheduler):
     def _make_room(self, plan: Schedule, group: SequenceGroup) -> bool:
         """Preempt a victim so that ``group`` can grow; whether ``group`` still runs.
 
-        The first in the queue order is no candidate while it is not alone, so that it ends.
+        The first in the queue order is no candidate while it is not alone, so that it ends. Nor is
+        what waits for a step in flight: if there is nothing else, ``group`` waits, too.
         """
         ranked = sorted(self._running, key=lambda g: (self._order.key(g, self._now), g.number))
-        victim = self._victim.choose(ranked[1:] or ranked, self._now)
+        candidates = [other for other in ranked[1:] or ranked if not other.awaits_step]
+        if not candidates:
+            return False
+        victim = self._victim.choose(candidates, self._now)
         self._running.remove(victim)
         if len(ranked) == 1 and self._preemptor.outgrew_cache(group):
             self._preemptor.give_up(plan, group, "it is alone and fills the whole cache")

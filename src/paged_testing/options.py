@@ -1,0 +1,124 @@
+"""Options of components, small and large ones, as their settings classes permit them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from math import inf
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from paged_core.plugins.component import ComponentSettings
+
+_KNOWN: Mapping[str, Sequence[Any]] = {
+    "max_num_seqs": range(3, 9),
+    "max_num_batched_tokens": range(3, 41),
+    "chunked_prefill": [True, True, True, False],
+    "long_prefill_token_threshold": [0, 0, 2, 5],
+    "delay_factor": [0.0, 0.0, 0.5],
+    "num_levels": [1, 3, 8],
+    "first_quantum": [2, 4, 32],
+    "promote_after": [None, 3.0, 20.0],
+}
+"""Options of which it is known what puts the small engines of the kit to the test."""
+
+
+def component_options(
+    kind: type[ComponentSettings], fixed: Mapping[str, Any] | None = None
+) -> st.SearchStrategy[dict[str, Any]]:
+    """Tables for one component: small and large numbers within their bounds, and all choices.
+
+    Options of other types, such as paths, keep their defaults.
+
+    Args:
+        fixed: options that are not drawn.
+    """
+    chosen = {name: st.sampled_from(values) for name, values in _values(kind).items()}
+    for name, value in {"name": kind.model_fields["name"].default, **(fixed or {})}.items():
+        chosen[name] = st.just(value)
+    return st.fixed_dictionaries(chosen)
+
+
+def other_options(
+    kind: type[ComponentSettings], fixed: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Four tables that differ in what is not ``fixed``: the two smallest values, the two largest.
+
+    Those that the settings class refuses are left out.
+    """
+    values = {name: each for name, each in _values(kind).items() if name not in fixed}
+    seen = [kind(**fixed)]
+    for number in (0, 1, -2, -1):
+        table = {**fixed, **{name: each[number % len(each)] for name, each in values.items()}}
+        try:
+            made = kind(**table)
+        except ValidationError:
+            continue
+        if made not in seen:
+            seen.append(made)
+            yield table
+
+
+@cache
+def _values(kind: type[ComponentSettings]) -> Mapping[str, Sequence[Any]]:
+    """What is tried of each option that can be varied."""
+    found: dict[str, Sequence[Any]] = {}
+    fields = kind.model_fields
+    for name, field in fields.items():
+        known = _KNOWN.get(name)
+        if name == "max_num_batched_tokens" and "chunked_prefill" not in fields:
+            known = range(24, 65)  # whole prompts must fit
+        values = _values_of(field) if known is None else known
+        if name != "name" and values:
+            found[name] = values
+    return found
+
+
+def _values_of(field: FieldInfo) -> list[Any]:
+    values: list[Any] = []
+    for kind, bounds in _alternatives(field.annotation, field.metadata):
+        if kind is type(None):
+            values.append(None)
+        elif kind is bool:
+            values += [False, True]
+        elif get_origin(kind) is Literal:
+            values += get_args(kind)
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            values += kind
+        elif kind in (int, float):
+            values += _numbers(kind, bounds, field.default)
+    return values if values != [None] else []
+
+
+def _alternatives(kind: Any, bounds: Sequence[Any]) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """The types that an annotation permits, each with what bounds it."""
+    if get_origin(kind) is Annotated:
+        inner, *more = get_args(kind)
+        yield from _alternatives(inner, [*bounds, *more])
+    elif get_origin(kind) in (Union, UnionType):
+        for each in get_args(kind):
+            yield from _alternatives(each, bounds)
+    else:
+        yield kind, bounds
+
+
+def _numbers(kind: Any, bounds: Sequence[Any], usual: Any) -> list[Any]:
+    """Small and large numbers within bounds; positive ones where nothing bounds them from below."""
+    usual = usual if isinstance(usual, int | float) else 8
+    unit = 1 if kind is int else (abs(usual) or 1) / 10
+    least, most = -inf, inf
+    for bound in bounds:
+        for name, far in (("ge", 0), ("gt", unit)):
+            least = max(least, getattr(bound, name, -inf) + far)
+        for name, far in (("le", 0), ("lt", unit)):
+            most = min(most, getattr(bound, name, inf) - far)
+    first = min(unit, usual) if least == -inf else least
+    wanted = [first, first + unit, first + 2 * unit, usual, 2 * usual + unit]
+    if most <= 64 * max(1, abs(usual)):
+        wanted.append(most)
+    return sorted({kind(each) for each in wanted if least <= each <= most})
