@@ -25,6 +25,7 @@ from paged_plugins.lab.report.pictures.timelines import FREE, SHARED, owners
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import BASE
+from paged_plugins.written_files import WriteFailed
 from unit import studies
 from unit.drawn_results import drawn_results
 
@@ -303,7 +304,7 @@ def test_without_matplotlib_the_page_says_what_to_install(
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     results = drawn_results({}, seeds=1, records=False)
-    with pytest.raises(SettingsError, match=r"missing/report\.md cannot be written: No such file"):
+    with pytest.raises(WriteFailed, match=r"missing/report\.md cannot be written: No such file"):
         write_markdown(results, tmp_path / "missing" / "report.md")
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,6 +12,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
+from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import EngineError, SettingsError
@@ -42,8 +41,7 @@ from paged_plugins.bench.workloads import (
     drawing,
     longest,
 )
-from paged_plugins.command_options import JsonFile
-from paged_plugins.files import open_file
+from paged_plugins.command_options import JsonFile, reported_rows
 from paged_plugins.progress import progress
 
 _LENGTH_STEP = 1024
@@ -92,7 +90,7 @@ def compare_command(
     write_cache: WriteCache = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
     output: JsonFile = None,
-) -> None:
+) -> int:
     """Compare with other engines on the same model, token ids and number of tokens.
 
     Each engine runs in its own process, all are loaded before the first is measured, and they take
@@ -100,7 +98,8 @@ def compare_command(
     they run one after another. Two short requests run as a warm-up. Conversations run turn by turn:
     all first turns, then all second turns. Give --model and --dtype; --threads and
     --kv-cache-memory apply to the others too, all other settings to this engine alone. With
-    --variant, this engine is compared with itself under other settings.
+    --variant, this engine is compared with itself under other settings. The exit status is 1 if an
+    engine failed.
     """
     settings = given.resolve().settings
     again = _variants(variant or (), given)
@@ -117,23 +116,15 @@ def compare_command(
     task = replace(task, write_cache=write_cache)
     engines = [Choice(OURS), *again, *peers]
     measured = _alone if one_at_a_time or device != "cpu" else _in_turns
-    rows = []
-    try:
-        with ExitStack() as stack:
-            lines = [sys.stdout] if as_json else []
-            if output is not None:
-                lines.append(stack.enter_context(open_file(output, "--output")))
-            for row in measured(task, chosen, engines, repeats, tell):
-                row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
-                row |= {"device": device, "temperature": temperature}
-                row["read_bytes_per_s"] = round(measure_rates(settings.dtype, device).read)
-                rows.append(row)
-                for file in lines:
-                    file.write(json.dumps(row) + "\n")
-                    file.flush()
-    finally:  # print the rows measured so far even if a later run failed
-        if rows and not as_json:
-            print_comparison(rows)
+    names, failed = [each.name for each in chosen], False
+    with reported_rows(names, output, as_json, print_comparison) as report_row:
+        for row in measured(task, chosen, engines, repeats, tell):
+            row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
+            row |= {"device": device, "temperature": temperature}
+            row["read_bytes_per_s"] = round(measure_rates(settings.dtype, device).read)
+            report_row(row)
+            failed = failed or any(one.get("error") for one in row["contenders"])
+    return FAILED if failed else OK
 
 
 def _named_workloads(given: Sequence[str]) -> list[Workload]:

@@ -22,6 +22,7 @@ from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
 from paged_core.plugins.component import ComponentSettings
+from paged_core.request import FinishReason
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.step import StepInput
@@ -348,10 +349,12 @@ class _Completion(ServingLoop):
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         for sequence in group.sequences:
-            if sequence.error is not None or len(sequence.output) != arrival.request.output:
+            length = len(sequence.output)
+            if sequence.finish_reason is FinishReason.ERROR:
+                raise EngineError(f"request {group.id} ended with an error: {sequence.error}")
+            if length != arrival.request.output:
                 raise EngineError(
-                    f"request {group.id} ended after {len(sequence.output)} of "
-                    f"{arrival.request.output} tokens "
+                    f"request {group.id} ended after {length} of {arrival.request.output} tokens "
                     f"({sequence.error or sequence.finish_reason}); raise max_model_len or "
                     "num_blocks"
                 )

@@ -17,7 +17,6 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import check_writable
-from paged_plugins.files import unwritable
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
 from paged_plugins.lab.cluster.simulate_cluster import num_workers, router_options, simulate_cluster
 from paged_plugins.lab.commands.options import (
@@ -36,6 +35,7 @@ from paged_plugins.lab.statistics.phrases import Phrase, value_text
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted, counting
 from paged_plugins.workloads.named import workload_spec
+from paged_plugins.written_files import replacing
 
 _EXTREMES = 3
 """Replicas that are shown of each end."""
@@ -64,7 +64,8 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
         What is to be called with each request and the number of its replica.
 
     Raises:
-        SettingsError: the file cannot be written, or pyarrow is missing.
+        SettingsError: pyarrow is missing.
+        WriteFailed: the file cannot be written.
     """
     if path is None:
         yield lambda request, replica: None
@@ -78,13 +79,12 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
         with parquet_table(path, columns, num_rows=10_000) as extend:
             yield lambda request, replica: extend([(replica, *request_values(request))])
     else:
-        try:
-            with path.open("w", encoding="utf-8") as file:
-                yield lambda request, replica: print(
-                    json.dumps({"replica": replica, **asdict(request)}), file=file
-                )
-        except OSError as error:
-            raise unwritable(path, error) from error
+        with replacing(path) as file:
+
+            def write(request: RequestRecord, replica: int) -> None:
+                file.write(json.dumps({"replica": replica, **asdict(request)}).encode() + b"\n")
+
+            yield write
 
 
 def _print(title: str, took: str, record: RunRecord | ClusterRecord, found: _Found) -> None:

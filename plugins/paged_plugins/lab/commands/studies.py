@@ -20,7 +20,6 @@ from paged_core.cli.output import print_json
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.command_options import JsonFile, check_writable, refuse_settings
-from paged_plugins.files import write_json
 from paged_plugins.lab.commands.options import (
     STUDY_FILE,
     AsJson,
@@ -57,6 +56,7 @@ from paged_plugins.lab.study.study import MAX_RUNS, Study, read_ablation
 from paged_plugins.lab.tasks.pool import Runner, num_workers, open_runner
 from paged_plugins.progress import counted, progress
 from paged_plugins.workloads.named import workload_spec
+from paged_plugins.written_files import write_json
 
 _PLAIN_WIDTH = 100
 """Columns, where the output is no terminal."""

@@ -13,7 +13,6 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json, print_table
 from paged_plugins.command_options import check_writable
 from paged_plugins.lab.commands.options import AsJson
-from paged_plugins.lab.results.tables import replacing
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 from paged_plugins.workloads.summary import WorkloadSummary
@@ -23,6 +22,7 @@ from paged_plugins.workloads.traces.files import (
     estimated_tokens,
 )
 from paged_plugins.workloads.traces.request_lines import request_lines
+from paged_plugins.written_files import replacing
 
 
 def workload_command(
@@ -64,12 +64,11 @@ def workload_command(
     with ExitStack() as stack:
         file = None
         if output is not None:
-            partial = stack.enter_context(replacing(output))
-            file = stack.enter_context(partial.open("w", encoding="utf-8"))
+            file = stack.enter_context(replacing(output))
         for first in drawn:
             summary.add(first)
             if file is not None:
-                file.writelines(request_lines([first]))
+                file.writelines(line.encode() for line in request_lines([first]))
     if note:
         typer.echo(note, err=True)
     figures = {"workload": spec.name, "seed": seed, **summary.figures()}

@@ -11,7 +11,6 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from paged_plugins.block_history import BlockHistory
-from paged_plugins.files import write_text
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.report.contents import Contents, DifferenceTable, contents
 from paged_plugins.lab.report.pictures import galleries
@@ -19,6 +18,7 @@ from paged_plugins.lab.report.pictures.drawing import printable
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import Difference
 from paged_plugins.lab.statistics.phrases import change_text, interval_text, value_text
+from paged_plugins.written_files import write_text
 
 _BREAKS = re.compile(r"=(?=\w{9})|(?<=\w{3})_(?=\w{3})")
 _PACKAGE = "paged_plugins.lab.report"
