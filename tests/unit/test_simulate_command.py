@@ -72,16 +72,18 @@ def test_a_limit_makes_goodput(capsys: Capture, workload: str) -> None:
 
 
 @pytest.mark.parametrize("replicas", [(), ("--replicas", "2")])
-def test_requests_that_fail_are_explained(
+def test_requests_that_are_refused_are_explained(
     capsys: Capture, workload: str, replicas: tuple[str, ...]
 ) -> None:
     assert run("simulate", workload, *replicas, "--max-model-len", "40") == 0
     out = capsys.readouterr().out
-    assert re.search(r"1 request failed, the first: request '\d' has a prompt of \d\d tokens", out)
+    assert re.search(
+        r"1 request, refused or ignored, the first: request '\d' has a prompt of \d\d tokens", out
+    )
     assert "TTFT p50" in out
     assert run("simulate", workload, *replicas, "--max-model-len", "8") == 0
     out = capsys.readouterr().out
-    assert "6 requests failed, the first: request '0'" in out
+    assert "6 requests, refused or ignored, the first: request '0'" in out
     assert "TTFT p50" not in out, "nothing was served"
 
 
@@ -101,7 +103,7 @@ def test_what_cannot_be_simulated_is_refused(
 ) -> None:
     status = run("simulate", workload, *options)
     assert reason in capsys.readouterr().err
-    assert status == (0 if "would take" in reason else 2), "what fails in a run is a result"
+    assert status == (1 if "would take" in reason else 2), "the requests of a run failed"
 
 
 def test_real_time_passes_on_an_executor_without_a_model(capsys: Capture, workload: str) -> None:

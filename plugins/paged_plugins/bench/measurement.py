@@ -30,7 +30,7 @@ from paged_core.text.generation import Generation
 from paged_plugins.bench.device import least_seconds, measure_rates
 from paged_plugins.bench.workloads import Workload, by_turn, is_batch, longest
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
-from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop
+from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, ServingLoop
 
 _ANY_VOCABULARY = 10_000
 _STATUS = Path("/proc/self/status")
@@ -344,14 +344,16 @@ class _Completion(ServingLoop):
         generation.group = self.driver.add(request)
         self._generations[request.id] = generation
 
-    def refused(self, arrival: Arrival, now: float, error: RequestError) -> None:
-        raise error
+    def refused(self, arrival: Arrival, now: float, refusal: Refusal) -> None:
+        if refusal.is_error:
+            raise _failed(arrival.request.id, refusal.reason)
+        raise RequestError(refusal.reason)
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         for sequence in group.sequences:
             length = len(sequence.output)
             if sequence.finish_reason is FinishReason.ERROR:
-                raise EngineError(f"request {group.id} ended with an error: {sequence.error}")
+                raise _failed(group.id, sequence.error)
             if length != arrival.request.output:
                 raise EngineError(
                     f"request {group.id} ended after {length} of {arrival.request.output} tokens "
@@ -362,6 +364,10 @@ class _Completion(ServingLoop):
             arrival.request, self._generations.pop(group.id), self.start + arrival.at
         )
         self._advance()
+
+
+def _failed(request_id: str, cause: str | None) -> EngineError:
+    return EngineError(f"request {request_id} ended with an error: {cause}")
 
 
 def _sampling(request: WorkloadRequest) -> SamplingParams:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
@@ -20,7 +21,7 @@ from paged_plugins.decisions.replay import check_settings, replay, settings_laye
 from paged_plugins.decisions.replay_run import Outcome, RequestTimes
 from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.trace import UNFINISHED, VERSION, in_version, version_of
-from paged_plugins.progress import counted
+from paged_plugins.progress import counted, errors_text
 
 _IN_WORDS = ("cached", "preempted", "swapped_out", "swapped_in", "ignored", "finished")
 _OF_MODELS = {
@@ -82,7 +83,7 @@ def replay_command(
     """Run scenarios without a model and print the decisions of every step.
 
     Settings given by option, variable or file replace those of the scenario; the output says which.
-    The exit status is 1 if a replay was stopped at `max_steps`.
+    The exit status is 1 if a request ended with an error, or a replay was stopped at `max_steps`.
     """
     runs = [_run(path, given) for path in find_cases(files)]
     if overrides := runs[0].overrides():
@@ -93,12 +94,12 @@ def replay_command(
             raise SettingsError("--check compares steps; leave --requests out")
         return _check(runs, as_json)
     _refuse_equal_names(runs, as_json)
-    stopped = [_print(run, as_json, by_request, len(runs) > 1) for run in runs]
-    return int(any(stopped))
+    broken = [_print(run, as_json, by_request, len(runs) > 1) for run in runs]
+    return FAILED if any(broken) else OK
 
 
 def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> bool:
-    """Replay and print one scenario; whether it was stopped."""
+    """Replay and print one scenario; whether a request of it failed, or it was stopped."""
     outcome, scenario = Outcome(), run.case.scenario
     named = {"scenario": run.name} if names_scenario else {}
     if not as_json:
@@ -116,6 +117,7 @@ def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> b
     if not as_json:
         for name, reason in outcome.refused.items():
             echo(f"{name} was not completed: {reason}")
+    _print_errors(run, outcome, as_json)
     if outcome.unfinished:
         stopped = f"stopped after {scenario.max_steps} steps; unfinished: "
         stopped += listed(outcome.unfinished)
@@ -123,7 +125,18 @@ def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> b
             sys.stderr.write(f"{run.name}: {stopped}; raise max_steps\n")
         else:
             echo(stopped)
-    return bool(outcome.unfinished)
+    return bool(outcome.errors or outcome.unfinished)
+
+
+def _print_errors(run: Run, outcome: Outcome, as_json: bool) -> None:
+    """Say how many requests ended with an error, if any did, beside a trace in JSON."""
+    if errors := outcome.errors:
+        cause = next(iter(errors.values()))
+        told = errors_text(len(errors), len(run.case.scenario.numbers), cause)
+        if as_json:
+            sys.stderr.write(f"{run.name} failed: {told}\n")
+        else:
+            echo(f"failed: {told}; what is above is no result")
 
 
 def _print_requests(requests: Sequence[RequestTimes], named: dict[str, str], as_json: bool) -> None:
@@ -193,9 +206,10 @@ def _check(runs: Sequence[Run], as_json: bool) -> int:
     missing = [str(run.case.path) for run in runs if run.case.trace is None]
     if missing:
         raise SettingsError(f"no recorded trace to compare with in {listed(missing)}")
-    num_different = 0
+    num_different, num_failed = 0, 0
     for run in runs:
-        case, name, trace = run.case, run.name, list(run.trace())
+        outcome = Outcome()
+        case, name, trace = run.case, run.name, list(run.trace(outcome))
         assert case.trace is not None
         difference = first_difference(trace, case.trace)
         if as_json:
@@ -209,9 +223,11 @@ def _check(runs: Sequence[Run], as_json: bool) -> int:
             sides = ("replayed", "recorded")
             show_difference(difference, name, sides, (trace, case.trace), as_json)
         num_different += difference is not None
+        num_failed += bool(outcome.errors)
+        _print_errors(run, outcome, as_json)
     if not as_json:
         echo(f"{len(runs) - num_different} of {len(runs)} traces equal")
-    return int(num_different > 0)
+    return FAILED if num_different or num_failed else OK
 
 
 def _in_words(line: dict[str, Any], shows_time: bool) -> str:

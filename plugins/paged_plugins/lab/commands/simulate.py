@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
@@ -33,7 +34,7 @@ from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.phrases import Phrase, value_text
 from paged_plugins.lab.tasks.task import SIMULATED
-from paged_plugins.progress import counted, counting
+from paged_plugins.progress import counted, counting, errors_text
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.written_files import replacing
 
@@ -89,12 +90,15 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
 
 def _print(title: str, took: str, record: RunRecord | ClusterRecord, found: _Found) -> None:
     """Print the measures of a run."""
-    num_failed, num_served = int(found["failed"]), _num_requests(record) - int(found["failed"])
-    typer.echo(title + took if num_served else title)
-    if num_failed:
-        requests = counted(num_failed, "request")
-        typer.echo(Phrase.RUN_FAILED.format(requests=requests, reason=record.failure))
-    if not num_served:
+    num_requests, num_failed = _num_requests(record), int(found["failed"])
+    typer.echo(title + took if num_failed < num_requests else title)
+    if record.num_errors:
+        why = errors_text(record.num_errors, num_requests, record.error)
+        typer.echo(Phrase.RUN_FAILED.format(why=why))
+    if num_refused := num_failed - record.num_errors:
+        requests = counted(num_refused, "request")
+        typer.echo(Phrase.RUN_REFUSED.format(requests=requests, reason=record.failure))
+    if num_failed == num_requests:
         return  # there is nothing to measure
     if num_failed and isinstance(record, ClusterRecord):
         typer.echo(Phrase.OTHERS_MEASURED)
@@ -210,13 +214,13 @@ def simulate_command(
     slo_ttft_ms: Limit = None,
     slo_tpot_ms: Limit = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Serve a workload once on a virtual clock, and say what it would have taken.
 
     The scheduler, the allocator and the policies are those of a real engine. A step takes the time
     that --cost-model predicts. With --real a model runs instead, on the executor that the settings
     name, and arrivals are waited for. --replicas simulates a cluster, in memory that does not grow
-    with the number of requests.
+    with the number of requests. The exit status is 1 if a request ended with an error.
     """
     resolved = given.resolve(executor_layer("simulate", real=real))
     settings = resolved.settings
@@ -256,14 +260,15 @@ def simulate_command(
         where = f"executor {settings.executor.name}"
     if as_json:
         head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
-        tail = {"failure": record.failure, "cpu_seconds": round(seconds, 3)}
-        print_json(head | document | tail)
-        return
+        document |= {"failure": record.failure, "errors": record.num_errors, "error": record.error}
+        print_json(head | document | {"cpu_seconds": round(seconds, 3)})
+        return FAILED if record.num_errors else OK
     took = ""
     if is_cluster or settings.executor.name == SIMULATED:
         took = f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
     title = f"{spec.name}, seed {seed}: {_num_requests(record):,} requests on {where}"
     _print(title, took, record, found)
+    return FAILED if record.num_errors else OK
 
 
 def _check_log(path: Path | None, workload: str) -> None:

@@ -56,7 +56,7 @@ from paged_plugins.lab.study.study import MAX_RUNS, Study, read_ablation
 from paged_plugins.lab.tasks.pool import Runner, num_workers, open_runner
 from paged_plugins.progress import counted, progress
 from paged_plugins.workloads.named import workload_spec
-from paged_plugins.written_files import write_json
+from paged_plugins.written_files import write_json, write_text
 
 _PLAIN_WIDTH = 100
 """Columns, where the output is no terminal."""
@@ -102,13 +102,14 @@ def compare_command(
     as_json: AsJson = False,
     html: Html = None,
     output: Output = None,
-) -> None:
+) -> int:
     """Vary settings under one workload, and say what that changes, and what is chance.
 
     Every arm serves the same requests with the same seeds, on a virtual clock: the real scheduler,
     allocator and policies, and a cost model (--cost-model) for the time of a step. Differences are
     paired over the seeds; with 95% confidence none of all the intervals misses. A star marks a
-    difference that is not chance.
+    difference that is not chance. Of an arm in which a request ends with an error nothing is
+    concluded, and the exit status is 1.
     """
     arms = varied_arms(
         [parse_variation(each) for each in vary], given, executor_layer("compare", real=real)
@@ -133,6 +134,11 @@ def compare_command(
         command=shlex.join(["paged-core", *sys.argv[1:]]),
     )
     chosen = chosen_measures(measure, study.slo) or SHOWN
+    if html is not None:
+        from paged_plugins.lab.report import drawing
+
+        with drawing():  # what it needs is missed before anything is run
+            pass
     if output is not None:
         make_folder(output)
     count = num_workers(num_runs, workers, is_real=real)
@@ -140,18 +146,19 @@ def compare_command(
         results = run_study(study, runner, advance, keeps_records=bool(html or output))
     if html or output:
         manifest = new_manifest(study, given.registry)
+        results = replace(results, manifest=manifest.model_dump(mode="json"))
         if output is not None:
             write_folder(output, study, results, given.registry, manifest)
-        if html is not None:
-            from paged_plugins.lab.report import write_html
-
-            described = replace(results, manifest=manifest.model_dump(mode="json"))
-            write_html(described, html, measures=chosen)
     found = Conclusions.of(results, chosen)
+    if html is not None:
+        from paged_plugins.lab.report import html as page
+
+        write_text(html, page(found))
     if as_json:
         print_json(document(found))
     else:
         _print(found, num_runs)
+    return FAILED if results.failures else OK
 
 
 @contextmanager
@@ -209,7 +216,8 @@ def run_command(
     """Run an ablation: every arm on the same requests with the same seeds.
 
     Results go to one folder. Killed or stopped, the command goes on where it was when it is given
-    again; runs that failed are tried again. Settings are those of the file alone: neither options
+    again; runs that failed, or in which a request ended with an error, are tried again, and make
+    the exit status 1. Settings are those of the file alone: neither options
     nor the environment change them.
     """
     refuse_settings(given, STUDY_FILE)
@@ -225,9 +233,9 @@ def run_command(
             *(given.registry, study.arms, len(missing), "running"), workers=count, cluster=cluster
         ) as (runner, advance):
             for ran in run_missing(missing, kept, runner, advance):
-                if ran.problem:
+                if ran.failure:
                     failed += 1
-                    typer.echo(f"failed: {ran.task}: {ran.problem}", err=True)
+                    typer.echo(f"failed: {ran.task}: {ran.failure}", err=True)
         has_parquet = kept.finish()
     if not has_parquet:
         typer.echo(
@@ -262,12 +270,13 @@ def search_command(
     ray: OnRay = None,
     as_json: AsJson = False,
     output: JsonFile = None,
-) -> None:
+) -> int:
     """Search all combinations of settings for the best, in simulation.
 
     By successive halving: all combinations take part in the first round, with few requests; the
     better ones go on, with more. The best are run again with fresh seeds and compared with the
-    base. Settings are those of the file alone.
+    base. Settings are those of the file alone. A combination that fails is left out, and makes the
+    exit status 1.
     """
     refuse_settings(given, STUDY_FILE)
     search, arms = read_search(file, given.registry)
@@ -286,6 +295,7 @@ def search_command(
         print_json(search_document(found))
     else:
         print_search(found)
+    return FAILED if found.problems else OK
 
 
 def report_command(
@@ -317,7 +327,8 @@ def report_command(
     printed too.
     """
     from paged_plugins.block_history import BlockHistory
-    from paged_plugins.lab.report import write_html, write_markdown
+    from paged_plugins.lab.report import html as page
+    from paged_plugins.lab.report import markdown as tables
     from paged_plugins.lab.results.load_results import load_results
 
     results = load_results(folder)
@@ -325,11 +336,13 @@ def report_command(
     blocks = None if block_map is None else BlockHistory(block_map)
     if html is None and markdown is None:
         html, markdown = folder / "report.html", folder / "report.md"
+    told, made = Conclusions.of(results, measures), {}
     if markdown is not None:
-        write_markdown(results, markdown, measures=measures)
+        made[markdown] = tables(told)
     if html is not None:
-        write_html(results, html, measures=measures, blocks=blocks)
-    for sentence in Conclusions.of(results, measures).sentences:
+        made[html] = page(told, blocks)
+    for sentence in told.sentences:
         typer.echo(sentence)
-    for path in filter(None, (markdown, html)):
+    for path, text in made.items():
+        write_text(path, text)
         typer.echo(f"wrote {path}")

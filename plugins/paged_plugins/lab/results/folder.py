@@ -50,7 +50,12 @@ class RunEntry(Strict):
     problem: str | None = None
     """Why there is no record."""
     failure: str | None = None
-    """What the first request was told that failed."""
+    """What the first request was told that was refused or ignored."""
+    requests: int = 0
+    errors: int = 0
+    """Requests that ended with an error."""
+    error: str | None = None
+    """What the first of them was told."""
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -126,7 +131,7 @@ class ResultsFolder:
             self._missing = [
                 place
                 for place, entry in self._entries.items()
-                if fresh or entry.file(folder).known() is None
+                if fresh or _is_missing(entry.file(folder).known())
             ]
             write_text(folder / ABLATION, study.text)  # first: the folder is known by it
             _make_records(folder)
@@ -161,6 +166,11 @@ class ResultsFolder:
         return _finish(self._folder, self._manifest, self._entries)
 
 
+def _is_missing(record: RunRecord | None) -> bool:
+    """Say whether a run is to be done: it has no record, or one of requests that failed."""
+    return record is None or record.num_errors > 0
+
+
 def make_folder(folder: Path) -> None:
     """Make a new folder, before anything is run.
 
@@ -182,14 +192,16 @@ def write_folder(
 
     Args:
         folder: as :func:`make_folder` has made it.
-        results: with all records.
+        results: with the records of all runs that gave one.
     """
     entries = _entries(study, registry)
     _make_records(folder)
-    for task in study.tasks():
-        record = results.record(*task.place)
-        assert record is not None
-        entries[task.place].file(folder).write(record)
+    for place, entry in entries.items():
+        record = results.record(*place)
+        if record is not None:
+            entry.file(folder).write(record)
+        else:
+            entries[place] = entry.model_copy(update={"problem": results.problems.get(place)})
     _finish(folder, manifest, entries)
 
 
@@ -225,10 +237,17 @@ def _finish(folder: Path, manifest: Manifest, entries: _Entries) -> bool:
     def rows() -> Iterator[tuple[RunResult, RunRecord]]:
         for place, entry in entries.items():
             record = entry.file(folder).known()
-            failure = None if record is None else record.failure
-            ended.append(entry.model_copy(update={"failure": failure}))
-            if record is not None:
-                yield run_result(place, record, manifest.slo), record
+            if record is None:
+                ended.append(entry)
+                continue
+            told = {
+                "failure": record.failure,
+                "requests": len(record.requests),
+                "errors": record.num_errors,
+                "error": record.error,
+            }
+            ended.append(entry.model_copy(update=told))
+            yield run_result(place, record, manifest.slo), record
 
     has_parquet = write_tables(folder, rows())
     update = {"runs": tuple(ended), "finished": _now()}

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from paged_core.errors import SettingsError
 from paged_core.settings.documents import read_text
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results.folder import MANIFEST, MAX_SIZE, Manifest
+from paged_plugins.lab.results.folder import MANIFEST, MAX_SIZE, Manifest, RunEntry
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.results.store import RecordFile
 from paged_plugins.lab.results.tables import RUNS
@@ -44,7 +44,7 @@ def load_results(folder: Path) -> Results:
         )
     rows = _read(folder / RUNS, TypeAdapter(list[_Measured]))
     files: dict[Any, RecordFile] = {run.place: run.file(folder) for run in manifest.runs}
-    failures = {run.place: run.failure for run in manifest.runs}
+    entries = {run.place: run for run in manifest.runs}
     labels = [arm.label for arm in manifest.arms]
     names = [str(workload.get("name", "")) for workload in manifest.workloads]
     measured: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -61,13 +61,26 @@ def load_results(folder: Path) -> Results:
         arms=manifest.arms,
         workloads=names,
         seeds=manifest.seeds,
-        runs=[
-            RunResult(*place, measures=found, failure=failures.get(place))
-            for place, found in measured.items()
-        ],
+        runs=[_result(place, found, entries.get(place)) for place, found in measured.items()],
+        problems={run.place: run.problem for run in manifest.runs if run.problem is not None},
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
         record=record,
+    )
+
+
+def _result(
+    place: tuple[str, str, int], measures: dict[str, float], entry: RunEntry | None
+) -> RunResult:
+    if entry is None:
+        return RunResult(*place, measures=measures)
+    return RunResult(
+        *place,
+        measures=measures,
+        failure=entry.failure,
+        num_requests=entry.requests,
+        num_errors=entry.errors,
+        error=entry.error,
     )
 
 

@@ -10,7 +10,7 @@ from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.serving import Arrival
+from paged_plugins.workloads.serving import Arrival, Refusal, deciding_sequence
 
 _SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
 
@@ -44,6 +44,11 @@ class RequestRecord:
     def is_served(self) -> bool:
         """Whether it ended by a stop condition or by its length."""
         return self.finish_reason in _SERVED
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self.finish_reason == FinishReason.ERROR.value
 
     @property
     def needed_tokens(self) -> int:
@@ -136,17 +141,31 @@ class RunRecord:
     """In order; thinned out evenly once they are too many for a picture."""
     totals: RunTotals = field(default_factory=RunTotals)
     failure: str | None = None
-    """What the first request was told that was refused, ignored or ended by an error."""
+    """What the first request was told that was refused or ignored."""
+    error: str | None = None
+    """What the first request was told that ended with an error."""
     token_gaps: dict[int, int] = field(default_factory=dict)
     """Times between tokens of a sequence: how many fell into each bucket, see
     :mod:`paged_plugins.lab.runs.time_histogram`."""
 
+    def tell(self, is_error: bool, told: str | None) -> None:
+        """Keep what a request was told that was not served, if it is the first."""
+        if is_error:
+            self.error = self.error or told
+        else:
+            self.failure = self.failure or told
+
+    @property
+    def num_errors(self) -> int:
+        """Requests that ended with an error."""
+        return sum(each.is_failed for each in self.requests)
+
 
 def ended_record(group: SequenceGroup, arrival: Arrival, start: float) -> RequestRecord:
     """Return what is kept of a request that ended; ``group`` is as it stands after that."""
-    num_prompt, first = len(group.request.prompt), group.sequences[0]
+    num_prompt, finish_reason = len(group.request.prompt), deciding_sequence(group).finish_reason
     assert group.finished_at is not None
-    assert first.finish_reason is not None
+    assert finish_reason is not None
     return RequestRecord(
         **_asked(arrival.request, arrival),
         admitted=None if group.admitted_at is None else group.admitted_at - start,
@@ -157,17 +176,18 @@ def ended_record(group: SequenceGroup, arrival: Arrival, start: float) -> Reques
         num_output=sum(len(each.tokens) - num_prompt for each in group.sequences),
         num_sequences=len(group.sequences),
         num_preemptions=group.num_preemptions,
-        finish_reason=first.finish_reason.value,
+        finish_reason=finish_reason.value,
     )
 
 
-def refused_records(arrival: Arrival, now: float) -> Iterator[RequestRecord]:
-    """Yield what is kept of a request that an engine can never serve, and of those that follow it,
+def refused_records(arrival: Arrival, now: float, refusal: Refusal) -> Iterator[RequestRecord]:
+    """Yield what is kept of a request that an engine did not take on, and of those that follow it,
     which never arrive.
 
     All of them count as ended at once: every arm of a study has the same requests.
     """
     for request in arrival.request.family():
+        has_error = refusal.is_error and request is arrival.request
         yield RequestRecord(
             **_asked(request, arrival),
             admitted=None,
@@ -178,7 +198,7 @@ def refused_records(arrival: Arrival, now: float) -> Iterator[RequestRecord]:
             num_output=0,
             num_sequences=request.n,
             num_preemptions=0,
-            finish_reason=FinishReason.IGNORED.value,
+            finish_reason=(FinishReason.ERROR if has_error else FinishReason.IGNORED).value,
         )
 
 

@@ -20,14 +20,17 @@ class Phrase(StrEnum):
     TOO_FEW_SEEDS = (
         "{seeds} too few to claim a difference with {confidence:.0%} confidence; run {enough}"
     )
-    FAILED = "{workload}: {counts} requests a run failed in {arms} arms"
-    FIRST_FAILURE = ", the first: {reason}"
+    ARM_FAILED = "{arm} failed, so nothing is concluded about it{others}: {why}"
+    COMPARED_WITH_IT = ", nor about what is compared with it"
+    REFUSED = "{workload}: {counts} requests a run were refused or ignored in {arms} arms"
+    FIRST_REFUSAL = ", the first: {reason}"
     NO_CHANCE = (
         "{workload}: all seeds gave the same result, so what moved is true of exactly these "
         "requests, and no interval says how far it holds for others"
     )
 
-    RUN_FAILED = "{requests} failed, the first: {reason}"
+    RUN_FAILED = "failed: {why}; what follows is of the others, and no measure of these settings"
+    RUN_REFUSED = "not served: {requests}, refused or ignored, the first: {reason}"
     OTHERS_MEASURED = "TTFT, TPOT, completion and queueing are those of the other requests"
 
     # the answer for each axis
