@@ -29,6 +29,7 @@ from paged_plugins.lab.study.arms import layer, plan_arms
 from paged_plugins.lab.study.study import Ablation, read_ablation
 from paged_plugins.lab.tasks.pool import LOCAL, num_workers, open_runner
 from paged_plugins.lab.tasks.task import Task
+from paged_plugins.lab.tasks.task import run as execute
 from unit.studies import ABLATION, WORKLOAD, tables, write
 from unit.study_faults import DEADLY
 
@@ -549,6 +550,17 @@ def test_a_worker_that_dies_fails_its_run_alone() -> None:
     failed = [place for place, one in ran.items() if one.problem]
     assert failed == [tasks[2].place]
     assert "its process ended with status 9" in str(ran[failed[0]].problem)
+
+
+def test_what_a_run_raises_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise ZeroDivisionError("a typo")
+
+    monkeypatch.setattr("paged_plugins.lab.tasks.task.run_workload", fails)
+    task = with_a_deadly_one()[0][0]
+    problem = str(execute(task, REGISTRY).problem)
+    assert problem.startswith(f"ZeroDivisionError: a typo ({__file__}, line ")
+    assert problem.endswith(", in test_what_a_run_raises_is_told_with_its_place.<locals>.fails)")
 
 
 @pytest.mark.parametrize(
