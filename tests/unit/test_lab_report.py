@@ -23,6 +23,7 @@ from paged_plugins.lab.report.pictures.drawing import drawing, wrapped
 from paged_plugins.lab.report.pictures.latencies import load, rate_sweeps
 from paged_plugins.lab.report.pictures.timelines import FREE, SHARED, owners
 from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.statistics.differences import differences
 from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import BASE
 from paged_plugins.written_files import WriteFailed
@@ -306,6 +307,27 @@ def test_without_matplotlib_the_page_says_what_to_install(
     assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
 
 
+def test_the_commands_write_and_run_nothing_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, study = tmp_path / "results", str(studies.write(tmp_path, seeds=1))
+    assert main(["lab", "run", study, "--output", str(results), "--workers", "1"], {}) == 0
+    before = sorted(results.iterdir())
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("paged_plugins.lab.commands.studies.run_study", None)
+    varied = ["compare", "chat", "--vary", "victim=newest,most_blocks", "--html"]
+    for command in (["lab", "report", str(results)], [*varied, str(tmp_path / "page.html")]):
+        assert main(command, {}) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        assert err.count("\n") == 1
+        assert "`pip install 'paged-core[lab]'`" in err
+        assert "`paged-core lab report --markdown FILE`" in err
+    assert sorted(results.iterdir()) == before
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     results = drawn_results({}, seeds=1, records=False)
     with pytest.raises(WriteFailed, match=r"missing/report\.md cannot be written: No such file"):
@@ -336,6 +358,20 @@ def test_the_map_of_blocks_says_who_held_them(tmp_path: Path) -> None:
     assert "Which request held which block?" in text
     assert "4 blocks over 10 steps, held by 2 requests; 55% held on average, 10% by several" in text
     assert text.count('href="data:image/png;base64,') == 1
+
+
+def test_differences_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, study = tmp_path / "results", str(studies.write(tmp_path, seeds=1))
+    assert main(["lab", "run", study, "--output", str(results), "--workers", "1"], {}) == 0
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return differences(*arguments, **options)
+
+    monkeypatch.setattr("paged_plugins.lab.statistics.sentences.differences", counted)
+    assert main(["lab", "report", str(results)], {}) == 0
+    assert len(calls) == 1
 
 
 def test_the_command_reports_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -303,7 +304,10 @@ def test_what_requests_were_told_that_failed_is_kept(tmp_path: Path) -> None:
         ("runs.json", "[{}]"),
         ("runs.json", [{"arm": "other", "measure": "hit_rate", "value": 0.5}]),
         ("runs.json", [{"arm": "base", "measure": "other", "value": 0.5}]),
-        ("runs.json", [{"arm": "base", "measure": "hit_rate", "value": float("inf")}]),
+        *(
+            ("runs.json", [{"arm": "base", "measure": "hit_rate", "value": value}])
+            for value in (float("inf"), float("nan"), 1e308, -1.0)
+        ),
     ],
 )
 def test_damaged_results_are_named(tmp_path: Path, name: str, content: Any) -> None:
@@ -328,6 +332,33 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: bytes) -> None:
     found = load_results(tmp_path / "results").record("base", "small", 0)
     assert found is not None
     assert found.requests
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("requests", "arrival", 1e308),
+        ("requests", "finished", -1e308),
+        ("requests", "num_sequences", 0),
+        ("requests", "num_output", -1),
+        ("steps", "seconds", float("inf")),
+        ("steps", "num_blocks", 10**30),
+        ("totals", "elapsed", float("nan")),
+        ("token_gaps", "1000000", 1),
+    ],
+)
+def test_numbers_of_a_record_are_bounded(
+    finished: Path, tmp_path: Path, where: str, key: str, value: float
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "results"))
+    manifest = Manifest.model_validate_json((folder / "manifest.json").read_text("utf-8"))
+    file = manifest.runs[0].file(folder)
+    content = json.loads(gzip.decompress(file.path.read_bytes()))
+    part = content["record"][where]
+    (part[0] if isinstance(part, list) else part)[key] = value
+    file.path.write_bytes(gzip.compress(json.dumps(content).encode(), compresslevel=1))
+    with pytest.raises(SettingsError, match="it holds no run; remove it and run again"):
+        file.read()
 
 
 def test_two_cannot_write_to_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

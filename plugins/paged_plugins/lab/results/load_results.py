@@ -17,6 +17,8 @@ from paged_plugins.lab.results.tables import RUNS
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict
 
+_MOST = 1e21
+"""Of a measure, which none is near."""
 _Read = TypeVar("_Read")
 
 
@@ -27,7 +29,7 @@ class _Measured(Strict):
     workload: str
     seed: int
     measure: str
-    value: Annotated[float, Field(allow_inf_nan=False)]
+    value: Annotated[float, Field(ge=0, le=_MOST)]
 
 
 def load_results(folder: Path) -> Results:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.lab.runs.time_histogram import BUCKETS
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.serving import Arrival, Refusal, deciding_sequence
 
 _SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
+
+
+MOST = 10**18
+"""Of seconds and counts in a record; a file with more is damaged."""
+Finite = Annotated[float, Field(ge=-MOST, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,24 +29,24 @@ class RequestRecord:
     """One request that ended. Times are seconds from the start of the run."""
 
     id: str
-    arrival: float
-    admitted: float | None
+    arrival: Finite
+    admitted: Finite | None
     """When it was first admitted; ``None``: it never was."""
-    first_token: float | None
-    finished: float
-    num_prompt: int
-    num_cached: int
+    first_token: Finite | None
+    finished: Finite
+    num_prompt: Count
+    num_cached: Count
     """Prompt tokens that the prefix cache served when it was first admitted."""
-    num_output: int
+    num_output: Count
     """Tokens generated, over all of its sequences."""
-    num_sequences: int = 1
+    num_sequences: Annotated[int, Field(ge=1, le=MOST)] = 1
     """Sequences sampled for it."""
-    num_preemptions: int
+    num_preemptions: Count
     finish_reason: str
     tenant: str = ""
     session: str = ""
     priority: int = 0
-    deadline: float | None = None
+    deadline: Finite | None = None
     """Seconds from the start of the run."""
 
     @property
@@ -70,26 +79,26 @@ class RequestRecord:
 class StepSample:
     """One step, or the last of several that were thinned out. Counts are of this step alone."""
 
-    time: float
+    time: Finite
     """When it began, in seconds from the start of the run."""
-    seconds: float
-    num_running: int
+    seconds: Finite
+    num_running: Count
     """Requests that were in the batch or held blocks after it."""
-    num_waiting: int
-    num_swapped: int
-    prefill_tokens: int
-    decode_tokens: int
-    num_blocks: int
+    num_waiting: Count
+    num_swapped: Count
+    prefill_tokens: Count
+    decode_tokens: Count
+    num_blocks: Count
     """Blocks of the cache."""
-    block_size: int = 0
+    block_size: Count = 0
     """Slots of a block; 0: unknown."""
-    free_blocks: int
+    free_blocks: Count
     """Blocks that could be allocated: cached ones that no sequence holds are among them."""
-    cached_blocks: int = 0
+    cached_blocks: Count = 0
     """Those among them that hold content which can be found."""
-    held_tokens: int
+    held_tokens: Count
     """Slots of held blocks that hold the state of a token that was computed."""
-    reserved_tokens: int
+    reserved_tokens: Count
     """Slots of held blocks that hold none, but will: the room up to the final length of their
     sequence."""
 
@@ -98,28 +107,28 @@ class StepSample:
 class RunTotals:
     """Sums over all steps of a run."""
 
-    num_steps: int = 0
-    busy_seconds: float = 0.0
+    num_steps: Count = 0
+    busy_seconds: Finite = 0.0
     """In steps; the rest of the run was idle."""
-    elapsed: float = 0.0
+    elapsed: Finite = 0.0
     """Seconds from the first arrival to the end of the last request."""
-    scheduled_tokens: int = 0
+    scheduled_tokens: Count = 0
     """Tokens computed."""
-    recomputed_tokens: int = 0
+    recomputed_tokens: Count = 0
     """Those that had been computed before, and were lost by a preemption."""
-    num_preemptions: int = 0
-    num_evictions: int = 0
+    num_preemptions: Count = 0
+    num_evictions: Count = 0
     """Cached blocks whose content was given up to make room."""
-    swapped_blocks: int = 0
+    swapped_blocks: Count = 0
     """Out and in together."""
-    copied_blocks: int = 0
-    held_share: float = 0.0
+    copied_blocks: Count = 0
+    held_share: Finite = 0.0
     """Share of the cache's slots that hold the state of a token, averaged over busy time."""
-    reserved_share: float = 0.0
+    reserved_share: Finite = 0.0
     """Likewise: allocated slots that will hold one later."""
-    internal_share: float = 0.0
+    internal_share: Finite = 0.0
     """Likewise: allocated slots that never will (internal fragmentation)."""
-    external_share: float = 0.0
+    external_share: Finite = 0.0
     """Likewise: free slots that the request which waits longest cannot use (external
     fragmentation); 0 where any free block serves."""
 
@@ -144,7 +153,9 @@ class RunRecord:
     """What the first request was told that was refused or ignored."""
     error: str | None = None
     """What the first request was told that ended with an error."""
-    token_gaps: dict[int, int] = field(default_factory=dict)
+    token_gaps: dict[Annotated[int, Field(ge=-BUCKETS, le=BUCKETS)], Count] = field(
+        default_factory=dict
+    )
     """Times between tokens of a sequence: how many fell into each bucket, see
     :mod:`paged_plugins.lab.runs.time_histogram`."""
 

@@ -98,7 +98,7 @@ class PairedEffect:
     def effects(self) -> NDArray[np.float64]:
         """[seeds]"""
         if self._is_ratio:
-            return np.log(self.value / self.base)
+            return np.log(self.value) - np.log(self.base)  # the quotient may overflow
         return self.value - self.base
 
     @cached_property

@@ -102,6 +102,7 @@ class Phrase(StrEnum):
 
 
 _MOST_DIGITS = 4
+_LONG = 1e15
 
 
 def change_text(difference: Difference) -> str:
@@ -111,7 +112,7 @@ def change_text(difference: Difference) -> str:
 
 def size_text(difference: Difference) -> str:
     """Return the size of the change, without sign and unit."""
-    return f"{abs(difference.change):,.{_digits(difference)}f}"
+    return _plain(abs(difference.change), _digits(difference))
 
 
 def change_unit(difference: Difference) -> str:
@@ -139,7 +140,7 @@ def value_text(measure: str, value: float) -> str:
     if not isfinite(value):
         return "-"
     digits = 0 if value == int(value) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{digits}f} {unit}".rstrip()
+    return f"{_plain(value, digits)} {unit}".rstrip()
 
 
 def subject(arm: Arm, reference: Arm) -> str:
@@ -176,4 +177,9 @@ def _digits(difference: Difference) -> int:
 
 def _signed(value: float, digits: int) -> str:
     """Return a number with its sign, ``-0.0`` if rounding alone makes it 0; ``0`` if it is."""
-    return f"{value:+,.{digits}f}" if value else "0"
+    return _plain(value, digits, "+") if value else "0"
+
+
+def _plain(value: float, digits: int, sign: str = "") -> str:
+    """Return a number with its thousands apart; one too long to be read by its exponent."""
+    return f"{value:{sign},.{digits}f}" if abs(value) < _LONG else f"{value:{sign}.3g}"
