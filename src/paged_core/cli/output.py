@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from paged_core.errors import printable
+
 
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
@@ -27,7 +29,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(show(cell)) for cell in row))
+        table.add_row(*(Text(printable(show(cell))) for cell in row))
     console.print(table)
 
 
