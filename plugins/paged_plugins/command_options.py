@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from paged_core.cli.options import SettingsArgs, flag
-from paged_core.cli.output import print_json
+from paged_core.cli.output import echo, print_json
 from paged_core.errors import SettingsError
 from paged_plugins.written_files import try_replacing, write_json, write_text
 
@@ -96,7 +96,7 @@ def reported_rows(
             if not as_json:
                 show(rows)
             if len(rows) < len(names):
-                typer.echo(f"not measured: {', '.join(names[len(rows) :])}", err=True)
+                echo(f"not measured: {', '.join(names[len(rows) :])}", err=True)
             if output is not None:
                 write_text(output, "".join(json.dumps(row) + "\n" for row in rows))
 

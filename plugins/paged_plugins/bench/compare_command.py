@@ -14,7 +14,7 @@ import typer
 
 from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_table
+from paged_core.cli.output import echo, print_table
 from paged_core.errors import EngineError, SettingsError
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.comparison import EngineRuns, compare, row_of, run_alone, warm_up
@@ -106,7 +106,7 @@ def compare_command(
     _check(settings.model, settings.dtype, alone=bool(again and not peer))
     described = drawing(num_requests, input_len, output_len, shared_prefix)
     chosen = [*_named_workloads(workload or ()), *described] or list(NAMED.values())
-    tell = partial(typer.echo, err=True)
+    tell = partial(echo, err=True)
     if peer or again:
         peers = named_peers(peer or (), settings.model, settings.dtype, temperature)
     else:
@@ -252,13 +252,13 @@ def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     """
     first = rows[0]
     computer = machine(first.get("device", "cpu"))
-    typer.echo(
+    echo(
         f"{first['model']} in {first['dtype']}: output tokens/s, median of {first['repeats']}\n"
         f"{machine_line(computer)}"
     )
     engines = [one for one in first["contenders"] if not one.get("error")]
     written = [one["name"] for one in engines if one["cache_written"]]
-    typer.echo(f"caches written before: {', '.join(written) or 'none that is known of'}")
+    echo(f"caches written before: {', '.join(written) or 'none that is known of'}")
     names = [row["workload"] for row in rows]
     print_table("", ["engine", *names], speeds(rows))
     print_table("\nPeak MiB", ["engine", *names, "seconds to start"], memory(rows))

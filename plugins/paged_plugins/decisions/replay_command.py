@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ import typer
 
 from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_table
+from paged_core.cli.output import echo, print_table
 from paged_core.errors import SettingsError
 from paged_core.settings.schema import Resolved
-from paged_plugins.decisions.diff import echo, first_difference, listed, show_difference
+from paged_plugins.decisions.diff import first_difference, listed, show_difference
 from paged_plugins.decisions.replay import check_settings, replay, settings_layer
 from paged_plugins.decisions.replay_run import Outcome, RequestTimes
 from paged_plugins.decisions.scenario import Case, find_cases, read_case
@@ -87,8 +86,8 @@ def replay_command(
     """
     runs = [_run(path, given) for path in find_cases(files)]
     if overrides := runs[0].overrides():
-        beside = sys.stderr if as_json else sys.stdout  # a trace holds nothing else
-        beside.write(f"settings over the scenario's own: {overrides}\n")
+        told = f"settings over the scenario's own: {overrides}"
+        echo(told, err=as_json)  # a trace holds nothing else
     if check:
         if by_request:
             raise SettingsError("--check compares steps; leave --requests out")
@@ -122,7 +121,7 @@ def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> b
         stopped = f"stopped after {scenario.max_steps} steps; unfinished: "
         stopped += listed(outcome.unfinished)
         if as_json:
-            sys.stderr.write(f"{run.name}: {stopped}; raise max_steps\n")
+            echo(f"{run.name}: {stopped}; raise max_steps", err=True)
         else:
             echo(stopped)
     return bool(outcome.errors or outcome.unfinished)
@@ -134,7 +133,7 @@ def _print_errors(run: Run, outcome: Outcome, as_json: bool) -> None:
         cause = next(iter(errors.values()))
         told = errors_text(len(errors), len(run.case.scenario.numbers), cause)
         if as_json:
-            sys.stderr.write(f"{run.name} failed: {told}\n")
+            echo(f"{run.name} failed: {told}", err=True)
         else:
             echo(f"failed: {told}; what is above is no result")
 

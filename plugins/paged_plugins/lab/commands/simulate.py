@@ -15,7 +15,7 @@ import typer
 
 from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_json, print_table
+from paged_core.cli.output import echo, print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import check_writable
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
@@ -91,17 +91,17 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
 def _print(title: str, took: str, record: RunRecord | ClusterRecord, found: _Found) -> None:
     """Print the measures of a run."""
     num_requests, num_failed = _num_requests(record), int(found["failed"])
-    typer.echo(title + took if num_failed < num_requests else title)
+    echo(title + took if num_failed < num_requests else title)
     if record.num_errors:
         why = errors_text(record.num_errors, num_requests, record.error)
-        typer.echo(Phrase.RUN_FAILED.format(why=why))
+        echo(Phrase.RUN_FAILED.format(why=why))
     if num_refused := num_failed - record.num_errors:
         requests = counted(num_refused, "request")
-        typer.echo(Phrase.RUN_REFUSED.format(requests=requests, reason=record.failure))
+        echo(Phrase.RUN_REFUSED.format(requests=requests, reason=record.failure))
     if num_failed == num_requests:
         return  # there is nothing to measure
     if num_failed and isinstance(record, ClusterRecord):
-        typer.echo(Phrase.OTHERS_MEASURED)
+        echo(Phrase.OTHERS_MEASURED)
     rows = [
         [MEASURES[name].title, value_text(name, value)]
         if name in MEASURES
@@ -134,14 +134,14 @@ def _print_replicas(record: ClusterRecord) -> None:
     ]
     if len(rows) > 2 * _EXTREMES:
         rows[_EXTREMES:-_EXTREMES] = [("...", "", "", "", "")]
-    typer.echo("Replicas by generated tokens, the most first")
+    echo("Replicas by generated tokens, the most first")
     print_table("", ["replica", "requests", "generated tokens", "hit rate", "busy"], rows)
 
 
 def _print_memory(record: RunRecord, found: _Found) -> None:
     last = record.steps[-1] if record.steps else None
     num_blocks, size = (last.num_blocks, last.block_size) if last else (0, 0)
-    typer.echo(f"Memory while busy, of {num_blocks:,} blocks of {size} tokens")
+    echo(f"Memory while busy, of {num_blocks:,} blocks of {size} tokens")
     shares = {use: found[name] for name, use in _MEMORY.items()}
     shares["free"] = max(0.0, 1 - sum(shares.values()))
     print_table("", ["use", "share"], [[use, f"{100 * each:.1f}%"] for use, each in shares.items()])

@@ -16,7 +16,7 @@ import typer
 
 from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_json
+from paged_core.cli.output import echo, print_json
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.command_options import JsonFile, check_writable, refuse_settings
@@ -173,7 +173,7 @@ def _running(
 ) -> Iterator[tuple[Runner, Advance]]:
     """Start what runs the tasks of a study, and show how many have ended."""
     if note := block_size_note(one.settings for one in arms):
-        typer.echo(note, err=True)
+        echo(note, err=True)
     with (
         open_runner(registry, workers=workers, cluster=cluster) as runner,
         progress(num_runs, what) as advance,
@@ -193,7 +193,7 @@ def _print(found: Conclusions, num_runs: int) -> None:
     lines = [heading, "", *table_lines(results, found.differences, width), ""]
     for sentence in found.sentences:
         lines += wrap(sentence, width, subsequent_indent="  ", break_long_words=False)
-    typer.echo("\n".join(lines))
+    echo("\n".join(lines))
 
 
 Ablation = Annotated[
@@ -227,7 +227,7 @@ def run_command(
     with ResultsFolder(folder, study, given.registry, fresh=fresh) as kept:
         missing = kept.missing(study)
         count = num_workers(len(missing), workers, is_real=study.is_real, cluster=ray)
-        typer.echo(beginning(study, len(missing), count), err=True)
+        echo(beginning(study, len(missing), count), err=True)
         cluster = ray if missing else None
         with _running(
             *(given.registry, study.arms, len(missing), "running"), workers=count, cluster=cluster
@@ -235,15 +235,13 @@ def run_command(
             for ran in run_missing(missing, kept, runner, advance):
                 if ran.failure:
                     failed += 1
-                    typer.echo(f"failed: {ran.task}: {ran.failure}", err=True)
+                    echo(f"failed: {ran.task}: {ran.failure}", err=True)
         has_parquet = kept.finish()
     if not has_parquet:
-        typer.echo(
-            "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
-        )
+        echo("note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True)
     if failed:
-        typer.echo(f"{counted(failed, 'run')} failed; run this again to retry", err=True)
-    typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
+        echo(f"{counted(failed, 'run')} failed; run this again to retry", err=True)
+    echo(f"results in {folder}; to read them: paged-core lab report {folder}")
     return FAILED if failed else OK
 
 
@@ -282,7 +280,7 @@ def search_command(
     search, arms = read_search(file, given.registry)
     planned = planned_rungs(search, len(arms))
     total = most_runs(search, planned)
-    typer.echo(f"up to {total} runs: {', then '.join(map(str, planned))}", err=True)
+    echo(f"up to {total} runs: {', then '.join(map(str, planned))}", err=True)
     count = num_workers(total, workers, is_real=False, cluster=ray)
     with _running(*(given.registry, arms, total, "searching"), workers=count, cluster=ray) as (
         runner,
@@ -342,7 +340,7 @@ def report_command(
     if html is not None:
         made[html] = page(told, blocks)
     for sentence in told.sentences:
-        typer.echo(sentence)
+        echo(sentence)
     for path, text in made.items():
         write_text(path, text)
-        typer.echo(f"wrote {path}")
+        echo(f"wrote {path}")
