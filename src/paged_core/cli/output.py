@@ -13,7 +13,9 @@ from paged_core.errors import printable
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print a line, or several, to standard output or to standard error; see :func:`printable`."""
-    (sys.stderr if err else sys.stdout).write(printable(text) + "\n")
+    file = sys.stderr if err else sys.stdout
+    file.write(printable(text) + "\n")
+    file.flush()  # so that lines of both are in their order
 
 
 def print_json(value: Any) -> None:
