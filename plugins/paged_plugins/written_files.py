@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TextIO
 
 from paged_core.errors import PagedCoreError, SettingsError
 
-_PARTIAL = re.compile(r"(?P<name>.+)\.(?P<pid>\d{1,10})\.partial", re.DOTALL)
+_PARTIAL = re.compile(r"(?P<name>.+)\.(?P<pid>\d{1,9})\.partial", re.DOTALL)
 _MOST_LINKS = 40
 """Of a chain; the kernel follows no more."""
 _OPEN_FILES = (Path("/proc"), Path("/dev/fd"))
@@ -176,13 +176,9 @@ def _partial(target: Path) -> Path:
 
 def _lives(pid: int) -> bool:
     """Say whether a process other than this one has a number."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()
+    import psutil
+
+    return pid != os.getpid() and psutil.pid_exists(pid)
 
 
 def _target(path: Path) -> Path | None:

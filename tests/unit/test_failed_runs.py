@@ -119,6 +119,7 @@ def test_a_comparison_says_nothing_about_an_arm_that_failed(
     said = next(line for line in out.splitlines() if line.startswith(start))
     assert " of 48 requests ended with an error" in said
     assert "queue_order=edf: nothing moved" in out
+    assert "queue_order: nothing moved" not in out
     assert "sjf" not in out.partition(said)[2].partition("queue_order=edf")[2]
     source = page.read_text("utf-8")
     assert ">failed<" in source

@@ -93,7 +93,7 @@ def test_requests_that_are_refused_are_explained(
         (["--executor", "memory"], "takes real time; give --real"),
         (["--executor", "simulated", "--real"], "runs no model"),
         (["--workers", "2"], "give --replicas too"),
-        (["--slo-ttft-ms", "nan"], "nan is no number of milliseconds"),
+        (["--slo-ttft-ms", "nan"], "Input should be greater than or equal to 0"),
         (["--slo-tpot-ms", "inf"], "leave it out for no limit"),
         (["--replicas", "2", "--real", "--executor", "memory"], "--real: a cluster is simulated"),
         (["--cost-model.name", "linear", "--cost-model.fixed", "1e308"], "a step would take"),

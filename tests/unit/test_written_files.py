@@ -162,6 +162,7 @@ def test_what_killed_processes_left_of_a_file_is_removed(tmp_path: Path) -> None
     path, kept = tmp_path / "file", tmp_path / "kept"
     own, left = f"file.{os.getpid()}.partial", f"file.{dead.pid}.partial"
     names = [own, left, f"file.{os.getppid()}.partial", f"other.{dead.pid}.partial", "a.partial"]
+    names.append(f"file.{10**10}.partial")
     for name in names:
         (tmp_path / name).write_bytes(OLD)
     kept.write_bytes(OLD)

@@ -211,7 +211,10 @@ def _of_axis(axis: str, given: Conclusions) -> Iterator[str]:
         return
     labels = {arm.label for place in places for arm in place.arms}
     moved = {each.measure for each in found if each.moved and each.arm in labels}
-    if not moved:
+    failures = given.results.failures
+    if not moved and not any(
+        arm.axis == axis and arm.label in failures for arm in given.results.arms
+    ):
         yield Phrase.AXIS_UNMOVED.format(axis=axis)
     headlines = [name for name in _HEADLINES if name in moved] or [
         name for name in MEASURES if name in moved and MEASURES[name].better is not None
