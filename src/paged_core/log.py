@@ -16,8 +16,8 @@ class _Sink:
     """Where lines go: where structlog was told to, or else warnings and errors to standard error.
 
     Left alone, structlog prints everything to standard output, which belongs to the program. A line
-    that cannot be written (the stream is closed, or full) is dropped: what it is about goes on.
-    What files say in it does not command a terminal.
+    that cannot be written (the stream is closed, or full) is dropped: what it is about goes on. What
+    files say in it does not command a terminal.
     """
 
     def __getattr__(self, method: str) -> Any:
