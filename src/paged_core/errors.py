@@ -5,33 +5,12 @@ A message names the thing, the cause and the remedy; the command line prints it 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-_COMMANDS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
-"""What a terminal obeys instead of showing it."""
-_BUT_COLOURS = r"(?!\x1b\[[0-9;]*m)"
-
-
-def printable(text: str, *, keep_colours: bool = False) -> str:
-    """Return text in which what would command a terminal is written as Python writes it.
-
-    Names and values of files get into messages, and a file may come from anywhere. Lines end where
-    they did.
-    """
-    pattern = (_BUT_COLOURS if keep_colours else "") + _COMMANDS
-    return re.sub(pattern, lambda found: repr(found[0])[1:-1], text)
-
 
 class PagedCoreError(Exception):
-    """Root of the tree: catch this to catch everything the project raises on purpose.
-
-    Its message is :func:`printable`.
-    """
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
+    """Root of the tree: catch this to catch everything the project raises on purpose."""
 
 
 class SettingsError(PagedCoreError):
@@ -70,9 +49,9 @@ class ExecutorLost(EngineError):
 
 
 def error_text(error: BaseException) -> str:
-    """Return the class of an error and what it says, printable, even if its ``__str__`` raises."""
+    """Return the class of an error and what it says, even if its own ``__str__`` raises."""
     try:
-        return printable(f"{type(error).__name__}: {error}")
+        return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - code of a plugin or a user
         return type(error).__name__
 

@@ -9,15 +9,12 @@ from typing import Any
 
 import structlog
 
-from paged_core.errors import printable
-
 
 class _Sink:
     """Where lines go: where structlog was told to, or else warnings and errors to standard error.
 
     Left alone, structlog prints everything to standard output, which belongs to the program. A line
-    that cannot be written (the stream is closed, or full) is dropped: what it is about goes on. What
-    files say in it does not command a terminal.
+    that cannot be written (the stream is closed, or full) is dropped: what it is about goes on.
     """
 
     def __getattr__(self, method: str) -> Any:
@@ -25,12 +22,11 @@ class _Sink:
 
 
 def _write(method: str, *args: Any, **values: Any) -> None:
-    lines = (printable(arg, keep_colours=True) if isinstance(arg, str) else arg for arg in args)
     with suppress(OSError, ValueError):
         if structlog.is_configured():
-            getattr(structlog.get_config()["logger_factory"](), method)(*lines, **values)
+            getattr(structlog.get_config()["logger_factory"](), method)(*args, **values)
         elif method not in ("debug", "info") and sys.stderr is not None:
-            getattr(structlog.PrintLogger(sys.stderr), method)(*lines, **values)
+            getattr(structlog.PrintLogger(sys.stderr), method)(*args, **values)
 
 
 def get_logger() -> Any:

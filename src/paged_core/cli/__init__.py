@@ -87,8 +87,6 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, status: int) -> int:
-    from paged_core.errors import printable
-
     if message:
-        sys.stderr.write(f"error: {printable(message)}\n")
+        sys.stderr.write(f"error: {message}\n")
     return status

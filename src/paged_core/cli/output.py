@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paged_core.errors import printable
-
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print a line, or several, to standard output or to standard error; see :func:`printable`."""
@@ -44,7 +42,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for column in columns:
         table.add_column(printable(column), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(show(cell))) for cell in row))
+        table.add_row(*(Text(show(cell)) for cell in row))
     console.print(table)
 
 
