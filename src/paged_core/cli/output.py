@@ -8,12 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-
-def echo(text: str, *, err: bool = False) -> None:
-    """Print a line, or several, to standard output or to standard error; see :func:`printable`."""
-    file = sys.stderr if err else sys.stdout
-    file.write(printable(text) + "\n")
-    file.flush()  # so that lines of both are in their order
+from paged_core.terminal import printable
 
 
 def print_json(value: Any) -> None:
@@ -42,7 +37,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for column in columns:
         table.add_column(printable(column), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(show(cell)) for cell in row))
+        table.add_row(*(Text(printable(show(cell))) for cell in row))
     console.print(table)
 
 
@@ -53,3 +48,10 @@ def show(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a line, or several, to standard output or to standard error; printable."""
+    file = sys.stderr if err else sys.stdout
+    file.write(printable(text) + "\n")
+    file.flush()  # so that lines of both are in their order
