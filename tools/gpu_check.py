@@ -1,70 +1,87 @@
 """Builds, checks and times everything that needs a GPU, and writes one file of JSON.
 
-    python3 tools/gpu_check.py [--wheels FOLDER] [--output FILE] [--only STAGE,...] [--cpu]
+    python3 tools/gpu_check.py [--wheels FOLDER] [--output FILE] [--only STAGE,...]
+                               [--skip STAGE,...] [--resume] [--cpu]
 
 Nothing is installed: the packages are imported from this checkout, and what this Python lacks from
 wheels in a folder. Exit status 1 if a stage failed, ran out of time, or was not run.
+
+The limits of all stages add up to less than ten minutes. What matters most comes first, and what is
+known is printed after each stage, so that a run that is cut off has told it; ``--resume`` goes on.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
 
 from gpu_session import Session, main
 from model_shape import write_shape
 from offline import ROOT
 from stages import Stage, options
 
-SECONDS = 450.0
+SECONDS = 540.0
 ANSWER = "A block table maps the logical blocks of a sequence to physical blocks"
 """What the demo model answers, in any dtype."""
-
-ALONE = {"test_bench_on_cuda.py", "test_cuda.py", "test_local_executor.py"}
-"""Tests that another process on the GPU would disturb."""
+OURS = ("triton", "cuda")
+"""The attention components whose kernels are ours."""
 WORKERS = 6
-"""Processes for the other tests; most of their time is compiling."""
+"""Processes for tests that others on the GPU do not disturb; most of their time is compiling."""
 
 
 def run(session: Session) -> None:
-    """Run the stages; what matters most comes first, because there is a deadline."""
-    session.run(Stage("doctor", ["-m", "paged_core", "doctor", "--output", "{result}"], 60))
-    built = session.run(build(session))
-    first, *others = attention(session)
-    folder = write_shape(session.folder / "qwen3", tiny=session.cpu)
-    for stage in (
-        first,
-        *engines(session, served(built)),
-        *model(session, str(folder)),
-        *tests(),
-        *others,
-    ):
+    """Run the stages."""
+    for stage in all_stages(session):
         session.run(stage)
 
 
-def served(built: Any) -> list[str]:
-    """Return the names of the attention components that attended when they were built."""
-    rows = built["rows"] if built else []
-    return list(dict.fromkeys(row["component"] for row in rows if "error" not in row))
+def all_stages(session: Session) -> Iterator[Stage]:
+    """Yield the stages, in order."""
+    folder = str(write_shape(session.folder / "qwen3", tiny=session.cpu))
+    yield Stage("doctor", ["-m", "paged_core", "doctor", "--output", "{result}"], 10)
+    yield tests(session, "kernels", 30, "cuda_fragments", "cuda_kernels")
+    yield build(session)
+    yield tests(session, "conformance", 75, "attention", at_once=True)
+    yield tests(session, "runners", 20, "native_runner", "onnxruntime_runner", at_once=True)
+    yield tests(session, "executor", 25, "cuda", "local_executor")
+    yield from engines(session)
+    yield from attention(session)
+    yield from decode(session, folder)
+    yield throughput(session, folder)
+    yield tests(session, "bench", 12, "bench_on_cuda")
+    yield from tools(session)
+    yield from peers(session)
+
+
+def tests(session: Session, name: str, limit: float, *files: str, at_once: bool = False) -> Stage:
+    """Return a stage of files in tests/gpu; without a GPU, they are skipped."""
+    how = options("-m pytest -v --tb=short -p no:cacheprovider -o junit_family=xunit2")
+    report = f"--junitxml={session.record.path.parent / f'{name}.xml'}"
+    many = ["-n", str(WORKERS)] if at_once and find_spec("xdist") is not None else []
+    paths = [str(ROOT / "tests" / "gpu" / f"test_{file}.py") for file in files]
+    return Stage(f"tests {name}", [*how, report, *many, *paths], limit)
 
 
 def build(session: Session) -> Stage:
-    """Compile every kernel: each component attends once in each way."""
+    """Compile every kernel that is timed later: each component attends once in each way, and those
+    of ours with other heads and caches beside it."""
     small = options("--batch 2x17 --batch 1x0+33 --layers 1 --repeats 1 --no-roofline")
-    return session.bench("build", 150, "attention", *small, *heads(session))
+    stage = session.bench("build", 75, "attention", *small, *heads(session))
+    if session.cpu:
+        return stage
+    ways = ("--heads 32:8:128", "--heads 16:8:64", "--heads 16:8:128 --kv-cache-dtype fp8_e4m3")
+    called = ["-m", "paged_core", "bench", "attention", *small, *session.device]
+    beside = [[*called, "--backends", name, *options(way)] for name in OURS for way in ways]
+    return Stage(stage.name, stage.arguments, stage.limit, beside=beside)
 
 
-def tests() -> Iterator[Stage]:
-    """The tests that need a GPU, several at once except those that look at its memory or its
-    clock; without a GPU, they are skipped."""
-    how = options("-m pytest -q --tb=short -p no:cacheprovider")
-    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
-    alone = [str(file) for file in files if file.name in ALONE]
-    others = [str(file) for file in files if file.name not in ALONE]
-    many = ["-n", str(WORKERS)] if find_spec("xdist") is not None else []
-    yield Stage("conformance", [*how, *many, *others], 180)
-    yield Stage("tests alone", [*how, *alone], 90)
+def engines(session: Session) -> Iterator[Stage]:
+    """The demo model, on each attention component of ours."""
+    for name in ["torch"] if session.cpu else OURS:
+        arguments = ["-m", "paged_core", "generate", "What is a block table?", "--attention", name]
+        yield Stage(f"engine {name}", [*arguments, *session.device], 12, ANSWER)
 
 
 def attention(session: Session) -> Iterator[Stage]:
@@ -79,31 +96,63 @@ def attention(session: Session) -> Iterator[Stage]:
         others = own
     grid = batches(*decode, *prefill)
     short = batches(decode[0], prefill[0])
-    yield session.bench("attention", 110, "attention", *grid, *own, "--bare")
-    yield session.bench("attention heads", 60, "attention", *short, *others)
+    yield session.bench("attention", 45, "attention", *grid, *own, "--bare")
+    yield session.bench("attention heads", 15, "attention", *short, *others)
     pages = options("--block-size 256 --bare")
-    yield session.bench("attention pages", 60, "attention", *short, *own, *pages)
+    yield session.bench("attention pages", 12, "attention", *short, *own, *pages)
     cache = options("--kv-cache-dtype fp8_e4m3")
-    yield session.bench("attention float8", 60, "attention", *short, *own, *cache)
+    yield session.bench("attention float8", 12, "attention", *short, *own, *cache)
 
 
-def engines(session: Session, backends: list[str]) -> Iterator[Stage]:
-    """The demo model, on each attention component."""
-    for name in backends:
-        arguments = ["-m", "paged_core", "generate", "What is a block table?", "--attention", name]
-        yield Stage(f"engine {name}", [*arguments, *session.device], 40, ANSWER)
-
-
-def model(session: Session, folder: str) -> Iterator[Stage]:
-    """A model of the shape of Qwen3-0.6B: many requests end to end, and steps of decoding."""
-    requests = options("--num-requests 256 --input-len 100:1024 --output-len 64:128")
+def decode(session: Session, folder: str) -> Iterator[Stage]:
+    """Steps of decoding of a model of the shape of Qwen3-0.6B."""
     batch = options("--batch-size 256 --context 1024")
     if session.cpu:
-        requests = options("--num-requests 3 --input-len 4:16 --output-len 2:4 --no-roofline")
         batch = options("--batch-size 4 --context 32 --steps 2 --num-blocks 64 --no-roofline")
-    chosen = ["--model", folder, *options("--runner native --runner.weights random")]
-    yield session.bench("decode", 60, "decode", *chosen, *batch)
-    yield session.bench("throughput", 90, "throughput", *chosen, *requests, "--repeats", "1")
+    for name in ["torch"] if session.cpu else OURS:
+        chosen = [*model(folder), "--attention", name]
+        yield session.bench(f"decode {name}", 16, "decode", *chosen, *batch)
+
+
+def throughput(session: Session, folder: str) -> Stage:
+    """Many requests to that model, end to end."""
+    requests = options("--num-requests 256 --input-len 100:1024 --output-len 64:128")
+    if session.cpu:
+        requests = options("--num-requests 3 --input-len 4:16 --output-len 2:4 --no-roofline")
+    return session.bench(
+        "throughput", 30, "throughput", *model(folder), *requests, "--repeats", "1"
+    )
+
+
+def tools(session: Session) -> Iterator[Stage]:
+    """What NVIDIA's tools, where they are, say of decoding and of prefill: a profile of each of our
+    attention kernels, and races."""
+    small = options("--batch 8x1023 --batch 1x0+512 --layers 1 --repeats 1 --no-roofline")
+    called = ["-m", "paged_core", "bench", "attention", *small, *heads(session), *session.device]
+    called += ["--backends", "cuda"]
+    for tool in ("ncu --set basic --launch-count 12", "compute-sanitizer --tool racecheck"):
+        name, *how = tool.split()
+        if shutil.which(name) is not None and not session.cpu:
+            run = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+            yield Stage(name, ["-c", run, name, *how, sys.executable, *called], 15)
+
+
+def peers(session: Session) -> Iterator[Stage]:
+    """The same requests on this engine and on transformers' continuous batching, which needs a
+    checkpoint on disk."""
+    folder = str(write_shape(session.folder / "random-qwen3", tiny=session.cpu))
+    yield Stage("checkpoint", [str(ROOT / "tools" / "random_checkpoint.py"), folder], 20)
+    requests = options("--num-requests 64 --input-len 100:512 --output-len 32:64 --repeats 1")
+    if session.cpu:
+        requests = options("--num-requests 3 --input-len 4:16 --output-len 2:4 --repeats 1")
+        requests += options("--num-blocks 64 --kv-cache-memory 1GiB --threads 1")
+    peer = options("--peer transformers_continuous --dtype bfloat16 --one-at-a-time")
+    yield session.bench("compare", 40, "compare", "--model", folder, *peer, *requests)
+
+
+def model(folder: str) -> list[str]:
+    """Return the options that choose a model of random weights."""
+    return ["--model", folder, *options("--runner native --runner.weights random")]
 
 
 def batches(*texts: str) -> list[str]:

@@ -6,11 +6,12 @@ Standard library only.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -18,6 +19,9 @@ from typing import Any
 
 from offline import ROOT, how_to_carry, install, missing, requirements, search_path, write_metadata
 from stages import Record, Stage, say
+
+_PATIENCE = 5
+"""Times the limits, on a CPU."""
 
 
 @dataclass
@@ -31,6 +35,8 @@ class Session:
     """Whether to run tiny sizes on the CPU, to try the script itself."""
     only: list[str]
     """Names of the stages to run; empty: all."""
+    skip: list[str]
+    """Names of those that are not."""
     problem: str | None = None
     """Why no stage can run."""
     offered: list[str] = field(default_factory=list)
@@ -49,16 +55,18 @@ class Session:
     def run(self, stage: Stage) -> Any:
         """Run a stage if it is among those asked for; return its result."""
         self.offered.append(stage.name)
-        if self.only and stage.name not in self.only:
+        if (self.only and stage.name not in self.only) or stage.name in self.skip:
             return None
         if self.problem:
             self.record.skip(stage.name, self.problem)
             return None
+        if self.cpu:
+            stage = replace(stage, limit=_PATIENCE * stage.limit)
         return self.record.run(stage)
 
     def finish(self) -> None:
-        """Record the stages that were asked for and did not come up."""
-        for name in self.only:
+        """Record the stages that were named and did not come up."""
+        for name in (*self.only, *self.skip):
             if name not in self.offered:
                 reason = f"there is no such stage here; there were {', '.join(self.offered)}"
                 self.record.skip(name, reason)
@@ -109,8 +117,11 @@ def main(name: str, seconds: float, run: Callable[[Session], None]) -> None:
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "160",
     }
-    record = Record(output, folder, given.seconds or seconds, environ, facts)
-    session = Session(record, folder, given.cpu, [s for s in given.only.split(",") if s])
+    seconds = given.seconds or seconds * (_PATIENCE if given.cpu else 1)
+    record = Record(output, folder, seconds, environ, facts)
+    if given.resume:
+        record.kept = _passed(output)
+    session = Session(record, folder, given.cpu, _names(given.only), _names(given.skip))
     session.prepare(given.wheels)
     try:
         run(session)
@@ -119,6 +130,19 @@ def main(name: str, seconds: float, run: Callable[[Session], None]) -> None:
         record.write()
         say("\n".join(["", *record.summary(), f"written: {output}"]))
     sys.exit(0 if record.passed else 1)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _passed(output: Path) -> dict[str, dict[str, Any]]:
+    """Return the stages that passed in an earlier run, by name."""
+    if not output.is_file():
+        return {}
+    stages = json.loads(output.read_text("utf-8"))["stages"]
+    passed = (stage for stage in stages if stage["status"] == "passed" and "command" in stage)
+    return {stage["name"]: stage for stage in passed}
 
 
 def _options(name: str) -> argparse.Namespace:
@@ -138,7 +162,11 @@ def _options(name: str) -> argparse.Namespace:
         help="a folder of wheels that this Python lacks (default: $WHEELS)",
     )
     parser.add_argument("--folder", type=Path, help="for what is made (default: build/gpu)")
-    parser.add_argument("--only", default="", help="names of stages, comma-separated")
+    parser.add_argument("--only", default="", help="names of stages to run, comma-separated")
+    parser.add_argument("--skip", default="", help="names of stages to leave out")
+    parser.add_argument(
+        "--resume", action="store_true", help="do not run again what passed in the file of results"
+    )
     parser.add_argument("--seconds", type=float, help="the deadline of all stages together")
     parser.add_argument(
         "--cpu", action="store_true", help="tiny sizes on the CPU, to try the script itself"

@@ -39,6 +39,8 @@ class Stage:
     """Seconds."""
     expected: str = ""
     """What its output must contain."""
+    beside: Sequence[Sequence[str]] = ()
+    """Other commands, run at the same time; all must pass. They write no result."""
 
 
 @dataclass
@@ -53,10 +55,15 @@ class Record:
     environ: Mapping[str, str]
     facts: dict[str, Any]
     stages: list[dict[str, Any]] = field(default_factory=list)
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Stages that passed in an earlier run, by name: they are not run again."""
     started: float = field(default_factory=monotonic)
 
     def run(self, stage: Stage) -> Any:
         """Run a stage and record it; return its result, ``None`` if there is none."""
+        if stage.name in self.kept:
+            self.add(self.kept[stage.name])
+            return self.kept[stage.name]["result"]
         limit = min(stage.limit, self.started + self.seconds - monotonic())
         entry: dict[str, Any] = {"name": stage.name, "limit_s": stage.limit}
         if limit < _LEAST:
@@ -66,19 +73,19 @@ class Record:
         log = self.folder / f"{stage.name.replace(' ', '_')}.log"
         result = log.with_suffix(".json")
         result.unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            *(part.replace("{result}", str(result)) for part in stage.arguments),
+        commands = [
+            [sys.executable, *(part.replace("{result}", str(result)) for part in arguments)]
+            for arguments in (stage.arguments, *stage.beside)
         ]
         began = monotonic()
-        status = _run(command, log, limit, self.environ)
+        status = _run(commands, log, limit, self.environ)
         output = log.read_text("utf-8", "replace")
         found = _json(result)
         entry |= {
             "status": _status(status, stage.expected, output),
             "exit_status": status,
             "seconds": round(monotonic() - began, 2),
-            "command": command[1:],
+            "command": commands[0][1:],
             "tail": output[-_TAIL:],
             "result": found,
         }
@@ -94,7 +101,10 @@ class Record:
         self.stages.append(entry)
         self.write()
         seconds = f" after {entry['seconds']} s" if "seconds" in entry else ""
-        say(f"{entry['name']}: {entry['status']}{seconds}")
+        again = " in an earlier run" if entry["name"] in self.kept else ""
+        say(f"{entry['name']}: {entry['status']}{seconds}{again}")
+        for line in _told(entry):
+            say(line)
         if entry["status"] != "passed":
             say(entry.get("tail", entry.get("reason", ""))[-_SHOWN:])
 
@@ -102,8 +112,7 @@ class Record:
         """Yield lines with the status and the figures of every stage."""
         for entry in self.stages:
             yield f"{entry['name']}: {entry['status']}, {entry.get('seconds', 0)} s"
-            if entry["name"] != "build":
-                yield from figures(entry.get("result"))
+            yield from _told(entry)
 
     def write(self) -> None:
         """Write the record, all or nothing."""
@@ -133,31 +142,46 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def _told(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the figures of a stage; those of the build are none."""
+    if entry["name"] != "build":
+        yield from figures(entry.get("result"))
+
+
 def _status(status: int | None, expected: str, output: str) -> str:
     if status is None:
         return "timed out"
     return "passed" if status == 0 and expected in output else "failed"
 
 
-def _run(command: list[str], log: Path, limit: float, environ: Mapping[str, str]) -> int | None:
-    """Return the exit status; ``None``: it ran out of time, and was killed with its children."""
+def _run(
+    commands: Sequence[list[str]], log: Path, limit: float, environ: Mapping[str, str]
+) -> int | None:
+    """Run commands at once; return the exit status of the first that fails, or else 0; ``None``:
+    one ran out of time. All are killed then, with their children."""
+    until = monotonic() + limit
     with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=dict(environ),
-            start_new_session=True,
-        )
+        processes = [
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environ),
+                start_new_session=True,
+            )
+            for command in commands
+        ]
         try:
-            return process.wait(limit)
+            found = [process.wait(max(0.0, until - monotonic())) for process in processes]
+            return next(filter(None, found), 0)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def _json(path: Path) -> Any:

@@ -5,8 +5,12 @@ A message names the thing, the cause and the remedy; the command line prints it 
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from traceback import format_exception, walk_tb
+from types import FrameType
 
 
 class PagedCoreError(Exception):
@@ -48,12 +52,48 @@ class ExecutorLost(EngineError):
     """
 
 
+_LIBRARY = re.compile(
+    "paged_(core|testing|policies|backends|plugins)|torch|triton|transformers|tokenizers|safetensors"
+    "|huggingface_hub|numpy|onnx|onnxruntime|flash_attn|flashinfer|ray|pluggy|pydantic|structlog"
+)
+"""Packages in whose lines authors of plugins and users do not look first: ours, and those below."""
+
+
 def error_text(error: BaseException) -> str:
-    """Return the class of an error and what it says, even if its own ``__str__`` raises."""
+    """Return the class of an error, what it says, and where: see :func:`error_place`."""
     try:
-        return f"{type(error).__name__}: {error}"
+        said = str(error)
     except Exception:  # noqa: BLE001 - code of a plugin or a user
-        return type(error).__name__
+        said = ""
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text + error_place(error)
+
+
+def error_place(error: BaseException, *, innermost: bool = False) -> str:
+    """Return ``" (at FILE:LINE in FUNCTION > ...)"``, to append to a message.
+
+    These are the frames of a plugin's or a user's own code, the innermost last and at most four;
+    empty if the error passed through none.
+
+    Args:
+        innermost: the frame that raised alone, whosever it is.
+    """
+    frames = list(walk_tb(error.__traceback__))
+    shown = frames[-1:] if innermost else [each for each in frames if _is_own(each[0])]
+    places = [f"{f.f_code.co_filename}:{line} in {f.f_code.co_name}" for f, line in shown]
+    if len(places) > 4:
+        places[2:-2] = ["..."]
+    return f" (at {' > '.join(places)})" if places else ""
+
+
+def _is_own(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return not _LIBRARY.fullmatch(package) and package not in sys.stdlib_module_names
+
+
+def stack_text(error: BaseException) -> str:
+    """Return the whole traceback of an error, for a log."""
+    return "".join(format_exception(error)).rstrip()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

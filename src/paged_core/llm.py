@@ -301,7 +301,9 @@ class LLM:
         Raises:
             EngineError: the scheduler plans nothing although requests wait, another thread is
                 using this LLM, or it is closed.
+            RequestError: one of them is another LLM's.
         """
+        generations = self._own(generations)
         unfinished = {generation.group.id: generation for generation in generations}
         num_steps = -1
         try:
@@ -322,10 +324,22 @@ class LLM:
             self.abort(unfinished.values())
 
     def abort(self, generations: Iterable[Generation]) -> None:
-        """Abort requests; those that have ended stay as they are."""
-        for generation in list(generations):
+        """Abort requests; those that have ended stay as they are.
+
+        Raises:
+            RequestError: one of them is another LLM's; none was aborted.
+        """
+        for generation in self._own(generations):
             if not generation.finished:
                 self.driver.abort(generation.group.id)
+
+    def _own(self, generations: Iterable[Generation]) -> list[Generation]:
+        """Return these if all are of this LLM: ids of requests are the same in another one."""
+        given = list(generations)
+        for each in given:
+            if not (self.engine.holds(each.group) or each.finished):
+                raise RequestError(f"request {each.group.id!r} is being served by another LLM")
+        return given
 
     # ------------------------------------------------------------------ what there is
 

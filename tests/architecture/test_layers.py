@@ -111,7 +111,7 @@ PARTS = {
         "__init__.py __main__.py",
         1765,
     ),
-    "checks of what components do": ("checked/", 340),
+    "checks of what components do": ("checked/", 370),
     "the planner that schedulers ask": (
         "engine/planner.py engine/planner_rules.py engine/quanta.py",
         610,
@@ -123,7 +123,7 @@ PARTS = {
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 3040
+ENGINE_LINES = 3080
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:

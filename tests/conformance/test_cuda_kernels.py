@@ -79,31 +79,43 @@ class Launcher:
         )  # fmt: skip
         self._launch(self.variant.write, (len(key), 1, 1), call)
 
-    def attend(self, query: Tensor, length: int, table: Tensor, in_tiles: bool) -> Tensor:
-        """Return attention of one sequence's last tokens [T, num_heads, head_dim], on the CPU."""
-        device = self.cache.device
-        query, table = query.to(device), table.to(device)
-        starts = torch.tensor([0, len(query)], dtype=torch.int32, device=device)
-        lengths = torch.tensor([length], dtype=torch.int32, device=device)
-        out = torch.full_like(query, torch.nan)
+    def attend(
+        self, query: Tensor, length: int, table: Tensor, in_tiles: bool, before: int = 0
+    ) -> Tensor:
+        """Return attention of one sequence's last tokens [T, num_heads, head_dim], on the CPU.
+
+        Args:
+            before: tokens of another sequence before them, which see no key. If there are any, the
+                first key head is computed alone.
+        """
+        device, heads, kv_heads = self.cache.device, self.layer.num_heads, self.layer.num_kv_heads
+        count, group = len(query), heads // kv_heads
+        tokens = before + count
+        starts = torch.tensor([0, before, tokens], dtype=torch.int32, device=device)
+        lengths = torch.tensor([0, length], dtype=torch.int32, device=device)
+        tables = torch.stack([torch.zeros_like(table), table]).to(device)
+        batch, out = (
+            torch.empty((tokens, *query.shape[1:]), dtype=query.dtype, device=device)
+            for _ in range(2)
+        )
+        batch[before:], out[before:] = query, torch.nan
         call = self._call(
-            query=query.data_ptr(), out=out.data_ptr(), query_start=starts.data_ptr(),
-            lengths=lengths.data_ptr(), tables=table.data_ptr(), table_width=len(table),
-            query_token=query.stride(0), query_head=query.stride(1), tokens=len(query),
-            sequences=1, rows_are_tokens=1, tiles_from=1, split=256, max_splits=1, num_splits=1,
+            query=batch.data_ptr(), out=out.data_ptr(), query_start=starts.data_ptr(),
+            lengths=lengths.data_ptr(), tables=tables.data_ptr(), table_width=len(table),
+            query_token=batch.stride(0), query_head=batch.stride(1), tokens=tokens,
+            sequences=2, rows_are_tokens=not before, tiles_from=1, split=256, max_splits=1,
+            num_splits=1,
         )  # fmt: skip
         if in_tiles:
             name = self.variant.tiles
             assert name is not None
-            rows = self.kernel(name).geometry.rows
-            tiles = len(query) * self.layer.num_heads // self.layer.num_kv_heads // rows + 1
-            self._launch(name, (tiles, self.layer.num_kv_heads, 1), call)
+            tiles = tokens * group // self.kernel(name).geometry.rows + 2
+            self._launch(name, (tiles, 1 if before else kv_heads, 1), call)
         else:
-            group = self.layer.num_heads // self.layer.num_kv_heads
             parts = -(-group // self.variant.group)
-            grid = (len(query), self.layer.num_kv_heads * parts, 1)
-            self._launch(self.variant.decode, grid, call)
-        return out.cpu()
+            rows = 2 if before else count
+            self._launch(self.variant.decode, (rows, (1 if before else kv_heads) * parts, 1), call)
+        return out[before:].cpu()
 
 
 def float8_rows(spec: LayerSpec, cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,6 +244,27 @@ class KernelCases:
         last = len(run.cache) - 1
         assert run.cache.stride(0) * last >= 2**31
         check_a_block(run, last, kernel == "tiles")
+
+    @pytest.mark.parametrize("kernel", ["decode", "tiles"])
+    def test_results_beyond_two_billion_numbers(self, kernel: str) -> None:
+        """Of which those of one head in each row are touched."""
+        heads, is_tiles = 4096, kernel == "tiles"
+        spec = layer("bfloat16", num_heads=heads, num_kv_heads=heads)
+        run = self.launcher(spec, 2)
+        run.cache.copy_(torch.randn(run.cache.shape))
+        query = torch.randn(1, heads, spec.head_dim).to(torch.bfloat16)
+        table = torch.tensor([1, 0], dtype=torch.int32)
+        before = 2**31 // (heads * spec.head_dim) + 1
+        found = run.attend(query, 20, table, is_tiles, before)
+        wanted = run.attend(query, 20, table, is_tiles)
+        assert torch.equal(found[:, 0], wanted[:, 0])
+
+    @pytest.mark.parametrize("scale", [-0.125, 0.0])
+    @pytest.mark.parametrize("mode", MODES)
+    def test_scales_that_are_not_positive(self, mode: str, scale: float) -> None:
+        dtype, kernel = mode.split()
+        spec = layer(dtype, scale=scale)
+        check_a_block(self.launcher(spec, 2), 1, kernel == "tiles")
 
     @pytest.mark.parametrize("group", [16, 17, 71])
     @pytest.mark.parametrize("mode", MODES)

@@ -1,11 +1,14 @@
 """Steps that are launched and collected later generate what steps one after another do.
 
-The accelerator is emulated: work runs when it is awaited, what is reused too early holds junk.
+The accelerator is emulated: work runs as late or as early as its events allow, or by dice, and what
+is reused too early holds junk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,9 +21,14 @@ from hypothesis import strategies as st
 
 from integration import test_engine_on_models
 from integration.test_engine_on_models import GREEDY, NUM_TOKENS, PROMPTS
+from paged_backends.executors import emulated_accelerator
 from paged_backends.executors.accelerator import PinnedBuffers
 from paged_backends.executors.decode_graphs import DecodeInputs
-from paged_backends.executors.emulated_accelerator import EmulatedStream
+from paged_backends.executors.emulated_accelerator import (
+    PACES,
+    EmulatedAccelerator,
+    EmulatedStream,
+)
 from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.paged_cache import CacheGroup
 from paged_backends.executors.step_sampler import DeviceSampler
@@ -88,6 +96,15 @@ class TestPipeline(ExecutorConformance):
     max_examples = 4
 
 
+@contextmanager
+def paced(pace: str) -> Iterator[None]:
+    """Let the streams of accelerators made inside do their work in this order."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = partial(EmulatedAccelerator, pace=pace)
+        patch.setattr(emulated_accelerator, "EmulatedAccelerator", made)
+        yield
+
+
 def build(folder: Path, **settings: Any) -> LLM:
     values: dict[str, Any] = {
         "num_blocks": 400,
@@ -121,11 +138,12 @@ def expected(llama: Path) -> dict[str, list[list[list[int]]]]:
         return {"greedy": generate(llm, GREEDY), "sampled": generate(llm, SAMPLED)}
 
 
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("way", WAYS)
 def test_text_equals_that_of_a_cpu(
-    llama: Path, expected: dict[str, list[list[list[int]]]], way: str
+    llama: Path, expected: dict[str, list[list[list[int]]]], way: str, pace: str
 ) -> None:
-    with build(llama, **WAYS[way]) as llm:
+    with paced(pace), build(llama, **WAYS[way]) as llm:
         for _ in range(2):
             assert generate(llm, GREEDY) == expected["greedy"]
         assert generate(llm, SAMPLED) == expected["sampled"]
@@ -154,6 +172,7 @@ def test_backends_without_graphs(
     eager=st.booleans(),
     ahead=st.booleans(),
     sampled=st.booleans(),
+    pace=st.sampled_from(sorted(PACES)),
 )
 @hypothesis_settings(
     max_examples=8,
@@ -171,29 +190,35 @@ def test_text_does_not_depend_on_the_schedule(
     eager: bool,
     ahead: bool,
     sampled: bool,
+    pace: str,
 ) -> None:
-    with build(
-        llama,
-        block_size=block_size,
-        num_blocks=-(-pool // block_size),
-        scheduler={"max_num_batched_tokens": budget, "max_num_seqs": max(2, max_num_seqs)},
-        preemption=preemption,
-        enforce_eager=eager,
-        async_scheduling=ahead,
-    ) as llm:
+    with (
+        paced(pace),
+        build(
+            llama,
+            block_size=block_size,
+            num_blocks=-(-pool // block_size),
+            scheduler={"max_num_batched_tokens": budget, "max_num_seqs": max(2, max_num_seqs)},
+            preemption=preemption,
+            enforce_eager=eager,
+            async_scheduling=ahead,
+        ) as llm,
+    ):
         key, sampling = ("sampled", SAMPLED) if sampled else ("greedy", GREEDY)
         assert generate(llm, sampling) == expected[key]
         assert_whole(llm)
 
 
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("fails_in", range(1, 9, 2))
 def test_after_a_failure_of_the_device_others_are_served(
     llama: Path,
     expected: dict[str, list[list[list[int]]]],
     monkeypatch: pytest.MonkeyPatch,
     fails_in: int,
+    pace: str,
 ) -> None:
-    with build(llama, enforce_eager=True, **SMALL_CHUNKS) as llm:
+    with paced(pace), build(llama, enforce_eager=True, **SMALL_CHUNKS) as llm:
         runner: Any = llm.engine.executor._loaded.runner  # type: ignore[attr-defined]
         forward, calls = runner.forward, count()
 
@@ -252,14 +277,36 @@ def _not_gathered(self: CacheGroup, sources: Any, targets: Any) -> None:
     )
 
 
+def _follows_too_early(self: CacheGroup, sources: Any, targets: Any) -> None:
+    """The stream of transfers waits for what was launched before the blocks are gathered."""
+    compute, transfers = self._accelerator.compute, self._accelerator.transfers
+    launch, gathers = compute.launch, list[Any]()
+
+    def keep(work: Any) -> None:
+        is_gather = isinstance(work, partial) and work.func.__name__ == "_gather"
+        gathers.append(work) if is_gather else launch(work)
+
+    def follow(event: Any) -> None:
+        EmulatedStream.follow(transfers, event)  # type: ignore[arg-type]
+        launch(gathers.pop())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compute, "launch", keep)
+        patch.setattr(transfers, "follow", follow)
+        _swap_out(self, sources, targets)
+
+
 @pytest.mark.parametrize(
-    ("place", "name", "fault"),
+    ("place", "name", "fault", "pace"),
     [
-        (EmulatedStream, "follow", _lost_wait),
-        (PinnedBuffers, "take", _no_exchange),
-        (DeviceSampler, "known", _not_filled_in),
-        (DecodeInputs, "stage", _made_anew),
-        (CacheGroup, "swap_out", _not_gathered),
+        (EmulatedStream, "follow", _lost_wait, "late"),
+        (PinnedBuffers, "take", _no_exchange, "late"),
+        (DeviceSampler, "known", _not_filled_in, "late"),
+        (DecodeInputs, "stage", _made_anew, "late"),
+        (CacheGroup, "swap_out", _not_gathered, "late"),
+        (CacheGroup, "swap_out", _follows_too_early, "transfers early"),
+        (EmulatedStream, "borrow", _lost_wait, "late"),
+        (EmulatedStream, "borrow", _lost_wait, "compute early"),
     ],
 )
 def test_a_mistake_in_the_order_of_work_is_found(
@@ -269,9 +316,10 @@ def test_a_mistake_in_the_order_of_work_is_found(
     place: type,
     name: str,
     fault: Any,
+    pace: str,
 ) -> None:
-    with build(llama, **WAYS["swap"]) as llm:
+    with paced(pace), build(llama, **WAYS["swap"]) as llm:
         assert generate(llm, GREEDY) == expected["greedy"]
     monkeypatch.setattr(place, name, fault)
-    with build(llama, **WAYS["swap"]) as llm:
+    with paced(pace), build(llama, **WAYS["swap"]) as llm:
         assert generate(llm, GREEDY) != expected["greedy"]

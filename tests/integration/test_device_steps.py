@@ -163,6 +163,26 @@ def test_launching_a_step_reads_nothing_that_the_device_makes(llama: Path, eager
     assert all(set(result.seconds) == {"prepare", "model", "sample"} for result in results)
 
 
+@pytest.mark.parametrize("count", [2, 7])
+def test_a_token_that_is_not_known_yet_follows_a_chunk_in_its_batch(
+    llama: Path, greedy: list[list[int]], count: int
+) -> None:
+    """Its place among the tokens is not that of its sequence in the batch."""
+    executor = make(llama, eager=True)
+    executor.start()
+    first = executor.submit(prefill(new(1), new(2)))
+    both = StepInput(
+        number=1,
+        sequence_ids=[SeqId(0), SeqId(1), SeqId(2)],
+        num_tokens=[count, 1, 1],
+        added=[new(0)],
+    )
+    second = executor.submit(both)
+    assert executor.collect(first).token_ids == [greedy[1][0], greedy[2][0]]
+    drawn = executor.collect(second)
+    assert drawn.token_ids[-2:] == [greedy[1][1], greedy[2][1]]
+
+
 def test_a_step_that_needs_the_host_waits_for_those_before_it(
     llama: Path, greedy: list[list[int]]
 ) -> None:

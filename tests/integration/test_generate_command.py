@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
+from paged_policies.orders.fcfs import FcfsOrder
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 
 PROMPTS = ["Once upon a time", "What is paged attention?", "Count from one to ten:", "Hello!"]
 KEYS = {"prompt", "prompt_token_ids", "num_cached_tokens", "outputs"}
@@ -118,6 +120,24 @@ def test_one_refused_prompt_does_not_keep_the_others_from_running(
     assert "max_model_len" in found[1]["outputs"][0]["error"]
     assert all(row["outputs"][0]["token_ids"] for row in (found[0], found[2]))
     assert err.startswith("error: prompt 2: ")
+
+
+@pytest.mark.parametrize("at", ["key", "schedule"])
+def test_a_policy_that_raises_is_shown_with_its_line_and_ends_with_status_1(
+    at: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise StopIteration
+
+    kind: Any = FcfsOrder if at == "key" else TokenBudgetScheduler
+    monkeypatch.setattr(kind, at, broken)
+    status, _, err = run(capsys, "Hello!", "2 + 2 =")
+    assert status == 1
+    line = f"{__file__}:{broken.__code__.co_firstlineno + 1} in broken"
+    for prompt in ("prompt 1", "prompt 2"):
+        (told,) = (each for each in err.splitlines() if each.startswith(f"error: {prompt}: "))
+        assert "raised StopIteration" in told
+        assert line in told
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ def test_forms_of_a_prompt(llm: LLM) -> None:
     }
 
 
+def test_a_prompt_is_given_once(llm: LLM) -> None:
+    both: Any = {"prompt": "The capital", "prompt_token_ids": [5, 6]}
+    with pytest.raises(RequestError, match="'prompt_token_ids' has no other key"):
+        llm.generate(both)
+
+
 def test_several_sequences_share_a_prompt(llm: LLM) -> None:
     sampling = SamplingParams(n=3, temperature=2.0, seed=7, max_tokens=12, ignore_eos=True)
     (output,) = llm.generate("Once upon a time", sampling)

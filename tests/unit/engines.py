@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,6 +48,11 @@ def engine_with(
 
 def request(name: str = "A", prompt: Sequence[int] = (1, 2, 3), **sampling: Any) -> Request:
     return Request(id=name, prompt=tuple(prompt), sampling=SamplingParams(**sampling))
+
+
+def without_place(message: str | None) -> str:
+    """An error's message without the places in the code of a test that it ends with."""
+    return re.sub(r" \(at [^()]*\)$", "", message or "")
 
 
 def finish(engine: Engine) -> None:

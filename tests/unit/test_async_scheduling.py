@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from paged_backends.executors.memory import MemoryExecutor
 from paged_core.engine.engine import Engine
 from paged_core.errors import RequestError
+from paged_core.ids import SeqId
 from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.request import FinishReason
 from paged_core.sequence import Status
@@ -283,3 +286,56 @@ def test_ctrl_c_while_results_are_waited_for_ends_what_was_planned() -> None:
     assert waiting.sequences[0].finish_reason is FinishReason.IGNORED
     assert not engine.has_unfinished
     check_nothing_leaked(engine)
+
+
+class PromptReporter(BackgroundExecutor):
+    """Reports the log-probability of every prompt token of a chunk: minus its place."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._chunks: dict[int, list[tuple[SeqId, int, int]]] = {}
+        self._known: dict[SeqId, tuple[int, list[int], int]] = {}
+
+    def submit(self, step: StepInput, /) -> int:
+        for new in step.added:
+            self._known[new.id] = (new.num_computed, new.tokens, new.num_prompt_tokens)
+        chunks = []
+        for seq_id, count in zip(step.sequence_ids, step.num_tokens, strict=True):
+            start, tokens, num_prompt = self._known[seq_id]
+            chunks.append((seq_id, start, min(start + count, num_prompt - 1)))
+            self._known[seq_id] = (start + count, tokens, num_prompt)
+        handle = super().submit(step)
+        self._chunks[handle] = chunks
+        return handle
+
+    def collect(self, handle: Any, /) -> StepResult:
+        reported = {
+            seq_id: [{self._known[seq_id][1][at + 1]: -float(at + 1)} for at in range(start, end)]
+            for seq_id, start, end in self._chunks.pop(handle)
+            if start < end
+        }
+        return replace(super().collect(handle), prompt_logprobs=reported)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_prompt_log_probabilities_are_there_whatever_is_preempted(seed: int) -> None:
+    """Also where a request that is preempted in flight ends with the token of that step."""
+    random = Random(seed)
+    budget = {"max_num_batched_tokens": 6, "max_num_seqs": 4, "reserve_full_sequence": False}
+    engine = engine_with(
+        scheduler={"name": "token_budget", **budget},
+        block_size=2,
+        num_blocks=12,
+        async_scheduling=True,
+    )
+    PromptReporter.install(engine)
+    groups = []
+    for number in range(8):
+        prompt = [random.randrange(9) for _ in range(random.randint(2, 10))]
+        asked = request(f"{number}", prompt, max_tokens=random.choice((1, 12)), prompt_logprobs=0)
+        groups.append(engine.add(asked))
+        engine.step()
+    finish(engine)
+    for group in groups:
+        expected = [{token: -float(at)} for at, token in enumerate(group.request.prompt)]
+        assert group.prompt_logprobs == [None, *expected[1:]], group.id

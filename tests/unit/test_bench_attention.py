@@ -156,6 +156,24 @@ class TestBareAttention:
         assert (named["q"].tolist(), named["k"].tolist()) == ([0, 2, 4, 6], [0, 6, 12, 18])
         assert (named["max_q"], named["max_k"], named["causal"]) == (2, 6, True)
 
+    def test_is_told_only_what_its_version_takes(self) -> None:
+        case = AttentionCase.parse("3x4+2")
+        called = replace(self.of("grouped"), if_taken={"enable_gqa": True, "other": 1})
+        assert called.run(case, LAYER)() == {"enable_gqa": True}
+
+
+def grouped(
+    *rows: torch.Tensor,
+    q: Any,
+    k: Any,
+    max_q: int,
+    max_k: int,
+    causal: bool,
+    enable_gqa: bool = False,
+) -> Any:
+    """In place of a version that has to be told of groups."""
+    return {"enable_gqa": enable_gqa}
+
 
 def varlen(*rows: torch.Tensor, **named: Any) -> Any:
     """In place of a function for sequences of several lengths."""

@@ -79,6 +79,8 @@ def test_what_a_gpu_did_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         found = STEPS.measure(llm, replace(size, layers=layers))
     assert len(steps) == 1
     assert found["gpu_idle_share"] == 0.2
+    us = 1000 * found["ms_per_step"] * decode_command._PROFILED
+    assert found["gpu_idle_share_unprofiled"] == pytest.approx(1 - 8 / us, abs=1e-3)
     assert [kernel["name"] for kernel in found["kernels"]] == ["gemm", "copy"]
 
 
@@ -100,7 +102,9 @@ class TestGpuActivity:
             {"name": "a", "us": 10.0, "calls": 1.0},
             {"name": "b", "us": 5.0, "calls": 0.5},
         ]
-        assert GpuActivity(()).idle_share is None
+        assert activity.idle_share_of(50.0) == pytest.approx(0.5)
+        assert activity.idle_share_of(20.0) == 0.0
+        assert GpuActivity(()).idle_share is GpuActivity(()).idle_share_of(1.0) is None
         assert GpuActivity((("a", 1.0, 1.0),)).idle_share == 0.0
 
     def test_a_trace_is_read(self) -> None:

@@ -3,6 +3,7 @@ follows as one without faults does."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -30,8 +31,13 @@ from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBu
 from paged_testing import build_memory_engine
 from paged_testing.doubles import PassingExecutor
 from paged_testing.served import check_nothing_leaked, check_said
-from unit.engines import Recorder, finish
-from unit.faulty_settings import FaultyHashCachedSettings, FaultySettings, registry_of
+from unit.engines import Recorder, finish, without_place
+from unit.faulty_settings import (
+    FaultyHashCachedSettings,
+    FaultySettings,
+    FaultyTokenBudgetSettings,
+    registry_of,
+)
 
 
 def ask(name: str, length: int = 12, **fields: Any) -> Request:
@@ -101,12 +107,53 @@ def test_what_a_failed_step_cached_is_not_found() -> None:
         finish(engine)
     reason = "block_allocator 'faulty' raised ValueError: no"
     restarted = [log for log in logs if log["event"] == "policies_restarted"]
-    assert [(log["reason"], log["prefix_cache"]) for log in restarted] == [(reason, "cleared")]
+    assert [(without_place(log["reason"]), log["prefix_cache"]) for log in restarted] == [
+        (reason, "cleared")
+    ]
     assert first.finished
     again = engine.add(ask("B"))
     finish(engine)
     assert again.num_cached == 0
     serves_as_ever(engine)
+
+
+class Lost(HashCachedAllocator):
+    """Raises an error without words, two calls deep in code of its own."""
+
+    def allocate(self, count: int, /) -> list[BlockId]:
+        if Switch.take():
+            self._pick()
+        return super().allocate(count)
+
+    def _pick(self) -> None:
+        next(iter(()))
+
+
+def test_where_a_component_raised_is_in_the_error_and_the_traceback_in_the_log() -> None:
+    engine = engine_of("block_allocator", Lost)
+    group = engine.add(ask("A"))
+    Switch.wrong = True
+    with capture_logs() as logs:
+        finish(engine)
+    called, raised = (each.__code__.co_firstlineno for each in (Lost.allocate, Lost._pick))
+    assert group.sequences[0].error == (
+        f"block_allocator 'faulty' raised StopIteration (at {__file__}:{called + 2} in allocate > "
+        f"{__file__}:{raised + 1} in _pick)"
+    )
+    (log,) = (log for log in logs if "stack" in log)
+    assert (log["event"], log["log_level"]) == ("policies_restarted", "error")
+    assert "in _step" in log["stack"]
+    assert log["stack"].endswith("next(iter(()))\nStopIteration")
+
+
+def test_where_code_of_ours_raised_is_the_innermost_frame() -> None:
+    engine = build_memory_engine(registry_of("block_allocator", Lost, FaultyHashCachedSettings))
+    group = engine.add(ask("A"))
+    vars(engine.scheduler).clear()
+    engine.step()
+    error = group.sequences[0].error or ""
+    assert error.startswith("scheduler 'token_budget' raised AttributeError: ")
+    assert re.search(r"\(at \S+/paged_policies/schedulers/\S+\.py:\d+ in \w+\)$", error)
 
 
 def test_all_requests_of_an_engine_that_starts_anew_end_with_the_reason() -> None:
@@ -119,7 +166,10 @@ def test_all_requests_of_an_engine_that_starts_anew_end_with_the_reason() -> Non
         FinishReason.ABORT,
         FinishReason.ERROR,
     }
-    assert groups[1].sequences[0].error == "block_allocator 'faulty' raised ValueError: no"
+    assert (
+        without_place(groups[1].sequences[0].error)
+        == "block_allocator 'faulty' raised ValueError: no"
+    )
     assert engine.step().finished == groups
     serves_as_ever(engine)
 
@@ -134,7 +184,7 @@ def test_pins_end_where_the_cache_is_cleared() -> None:
     Switch.wrong = True
     engine.abort("A")
     assert (pin.state, pin.blocks) == (PinState.ENDED, [])
-    assert pin.end_reason == "block_allocator 'faulty' raised ValueError: no"
+    assert without_place(pin.end_reason) == "block_allocator 'faulty' raised ValueError: no"
     serves_as_ever(engine)
 
 
@@ -157,7 +207,9 @@ def test_an_engine_whose_policies_cannot_be_made_anew_refuses_until_they_can() -
     for _ in range(2):
         with pytest.raises(OSError, match="no such file"):
             engine.step()
-    assert group.sequences[0].error == "block_allocator 'faulty' raised ValueError: no"
+    assert (
+        without_place(group.sequences[0].error) == "block_allocator 'faulty' raised ValueError: no"
+    )
     with pytest.raises(OSError, match="no such file"):
         engine.add(ask("B"))
     Switch.wrong = None
@@ -172,7 +224,10 @@ def test_an_engine_whose_policies_cannot_be_made_anew_refuses_until_they_can() -
     ("fields", "reason"),
     [
         ({"tenant": "poison"}, "queue_order 'faulty' raised ValueError: no"),
-        ({"deadline": "soon"}, "raised"),
+        (
+            {"deadline": "soon"},
+            "queue_order 'faulty' returned keys that cannot be compared: '<' not supported between",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_queued_is_not_added(fields: dict[str, Any], reason: str) -> None:
@@ -193,6 +248,24 @@ def test_a_request_that_cannot_be_queued_is_not_added(fields: dict[str, Any], re
         assert group.sequences[0].finish_reason is FinishReason.LENGTH
     serves_as_ever(engine)
     engine.close()
+
+
+class Capped(TokenBudgetScheduler):
+    length_cap: Any = None
+
+
+@pytest.mark.parametrize("cap", [0, -1, None, 1.5])
+def test_a_length_that_no_sequence_can_have_names_the_scheduler(
+    cap: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Capped, "length_cap", cap)
+    registry = registry_of("scheduler", Capped, FaultyTokenBudgetSettings)
+    engine = build_memory_engine(registry, scheduler="faulty")
+    with pytest.raises(PluginError, match=f"scheduler Capped: its length_cap is {cap}; it must"):
+        engine.add(ask("A"))
+    with pytest.raises(PluginError, match="its length_cap"):
+        engine.offer(ask("A"))
+    assert not engine.has_unfinished
 
 
 # ---------------------------------------------------------------------- closing

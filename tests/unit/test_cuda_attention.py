@@ -140,8 +140,15 @@ def test_float32_is_computed_row_by_row() -> None:
 
 
 def test_a_window_bounds_the_splits() -> None:
-    _, decode, *_ = launches_of(replace(LAYER, sliding_window=130), [(3000, 1)])
-    assert decode.grid == (1, 2, 3)
+    grids = [
+        next(one for one in launches_of(layer, chunks) if "decode" in one.kernel).grid
+        for layer, chunks in (
+            (replace(LAYER, sliding_window=640), [(3000, 1)]),
+            (LAYER, [(639, 1)]),
+            (replace(LAYER, sliding_window=130), [(3000, 1)]),
+        )
+    ]
+    assert grids == [(1, 2, 10), (1, 2, 10), (1, 2, 1)]
 
 
 def test_more_tokens_than_a_dimension_of_a_grid_may_have() -> None:
@@ -206,23 +213,19 @@ def test_rows_that_do_not_begin_at_16_bytes_are_copied() -> None:
     rows=st.integers(0, 300),
     blocks=st.integers(1, 64),
     longest=st.integers(0, 200_000),
-    multiprocessors=st.integers(1, 200),
+    slots=st.integers(1, 800),
     fixed=st.booleans(),
 )
 def test_splits_reach_the_last_key_of_the_longest_row(
-    rows: int, blocks: int, longest: int, multiprocessors: int, fixed: bool
+    rows: int, blocks: int, longest: int, slots: int, fixed: bool
 ) -> None:
-    splits = KeySplits.choose(
-        rows=rows, blocks=blocks, longest=longest, multiprocessors=multiprocessors, fixed=fixed
-    )
+    splits = KeySplits.choose(rows=rows, blocks=blocks, longest=longest, slots=slots, fixed=fixed)
     assert 1 <= splits.count <= splits.most <= 128
     # as the kernels do
     keys = max(splits.keys, ceil(ceil(longest / splits.most) / 16) * 16)
     assert splits.count * keys >= longest
     if fixed:
         assert (splits.keys, splits.most) == (256, 128), "whatever the batch"
-    elif rows * blocks >= 4 * multiprocessors:
-        assert splits.count == 1
 
 
 # ---------------------------------------------------------------------- graphs

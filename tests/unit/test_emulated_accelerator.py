@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -35,6 +37,41 @@ def test_a_stream_waits_for_another_only_where_it_was_told_to() -> None:
     compute.launch(lambda: done.append("not awaited"))
     transfers.record().wait()
     assert done == ["early", "compute", "late"]
+
+
+@pytest.mark.parametrize(
+    ("pace", "expected"),
+    [
+        ("late", []),
+        ("compute early", ["a", "b"]),
+        ("transfers early", ["copy", "a", "copy"]),
+    ],
+)
+def test_a_stream_that_is_early_does_what_it_waits_for(pace: str, expected: list[str]) -> None:
+    accelerator, done = EmulatedAccelerator(pace=pace), list[str]()
+    compute, transfers = accelerator.compute, accelerator.transfers
+    transfers.launch(lambda: done.append("copy"))
+    compute.launch(lambda: done.append("a"))
+    transfers.follow(compute.record())
+    transfers.launch(lambda: done.append("copy"))
+    compute.launch(lambda: done.append("b"))
+    assert done == expected
+
+
+@pytest.mark.parametrize("is_borrowed", [True, False])
+def test_memory_that_is_dropped_is_reused_unless_it_is_borrowed(is_borrowed: bool) -> None:
+    accelerator = EmulatedAccelerator()
+    compute, transfers = accelerator.compute, accelerator.transfers
+    memory, copy = compute.empty((2,), torch.int64), torch.zeros(2, dtype=torch.int64)
+    compute.launch(partial(torch.Tensor.fill_, memory, 5))
+    transfers.follow(compute.record())
+    transfers.launch(partial(torch.Tensor.copy_, copy, memory))
+    if is_borrowed:
+        transfers.borrow(memory)
+    del memory
+    compute.record().wait()
+    transfers.record().wait()
+    assert copy.tolist() == [5 if is_borrowed else JUNK] * 2
 
 
 def test_what_raises_is_raised_where_it_is_awaited_and_the_rest_goes_on() -> None:

@@ -41,7 +41,7 @@ def test_a_scheduler_that_is_stuck_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_progress_between_idle_steps_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_driver, "IDLE_SECONDS", 20.0)
+    monkeypatch.setattr(engine_driver, "IDLE_SECONDS", 0.9)
     engine = engine_with()
     engine.clock = VirtualClock()
     driver = EngineDriver(engine)
@@ -52,6 +52,24 @@ def test_progress_between_idle_steps_is_no_stall(monkeypatch: pytest.MonkeyPatch
             driver.step()
             driver.step()
         assert driver.step().progressed
+
+
+@pytest.mark.parametrize(("may_wait", "ttl", "expected"), [(0, None, 1), (5, None, 6), (0, 9, 10)])
+def test_a_stall_is_reported_a_second_after_all_that_could_end_it(
+    may_wait: float, ttl: float | None, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_with()
+    engine.clock = VirtualClock()
+    engine.scheduler.may_wait = may_wait
+    driver = EngineDriver(engine)
+    driver.add(request())
+    if ttl is not None:
+        driver.pin(range(8), ttl=ttl)
+    plan_nothing(engine, monkeypatch)
+    with pytest.raises(EngineError, match="has planned nothing"):
+        while True:
+            driver.step()
+    assert expected < engine.clock() < expected + 0.1
 
 
 def test_another_thread_is_refused_and_an_abort_waits() -> None:

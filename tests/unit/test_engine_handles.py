@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from paged_core import LLM
 from paged_core.errors import RequestError
 from paged_core.request import FinishReason
 from paged_core.requests.pins import PinState
@@ -29,6 +30,19 @@ def test_a_pin_is_released_by_its_own_engine_alone() -> None:
     ours.release(pin)
     ours.release(pin)  # it has ended: nothing happens
     assert (pin.state, ours.kv_cache.num_pinned) == (PinState.ENDED, 0)
+
+
+def test_a_request_is_run_and_aborted_by_its_own_llm_alone() -> None:
+    with LLM(executor="memory") as ours, LLM(executor="memory") as other:
+        mine, theirs = ours.add([1, 2]), other.add([1, 2])
+        assert mine.group.id == theirs.group.id
+        for use in (ours.abort, lambda them: next(ours.steps(them))):
+            with pytest.raises(RequestError, match="'0' is being served by another LLM"):
+                use([mine, theirs])
+        assert not mine.finished
+        assert [one.finished for one in other.run([theirs])] == [True]
+        ours.abort([theirs, mine])
+        assert mine.group.sequences[0].finish_reason is FinishReason.ABORT
 
 
 def test_a_sequence_that_grew_and_ended_ahead_of_its_step_ends_alone() -> None:

@@ -104,6 +104,33 @@ def test_every_stage_passes_on_a_cpu(name: str, tmp_path: Path) -> None:
     assert {stage["status"] for stage in recorded(found).values()} == {"passed"}
 
 
+@pytest.mark.parametrize("is_cpu", [False, True])
+def test_all_stages_of_the_check_fit_a_lease_of_ten_minutes(is_cpu: bool, tmp_path: Path) -> None:
+    record = stages.Record(tmp_path / "record.json", tmp_path, 60.0, {}, {})
+    session = script("gpu_session", TOOLS).Session(record, tmp_path, is_cpu, [], [])
+    check = script("gpu_check", TOOLS)
+    found = list(check.all_stages(session))
+    assert sum(stage.limit for stage in found) + 2 * 15 <= check.SECONDS  # with NVIDIA's tools
+    names = [stage.name for stage in found]
+    assert len(set(names)) == len(names)
+    assert names[-1] == "compare"
+
+
+def test_what_passed_is_not_run_again_and_what_is_skipped_is_not_run(tmp_path: Path) -> None:
+    packages, found = tmp_path / "packages", tmp_path / "found.json"
+    packages.mkdir()
+    given = ("--cpu", "--output", str(found), "--folder", str(tmp_path / "made"))
+    chosen = ("--only", "doctor,engine torch,decode torch", "--skip", "decode torch")
+    done = executed("gpu_check", *given, *chosen, PYTHONPATH=third_party(packages))
+    assert done.returncode == 0, done.stdout
+    kept = recorded(found)["doctor"]
+    done = executed("gpu_check", *given, *chosen, "--resume", PYTHONPATH=third_party(packages))
+    assert "doctor: passed" in done.stdout
+    assert "in an earlier run" in done.stdout
+    assert recorded(found)["doctor"] == kept
+    assert list(recorded(found)) == ["environment", "doctor", "engine torch"]
+
+
 def test_wheels_are_installed_beside_the_checkout(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="has no file"):
         offline.install(tmp_path, tmp_path / "target")
@@ -160,6 +187,17 @@ def test_a_stage_that_does_not_pass_stops_no_other(
         assert found["first"]["tail"] == "began\n"
 
 
+@pytest.mark.parametrize(("code", "status"), [("pass", "passed"), ("1 / 0", "failed")])
+def test_commands_beside_a_stage_are_part_of_it(record: Any, code: str, status: str) -> None:
+    first, other = record.folder / "first", record.folder / "other"
+    wait = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\n"
+    wait += "while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.01)\n"
+    beside = ["-S", "-c", wait + code, str(other), str(first)]
+    arguments = ["-S", "-c", wait, str(first), str(other)]
+    record.run(stages.Stage("both", arguments, 30, beside=[beside]))
+    assert recorded(record.path)["both"]["status"] == status
+
+
 def test_lines_of_json_are_a_list_and_other_text_is_nothing(record: Any) -> None:
     write = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
     for text, result in (('{"a": 1}\n{"a": 2}\n', [{"a": 1}, {"a": 2}]), ("none", None)):
@@ -173,7 +211,9 @@ def test_no_stage_is_started_after_the_deadline(record: Any) -> None:
     assert recorded(record.path)["late"]["status"] == "not run"
 
 
-def test_the_figures_are_told_last(record: Any) -> None:
+def test_the_figures_are_told_at_once_and_last(
+    record: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "batch": "2x9+1"}
     timed = {"us_per_layer": 12.5, "us_per_layer_captured": 10.0, "share_of_copy": 0.5}
     attention = {
@@ -199,6 +239,9 @@ def test_the_figures_are_told_last(record: Any) -> None:
     for place, result in enumerate([*results, compared, None]):
         record.add({"name": str(place), "status": "passed", "seconds": 1.0, "result": result})
     text = "\n".join(record.summary())
+    assert set(text.splitlines()) <= set(capsys.readouterr().out.splitlines()) | {
+        f"{place}: passed, 1.0 s" for place in range(5)
+    }, "each stage told its figures when it ended"
     for said in (
         "0: passed, 1.0 s",
         "cpu 4:2:8: no compiler",

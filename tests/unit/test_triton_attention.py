@@ -13,15 +13,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paged_backends.attention.cache import head_major_shape
 from paged_backends.attention.float8 import pack
+from paged_backends.kernels.key_splits import MAX_SPLITS
 from paged_backends.kernels.triton import availability
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_backends.kernels.triton.cache import decode
-from paged_backends.kernels.triton.tuning import MAX_SPLITS, num_splits
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
 from paged_testing.attention_scene import attention_batch
@@ -130,27 +128,6 @@ def test_tokens_and_sequences_are_in_the_first_dimension_of_a_grid(
 
 
 # ------------------------------------------------------------------ splits
-
-counts = st.integers(1, 100_000)
-
-
-@given(counts, counts, st.integers(1, 16), st.integers(1, 200))
-def test_splits_are_few_and_keep_a_gpu_busy(
-    programs: int, tiles: int, least: int, processors: int
-) -> None:
-    splits = num_splits(programs, tiles, least, processors)
-    assert 1 <= splits <= MAX_SPLITS
-    assert splits == 1 or splits * least <= tiles
-    is_busy = programs * splits >= 8 * processors
-    assert is_busy or splits == MAX_SPLITS or (splits + 1) * least > tiles
-    assert splits == 1 or programs * (splits - 1) < 8 * processors
-
-
-def test_splits_of_known_batches() -> None:
-    """Batch 64, 8 key/value heads; one long sequence; many short ones."""
-    assert num_splits(64 * 8, 4096 // 64, 4, 132) == 3
-    assert num_splits(8, 131_072 // 64, 4, 132) == 128
-    assert num_splits(256 * 8, 1024 // 64, 4, 132) == 1
 
 
 @pytest.mark.parametrize("window", [None, 300])

@@ -109,7 +109,7 @@ class LayerKernels:
             self.tiles_from = 1 if deterministic else 2
         self._deterministic = deterministic
         self._device = device
-        self._multiprocessors = target.multiprocessors(device)
+        self._slots = target.multiprocessors(device) * self.decode.resident
         self._heads, self._kv_heads = layer.num_heads, layer.num_kv_heads
         self._group = layer.num_heads // layer.num_kv_heads
         self._blocks = layer.num_kv_heads * -(-self._group // variant.group)
@@ -150,7 +150,7 @@ class LayerKernels:
             rows=rows,
             blocks=self._blocks,
             longest=longest if self._window is None else min(longest, self._window),
-            multiprocessors=self._multiprocessors,
+            slots=self._slots,
             fixed=self._deterministic,
         )
 

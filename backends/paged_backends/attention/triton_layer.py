@@ -14,15 +14,14 @@ from torch import Tensor
 
 from paged_backends.attention.layers import slopes_of
 from paged_backends.attention.step import BlockBounds, KernelBatch, contiguous_rows
+from paged_backends.kernels.key_splits import MAX_SPLITS, choose_splits
 from paged_backends.kernels.triton.attention import attend_splits, attend_tiles, merge_splits
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_backends.kernels.triton.cache import write_tokens
 from paged_backends.kernels.triton.tuning import (
     INTERPRETED,
-    MAX_SPLITS,
     Capability,
     TileSizes,
-    num_splits,
     tuning,
 )
 from paged_core.interfaces.attention import AttentionBatch
@@ -105,10 +104,11 @@ class TritonLayer:
         dim = max(16, 1 << (layer.head_dim - 1).bit_length())
         float8 = layer.kv_cache_dtype != "auto"
         self._sizes = INTERPRETED
-        self._num_processors = 1
+        self._slots = 8  # of the interpreter, that a sequence be split
         if gpu is not None:
-            self._sizes = tuning(dim, self._dtype.itemsize, gpu.capability, float8=float8)
-            self._num_processors = gpu.num_processors
+            self._sizes = sizes = tuning(dim, self._dtype.itemsize, gpu.capability, float8=float8)
+            resident = sizes.decode.resident(dim, cache.itemsize, gpu.capability)
+            self._slots = gpu.num_processors * resident
         group = layer.num_heads // layer.num_kv_heads
         self._decode_rows = max(self._sizes.decode.rows, 1 << (group - 1).bit_length())
         self._cache_constants: dict[str, Any] = {
@@ -187,11 +187,12 @@ class TritonLayer:
         if layer.sliding_window is not None:
             longest = min(longest, layer.sliding_window + sizes.keys - 1)
         least_tiles = self._sizes.least_tiles
-        splits = num_splits(
+        splits = choose_splits(
             sequences * layer.num_kv_heads,
-            -(-longest // sizes.keys),
-            least_tiles,
-            self._num_processors,
+            longest,
+            least_tiles * sizes.keys,
+            self._slots,
+            unit=sizes.keys,
         )
         parts = states = out  # not written if there is one split
         if splits > 1:

@@ -1,14 +1,20 @@
 """An accelerator emulated on a CPU, for tests: it makes mistakes in the order of work visible.
 
-Launched work is kept until it is awaited, stream by stream, so that a result read too early, or a
-copy that no event orders, is found. Memory with undefined content holds junk. A graph does its work
-over the tensors of its capture, whatever the executor has put in their place since.
+Launched work is done in any order that its events leave open: as late as possible, when it is
+awaited, so that a result read too early is found; as early as possible in one of the streams, so
+that work that does not wait for what it reads is; or by dice. Memory with undefined content holds
+junk, and so does that of a stream which was dropped, as soon as the stream's own work is done: what
+another stream reads it for, and did not borrow it, is lost. A graph does its work over the tensors
+of its capture, whatever the executor has put in their place since.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from random import Random
 from typing import Any
 
 import torch
@@ -33,16 +39,55 @@ class EmulatedEvent:
         self._stream.run_to(self._position)
 
 
-class EmulatedStream(Stream):
-    """Keeps its work until an event is awaited."""
+Pace = Callable[[int], int]
+"""Takes how much work of a stream is pending after a launch; how much of it is done at once."""
 
-    def __init__(self) -> None:
+
+def _none(num_pending: int) -> int:
+    return 0
+
+
+def _all(num_pending: int) -> int:
+    return num_pending
+
+
+def _by_dice() -> Pace:
+    dice = Random(0)
+    return lambda num_pending: dice.randint(0, num_pending)
+
+
+PACES: Mapping[str, Callable[[], tuple[Pace, Pace]]] = {
+    "late": lambda: (_none, _none),
+    "compute early": lambda: (_all, _none),
+    "transfers early": lambda: (_none, _all),
+    "random": lambda: (_by_dice(), _by_dice()),
+}
+"""Those of the streams ``compute`` and ``transfers``."""
+
+
+class EmulatedStream(Stream):
+    """Does its work when an event is awaited, or earlier.
+
+    Work is called with another tensor over the memory of each that :meth:`empty` returned, so that
+    it is seen when the host drops that one: a GPU's work would not keep it, either.
+    """
+
+    def __init__(self, pace: Pace = _none) -> None:
         self._pending: deque[Callable[[], None]] = deque()
         self._num_launched = 0
         self._num_begun = 0
+        self._pace = pace
+        self._borrowed: dict[int, list[EmulatedEvent]] = {}
+        """By the address of memory of this stream: what has to be done before it is reused."""
 
     def launch(self, work: Callable[[], None], /) -> None:
-        """Keep ``work``."""
+        """Keep ``work``, and do as much of what is kept as the pace says."""
+        if isinstance(work, partial):
+            work = partial(work.func, *map(_other, work.args))
+        self._keep(work)
+        self.run_to(self._num_begun + self._pace(len(self._pending)))
+
+    def _keep(self, work: Callable[[], None]) -> None:
         self._pending.append(work)
         self._num_launched += 1
 
@@ -68,11 +113,22 @@ class EmulatedStream(Stream):
         self.launch(event.wait)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, /) -> Tensor:
-        """Return junk."""
-        return _junk(shape, dtype)
+        """Return junk, which becomes junk again when it was dropped."""
+        tensor = _junk(shape, dtype)
+        memory = _other(tensor)
+        tensor.lender = self  # type: ignore[attr-defined]
+        weakref.finalize(tensor, self._reuse, memory)
+        return tensor
 
     def borrow(self, tensor: Tensor, /) -> None:
-        """Do nothing: work that is kept keeps its tensors."""
+        """Let the stream of ``tensor`` reuse it when what was launched here so far is done."""
+        lender: EmulatedStream = tensor.lender  # type: ignore[attr-defined]
+        lender._borrowed.setdefault(tensor.data_ptr(), []).append(self.record())
+
+    def _reuse(self, memory: Tensor) -> None:
+        """Fill memory that was dropped, as the work would that gets it next."""
+        events = self._borrowed.pop(memory.data_ptr(), [])
+        self._keep(lambda: _fill_after(events, memory))
 
 
 class EmulatedGraph:
@@ -97,14 +153,17 @@ class EmulatedAccelerator(Accelerator):
     compute: EmulatedStream
     transfers: EmulatedStream
 
-    def __init__(self, *, memory: DeviceMemory | None = None, peak: int = 0) -> None:
+    def __init__(
+        self, *, pace: str = "late", memory: DeviceMemory | None = None, peak: int = 0
+    ) -> None:
         """
         Args:
+            pace: a key of :data:`PACES`.
             memory: what :meth:`memory` returns; ``None``: it is not known.
             peak: bytes that any work is said to take.
         """
         super().__init__(torch.device("cpu"))
-        self.compute, self.transfers = EmulatedStream(), EmulatedStream()
+        self.compute, self.transfers = map(EmulatedStream, PACES[pace]())
         self._graphs: list[EmulatedGraph] = []
         self._memory = memory
         self.measures_memory = memory is not None
@@ -156,6 +215,20 @@ def _fill(tensor: Tensor) -> Tensor:
     if tensor.numel():
         tensor.view(-1).view(torch.uint8).fill_(_JUNK)
     return tensor
+
+
+def _fill_after(events: Iterable[Event], memory: Tensor) -> None:
+    for event in events:
+        event.wait()
+    _fill(memory)
+
+
+def _other(part: Any) -> Any:
+    """Return another tensor over the memory of one, which does not keep it; else what it is."""
+    if not isinstance(part, Tensor) or not part.numel():
+        return part
+    empty = torch.empty(0, dtype=part.dtype)
+    return empty.set_(part.untyped_storage(), part.storage_offset(), part.shape, part.stride())
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

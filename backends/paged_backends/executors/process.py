@@ -123,5 +123,7 @@ class ProcessExecutor(Executor):
         answer = pickle.loads(content)
         if kind != ERROR:
             return answer
-        name, message = answer
-        raise getattr(errors, name)(message)
+        name, message, stack = answer
+        error: errors.PagedCoreError = getattr(errors, name)(message)
+        error.add_note(f"In the executor's process:\n{stack}")
+        raise error

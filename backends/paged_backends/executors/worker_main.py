@@ -27,7 +27,14 @@ from paged_backends.executors.channel import (
 from paged_core import errors
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.contexts import ExecutorContext, make_component
-from paged_core.errors import PagedCoreError, PluginError, SettingsError, error_text
+from paged_core.errors import (
+    PagedCoreError,
+    PluginError,
+    SettingsError,
+    error_place,
+    error_text,
+    stack_text,
+)
 from paged_core.interfaces.executor import Capacity, Executor, SupportsClock
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
@@ -140,8 +147,10 @@ class _Failed:
 
 
 def _told(error: Exception, faults: FaultNames) -> bytes:
-    """Return the name of an error of ours and its message, of any other where it comes from."""
+    """Return the name of an error of ours and its message, of any other where it comes from; and
+    its traceback."""
+    stack = stack_text(error)
     if isinstance(error, PagedCoreError):
         ours = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-        return pickle.dumps((next(ours).__name__, str(error)))
-    return pickle.dumps(("PluginError", faults.describe(error, "executor")))
+        return pickle.dumps((next(ours).__name__, f"{error}{error_place(error)}", stack))
+    return pickle.dumps(("PluginError", faults.describe(error, "executor"), stack))

@@ -119,6 +119,8 @@ class BareAttention:
     lengths: tuple[str, str, str, str]
     """Its keywords for where queries and keys of each sequence begin, and the longest of each."""
     causal: Mapping[str, Any] = field(default_factory=lambda: {"causal": True})
+    if_taken: Mapping[str, Any] = field(default_factory=dict)
+    """Other keywords, which versions that do not take them do not need."""
 
     def problem(self, layer: LayerSpec) -> str | None:
         """Return why it cannot be called here, or ``None``."""
@@ -146,16 +148,23 @@ class BareAttention:
             for count in counts
         ]
         named = dict(zip(self.lengths, (*starts, *counts), strict=True)) | dict(self.causal)
+        known = signature(call).parameters
+        named |= {name: value for name, value in self.if_taken.items() if name in known}
         return lambda: call(*rows, **named)
 
 
+@dataclass(frozen=True, slots=True)
 class BareSdpa:
-    """PyTorch's ``scaled_dot_product_attention``, on any device; all sequences have one length."""
+    """PyTorch's ``scaled_dot_product_attention``; all sequences have one length."""
 
-    name = "sdpa"
+    name: str = "sdpa"
+    backend: str | None = None
+    """Of ``torch.nn.attention.SDPBackend``; ``None``: which PyTorch chooses, on any device."""
 
     def problem(self, layer: LayerSpec) -> str | None:
-        """Return ``None``: it is part of PyTorch."""
+        """Return why it cannot be called here, or ``None``."""
+        if self.backend is not None and not layer.device.startswith("cuda"):
+            return f"it needs a CUDA device, and the layers are on {layer.device}"
         return None
 
     def run(self, case: AttentionCase, layer: LayerSpec) -> Callable[[], object]:
@@ -169,24 +178,34 @@ class BareSdpa:
         query, key, value = map(split, random_rows(case, layer, case.length))
         masked = case.num_new > 1 and case.num_cached > 0
         mask = causal_lower_right(case.num_new, case.length) if masked else None
-        return lambda: scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=case.num_new > 1 and not masked,
-            enable_gqa=layer.num_heads != layer.num_kv_heads,
-        )
+
+        def attend() -> Tensor:
+            return scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=mask,
+                is_causal=case.num_new > 1 and not masked,
+                enable_gqa=layer.num_heads != layer.num_kv_heads,
+            )
+
+        if self.backend is None:
+            return attend
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        return sdpa_kernel(getattr(SDPBackend, self.backend))(attend)
 
 
 BARE: tuple[BareAttention | BareSdpa, ...] = (
     BareSdpa(),
+    BareSdpa("sdpa cudnn", "CUDNN_ATTENTION"),
     BareAttention(
         "torch varlen",
         "torch.nn.attention.varlen",
         "varlen_attn",
         _TORCH,
-        {"window_size": (-1, 0), "enable_gqa": True},
+        {"window_size": (-1, 0)},
+        {"enable_gqa": True},  # since PyTorch 2.12
     ),
     BareAttention("flash-attn 3", "flash_attn_interface", "flash_attn_varlen_func", _FLASH),
     BareAttention("flash-attn 2", "flash_attn", "flash_attn_varlen_func", _FLASH),

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from heapq import nlargest
+from math import inf
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -96,14 +97,15 @@ def _print(found: dict[str, Any]) -> None:
         f"{found['model']} in {found['dtype']}: {found['batch_size']} sequences of "
         f"{found['context']} tokens, median of {found['repeats']}\n{machine_line(found['machine'])}"
     )
-    idle = found["gpu_idle_share"]
+    shares = (found["gpu_idle_share"], found["gpu_idle_share_unprofiled"])
+    idle = ", ".join("-" if share is None else f"{100 * share:.1f}%" for share in shares)
     rows: list[tuple[str, object]] = [
         ("milliseconds per step", found["ms_per_step"]),
         ("tokens per second", found["output_tokens_per_s"]),
         ("MB of weights, and of keys and values", _megabytes(found)),
         ("milliseconds that these bytes need", found.get("least_ms", "-")),
         ("ratio", found.get("ratio", "-")),
-        ("GPU idle", "-" if idle is None else f"{100 * idle:.1f}%"),
+        ("GPU idle, of the profiled steps and of those timed", idle),
         *((f"milliseconds, {phase}", spent) for phase, spent in found["ms_by_phase"].items()),
     ]
     print_table(title, ["what", "value"], rows)
@@ -223,6 +225,8 @@ class DecodeSteps:
             "weight_bytes": size.weight_bytes,
             "cache_bytes": round(size.cache_bytes_per_token * tokens),
             "gpu_idle_share": activity and _rounded(activity.idle_share),
+            "gpu_idle_share_unprofiled": activity
+            and _rounded(activity.idle_share_of(1e6 * step * _PROFILED)),
             "kernels": activity and activity.longest(12, _PROFILED),
         }
 
@@ -267,13 +271,21 @@ class GpuActivity:
         there was none."""
         if not self.intervals:
             return None
-        spans = sorted((begin, end) for _, begin, end in self.intervals)
-        first = until = spans[0][0]
-        busy = 0.0
-        for begin, end in spans:
+        took = max(end for *_, end in self.intervals) - min(one[1] for one in self.intervals)
+        return 1 - self._busy() / took if took > 0 else 0.0
+
+    def idle_share_of(self, us: float) -> float | None:
+        """The share in which none would run if all took ``us`` microseconds, as it did without the
+        profiler, which slows the host down; ``None``: there was none."""
+        return max(0.0, 1 - self._busy() / us) if self.intervals and us > 0 else None
+
+    def _busy(self) -> float:
+        """Microseconds in which any ran."""
+        busy, until = 0.0, -inf
+        for begin, end in sorted((begin, end) for _, begin, end in self.intervals):
             busy += max(0.0, end - max(begin, until))
             until = max(until, end)
-        return 1 - busy / (until - first) if until > first else 0.0
+        return busy
 
     def longest(self, count: int, repeats: int) -> list[dict[str, Any]]:
         """Return the kernels that took the most time: microseconds and calls per repeat."""

@@ -10,6 +10,7 @@ import typer
 
 from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
+from paged_core.errors import error_text
 from paged_core.plugins.component import Component, load
 from paged_core.plugins.registry import Registry
 from paged_core.settings.environment import cache_dir
@@ -79,7 +80,7 @@ def _details(component: Component) -> str:
     try:
         return str(load(component.details, f"details of {component.slot} {component.name!r}")())
     except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
-        return f"its details failed: {type(error).__name__}: {error}"
+        return f"its details failed: {error_text(error)}"
 
 
 def _commands(reason: str | None) -> list[str]:

@@ -10,9 +10,25 @@ from paged_core.errors import PluginError
 from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity
 from paged_core.interfaces.schedule import Schedule
+from paged_core.interfaces.scheduler import Scheduler
 from paged_core.interfaces.victim import Victim
 from paged_core.sequence import SequenceGroup, SequenceState
 from paged_core.step import StepResult
+
+
+def check_length_cap(scheduler: Scheduler) -> int:
+    """Return the length cap of a scheduler.
+
+    Raises:
+        PluginError: no sequence could have so many tokens.
+    """
+    cap = scheduler.length_cap
+    if type(cap) is not int or cap < 1:
+        raise PluginError(
+            f"scheduler {type(scheduler).__qualname__}: its length_cap is {cap!r}; it must be a "
+            "whole number of tokens, at least 1"
+        )
+    return cap
 
 
 def count_scheduled(plan: Schedule, step: int) -> set[SeqId]:

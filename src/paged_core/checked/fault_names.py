@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from traceback import walk_tb
 
-from paged_core.errors import PluginError, error_text
+from paged_core.errors import PagedCoreError, PluginError, error_place, error_text
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.evictor import Evictor
@@ -49,16 +49,32 @@ class FaultNames:
         return cls({slot: part.name for slot, part in parts})
 
     def describe(self, error: BaseException, called: str) -> str:
-        """Name the component whose code raised, the innermost one, and what it raised.
+        """Name the component whose code raised, the innermost one, what it raised, and where.
 
         Args:
             called: the slot that was called, for errors that do not tell: of code without frames.
         """
-        text = error_text(error)
         if not isinstance(error, Exception):
-            return text  # Ctrl-C is the fault of none
+            return type(error).__name__  # Ctrl-C is the fault of none
+        if _compares_keys(error):
+            order = f"queue_order {self._chosen.get('queue_order', '')!r}"
+            return f"{order} returned keys that cannot be compared: {error}"
         name = _raiser(error, self._chosen) or f"{called} {self._chosen.get(called, '')!r}"
-        return f"{name}: {error}" if isinstance(error, PluginError) else f"{name} raised {text}"
+        if isinstance(error, PluginError):
+            return f"{name}: {error}{error_place(error)}"
+        is_told = isinstance(error, PagedCoreError) or error_place(error)
+        place = "" if is_told else error_place(error, innermost=True)
+        return f"{name} raised {error_text(error)}{place}"
+
+
+def _compares_keys(error: Exception) -> bool:
+    """Whether code of ours that asks an order compared what does not compare."""
+    unlike = isinstance(error, TypeError) and "not supported between instances" in str(error)
+    if not unlike or error.__traceback__ is None:
+        return False
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    is_ours = str(frame.f_globals.get("__name__")).startswith(("paged_core.", "paged_policies."))
+    return is_ours and hasattr(frame.f_locals.get("self"), "_order")
 
 
 def _raiser(error: BaseException, chosen: Mapping[str, str]) -> str | None:

@@ -15,7 +15,7 @@ import typer
 
 from paged_core.cli import FAILED, INTERRUPTED, OK
 from paged_core.cli.options import SettingsArgs
-from paged_core.errors import RequestError, SettingsError
+from paged_core.errors import PagedCoreError, PluginError, RequestError, SettingsError
 
 if TYPE_CHECKING:
     from paged_core.cli.prompts_file import Task
@@ -136,7 +136,7 @@ def _generate(llm: LLM, tasks: Sequence[Task], report: _Report) -> int:
     for place, task in enumerate(tasks):
         try:
             generation = llm.add(_prompt(llm, task), task.sampling, **task.fields)
-        except RequestError as error:
+        except (RequestError, PluginError) as error:
             report.refused(place, error)
         else:
             report.places[generation.group.id] = place
@@ -171,8 +171,7 @@ def _prompt(llm: LLM, task: Task) -> Any:
             task.prompt["messages"], tokenize=False, add_generation_prompt=True
         )
     )
-    token_ids = tokenizer.encode(text, add_special_tokens=False)  # the template adds them
-    return {"prompt": text, "prompt_token_ids": token_ids}
+    return {"prompt": text, "add_special_tokens": False}  # the template adds them
 
 
 class _Interrupt:
@@ -205,7 +204,7 @@ class _Report(ABC):
         self._ready: dict[int, Callable[[], None]] = {}
         self._next = 0
 
-    def refused(self, place: int, error: RequestError) -> None:
+    def refused(self, place: int, error: PagedCoreError) -> None:
         """The prompt at ``place`` can never be served."""
         self.has_refusals = True
         where = f"prompt {place + 1}: " if len(self._tasks) > 1 else ""
@@ -236,7 +235,7 @@ class _Report(ABC):
     def show(self, generation: Generation) -> None:
         """Print one request."""
 
-    def show_refusal(self, task: Task, error: RequestError) -> None:  # noqa: B027 - a choice
+    def show_refusal(self, task: Task, error: PagedCoreError) -> None:  # noqa: B027 - a choice
         """Print something in the place of a request that was refused."""
 
     def _put(self, place: int, show: Callable[[], None]) -> None:
@@ -260,7 +259,7 @@ class _JsonLines(_Report):
         row = batch.response(output, self._model) if batch else to_json(output)
         _print(json.dumps(row, ensure_ascii=False))
 
-    def show_refusal(self, task: Task, error: RequestError) -> None:
+    def show_refusal(self, task: Task, error: PagedCoreError) -> None:
         if task.batch:
             _print(json.dumps(task.batch.failure(str(error)), ensure_ascii=False))
             return

@@ -202,7 +202,7 @@ def _task(line: Any, sampling: SamplingParams) -> Task:
 def _with_parameters(line: Mapping[str, Any], sampling: SamplingParams) -> Task:
     """Return the task of an object with a prompt or messages and, beside it, parameters."""
     given = [key for key in _PROMPTS if key in line]
-    if not given or ("messages" in given and len(given) > 1):
+    if len(given) != 1:
         raise RequestError("give one of 'prompt', 'prompt_token_ids' and 'messages'")
     known = {*_PARAMETERS, *_OTHERS, *_PROMPTS}
     for key in line:

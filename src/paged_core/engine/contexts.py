@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paged_core.errors import PagedCoreError, PluginError, SettingsError, UnsupportedModel
+from paged_core.errors import (
+    PagedCoreError,
+    PluginError,
+    SettingsError,
+    UnsupportedModel,
+    error_text,
+)
 from paged_core.log import get_logger
 
 if TYPE_CHECKING:  # listing components imports this, and is to be quick
@@ -156,8 +162,7 @@ def make_component(registry: Registry, slot: str, options: ComponentSettings, co
     except Exception as error:
         owner = registry.provider(slot, options.name)
         raise PluginError(
-            f"{slot} {options.name!r}, of {owner}, could not be made: "
-            f"{type(error).__name__}: {error}"
+            f"{slot} {options.name!r}, of {owner}, could not be made: {error_text(error)}"
         ) from error
 
 

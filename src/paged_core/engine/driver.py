@@ -21,8 +21,9 @@ from paged_core.request import Request
 from paged_core.requests.pins import Pin
 from paged_core.sequence import SequenceGroup, StopCheck
 
-STALL_SECONDS = 30.0
-"""A scheduler that plans nothing for this long although requests wait counts as stuck."""
+STALL_SECONDS = 1.0
+"""A scheduler that plans nothing for this long although requests wait counts as stuck, unless it
+says that it may wait for longer, or the end of a pinned prefix is still to come."""
 IDLE_SECONDS = 0.001
 """Pause after a step in which nothing could be planned, unless something is posted."""
 
@@ -80,7 +81,7 @@ class EngineDriver:
         """Serve the inbox and run one step; pause if it could do nothing.
 
         Raises:
-            EngineError: nothing was planned for ``STALL_SECONDS`` although requests wait.
+            EngineError: nothing was planned although requests wait; see ``STALL_SECONDS``.
         """
         return self.use(self._step)
 
@@ -119,16 +120,17 @@ class EngineDriver:
         return outcome
 
     def _idle(self) -> None:
-        now = self._clock()
-        if self._idle_since is None:
+        now, scheduler = self._clock(), self.engine.scheduler
+        most = STALL_SECONDS + scheduler.may_wait
+        if self._idle_since is None or any(pin.expires_at is not None for pin in self.engine.pins):
             self._idle_since = now
-        elif now - self._idle_since > STALL_SECONDS:
+        elif now - self._idle_since > most:
             self._idle_since = None
-            kind = type(self.engine.scheduler)
+            kind = type(scheduler)
             raise EngineError(
                 f"scheduler {kind.__module__}.{kind.__qualname__} has planned nothing for "
-                f"{STALL_SECONDS:.0f} s although {len(self.engine.scheduler)} requests wait; this "
-                "is a fault of that scheduler"
+                f"{most:g} s although {len(scheduler)} requests wait; this is a fault of that "
+                "scheduler; one that waits on purpose says for how long in may_wait"
             )
         if isinstance(self._clock, SystemClock):
             with suppress(Empty):

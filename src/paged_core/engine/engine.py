@@ -10,14 +10,14 @@ from itertools import chain
 from time import perf_counter
 
 from paged_core.cache.kv_cache import KVCache
-from paged_core.checked.answers import count_scheduled
+from paged_core.checked.answers import check_length_cap, count_scheduled
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.live_requests import LiveRequests
 from paged_core.engine.outcome import EngineMetrics, PlannedStep, StepOutcome
 from paged_core.engine.policies import Policies
 from paged_core.engine.recorder import StepRecorder
-from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError
+from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError, stack_text
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.scheduler import Queues, Schedule
@@ -99,6 +99,10 @@ class Engine:
     def groups(self) -> Iterable[SequenceGroup]:
         """The requests that have not finished, in the order of arrival."""
         return self._requests.groups.values()
+
+    def holds(self, group: SequenceGroup) -> bool:
+        """Whether a group is a request of this engine that has not finished."""
+        return self._requests.groups.get(group.id) is group
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -269,7 +273,8 @@ class Engine:
         outcome.progressed = True
         for step in steps:
             groups = [group for group in step.groups() if group.id in self._requests.groups]
-            _log.error("step_failed", requests=[group.id for group in groups], reason=message)
+            ids = [group.id for group in groups]
+            _log.error("step_failed", requests=ids, reason=message, stack=stack_text(error))
             self.kv_cache.uncache(step.changes)
             for group in groups:
                 self._end(group, FinishReason.ERROR, message)
@@ -287,13 +292,13 @@ class Engine:
             if not isinstance(error, Exception):
                 self._interrupt = error
             called = "executor" if self._is_lost else "scheduler"
-            self._restart(self._faults.describe(error, called))
+            self._restart(self._faults.describe(error, called), stack_text(error))
         finally:
             interrupt, self._interrupt = self._interrupt, None
             if interrupt is not None:
                 raise interrupt
 
-    def _restart(self, reason: str) -> None:
+    def _restart(self, reason: str, stack: str | None = None) -> None:
         """End all requests, clear the cache, and make the policies anew.
 
         One of them raised while blocks and queues were being changed, so that nothing is known of
@@ -306,7 +311,9 @@ class Engine:
         self.pins.abandon(reason)
         self._ended += groups
         ids = [group.id for group in groups]
-        _log.warning("policies_restarted", requests=ids, reason=reason, prefix_cache="cleared")
+        _log.error(
+            "policies_restarted", requests=ids, reason=reason, prefix_cache="cleared", stack=stack
+        )
         self.scheduler, self._service = self._policies.make_anew(self.kv_cache, self.capacity)
         self._ignored.clear()
         self._fault = None
@@ -362,8 +369,8 @@ class Engine:
         For replays: the engine checks only what would wait for ever, of which schedulers know
         nothing; what they ignore is their decision.
         """
-        max_length = self._max_length(request)
         with self._blame(request.id):
+            max_length = self._max_length(request)
             problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
             return problem or self._offer(request, None)[1]
 
@@ -440,7 +447,7 @@ class Engine:
 
     def _max_length(self, request: Request) -> int:
         """Tokens at which a sequence of this request ends at the latest."""
-        cap, max_tokens = self.scheduler.length_cap, request.sampling.max_tokens
+        cap, max_tokens = check_length_cap(self.scheduler), request.sampling.max_tokens
         return cap if max_tokens is None else min(cap, len(request.prompt) + max_tokens)
 
     def _offer(

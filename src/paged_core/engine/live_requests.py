@@ -89,9 +89,6 @@ class LiveRequests:
             group.waiting_since = now  # for schedulers that set the status alone
         for group in plan.preempted:
             group.num_preemptions += 1
-            known = group.prompt_logprobs
-            if known is not None and len(known) < len(group.request.prompt):
-                group.prompt_logprobs = None  # its prompt starts again
 
     def forget(self, group: SequenceGroup) -> None:
         """Forget a group that could not be added whole; it holds no blocks yet."""
@@ -217,10 +214,11 @@ class LiveRequests:
         return ended
 
     def _keep_prompt_logprobs(self, step: PlannedStep, result: StepResult) -> None:
-        """Add those of one chunk; a chunk that is out of date, after a preemption, is left out."""
+        """Add those of one chunk. What is known stays: a preempted prompt is computed again, and
+        a request that was preempted while its last chunk was in flight may end with that step."""
         ends = step.ends or [sequence.num_scheduled for sequence in step.plan.sequences]
-        chunks = zip(step.plan.sequences, step.num_tokens, ends, strict=True)
-        starts = {s.id: end - count for s, count, end in chunks if s.num_scheduled >= end}
+        chunks = zip(step.sequence_ids, step.num_tokens, ends, strict=True)
+        starts = {seq_id: end - count for seq_id, count, end in chunks}
         for seq_id, entries in result.prompt_logprobs.items():
             if seq_id not in self._sequences or seq_id not in starts:
                 continue

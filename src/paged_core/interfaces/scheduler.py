@@ -47,6 +47,8 @@ class Scheduler(ABC):
     planner: StepPlanner | None = None
     """What plans its steps. It also says what is refused, how many sequences may run and how long
     they may get, unless the scheduler does."""
+    may_wait: float = 0.0
+    """Seconds for which it may plan nothing although requests wait, before it counts as stuck."""
 
     @abstractmethod
     def add(self, group: SequenceGroup, /) -> None:

@@ -99,7 +99,7 @@ class Component:
         except PluginError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
-            return f"its check failed: {type(error).__name__}: {error}"
+            return f"its check failed: {error_text(error)}"
         return reason
 
 
@@ -167,6 +167,6 @@ def load(path: str, what: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         problem = error_text(error)
         raise PluginError(f"{what} cannot be imported from {path!r}: {problem}") from error

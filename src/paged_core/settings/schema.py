@@ -102,7 +102,7 @@ class EngineSettings(BaseModel):
     )
     seed: NonNegativeInt = Field(0, lt=2**63, description="of requests that have none")
     deterministic: bool = Field(
-        False, description="the same results in every run, at some cost in speed"
+        False, description="tokens do not depend, bit for bit, on what else is in a batch"
     )
     async_scheduling: bool | Literal["auto"] = Field(
         "auto",

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from paged_core.errors import RequestError
-from paged_core.field_rules import Rule, entries, flag, optional, refusal, shown, token_ids
-from paged_core.field_rules import text as as_text
+from paged_core.field_rules import Rule, entries, flag, refusal, shown, token_ids
 from paged_core.interfaces.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -121,8 +120,12 @@ def encode_prompt(
                 f"{', '.join(map(shown, unknown)) or 'none'}"
             )
         if "prompt_token_ids" in prompt:
-            text = optional(as_text)("prompt", prompt.get("prompt"))
-            return text, as_token_ids(prompt["prompt_token_ids"])
+            if len(prompt) > 1:
+                raise RequestError(
+                    "a prompt given as 'prompt_token_ids' has no other key: the engine could not "
+                    "tell whether a text beside them is the same"
+                )
+            return None, as_token_ids(prompt["prompt_token_ids"])
         special = flag("add_special_tokens", prompt.get("add_special_tokens", True))
         options, prompt = {"add_special_tokens": special}, prompt.get("prompt") or ""
     if not isinstance(prompt, str):

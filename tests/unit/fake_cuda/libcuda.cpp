@@ -134,6 +134,14 @@ int cuFuncSetAttribute(void* function, int attribute, int value) {
     it->shared_allowed = value;
     return 0;
 }
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads,
+                                                size_t shared_bytes) {
+    if (!current()) return kInvalidContext;
+    if (!find_function(function)) return kInvalidHandle;
+    int by_memory = shared_bytes ? int((227 << 10) / shared_bytes) : 32;
+    *blocks = std::min(std::min(32, 2048 / threads), by_memory);
+    return 0;
+}
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads,
                    unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void* stream,
                    void** parameters, void** extra) {

@@ -27,6 +27,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuModuleGetGlobal_v2": [c_void_p, c_void_p, c_void_p, c_char_p],
     "cuMemcpyDtoH_v2": [c_void_p, c_void_p, c_size_t],
     "cuFuncSetAttribute": [c_void_p, c_int, c_int],
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor": [c_void_p, c_void_p, c_int, c_size_t],
     "cuLaunchKernel": [c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p],
     "cuGetErrorName": [c_int, c_void_p],
     "cuGetErrorString": [c_int, c_void_p],
@@ -106,8 +107,11 @@ class Context:
 class GpuKernel:
     """A :class:`~paged_backends.kernels.cuda.kernel.Kernel` on a GPU."""
 
-    def __init__(self, context: Context, name: str, function: int, geometry: Geometry) -> None:
+    def __init__(
+        self, context: Context, name: str, function: int, geometry: Geometry, resident: int
+    ) -> None:
         self.geometry = geometry
+        self.resident = resident
         self._context = context
         self._name = name
         self._function = function
@@ -184,7 +188,14 @@ class GpuModule:
         if geometry.shared_bytes > _SHARED_BYTES:
             wanted = (_MAX_DYNAMIC_SHARED_SIZE_BYTES, geometry.shared_bytes)
             call("cuFuncSetAttribute", function, *wanted, subject=subject)
-        return GpuKernel(self._context, name, int(function.value or 0), geometry)
+        resident = c_int()
+        call(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            *(byref(resident), function, geometry.threads, geometry.shared_bytes),
+            subject=subject,
+        )
+        address = int(function.value or 0)
+        return GpuKernel(self._context, name, address, geometry, max(1, resident.value))
 
     def _geometry(self, name: str, subject: str) -> Geometry:
         call = self._context.driver.call

@@ -81,6 +81,8 @@ def emulation_build(*, checked: bool) -> Build:
 class EmulatedKernel:
     """A :class:`~paged_backends.kernels.cuda.kernel.Kernel` that runs on the CPU, at once."""
 
+    resident = 4
+
     def __init__(self, loaded: ctypes.CDLL, name: str, geometry: Geometry) -> None:
         self.geometry = geometry
         self._name = name

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paged_backends.device import to_device
 from paged_backends.kernels.build import Build
+from paged_backends.kernels.key_splits import MAX_SPLITS, choose_splits
 from paged_core.interfaces.layer import LayerSpec
 
 
@@ -115,6 +116,10 @@ class Kernel(Protocol):
     @property
     def geometry(self) -> Geometry:
         """What it says of itself."""
+
+    @property
+    def resident(self) -> int:
+        """Thread blocks that a multiprocessor runs at once."""
 
     def launch(self, grid: Grid, argument: Argument, stream: int, /) -> None:
         """Run it in ``stream``, after what was put there before; does not wait.
@@ -295,14 +300,10 @@ class BlockCopier:
         self._kernel.launch(grid, Argument(copies), self._module.stream())
 
 
-_WAVES = 4
-"""Thread blocks that a multiprocessor is given; fewer leave some of them idle at the end."""
 _LEAST_KEYS = 64
 """Of a split: reading them must outweigh starting it and combining the results."""
 _FIXED_KEYS = 256
 """Of a split whose results must not depend on the batch."""
-_MOST = 128
-"""Splits of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,22 +324,20 @@ class KeySplits:
         return cls(_FIXED_KEYS, 1, 1)
 
     @classmethod
-    def choose(
-        cls, *, rows: int, blocks: int, longest: int, multiprocessors: int, fixed: bool
-    ) -> KeySplits:
-        """Return splits that keep all multiprocessors busy, or one if there are rows enough.
+    def choose(cls, *, rows: int, blocks: int, longest: int, slots: int, fixed: bool) -> KeySplits:
+        """Return the splits that take the least time.
 
         Args:
             rows: that are computed one by one.
             blocks: thread blocks of each, for one split.
             longest: keys that a row sees at most, in this batch or in any that is replayed.
-            multiprocessors: of the device.
+            slots: thread blocks that the device runs at once.
             fixed: choose the same for all batches, so that the bits of a result do not depend on
                 the batch.
         """
         if fixed:
-            keys, most = _FIXED_KEYS, _MOST
+            keys, most = _FIXED_KEYS, MAX_SPLITS
         else:
-            wanted = -(-_WAVES * multiprocessors // max(1, rows * blocks))
-            keys, most = _LEAST_KEYS, min(_MOST, max(1, wanted))
+            keys = _LEAST_KEYS
+            most = choose_splits(rows * blocks, longest, keys, slots, unit=16)
         return cls(keys, most, max(1, min(most, -(-longest // keys))))

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from paged_core.errors import EngineError, error_text
 from paged_core.request import Request
 from paged_plugins.lab.router import ReplicaLoad, Router
-from paged_plugins.raised_at import raised_at
 
 
 class CheckedRouter(Router):
@@ -45,5 +44,4 @@ class CheckedRouter(Router):
         try:
             yield
         except Exception as error:
-            told = f"{self._what} raised {error_text(error)}{raised_at(error)}"
-            raise EngineError(told) from error
+            raise EngineError(f"{self._what} raised {error_text(error)}") from error

@@ -56,7 +56,7 @@ class Replica:
         """Begin a step; return when it ends, ``now`` or later.
 
         Raises:
-            EngineError: nothing was planned for ``STALL_SECONDS`` although requests wait.
+            EngineError: nothing was planned although requests wait; see ``STALL_SECONDS``.
         """
         assert self._in_flight is None
         clock = self._clock

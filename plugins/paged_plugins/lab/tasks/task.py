@@ -13,14 +13,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from paged_core.errors import PagedCoreError, error_text
+from paged_core.errors import error_text
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.machine import cpu_model
 from paged_plugins.progress import errors_text
-from paged_plugins.raised_at import raised_at
 from paged_plugins.workloads.spec import WorkloadSpec
 
 SIMULATED = "simulated"
@@ -72,8 +71,7 @@ def run(task: Task, registry: Registry) -> Ran:
     try:
         record = run_workload(task.settings, registry, task.workload.build(), task.seed)
     except Exception as error:  # noqa: BLE001 - one bad arm must not take the others down
-        where = "" if isinstance(error, PagedCoreError) else raised_at(error)
-        return Ran(task, None, f"{error_text(error)}{where}")
+        return Ran(task, None, error_text(error))
     return Ran(task, record, None)
 
 
