@@ -117,7 +117,7 @@ PARTS = {
         610,
     ),
     "the command, the contracts and their contexts": (
-        "cli/ interfaces/ engine/contexts.py testing.py",
+        "cli/ interfaces/ engine/contexts.py testing.py terminal.py",
         2250,
     ),
 }
