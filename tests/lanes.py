@@ -271,6 +271,7 @@ LANES = {
             "plugins/paged_plugins/lab/*",
             "plugins/paged_plugins/workloads/*",
             "plugins/paged_plugins/files.py",
+            "plugins/paged_plugins/written_files.py",
             "tests/unit/*cluster*.py",
             "tests/unit/lab_runs.py",
             "tests/unit/stud*.py",

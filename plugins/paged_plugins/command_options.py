@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from errno import EACCES
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from paged_core.cli.options import SettingsArgs, flag
-from paged_core.cli.output import print_json
+from paged_core.cli.output import echo, print_json
 from paged_core.errors import SettingsError
-from paged_plugins.files import write_json
+from paged_plugins.written_files import try_replacing, write_json, write_text
 
 
 def check_writable(path: Path | None) -> Path | None:
@@ -30,23 +31,11 @@ def check_writable(path: Path | None) -> Path | None:
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no folder {folder}; make it first")
     try:
-        _try(path)
+        try_replacing(path)
     except OSError as error:
         why = f"{path} cannot be written: {error.strerror}; name another file"
         raise typer.BadParameter(why) from None
     return path
-
-
-def _try(path: Path) -> None:
-    """Raise OSError if a file cannot be written; it stays as it is, or missing.
-
-    Permissions do not say it of every folder: to the superuser all seem to be writable.
-    """
-    if not path.exists():
-        path.touch()
-        path.unlink()
-    elif not os.access(path, os.W_OK):
-        raise PermissionError(EACCES, os.strerror(EACCES))
 
 
 JsonFile = Annotated[
@@ -64,7 +53,7 @@ def report(
     """Write what a command found to a file, if one is named; print it as JSON, or ``show`` it.
 
     Raises:
-        SettingsError: the file cannot be written.
+        WriteFailed: the file cannot be written.
     """
     if output is not None:
         write_json(output, found)
@@ -72,6 +61,44 @@ def report(
         print_json(found)
     else:
         show(found)
+
+
+@contextmanager
+def reported_rows(
+    names: Sequence[str],
+    output: Path | None,
+    as_json: bool,
+    show: Callable[[Sequence[dict[str, Any]]], None],
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield what is called with each row once it is measured, as JSON a line each.
+
+    At the end the rows are written to a file, if one is named, and shown; also if a later one could
+    not be measured: then those that are missing are named on standard error.
+
+    Args:
+        names: of all rows, in their order.
+
+    Raises:
+        WriteFailed: the file cannot be written.
+    """
+    rows: list[dict[str, Any]] = []
+
+    def report_row(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if as_json:
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+
+    try:
+        yield report_row
+    finally:
+        if rows:
+            if not as_json:
+                show(rows)
+            if len(rows) < len(names):
+                echo(f"not measured: {', '.join(names[len(rows) :])}", err=True)
+            if output is not None:
+                write_text(output, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def refuse_settings(given: SettingsArgs, reason: str) -> None:

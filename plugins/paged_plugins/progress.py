@@ -59,6 +59,12 @@ def _display(*columns: Any) -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
+def errors_text(num_errors: int, num_requests: int, cause: str | None) -> str:
+    """Say how many requests of a run, or of several, ended with an error, and why the first did."""
+    told = f"{num_errors:,} of {counted(num_requests, 'request')} ended with an error"
+    return f"{told}, the first: {cause}" if cause else told
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number of things: ``1 seed``, ``1,200 runs``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -18,7 +18,7 @@ from paged_plugins.lab.cluster.simulate_cluster import router_options
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import Load, Router, RouterContext
 from paged_plugins.lab.runs.run_record import RequestRecord, ended_record
-from paged_plugins.workloads.serving import Arrival, Arrivals
+from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal
 from paged_plugins.workloads.workload import Workload
 
 
@@ -98,7 +98,7 @@ class SequentialCluster:
             self._replicas[number].engine.add(request)
         except RequestError as error:
             self._router.finished(request, number)
-            self._watch.refused(arrival, number, str(error))
+            self._watch.refused(arrival, number, Refusal.of(error))
             return number
         self._loads[number].num_requests += 1
         self._loads[number].num_tokens += len(request.prompt)

@@ -121,6 +121,7 @@ def test_what_has_been_measured_is_kept_when_the_rest_fails(
     assert main(["bench", "compare", *argv], {"PATH": ""}) == 1
     out, err = capfd.readouterr()
     assert "it died" in err
+    assert "not measured: W4" in err
     assert "best other" in out
     (line,) = (tmp_path / "rows").read_text().splitlines()
     assert json.loads(line)["workload"] == "W7"
@@ -216,7 +217,7 @@ def test_one_after_another_and_one_that_fails(
     monkeypatch.setattr(compare_command, "task_for", _broken_for_others)
     argv = (*SMALL, "--model", model, "--workload", "W7", "--repeats", "2", "--one-at-a-time")
     options = ("--temperature", "0.6", "--peer", f"vllm={broken}", "--json")
-    assert main(["bench", "compare", *argv, *options]) == 0
+    assert main(["bench", "compare", *argv, *options]) == 1
     out, err = capfd.readouterr()
     row = json.loads(out)
     ours, other = row["contenders"]

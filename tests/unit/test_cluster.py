@@ -9,7 +9,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -18,18 +18,21 @@ from hypothesis import strategies as st
 
 from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
+from paged_core.request import Request
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_plugins.lab.cluster.record import ClusterRecord, Timeline
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.commands.simulate import request_log
 from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.router import Load
+from paged_plugins.lab.router import Load, ReplicaLoad, Router, RouterContext
 from paged_plugins.lab.runs.run_record import RequestRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload, Workload
+from paged_plugins.written_files import WriteFailed
 from paged_testing import registry_with
 from unit.cluster_doubles import CROWDS, IDLE, LOOKING, SERVED, STEP, Crowd, LookingRouter
+from unit.faulty_settings import registry_of
 
 REGISTRY = registry_with()
 ROUTERS = sorted(REGISTRY.of("router"))
@@ -154,6 +157,67 @@ class TestEvents:
         settings = engine_settings(registry, scheduler="faulty")
         with pytest.raises(EngineError, match=r"replica 0: scheduler .*IdleScheduler has planned"):
             served(settings, listed(asks("a", 0.0)), num_replicas=1, registry=registry)
+
+
+class AnsweringRouter(Router):
+    """Answers, or raises, what it is told."""
+
+    answer: ClassVar[Any] = 0
+    at_the_end: ClassVar[bool] = False
+
+    def __init__(self, options: Any, context: RouterContext, /) -> None:
+        pass
+
+    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
+        return 0 if self.at_the_end else self._answer()
+
+    def finished(self, request: Request, replica: int, /) -> None:
+        if self.at_the_end:
+            self._answer()
+
+    def _answer(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class TestFaultsOfRouters:
+    @pytest.mark.parametrize("answer", [-1, 2, None, 1.0, True, "0" * 1000])
+    def test_an_answer_that_is_no_replica(
+        self, answer: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(AnsweringRouter, "answer", answer)
+        with pytest.raises(EngineError) as raised:
+            self._served()
+        text = str(raised.value)
+        assert text.startswith(f"router 'faulty' answered {answer!r:.80} for request 'a'; ")
+        assert "has to return an int, from 0 to 1, the number of a replica" in text
+
+    @pytest.mark.parametrize("at_the_end", [False, True])
+    def test_what_it_raises(self, at_the_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(AnsweringRouter, "answer", StopIteration())
+        monkeypatch.setattr(AnsweringRouter, "at_the_end", at_the_end)
+        with pytest.raises(EngineError) as raised:
+            self._served()
+        text = str(raised.value)
+        assert text.startswith(f"router 'faulty' raised StopIteration (at {__file__}:")
+        assert text.endswith(" in _answer)")
+
+    @staticmethod
+    def _served() -> None:
+        registry = registry_of("router", AnsweringRouter)
+        settings = engine_settings(registry, router="faulty")
+        served(settings, listed(asks("a", 0.0)), num_replicas=2, registry=registry)
+
+
+@pytest.mark.parametrize("num_workers", [-1, 0, 3])
+def test_a_number_of_processes_that_cannot_be_is_refused(num_workers: int) -> None:
+    with pytest.raises(SettingsError, match=f"num_workers is {num_workers}; there may be 1 to 2"):
+        simulate_cluster(
+            *(engine_settings(), REGISTRY, listed(asks("a", 0.0)), 0),
+            num_replicas=2,
+            num_workers=num_workers,
+        )
 
 
 class TestProperties:
@@ -315,7 +379,7 @@ class TestRequestLog:
     @pytest.mark.parametrize("name", ["requests.jsonl", "requests.parquet"])
     def test_names_a_file_that_cannot_be_written(self, tmp_path: Path, name: str) -> None:
         with (
-            pytest.raises(SettingsError, match=f"{name} cannot be written: "),
+            pytest.raises(WriteFailed, match=f"{name} cannot be written: "),
             request_log(tmp_path / "missing" / name),
         ):
             pass

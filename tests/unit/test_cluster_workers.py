@@ -215,13 +215,15 @@ class TestProcess:
         command = [sys.executable, "-m", "paged_core", "simulate", str(workload)]
         command += ["--replicas", "2", "--workers", "2", "--requests", str(log)]
         process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE)
-        while not (log.exists() and log.stat().st_size):
+        partial = tmp_path / f"{log.name}.{process.pid}.partial"
+        while not (partial.exists() and partial.stat().st_size):
             assert process.poll() is None
             sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130
         assert b"Traceback" not in errors
+        assert list(tmp_path.iterdir()) == [workload]
         with suppress(ProcessLookupError):
             for _ in range(200):  # the tracker of multiprocessing ends a moment later
                 os.killpg(process.pid, 0)

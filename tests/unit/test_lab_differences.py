@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from paged_plugins.lab.statistics.differences import (
     differences,
     minimum_seeds,
 )
+from paged_plugins.lab.statistics.phrases import change_text, size_text, value_text
 from paged_plugins.lab.study.arms import Arm
 
 MEASURE_NAMES = ("hit_rate", "e2e_ms_p50", "ttft_ms_p50", "preemptions", "evictions")
@@ -187,3 +188,18 @@ def test_the_unit_does_not_matter_to_percent(seed: int, factor: float) -> None:
         if one.relative:
             expected = pytest.approx((one.change, one.low, one.high), rel=1e-6, abs=1e-6)
             assert (two.change, two.low, two.high) == expected
+
+
+@pytest.mark.parametrize(("base", "value"), [(5e-324, 1e21), (1e21, 5e-324), (1e21, 1e21)])
+def test_extreme_values_are_written_in_one_short_line(base: float, value: float) -> None:
+    runs = [
+        RunResult(arm=arm, workload="w", seed=seed, measures={"e2e_ms_p50": each * (1 + seed / 9)})
+        for arm, each in (("base", base), ("x", value))
+        for seed in range(6)
+    ]
+    arms = [Arm(label="base"), Arm(label="x", changes={"x": 1}, axis="x")]
+    results = Results(arms=arms, workloads=["w"], seeds=range(6), runs=runs)
+    (found,) = differences(results)
+    assert isfinite(found.change)
+    for text in (change_text(found), size_text(found), value_text("e2e_ms_p50", value)):
+        assert len(text) < 20

@@ -23,8 +23,10 @@ from paged_plugins.lab.report.pictures.drawing import drawing, wrapped
 from paged_plugins.lab.report.pictures.latencies import load, rate_sweeps
 from paged_plugins.lab.report.pictures.timelines import FREE, SHARED, owners
 from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.statistics.differences import differences
 from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import BASE
+from paged_plugins.written_files import WriteFailed
 from unit import studies
 from unit.drawn_results import drawn_results
 
@@ -110,6 +112,10 @@ def studied(started: str) -> Results:
     )
 
 
+def said_of(results: Results) -> str:
+    return markdown(Conclusions.of(results))
+
+
 def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> None:
     results = studied("2026-01-01")
     page = page_of(results, tmp_path)
@@ -132,7 +138,7 @@ def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> 
     assert any("on average" in label for label in labels)
     told_of = [key for key, _ in page.attributes if key in {"aria-label", "aria-hidden"}]
     assert len(told_of) == page.tags["svg"] + len(re.findall('class="scroll" tab', page.source))
-    assert html(studied("2027-12-31")) == page.source  # equal results, equal bytes
+    assert html(Conclusions.of(studied("2027-12-31"))) == page.source  # equal results, equal bytes
 
 
 def test_names_from_files_are_shown_and_do_nothing(tmp_path: Path) -> None:
@@ -182,20 +188,20 @@ def test_long_names_may_be_broken_where_columns_are_narrow(tmp_path: Path) -> No
 
 
 def test_measures_that_are_equal_in_all_arms_are_listed_not_tabulated() -> None:
-    text = markdown(drawn_results({"victim=same": 1.0}, seeds=6))
+    text = said_of(drawn_results({"victim=same": 1.0}, seeds=6))
     assert re.search(r"^Equal in all arms: goodput \d.*; failed requests 0\.$", text, re.MULTILINE)
     assert "| goodput" not in text
 
 
 def test_what_moved_is_called_better_or_worse() -> None:
-    text = markdown(drawn_results({"victim=slow": 1.5, "victim=fast": 0.5}, seeds=8))
+    text = said_of(drawn_results({"victim=slow": 1.5, "victim=fast": 0.5}, seeds=8))
     row = next(line for line in text.splitlines() if line.startswith("| completion p50"))
     assert re.search(r"\*\*\+50% \[.*\] worse\*\* \| \*\*-50% \[.*\] better\*\*", row)
 
 
 def test_fewer_measures_make_fewer_comparisons() -> None:
     results = drawn_results({"victim=slow": 1.5}, seeds=6)
-    text = markdown(results, measures=["e2e_ms_p50", "hit_rate"])
+    text = markdown(Conclusions.of(results, ["e2e_ms_p50", "hit_rate"]))
     assert "all 2 intervals of this report" in text
     assert "TTFT" not in text.partition("## What was run")[0]
 
@@ -205,13 +211,13 @@ def test_fewer_measures_make_fewer_comparisons() -> None:
     [(1, "One seed bounds nothing"), (5, "A claim needs 6 seeds: with 5, nothing"), (6, "moved")],
 )
 def test_the_number_of_seeds_says_what_can_be_claimed(seeds: int, said: str) -> None:
-    assert said in markdown(drawn_results({"victim=slow": 1.5}, seeds=seeds))
+    assert said in said_of(drawn_results({"victim=slow": 1.5}, seeds=seeds))
 
 
 def test_missing_runs_are_said() -> None:
     results = drawn_results({"victim=slow": 1.5}, seeds=7)
-    assert "2 runs failed or were left out" in markdown(replace(results, runs=results.runs[2:]))
-    assert "left out" not in markdown(results).partition("- A measure has moved")[0]
+    assert "2 runs failed or were left out" in said_of(replace(results, runs=results.runs[2:]))
+    assert "left out" not in said_of(results).partition("- A measure has moved")[0]
 
 
 def test_simulated_times_are_called_so() -> None:
@@ -219,9 +225,9 @@ def test_simulated_times_are_called_so() -> None:
     settings = {"executor": {"name": "simulated"}, "cost_model": model}
     results = drawn_results({"victim=slow": 1.5}, seeds=1)
     simulated = replace(results, manifest={"settings": {BASE: settings}})
-    assert "cost model roofline (device l4) predicts" in markdown(simulated)
+    assert "cost model roofline (device l4) predicts" in said_of(simulated)
     real = replace(results, manifest={"settings": {BASE: {"executor": {"name": "local"}}}})
-    assert "simulation" not in markdown(real)
+    assert "simulation" not in said_of(real)
 
 
 def test_arms_are_split_between_axes_and_shown_beside_what_they_are_compared_with() -> None:
@@ -301,9 +307,30 @@ def test_without_matplotlib_the_page_says_what_to_install(
     assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
 
 
+def test_the_commands_write_and_run_nothing_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, study = tmp_path / "results", str(studies.write(tmp_path, seeds=1))
+    assert main(["lab", "run", study, "--output", str(results), "--workers", "1"], {}) == 0
+    before = sorted(results.iterdir())
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("paged_plugins.lab.commands.studies.run_study", None)
+    varied = ["compare", "chat", "--vary", "victim=newest,most_blocks", "--html"]
+    for command in (["lab", "report", str(results)], [*varied, str(tmp_path / "page.html")]):
+        assert main(command, {}) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        assert err.count("\n") == 1
+        assert "`pip install 'paged-core[lab]'`" in err
+        assert "`paged-core lab report --markdown FILE`" in err
+    assert sorted(results.iterdir()) == before
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     results = drawn_results({}, seeds=1, records=False)
-    with pytest.raises(SettingsError, match=r"missing/report\.md cannot be written: No such file"):
+    with pytest.raises(WriteFailed, match=r"missing/report\.md cannot be written: No such file"):
         write_markdown(results, tmp_path / "missing" / "report.md")
 
 
@@ -331,6 +358,20 @@ def test_the_map_of_blocks_says_who_held_them(tmp_path: Path) -> None:
     assert "Which request held which block?" in text
     assert "4 blocks over 10 steps, held by 2 requests; 55% held on average, 10% by several" in text
     assert text.count('href="data:image/png;base64,') == 1
+
+
+def test_differences_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, study = tmp_path / "results", str(studies.write(tmp_path, seeds=1))
+    assert main(["lab", "run", study, "--output", str(results), "--workers", "1"], {}) == 0
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return differences(*arguments, **options)
+
+    monkeypatch.setattr("paged_plugins.lab.statistics.sentences.differences", counted)
+    assert main(["lab", "report", str(results)], {}) == 0
+    assert len(calls) == 1
 
 
 def test_the_command_reports_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

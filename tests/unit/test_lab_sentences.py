@@ -179,15 +179,16 @@ def test_arms_whose_order_cannot_be_claimed_are_level() -> None:
     assert "about level with" in order
 
 
-def test_requests_that_fail_in_all_arms_are_said() -> None:
+def test_requests_that_are_refused_in_all_arms_are_said() -> None:
     results = results_of({"twin": {}})
     runs = [replace(run, measures={**run.measures, "failed": 14.0}) for run in results.runs]
-    assert said(replace(results, runs=runs))[0] == "chat: 14 requests a run failed in all arms"
+    told = "chat: 14 requests a run were refused or ignored in "
+    assert said(replace(results, runs=runs))[0] == f"{told}all arms"
     some = [run if "twin" in run.arm else old for run, old in zip(runs, results.runs, strict=True)]
     text = said(replace(results, runs=some))
-    assert text[0] == "chat: 14 requests a run failed in 1 of 2 arms"
-    told = [replace(run, failure="request 'a' is too long") for run in some[-2:]]
-    text = said(replace(results, runs=[*some[:-2], *told]))
+    assert text[0] == f"{told}1 of 2 arms"
+    refused = [replace(run, failure="request 'a' is too long") for run in some[-2:]]
+    text = said(replace(results, runs=[*some[:-2], *refused]))
     assert text[0].endswith("in 1 of 2 arms, the first: request 'a' is too long")
 
 

@@ -23,6 +23,11 @@ def test_a_file_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         check_writable(tmp_path / "missing" / "results.json")
     with pytest.raises(BadParameter, match="cannot be written: No such file or directory; name"):
         check_writable(Path("/proc/results.json"))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "new")
+    assert check_writable(link) == link
+    assert link.is_symlink()
+    assert not link.exists()
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(BadParameter, match="cannot be written: Permission denied; name another"):
         check_writable(file)

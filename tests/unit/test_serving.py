@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from paged_core.engine.clock import VirtualClock
 from paged_core.engine.driver import EngineDriver
-from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_plugins.bench.workloads import by_turn, longest
 from paged_plugins.workloads.request import WorkloadRequest, linked
-from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop
+from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, ServingLoop
 from paged_testing.engines import build_memory_engine
 
 
@@ -133,7 +132,7 @@ class Loop(ServingLoop):
         super().__init__(driver, arrivals)
         self.notes: list[tuple[str, str, float]] = []
 
-    def refused(self, arrival: Arrival, now: float, error: RequestError) -> None:
+    def refused(self, arrival: Arrival, now: float, refusal: Refusal) -> None:
         self.notes.append(("refused", arrival.request.id, now))
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:

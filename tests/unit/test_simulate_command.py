@@ -72,16 +72,18 @@ def test_a_limit_makes_goodput(capsys: Capture, workload: str) -> None:
 
 
 @pytest.mark.parametrize("replicas", [(), ("--replicas", "2")])
-def test_requests_that_fail_are_explained(
+def test_requests_that_are_refused_are_explained(
     capsys: Capture, workload: str, replicas: tuple[str, ...]
 ) -> None:
     assert run("simulate", workload, *replicas, "--max-model-len", "40") == 0
     out = capsys.readouterr().out
-    assert re.search(r"1 request failed, the first: request '\d' has a prompt of \d\d tokens", out)
+    assert re.search(
+        r"1 request, refused or ignored, the first: request '\d' has a prompt of \d\d tokens", out
+    )
     assert "TTFT p50" in out
     assert run("simulate", workload, *replicas, "--max-model-len", "8") == 0
     out = capsys.readouterr().out
-    assert "6 requests failed, the first: request '0'" in out
+    assert "6 requests, refused or ignored, the first: request '0'" in out
     assert "TTFT p50" not in out, "nothing was served"
 
 
@@ -91,6 +93,8 @@ def test_requests_that_fail_are_explained(
         (["--executor", "memory"], "takes real time; give --real"),
         (["--executor", "simulated", "--real"], "runs no model"),
         (["--workers", "2"], "give --replicas too"),
+        (["--slo-ttft-ms", "nan"], "Input should be greater than or equal to 0"),
+        (["--slo-tpot-ms", "inf"], "leave it out for no limit"),
         (["--replicas", "2", "--real", "--executor", "memory"], "--real: a cluster is simulated"),
         (["--cost-model.name", "linear", "--cost-model.fixed", "1e308"], "a step would take"),
         (["--cost-model.compute-efficiency", "1e-300"], "a step would take"),
@@ -101,7 +105,7 @@ def test_what_cannot_be_simulated_is_refused(
 ) -> None:
     status = run("simulate", workload, *options)
     assert reason in capsys.readouterr().err
-    assert status == (0 if "would take" in reason else 2), "what fails in a run is a result"
+    assert status == (1 if "would take" in reason else 2), "the requests of a run failed"
 
 
 def test_real_time_passes_on_an_executor_without_a_model(capsys: Capture, workload: str) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +24,13 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.commands.options import with_address
 from paged_plugins.lab.commands.studies import beginning
+from paged_plugins.lab.results.folder import Manifest
 from paged_plugins.lab.results.load_results import load_results
-from paged_plugins.lab.results.store import read_record
-from paged_plugins.lab.results.tables import PARTIAL
 from paged_plugins.lab.study.arms import layer, plan_arms
 from paged_plugins.lab.study.study import Ablation, read_ablation
 from paged_plugins.lab.tasks.pool import LOCAL, num_workers, open_runner
 from paged_plugins.lab.tasks.task import Task
+from paged_plugins.lab.tasks.task import run as execute
 from unit.studies import ABLATION, WORKLOAD, tables, write
 from unit.study_faults import DEADLY
 
@@ -303,7 +304,10 @@ def test_what_requests_were_told_that_failed_is_kept(tmp_path: Path) -> None:
         ("runs.json", "[{}]"),
         ("runs.json", [{"arm": "other", "measure": "hit_rate", "value": 0.5}]),
         ("runs.json", [{"arm": "base", "measure": "other", "value": 0.5}]),
-        ("runs.json", [{"arm": "base", "measure": "hit_rate", "value": float("inf")}]),
+        *(
+            ("runs.json", [{"arm": "base", "measure": "hit_rate", "value": value}])
+            for value in (float("inf"), float("nan"), 1e308, -1.0)
+        ),
     ],
 )
 def test_damaged_results_are_named(tmp_path: Path, name: str, content: Any) -> None:
@@ -323,9 +327,38 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: bytes) -> None:
     record = next((tmp_path / "results" / "runs").iterdir())
     record.write_bytes(content)
     with pytest.raises(SettingsError, match="remove it and run again"):
-        read_record(record)
+        load_results(tmp_path / "results").record("base", "small", 0)
     assert run(path, tmp_path / "results") == 0
-    assert read_record(record).requests
+    found = load_results(tmp_path / "results").record("base", "small", 0)
+    assert found is not None
+    assert found.requests
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("requests", "arrival", 1e308),
+        ("requests", "finished", -1e308),
+        ("requests", "num_sequences", 0),
+        ("requests", "num_output", -1),
+        ("steps", "seconds", float("inf")),
+        ("steps", "num_blocks", 10**30),
+        ("totals", "elapsed", float("nan")),
+        ("token_gaps", "1000000", 1),
+    ],
+)
+def test_numbers_of_a_record_are_bounded(
+    finished: Path, tmp_path: Path, where: str, key: str, value: float
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "results"))
+    manifest = Manifest.model_validate_json((folder / "manifest.json").read_text("utf-8"))
+    file = manifest.runs[0].file(folder)
+    content = json.loads(gzip.decompress(file.path.read_bytes()))
+    part = content["record"][where]
+    (part[0] if isinstance(part, list) else part)[key] = value
+    file.path.write_bytes(gzip.compress(json.dumps(content).encode(), compresslevel=1))
+    with pytest.raises(SettingsError, match="it holds no run; remove it and run again"):
+        file.read()
 
 
 def test_two_cannot_write_to_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -356,6 +389,16 @@ def start(path: Path, output: Path, *options: str) -> psutil.Popen:
     return process
 
 
+def leave_partials(folder: Path, pid: int) -> list[Path]:
+    """Leave what a process that was killed leaves of the files that it was writing."""
+    record = next((folder / "runs").glob("*.gz"))
+    left = [folder / f"{name}.{pid}.partial" for name in ("runs.parquet", "manifest.json")]
+    left.append(record.with_name(f"{record.name}.{pid}.partial"))
+    for path in left:
+        path.write_bytes(b"half of it")
+    return left
+
+
 @pytest.mark.skipif(os.name == "nt", reason="uses POSIX signals")
 def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
     path = write(tmp_path, workloads=[WORKLOAD | {"requests": 40}], seeds=4)
@@ -371,7 +414,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
         load_results(folder)
     num_kept = len(list(folder.glob("runs/*.gz")))
     assert 0 < num_kept < 12
-    (folder / "runs" / f"x.json.gz.1{PARTIAL}").write_bytes(b"half a rec")
+    leave_partials(folder, process.pid)
     (folder / "manifest.json").unlink()  # as if it had been killed before it was written
     assert run(path, folder) == 0
     assert run(path, tmp_path / "whole") == 0
@@ -391,6 +434,129 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in told.decode()
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_nothing_is_removed_that_a_run_has_not_written(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    assert run(write(tmp_path, seeds=1), folder) == 0
+    for name in ("mine.json.gz", "0123456789abcdef.json.gz", "mine.partial", "a.gz.1.partial"):
+        (folder / "runs" / name).write_bytes(b"mine")
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    left = leave_partials(folder, os.getppid())
+    (folder / "runs" / "my.link.json.gz").symlink_to(mine)
+    before = content_of(folder / "runs")
+    for options in ((), ("--fresh",)):
+        assert run(write(tmp_path, seeds=1), folder, *options) == 0
+        assert content_of(folder / "runs") == before
+    assert all(path.exists() for path in left)
+
+
+def test_what_another_code_has_written_is_removed_by_the_names_in_its_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = write(tmp_path, seeds=1), tmp_path / "results"
+    assert run(path, folder) == 0
+    old = {each.name for each in (folder / "runs").iterdir()}
+    monkeypatch.setattr("paged_plugins.lab.tasks.task.code_digest", lambda registry: "other")
+    assert run(path, folder) == 0
+    assert len(old) == len(list((folder / "runs").iterdir())) == 3
+    assert old.isdisjoint(each.name for each in (folder / "runs").iterdir())
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    path, folder = write(tmp_path, seeds=1), tmp_path / "results"
+    assert run(path, folder) == 0
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    before = tables(folder)
+    left = leave_partials(folder, process.pid)
+    assert run(path, folder) == 0
+    assert not any(each.exists() for each in left)
+    assert tables(folder) == before
+
+
+@pytest.mark.parametrize("options", [(), ("--fresh",)])
+def test_links_are_written_through_and_nothing_is_removed_there(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    path, folder, there = write(tmp_path, seeds=1), tmp_path / "results", tmp_path / "there"
+    assert run(path, folder) == 0
+    (folder / "runs").rename(there)
+    (there / "mine.json.gz").write_bytes(b"mine")
+    (there / "a.json.gz.1.partial").write_bytes(b"mine")
+    (folder / "runs").symlink_to(there)
+    records = sorted(there.glob("????????????????.json.gz"))
+    before = content_of(there)
+    moved = records[0].rename(tmp_path / "moved")
+    records[0].symlink_to(moved)
+    moved.write_bytes(b"damaged")
+    lock = tmp_path / "lock"
+    lock.write_bytes(b"mine")
+    (folder / "lock").unlink()
+    (folder / "lock").symlink_to(lock)
+    assert run(path, folder, *options) == 0
+    assert records[0].is_symlink()
+    assert content_of(there) == before
+    assert lock.read_bytes() == b"mine"
+
+
+def test_a_record_of_another_run_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, folder = write(tmp_path, seeds=2), tmp_path / "results"
+    assert run(path, folder) == 0
+    manifest = Manifest.model_validate_json((folder / "manifest.json").read_text("utf-8"))
+    files = {entry.place: entry.file(folder).path for entry in manifest.runs}
+    one, other = files["base", "small", 0], files["victim=fewest_computed", "small", 1]
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    before = tables(folder)
+    assert run(path, folder) == 2
+    assert tables(folder) == before
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"error: {one} is the record of another run (victim=fewest_computed, ")
+    assert "not that of base, small, seed 0; remove it and run again" in told
+    with pytest.raises(SettingsError, match="is the record of another run"):
+        load_results(folder).record("base", "small", 0)
+    # of the same arm and seed, under settings or requests that were others
+    one.unlink()
+    renamed = json.loads(gzip.decompress(kept)) | {"key": "0123"}
+    one.write_bytes(gzip.compress(json.dumps(renamed).encode()))
+    assert run(path, folder) == 2
+    assert "(base, small, seed 0, 0123)" in capsys.readouterr().err
+    one.unlink()
+    assert run(path, folder) == 0
+    assert one.read_bytes() == kept
+
+
+@pytest.mark.skipif(os.name == "nt", reason="uses named pipes")
+@pytest.mark.parametrize("name", ["runs/*.gz", "runs.json", "manifest.json", "lock"])
+def test_what_is_no_regular_file_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path, folder = write(tmp_path, seeds=1), tmp_path / "results"
+    assert run(path, folder) == 0
+    file = next(folder.glob(name))
+    file.unlink()
+    os.mkfifo(file)
+    assert run(path, folder) == 2
+    assert f"{file} is no regular file; remove it" in capsys.readouterr().err
+    assert file.is_fifo()
+
+
+def test_a_folder_with_files_of_other_programs_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "Cargo.lock").write_text("mine", "utf-8")
+    assert run(write(tmp_path, seeds=1), folder) == 2
+    assert "has other files in it" in capsys.readouterr().err
 
 
 def with_a_deadly_one() -> tuple[list[Task], Registry]:
@@ -415,6 +581,17 @@ def test_a_worker_that_dies_fails_its_run_alone() -> None:
     failed = [place for place, one in ran.items() if one.problem]
     assert failed == [tasks[2].place]
     assert "its process ended with status 9" in str(ran[failed[0]].problem)
+
+
+def test_what_a_run_raises_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise ZeroDivisionError("a typo")
+
+    monkeypatch.setattr("paged_plugins.lab.tasks.task.run_workload", fails)
+    task = with_a_deadly_one()[0][0]
+    problem = str(execute(task, REGISTRY).problem)
+    assert problem.startswith(f"ZeroDivisionError: a typo (at {__file__}:")
+    assert problem.endswith(" in fails)")
 
 
 @pytest.mark.parametrize(

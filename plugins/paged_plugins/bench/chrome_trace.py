@@ -9,7 +9,7 @@ from paged_core.engine.contexts import ObserverContext
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.bench.plugin import ChromeTraceSettings
-from paged_plugins.files import open_file
+from paged_plugins.written_files import prepare_file, write_text
 
 _ORDER = ("schedule", "prepare", "model", "sample", "apply")
 
@@ -26,7 +26,7 @@ class ChromeTrace(Observer):
     def __init__(self, options: ChromeTraceSettings, context: ObserverContext, /) -> None:
         self._path = options.path
         self._events: list[dict[str, Any]] = []
-        open_file(self._path, "chrome_trace.path").close()
+        prepare_file(self._path, "chrome_trace.path")
 
     def on_step(self, step: StepRecord, /) -> None:
         """Add a bar for the step and one for each of its phases, one after another."""
@@ -64,7 +64,7 @@ class ChromeTrace(Observer):
             for number, name in names.items()
         ]
         trace = {"traceEvents": [*labels, *self._events], "displayTimeUnit": "ms"}
-        self._path.write_text(json.dumps(trace) + "\n", "utf-8")
+        write_text(self._path, json.dumps(trace) + "\n")
 
     def _bar(
         self,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,8 +12,9 @@ from typing import Annotated, Any
 import psutil
 import typer
 
+from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_table
+from paged_core.cli.output import echo, print_table
 from paged_core.errors import EngineError, SettingsError
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.comparison import EngineRuns, compare, row_of, run_alone, warm_up
@@ -42,8 +41,7 @@ from paged_plugins.bench.workloads import (
     drawing,
     longest,
 )
-from paged_plugins.command_options import JsonFile
-from paged_plugins.files import open_file
+from paged_plugins.command_options import JsonFile, reported_rows
 from paged_plugins.progress import progress
 
 _LENGTH_STEP = 1024
@@ -90,19 +88,19 @@ def compare_command(
     write_cache: WriteCache = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
     output: JsonFile = None,
-) -> None:
+) -> int:
     """Compare with other engines on the same model, token ids and number of tokens.
 
     Each engine runs in its own process, and they take turns within every repeat; on CUDA one runs
     after another. Give --model and --dtype; --threads and --kv-cache-memory apply to the others
-    too, all other settings to this engine alone.
+    too, all other settings to this engine alone. The exit status is 1 if an engine failed.
     """
     settings = given.resolve().settings
     again = _variants(variant or (), given)
     _check(settings.model, settings.dtype, alone=bool(again and not peer))
     described = drawing(num_requests, input_len, output_len, shared_prefix)
     chosen = [*_named_workloads(workload or ()), *described] or list(NAMED.values())
-    tell = partial(typer.echo, err=True)
+    tell = partial(echo, err=True)
     if peer or again:
         peers = named_peers(peer or (), settings.model, settings.dtype, temperature)
     else:
@@ -112,23 +110,15 @@ def compare_command(
     task = replace(task, write_cache=write_cache)
     engines = [Choice(OURS), *again, *peers]
     measured = _alone if one_at_a_time or device != "cpu" else _in_turns
-    rows = []
-    try:
-        with ExitStack() as stack:
-            lines = [sys.stdout] if as_json else []
-            if output is not None:
-                lines.append(stack.enter_context(open_file(output, "--output")))
-            for row in measured(task, chosen, engines, repeats, tell):
-                row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
-                row |= {"device": device, "temperature": temperature}
-                row["read_bytes_per_s"] = round(measure_rates(settings.dtype, device).read)
-                rows.append(row)
-                for file in lines:
-                    file.write(json.dumps(row) + "\n")
-                    file.flush()
-    finally:  # print the rows measured so far even if a later run failed
-        if rows and not as_json:
-            print_comparison(rows)
+    names, failed = [each.name for each in chosen], False
+    with reported_rows(names, output, as_json, print_comparison) as report_row:
+        for row in measured(task, chosen, engines, repeats, tell):
+            row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
+            row |= {"device": device, "temperature": temperature}
+            row["read_bytes_per_s"] = round(measure_rates(settings.dtype, device).read)
+            report_row(row)
+            failed = failed or any(one.get("error") for one in row["contenders"])
+    return FAILED if failed else OK
 
 
 def _named_workloads(given: Sequence[str]) -> list[Workload]:
@@ -256,13 +246,13 @@ def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     """
     first = rows[0]
     computer = machine(first.get("device", "cpu"))
-    typer.echo(
+    echo(
         f"{first['model']} in {first['dtype']}: output tokens/s, median of {first['repeats']}\n"
         f"{machine_line(computer)}"
     )
     engines = [one for one in first["contenders"] if not one.get("error")]
     written = [one["name"] for one in engines if one["cache_written"]]
-    typer.echo(f"caches written before: {', '.join(written) or 'none that is known of'}")
+    echo(f"caches written before: {', '.join(written) or 'none that is known of'}")
     names = [row["workload"] for row in rows]
     print_table("", ["engine", *names], speeds(rows))
     print_table("\nPeak MiB", ["engine", *names, "seconds to start"], memory(rows))

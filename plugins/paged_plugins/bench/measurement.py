@@ -22,6 +22,7 @@ from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
 from paged_core.plugins.component import ComponentSettings
+from paged_core.request import FinishReason
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.step import StepInput
@@ -29,7 +30,7 @@ from paged_core.text.generation import Generation
 from paged_plugins.bench.device import least_seconds, measure_rates
 from paged_plugins.bench.workloads import Workload, by_turn, is_batch, longest
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
-from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop
+from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, ServingLoop
 
 _ANY_VOCABULARY = 10_000
 _STATUS = Path("/proc/self/status")
@@ -343,15 +344,19 @@ class _Completion(ServingLoop):
         generation.group = self.driver.add(request)
         self._generations[request.id] = generation
 
-    def refused(self, arrival: Arrival, now: float, error: RequestError) -> None:
-        raise error
+    def refused(self, arrival: Arrival, now: float, refusal: Refusal) -> None:
+        if refusal.is_error:
+            raise _failed(arrival.request.id, refusal.reason)
+        raise RequestError(refusal.reason)
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         for sequence in group.sequences:
-            if sequence.error is not None or len(sequence.output) != arrival.request.output:
+            length = len(sequence.output)
+            if sequence.finish_reason is FinishReason.ERROR:
+                raise _failed(group.id, sequence.error)
+            if length != arrival.request.output:
                 raise EngineError(
-                    f"request {group.id} ended after {len(sequence.output)} of "
-                    f"{arrival.request.output} tokens "
+                    f"request {group.id} ended after {length} of {arrival.request.output} tokens "
                     f"({sequence.error or sequence.finish_reason}); raise max_model_len or "
                     "num_blocks"
                 )
@@ -359,6 +364,10 @@ class _Completion(ServingLoop):
             arrival.request, self._generations.pop(group.id), self.start + arrival.at
         )
         self._advance()
+
+
+def _failed(request_id: str, cause: str | None) -> EngineError:
+    return EngineError(f"request {request_id} ended with an error: {cause}")
 
 
 def _sampling(request: WorkloadRequest) -> SamplingParams:

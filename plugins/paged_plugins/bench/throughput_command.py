@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -28,8 +26,7 @@ from paged_plugins.bench.workloads import (
     drawing,
     drawn,
 )
-from paged_plugins.command_options import JsonFile, report
-from paged_plugins.files import write_text
+from paged_plugins.command_options import JsonFile, report, reported_rows
 from paged_plugins.progress import progress
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
@@ -84,24 +81,17 @@ def throughput_command(
     described = drawing(num_requests, input_len, output_len, shared_prefix)
     listed, from_lab = _told_apart(workload or ())
     chosen = [*listed, *described]
-    rows = []
     with open_bench(given, chosen, trace=trace, write_cache=write_cache) as bench:
         counted = [LabWorkload.counted(each, bench.llm.tokenizer) for each in from_lab]
         bench.check_lengths(counted)
         chosen = [*chosen, *counted] or _fitting(bench)
         total = repeats * sum(sum(1 for _ in by_turn(some.requests())) for some in chosen)
-        with progress(total, "measuring") as advance:
+        with (
+            reported_rows([each.name for each in chosen], output, as_json, _print) as report_row,
+            progress(total, "measuring") as advance,
+        ):
             for some in chosen:
-                rows.append(
-                    bench.measure(some, repeats=repeats, roofline=roofline, advance=advance)
-                )
-                if as_json:
-                    sys.stdout.write(json.dumps(rows[-1]) + "\n")
-                    sys.stdout.flush()
-    if output is not None:
-        write_text(output, "".join(json.dumps(row) + "\n" for row in rows))
-    if not as_json:
-        _print(rows)
+                report_row(bench.measure(some, repeats=repeats, roofline=roofline, advance=advance))
 
 
 def _told_apart(given: Sequence[str]) -> tuple[list[Workload], list[WorkloadSpec]]:

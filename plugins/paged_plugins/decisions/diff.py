@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from paged_core.cli.options import SettingsArgs
+from paged_core.cli.output import echo
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import refuse_settings
 from paged_plugins.decisions.trace import DECISIONS, KEYS, differing_keys, read_traces
@@ -169,11 +169,6 @@ def listed(items: Sequence[str]) -> str:
     """Return items, and how many more there are of a long list."""
     more = f" (+{len(items) - _SHOWN})" if len(items) > _SHOWN else ""
     return (" ".join(items[:_SHOWN]) + more) or "-"
-
-
-def echo(text: str) -> None:
-    """Print a line."""
-    sys.stdout.write(text + "\n")
 
 
 def diff_command(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
+from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_table
+from paged_core.cli.output import echo, print_table
 from paged_core.errors import SettingsError
 from paged_core.settings.schema import Resolved
-from paged_plugins.decisions.diff import echo, first_difference, listed, show_difference
+from paged_plugins.decisions.diff import first_difference, listed, show_difference
 from paged_plugins.decisions.replay import check_settings, replay, settings_layer
 from paged_plugins.decisions.replay_run import Outcome, RequestTimes
 from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.trace import UNFINISHED, VERSION, in_version, version_of
-from paged_plugins.progress import counted
+from paged_plugins.progress import counted, errors_text
 
 _IN_WORDS = ("cached", "preempted", "swapped_out", "swapped_in", "ignored", "finished")
 _OF_MODELS = {
@@ -82,23 +82,23 @@ def replay_command(
     """Run scenarios without a model and print the decisions of every step.
 
     Settings given by option, variable or file replace those of the scenario; the output says which.
-    The exit status is 1 if a replay was stopped at `max_steps`.
+    The exit status is 1 if a request ended with an error, or a replay was stopped at `max_steps`.
     """
     runs = [_run(path, given) for path in find_cases(files)]
     if overrides := runs[0].overrides():
-        beside = sys.stderr if as_json else sys.stdout  # a trace holds nothing else
-        beside.write(f"settings over the scenario's own: {overrides}\n")
+        told = f"settings over the scenario's own: {overrides}"
+        echo(told, err=as_json)  # a trace holds nothing else
     if check:
         if by_request:
             raise SettingsError("--check compares steps; leave --requests out")
         return _check(runs, as_json)
     _refuse_equal_names(runs, as_json)
-    stopped = [_print(run, as_json, by_request, len(runs) > 1) for run in runs]
-    return int(any(stopped))
+    broken = [_print(run, as_json, by_request, len(runs) > 1) for run in runs]
+    return FAILED if any(broken) else OK
 
 
 def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> bool:
-    """Replay and print one scenario; whether it was stopped."""
+    """Replay and print one scenario; whether a request of it failed, or it was stopped."""
     outcome, scenario = Outcome(), run.case.scenario
     named = {"scenario": run.name} if names_scenario else {}
     if not as_json:
@@ -116,14 +116,26 @@ def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> b
     if not as_json:
         for name, reason in outcome.refused.items():
             echo(f"{name} was not completed: {reason}")
+    _print_errors(run, outcome, as_json)
     if outcome.unfinished:
         stopped = f"stopped after {scenario.max_steps} steps; unfinished: "
         stopped += listed(outcome.unfinished)
         if as_json:
-            sys.stderr.write(f"{run.name}: {stopped}; raise max_steps\n")
+            echo(f"{run.name}: {stopped}; raise max_steps", err=True)
         else:
             echo(stopped)
-    return bool(outcome.unfinished)
+    return bool(outcome.errors or outcome.unfinished)
+
+
+def _print_errors(run: Run, outcome: Outcome, as_json: bool) -> None:
+    """Say how many requests ended with an error, if any did, beside a trace in JSON."""
+    if errors := outcome.errors:
+        cause = next(iter(errors.values()))
+        told = errors_text(len(errors), len(run.case.scenario.numbers), cause)
+        if as_json:
+            echo(f"{run.name} failed: {told}", err=True)
+        else:
+            echo(f"failed: {told}; what is above is no result")
 
 
 def _print_requests(requests: Sequence[RequestTimes], named: dict[str, str], as_json: bool) -> None:
@@ -193,9 +205,10 @@ def _check(runs: Sequence[Run], as_json: bool) -> int:
     missing = [str(run.case.path) for run in runs if run.case.trace is None]
     if missing:
         raise SettingsError(f"no recorded trace to compare with in {listed(missing)}")
-    num_different = 0
+    num_different, num_failed = 0, 0
     for run in runs:
-        case, name, trace = run.case, run.name, list(run.trace())
+        outcome = Outcome()
+        case, name, trace = run.case, run.name, list(run.trace(outcome))
         assert case.trace is not None
         difference = first_difference(trace, case.trace)
         if as_json:
@@ -209,9 +222,11 @@ def _check(runs: Sequence[Run], as_json: bool) -> int:
             sides = ("replayed", "recorded")
             show_difference(difference, name, sides, (trace, case.trace), as_json)
         num_different += difference is not None
+        num_failed += bool(outcome.errors)
+        _print_errors(run, outcome, as_json)
     if not as_json:
         echo(f"{len(runs) - num_different} of {len(runs)} traces equal")
-    return int(num_different > 0)
+    return FAILED if num_different or num_failed else OK
 
 
 def _in_words(line: dict[str, Any], shows_time: bool) -> str:

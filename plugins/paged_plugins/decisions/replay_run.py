@@ -13,13 +13,14 @@ from typing import Any
 from paged_core.engine.clock import Clock
 from paged_core.engine.driver import IDLE_SECONDS
 from paged_core.engine.engine import Engine
+from paged_core.errors import PluginError
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceGroup
 from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.decisions.trace import TraceLines
 from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.serving import Arrival, Arrivals
+from paged_plugins.workloads.serving import Arrival, Arrivals, deciding_sequence
 
 _TIE_SECONDS = 1e-6
 """Between arrivals before one step, so that they are in the order of the scenario."""
@@ -70,6 +71,8 @@ class Outcome:
 
     refused: dict[str, str] = field(default_factory=dict)
     """Requests that were refused or ignored, with the reason."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Requests that ended with an error, with its text."""
     unfinished: list[str] = field(default_factory=list)
     """Requests that were unfinished when ``max_steps`` was reached."""
     requests: list[RequestTimes] = field(default_factory=list)
@@ -138,9 +141,13 @@ class ReplayRun:
         for arrival in self._due():
             asked = arrival.request
             self._left.pop(asked.id)
-            refusal = self._engine.offer(self._request(arrival))
+            refusal, told = None, self._outcome.refused
+            try:
+                refusal = self._engine.offer(self._request(arrival))
+            except PluginError as error:
+                refusal, told = str(error), self._outcome.errors
             if refusal is not None:
-                self._outcome.refused[asked.id] = refusal
+                told[asked.id] = refusal
                 refused += [asked.id, *self._give_up(asked)]
             else:
                 self._in_flight[asked.id] = arrival
@@ -165,10 +172,12 @@ class ReplayRun:
         dropped: list[str] = []
         outcome = self._engine.step()
         for group in outcome.finished:
-            first = group.sequences[0]
-            if first.error:
-                self._outcome.refused[group.id] = first.error
-            if first.finish_reason not in _GOES_ON:
+            decided = deciding_sequence(group)
+            if decided.finish_reason is FinishReason.ERROR:
+                self._outcome.errors[group.id] = decided.error or ""
+            elif decided.error:
+                self._outcome.refused[group.id] = decided.error
+            if decided.finish_reason not in _GOES_ON:
                 dropped += self._give_up(self._in_flight.pop(group.id).request)
             elif group.id in self._in_flight:  # else it was aborted
                 assert group.finished_at is not None

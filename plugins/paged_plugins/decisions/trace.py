@@ -14,7 +14,8 @@ from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.settings.documents import parse_json
 from paged_plugins.decisions.plugin import DecisionLogSettings
-from paged_plugins.files import open_file, read_file
+from paged_plugins.files import read_file
+from paged_plugins.written_files import open_log
 
 VERSION = 2
 """Of the format that is written."""
@@ -224,7 +225,7 @@ class DecisionLog(Observer):
     """
 
     def __init__(self, options: DecisionLogSettings, context: ObserverContext, /) -> None:
-        self._file = open_file(options.path, "decision_log.path")
+        self._file = open_log(options.path, "decision_log.path")
         self._lines = TraceLines()
         self._start: float | None = None
         """When the first step was planned."""

@@ -24,8 +24,8 @@ from paged_core.ids import SeqId
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.block_history import VERSION
-from paged_plugins.files import open_file
 from paged_plugins.metrics.plugin import BlockMapSettings
+from paged_plugins.written_files import open_log
 
 Owner = tuple[str, int]
 """A request, and the number of one of its sequences, from 0."""
@@ -39,7 +39,7 @@ class BlockMap(Observer):
     """
 
     def __init__(self, options: BlockMapSettings, context: ObserverContext, /) -> None:
-        self._file = open_file(options.path, "block_map.path")
+        self._file = open_log(options.path, "block_map.path")
         size = context.settings.block_size
         self._write({"version": VERSION, "num_blocks": context.num_blocks, "block_size": size})
         self._start: float | None = None

@@ -9,9 +9,9 @@ from typing import Any
 from paged_core.engine.contexts import ObserverContext
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
-from paged_plugins.files import open_file
 from paged_plugins.metrics.instruments import EngineInstruments, exposition
 from paged_plugins.metrics.plugin import MetricsSettings
+from paged_plugins.written_files import prepare_file, write_text
 
 _LONGEST = 10_000_000
 """Where the settings do not say how long a sequence may become."""
@@ -54,7 +54,7 @@ class Metrics(Observer):
         self._live: dict[str, _Progress] = {}
         self._path = options.path
         if self._path is not None:
-            open_file(self._path, "metrics.path").close()
+            prepare_file(self._path, "metrics.path")
 
     def snapshot(self) -> dict[str, Any]:
         """Return every value by its name: numbers; by label, numbers; of histograms, mappings with
@@ -92,8 +92,7 @@ class Metrics(Observer):
 
     def close(self) -> None:
         if self._path is not None:
-            with open_file(self._path, "metrics.path") as file:
-                file.write(self.text())
+            write_text(self._path, self.text())
 
     def _advance(self, advanced: Iterable[_Progress], now: float) -> None:
         """Count the tokens that requests have gained, which were there at ``now``."""

@@ -9,8 +9,8 @@ import structlog
 
 from paged_core.engine.contexts import ObserverContext
 from paged_core.interfaces.observer import Observer, StepRecord
-from paged_plugins.files import open_file
 from paged_plugins.metrics.plugin import StepLogSettings
+from paged_plugins.written_files import open_log
 
 _DIGITS = 6
 """Of seconds: microseconds."""
@@ -29,7 +29,7 @@ class StepLog(Observer):
     def __init__(self, options: StepLogSettings, context: ObserverContext, /) -> None:
         self._file: TextIO | None = None
         if options.path is not None:
-            self._file = open_file(options.path, "step_log.path")
+            self._file = open_log(options.path, "step_log.path")
         self._log = structlog.wrap_logger(
             structlog.WriteLogger(self._file or sys.stderr),
             processors=[structlog.processors.JSONRenderer()],

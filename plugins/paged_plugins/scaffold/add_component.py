@@ -10,7 +10,8 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 from paged_core.errors import PluginError
-from paged_plugins.files import read_file, write_text
+from paged_plugins.files import read_file
+from paged_plugins.written_files import write_text
 
 _HOOK = "paged_core_components"
 

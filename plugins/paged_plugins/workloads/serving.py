@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 from paged_core.engine.clock import Clock, SystemClock
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.outcome import StepOutcome
-from paged_core.errors import RequestError
-from paged_core.request import Request
+from paged_core.errors import PluginError, RequestError
+from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
-from paged_core.sequence import SequenceGroup
+from paged_core.sequence import SequenceGroup, SequenceState
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 
 _TEMPERATURE = 20.0
@@ -69,6 +70,19 @@ class Arrival:
         )
 
 
+class Refusal(NamedTuple):
+    """Why an engine did not take on a request."""
+
+    reason: str
+    is_error: bool
+    """Whether a component raised over it; else it can never be served."""
+
+    @classmethod
+    def of(cls, error: RequestError | PluginError) -> Refusal:
+        """Return what an engine's ``add`` says by raising."""
+        return cls(str(error), isinstance(error, PluginError))
+
+
 @cache
 def exact_sampling(n: int, output: int) -> SamplingParams:
     """Parameters under which ``n`` sequences generate ``output`` tokens each."""
@@ -79,6 +93,12 @@ def exact_sampling(n: int, output: int) -> SamplingParams:
         ignore_eos=True,
         detokenize=False,
     )
+
+
+def deciding_sequence(group: SequenceGroup) -> SequenceState:
+    """Return the sequence that says how a request ended: one with an error, else the first."""
+    ended = group.sequences
+    return next((each for each in ended if each.finish_reason is FinishReason.ERROR), ended[0])
 
 
 class Arrivals:
@@ -184,6 +204,7 @@ class ServingLoop(ABC):
 
         Raises:
             RequestError: it can never be served.
+            PluginError: a component raised over it.
         """
         self.driver.add(arrival.asked(self.start))
 
@@ -196,8 +217,8 @@ class ServingLoop(ABC):
         return self.driver.step()
 
     @abstractmethod
-    def refused(self, arrival: Arrival, now: float, error: RequestError) -> None:
-        """The engine can never serve a request; those that follow it do not arrive."""
+    def refused(self, arrival: Arrival, now: float, refusal: Refusal) -> None:
+        """The engine did not take on a request; those that follow it do not arrive."""
 
     @abstractmethod
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
@@ -209,8 +230,8 @@ class ServingLoop(ABC):
     def _offer(self, arrival: Arrival, now: float) -> None:
         try:
             self.add(arrival)
-        except RequestError as error:
-            self.refused(arrival, now, error)
+        except (RequestError, PluginError) as error:
+            self.refused(arrival, now, Refusal.of(error))
         else:
             self.in_flight[arrival.request.id] = arrival
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +13,12 @@ from paged_core.terminal import printable
 
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    sys.stdout.write(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+
+
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What JSON may hold in a string and a terminal obeys."""
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -24,10 +30,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD if console.is_terminal else None
+        title=printable(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD if console.is_terminal else None,
     )
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(printable(column), overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(show(cell))) for cell in row))
     console.print(table)
@@ -40,3 +48,10 @@ def show(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a line, or several, to standard output or to standard error; printable."""
+    file = sys.stderr if err else sys.stdout
+    file.write(printable(text) + "\n")
+    file.flush()  # so that lines of both are in their order

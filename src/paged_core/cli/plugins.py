@@ -10,7 +10,7 @@ import typer
 from pydantic import PydanticUserError
 
 from paged_core.cli.options import SettingsArgs, type_name
-from paged_core.cli.output import print_json, print_table
+from paged_core.cli.output import echo, print_json, print_table
 from paged_core.errors import PluginError, did_you_mean
 from paged_core.plugins.component import AutoSettings, Component, ComponentSettings, Slot
 from paged_core.plugins.registry import Plugin, Registry
@@ -67,11 +67,11 @@ def command(
     for choice in found if name is not None else ():
         _print_options(choice)
     if name is not None and name in registry.profiles:
-        typer.echo(f"\n{registry.profiles[name].read().rstrip()}")
+        echo(f"\n{registry.profiles[name].read().rstrip()}")
     elif profiles:
         _print_profiles(profiles)
     for message in registry.conflicts.values() if name is None else ():
-        typer.echo(f"warning: {message}", err=True)
+        echo(f"warning: {message}", err=True)
 
 
 def choices(registry: Registry) -> Iterator[Choice]:
@@ -178,9 +178,9 @@ def _print_profiles(profiles: list[dict[str, str]]) -> None:
 
 
 def _print_options(choice: Choice) -> None:
-    typer.echo(f"\n{choice.key}: {choice.summary}")
+    echo(f"\n{choice.key}: {choice.summary}")
     if choice.component:
-        typer.echo(f"available: {_availability(choice.component, choice.plugin)}")
+        echo(f"available: {_availability(choice.component, choice.plugin)}")
     rows = [
         (
             option,
@@ -194,7 +194,7 @@ def _print_options(choice: Choice) -> None:
     if rows:
         print_table("", ("option", "type", "default", "description"), rows)
     else:
-        typer.echo("It has no options.")
+        echo("It has no options.")
 
 
 def _availability(component: Component, plugin: Plugin) -> str:

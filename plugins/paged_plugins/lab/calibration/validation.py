@@ -8,10 +8,13 @@ from statistics import median
 from typing import Any
 
 from paged_core.engine.clock import Clock
+from paged_core.errors import EngineError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.measures import ServiceLevel, measures
+from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.progress import errors_text
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
 
 COMPARED = (
@@ -112,19 +115,23 @@ def validate(
         repeats: runs of the real engine, of which the median counts.
         make_clock: of the real engine; ``None``: this machine's.
         advance: called after each of its runs.
+
+    Raises:
+        EngineError: a request ended with an error.
     """
     rates = {}
     for spec in validation_workloads(num_requests, {}):
         if spec.name != "at_once":
-            record = run_workload(simulated, registry, spec.build(), seed)
+            record = _sound(run_workload(simulated, registry, spec.build(), seed))
             rates[spec.name] = _LOAD * len(record.requests) / record.totals.elapsed
     for spec in validation_workloads(num_requests, rates):
         workload = spec.build()
-        predicted = measures(run_workload(simulated, registry, workload, seed), ServiceLevel())
+        record = _sound(run_workload(simulated, registry, workload, seed))
+        predicted = measures(record, ServiceLevel())
         ran = []
         for _ in range(repeats):
             clock = make_clock() if make_clock else None
-            record = run_workload(real, registry, workload, seed, clock=clock)
+            record = _sound(run_workload(real, registry, workload, seed, clock=clock))
             ran.append(measures(record, ServiceLevel()))
             advance()
         for name in COMPARED:
@@ -134,3 +141,10 @@ def validate(
                 runs=tuple(run[name] for run in ran),
                 simulated=predicted[name],
             )
+
+
+def _sound(record: RunRecord) -> RunRecord:
+    """Return a record if no request of it ended with an error; EngineError else."""
+    if record.num_errors:
+        raise EngineError(errors_text(record.num_errors, len(record.requests), record.error))
+    return record

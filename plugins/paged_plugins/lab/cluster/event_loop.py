@@ -133,8 +133,8 @@ class EventLoop:
         asked, self._asked = self._asked, None
         if asked is None:
             return
-        reason = self._fleet.refusal()
-        if reason is None:
+        refusal = self._fleet.refusal()
+        if refusal is None:
             self._live[asked.request.id] = asked
             return
         load = self._loads[asked.replica]
@@ -143,4 +143,4 @@ class EventLoop:
         if asked.arrival.request.followers:
             self._pauses.remove(asked.arrival.request)
         self._router.finished(asked.request, asked.replica)
-        self._advance(self._watch.refused(asked.arrival, asked.replica, reason))
+        self._advance(self._watch.refused(asked.arrival, asked.replica, refusal))

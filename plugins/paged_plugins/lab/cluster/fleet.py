@@ -14,7 +14,7 @@ from paged_core.interfaces.executor import Capacity
 from paged_plugins.lab.cluster.shard import Progress, StepEnd
 from paged_plugins.lab.runs.run_record import RunTotals
 from paged_plugins.lab.tasks.worker import Worker
-from paged_plugins.workloads.serving import Arrival
+from paged_plugins.workloads.serving import Arrival, Refusal
 
 
 class Fleet:
@@ -48,13 +48,13 @@ class Fleet:
         self._asked.send("add", number, arrival, bool(followers))
         self.next_at = self._until
 
-    def refusal(self) -> str | None:
-        """Return why the request that was added last is refused, if it is.
+    def refusal(self) -> Refusal | None:
+        """Return why the request that was added last is not taken on, if it is not.
 
         It is called once for each, before another is added, and before :meth:`ends`.
         """
-        reason: str | None = self._asked.receive()
-        return reason
+        refusal: Refusal | None = self._asked.receive()
+        return refusal
 
     def start(self, until: float) -> None:
         """Serve all that happens before a time, and end the steps that end at it."""

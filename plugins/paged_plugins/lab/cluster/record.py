@@ -16,7 +16,7 @@ from paged_plugins.lab.measures import (
 from paged_plugins.lab.router import ReplicaLoad
 from paged_plugins.lab.runs.run_record import RequestRecord, RunTotals, refused_records
 from paged_plugins.lab.runs.time_histogram import bucket
-from paged_plugins.workloads.serving import Arrival
+from paged_plugins.workloads.serving import Arrival, Refusal
 
 
 @dataclass(slots=True)
@@ -117,7 +117,11 @@ class ClusterRecord(RunTotals):
     num_failed: int = 0
     """Requests that were refused, ignored, or ended by an error; latencies are without them."""
     failure: str | None = None
-    """What the first of them was told."""
+    """What the first of those was told that were refused or ignored."""
+    num_errors: int = 0
+    """Those of the failed requests that ended with an error."""
+    error: str | None = None
+    """What the first of these was told."""
     num_good: int | None = None
     """Requests that met the service level; ``None``: it has no limits."""
     token_gaps: dict[int, int] = field(default_factory=dict)
@@ -185,21 +189,29 @@ class Watch:
         if self._first_arrival is None:
             self._first_arrival = arrival.at
 
-    def ended(self, request: RequestRecord, replica: int, error: str | None) -> None:
-        """A request ended on a replica; ``error``: why it failed, if it did."""
+    def ended(self, request: RequestRecord, replica: int, told: str | None) -> None:
+        """A request ended on a replica; ``told``: why it was not served, if it was not."""
         self._last_end = request.finished
         self._add(request, replica)
         self._needed_tokens += request.needed_tokens
-        self.record.failure = self.record.failure or error
+        self._tell(request.is_failed, told)
 
-    def refused(self, arrival: Arrival, replica: int, reason: str) -> int:
-        """A request was refused by a replica when it arrived; return how many ended with it."""
+    def refused(self, arrival: Arrival, replica: int, refusal: Refusal) -> int:
+        """A request was not taken on by a replica; return how many ended with it."""
         self._last_end = max(self._last_end, arrival.at)
-        records = list(refused_records(arrival, arrival.at))
+        records = list(refused_records(arrival, arrival.at, refusal))
         for record in records:
             self._add(record, replica)
-        self.record.failure = self.record.failure or reason
+        self._tell(refusal.is_error, refusal.reason)
         return len(records)
+
+    def _tell(self, is_error: bool, told: str | None) -> None:
+        record = self.record
+        if is_error:
+            record.num_errors += 1
+            record.error = record.error or told
+        else:
+            record.failure = record.failure or told
 
     def passed(self, now: float, loads: Sequence[ReplicaLoad]) -> None:
         """All that happens at the time ``now`` has happened."""

@@ -10,15 +10,19 @@ from math import inf
 from typing import NamedTuple
 
 from paged_core.engine.wiring import build_engine
-from paged_core.errors import RequestError, SettingsError
+from paged_core.errors import PluginError, RequestError, SettingsError
 from paged_core.interfaces.executor import Capacity, SupportsClock
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.replica import Replica
-from paged_plugins.lab.runs.run_record import RequestRecord, RunTotals, ended_record
+from paged_plugins.lab.runs.run_record import (
+    RequestRecord,
+    RunTotals,
+    ended_record,
+)
 from paged_plugins.lab.runs.work_count import CountsWork
-from paged_plugins.workloads.serving import Arrival
+from paged_plugins.workloads.serving import Arrival, Refusal, deciding_sequence
 
 
 class EndedRequest(NamedTuple):
@@ -26,7 +30,7 @@ class EndedRequest(NamedTuple):
 
     record: RequestRecord
     error: str | None
-    """Why it failed, if it did."""
+    """Why it failed or was ignored, if it was."""
     answer: Sequence[int]
     """Tokens of its first sequence, if requests follow it."""
 
@@ -87,8 +91,8 @@ class Shard:
         """Return that of each engine."""
         return next(iter(self._replicas.values())).engine.capacity
 
-    def add(self, number: int, arrival: Arrival, wants_answer: bool) -> str | None:
-        """A request arrives at the present time; return why its replica refuses it, if it does.
+    def add(self, number: int, arrival: Arrival, wants_answer: bool) -> Refusal | None:
+        """A request arrives at the present time; return why its replica does not take it on.
 
         Args:
             wants_answer: its tokens are reported when it has ended.
@@ -96,8 +100,8 @@ class Shard:
         replica = self._replicas[number]
         try:
             replica.engine.add(arrival.asked(0.0))
-        except RequestError as error:
-            return str(error)
+        except (RequestError, PluginError) as error:
+            return Refusal.of(error)
         self._live[arrival.request.id] = arrival, wants_answer
         if not replica.is_busy:
             self._may_begin.append(number)
@@ -139,9 +143,10 @@ class Shard:
 
     def _ended(self, group: SequenceGroup) -> EndedRequest:
         arrival, wants_answer = self._live.pop(group.id)
-        first = group.sequences[0]
-        answer = first.tokens[len(group.request.prompt) :] if wants_answer else ()
-        return EndedRequest(ended_record(group, arrival, 0.0), first.error, answer)
+        tokens = group.sequences[0].tokens
+        answer = tokens[len(group.request.prompt) :] if wants_answer else ()
+        told = deciding_sequence(group).error
+        return EndedRequest(ended_record(group, arrival, 0.0), told, answer)
 
     def _begin_steps(self) -> None:
         numbers = self._may_begin

@@ -11,6 +11,7 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_plugins.lab.cluster.checked_router import CheckedRouter
 from paged_plugins.lab.cluster.event_loop import EventLoop
 from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
@@ -59,10 +60,15 @@ def simulate_cluster(
 
     Raises:
         SettingsError: the engines cannot be simulated.
-        EngineError: a scheduler plans nothing although requests wait, or a process has died.
+        EngineError: a scheduler plans nothing although requests wait, the router raises or names no
+            replica, or a process has died.
     """
     if not 1 <= num_replicas <= MAX_REPLICAS:
         raise SettingsError(f"{num_replicas} replicas; there may be 1 to {MAX_REPLICAS:,}")
+    if not 1 <= num_workers <= num_replicas:
+        raise SettingsError(
+            f"num_workers is {num_workers}; there may be 1 to {num_replicas:,} for as many replicas"
+        )
     if settings.async_scheduling is True:
         raise SettingsError(
             "in a cluster a step is planned when the last one has ended; "
@@ -78,7 +84,8 @@ def simulate_cluster(
             num_blocks=capacity.num_blocks,
             seed=settings.seed,
         )
-        router = make_component(registry, "router", router_options(settings, registry), context)
+        options = router_options(settings, registry)
+        router = CheckedRouter(make_component(registry, "router", options, context), options.name)
         arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
         watch = Watch(num_replicas, slo or ServiceLevel(), on_request, max_samples)
         EventLoop(fleet, num_replicas, router, arrivals, watch, advance).run()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_json, print_table
+from paged_core.cli.output import echo, print_json, print_table
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.engine import Engine
 from paged_core.engine.wiring import build_engine
@@ -102,11 +102,11 @@ def calibrate_command(
 
 
 def _print(found: WeightsFile, output: Path) -> None:
-    typer.echo(f"Weights of {found.measured['steps']} steps, written to {output}")
+    echo(f"Weights of {found.measured['steps']} steps, written to {output}")
     print_table("", ["weight", "seconds"], [[n, f"{w:.3g}"] for n, w in found.weights.items()])
     for name, reason in found.unmeasured.items():
-        typer.echo(f"{name} was not measured, and takes no time in a simulation: {reason}")
-    typer.echo("Errors of the prediction on steps that it was not fitted to")
+        echo(f"{name} was not measured, and takes no time in a simulation: {reason}")
+    echo("Errors of the prediction on steps that it was not fitted to")
     print_table(
         "",
         ["steps", "number", "bias", "median", "p90"],
@@ -187,5 +187,5 @@ def validate_command(
                 for check in checks
             ],
         )
-        typer.echo(f"{len(checks) - len(far)} of {len(checks)} within {100 * tolerance:.0f}%")
+        echo(f"{len(checks) - len(far)} of {len(checks)} within {100 * tolerance:.0f}%")
     return 1 if far else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,18 @@ STUDY_FILE = "the settings of a study are in its file; write it under `base`"
 
 WorkloadName = Annotated[str, typer.Argument(help="A workload's name, or a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Limit = Annotated[float | None, typer.Option(min=0, help="A limit for goodput (default: none).")]
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of milliseconds; leave it out for no limit")
+    return value
+
+
+Limit = Annotated[
+    float | None,
+    typer.Option(min=0, help="A limit for goodput (default: none).", callback=_finite),
+]
 Workers = Annotated[
     int | None,
     typer.Option(min=1, help="Runs at a time (default: one per core; one, if they are real)."),

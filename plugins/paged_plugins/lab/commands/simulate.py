@@ -13,11 +13,11 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_json, print_table
+from paged_core.cli.output import echo, print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import check_writable
-from paged_plugins.files import unwritable
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
 from paged_plugins.lab.cluster.simulate_cluster import num_workers, router_options, simulate_cluster
 from paged_plugins.lab.commands.options import (
@@ -34,8 +34,9 @@ from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.phrases import Phrase, value_text
 from paged_plugins.lab.tasks.task import SIMULATED
-from paged_plugins.progress import counted, counting
+from paged_plugins.progress import counted, counting, errors_text
 from paged_plugins.workloads.named import workload_spec
+from paged_plugins.written_files import replacing
 
 _EXTREMES = 3
 """Replicas that are shown of each end."""
@@ -64,7 +65,8 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
         What is to be called with each request and the number of its replica.
 
     Raises:
-        SettingsError: the file cannot be written, or pyarrow is missing.
+        SettingsError: pyarrow is missing.
+        WriteFailed: the file cannot be written.
     """
     if path is None:
         yield lambda request, replica: None
@@ -78,26 +80,28 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
         with parquet_table(path, columns, num_rows=10_000) as extend:
             yield lambda request, replica: extend([(replica, *request_values(request))])
     else:
-        try:
-            with path.open("w", encoding="utf-8") as file:
-                yield lambda request, replica: print(
-                    json.dumps({"replica": replica, **asdict(request)}), file=file
-                )
-        except OSError as error:
-            raise unwritable(path, error) from error
+        with replacing(path) as file:
+
+            def write(request: RequestRecord, replica: int) -> None:
+                file.write(json.dumps({"replica": replica, **asdict(request)}).encode() + b"\n")
+
+            yield write
 
 
 def _print(title: str, took: str, record: RunRecord | ClusterRecord, found: _Found) -> None:
     """Print the measures of a run."""
-    num_failed, num_served = int(found["failed"]), _num_requests(record) - int(found["failed"])
-    typer.echo(title + took if num_served else title)
-    if num_failed:
-        requests = counted(num_failed, "request")
-        typer.echo(Phrase.RUN_FAILED.format(requests=requests, reason=record.failure))
-    if not num_served:
+    num_requests, num_failed = _num_requests(record), int(found["failed"])
+    echo(title + took if num_failed < num_requests else title)
+    if record.num_errors:
+        why = errors_text(record.num_errors, num_requests, record.error)
+        echo(Phrase.RUN_FAILED.format(why=why))
+    if num_refused := num_failed - record.num_errors:
+        requests = counted(num_refused, "request")
+        echo(Phrase.RUN_REFUSED.format(requests=requests, reason=record.failure))
+    if num_failed == num_requests:
         return  # there is nothing to measure
     if num_failed and isinstance(record, ClusterRecord):
-        typer.echo(Phrase.OTHERS_MEASURED)
+        echo(Phrase.OTHERS_MEASURED)
     rows = [
         [MEASURES[name].title, value_text(name, value)]
         if name in MEASURES
@@ -130,14 +134,14 @@ def _print_replicas(record: ClusterRecord) -> None:
     ]
     if len(rows) > 2 * _EXTREMES:
         rows[_EXTREMES:-_EXTREMES] = [("...", "", "", "", "")]
-    typer.echo("Replicas by generated tokens, the most first")
+    echo("Replicas by generated tokens, the most first")
     print_table("", ["replica", "requests", "generated tokens", "hit rate", "busy"], rows)
 
 
 def _print_memory(record: RunRecord, found: _Found) -> None:
     last = record.steps[-1] if record.steps else None
     num_blocks, size = (last.num_blocks, last.block_size) if last else (0, 0)
-    typer.echo(f"Memory while busy, of {num_blocks:,} blocks of {size} tokens")
+    echo(f"Memory while busy, of {num_blocks:,} blocks of {size} tokens")
     shares = {use: found[name] for name, use in _MEMORY.items()}
     shares["free"] = max(0.0, 1 - sum(shares.values()))
     print_table("", ["use", "share"], [[use, f"{100 * each:.1f}%"] for use, each in shares.items()])
@@ -210,13 +214,13 @@ def simulate_command(
     slo_ttft_ms: Limit = None,
     slo_tpot_ms: Limit = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Serve a workload once on a virtual clock, and say what it would have taken.
 
     The scheduler, the allocator and the policies are those of a real engine. A step takes the time
     that --cost-model predicts. With --real a model runs instead, on the executor that the settings
     name, and arrivals are waited for. --replicas simulates a cluster, in memory that does not grow
-    with the number of requests.
+    with the number of requests. The exit status is 1 if a request ended with an error.
     """
     resolved = given.resolve(executor_layer("simulate", real=real))
     settings = resolved.settings
@@ -256,14 +260,15 @@ def simulate_command(
         where = f"executor {settings.executor.name}"
     if as_json:
         head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
-        tail = {"failure": record.failure, "cpu_seconds": round(seconds, 3)}
-        print_json(head | document | tail)
-        return
+        document |= {"failure": record.failure, "errors": record.num_errors, "error": record.error}
+        print_json(head | document | {"cpu_seconds": round(seconds, 3)})
+        return FAILED if record.num_errors else OK
     took = ""
     if is_cluster or settings.executor.name == SIMULATED:
         took = f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
     title = f"{spec.name}, seed {seed}: {_num_requests(record):,} requests on {where}"
     _print(title, took, record, found)
+    return FAILED if record.num_errors else OK
 
 
 def _check_log(path: Path | None, workload: str) -> None:

@@ -16,11 +16,10 @@ import typer
 
 from paged_core.cli import FAILED, OK
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_json
+from paged_core.cli.output import echo, print_json
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.command_options import JsonFile, check_writable, refuse_settings
-from paged_plugins.files import write_json
 from paged_plugins.lab.commands.options import (
     STUDY_FILE,
     AsJson,
@@ -57,6 +56,7 @@ from paged_plugins.lab.study.study import MAX_RUNS, Study, read_ablation
 from paged_plugins.lab.tasks.pool import Runner, num_workers, open_runner
 from paged_plugins.progress import counted, progress
 from paged_plugins.workloads.named import workload_spec
+from paged_plugins.written_files import write_json, write_text
 
 _PLAIN_WIDTH = 100
 """Columns, where the output is no terminal."""
@@ -102,13 +102,14 @@ def compare_command(
     as_json: AsJson = False,
     html: Html = None,
     output: Output = None,
-) -> None:
+) -> int:
     """Vary settings under one workload, and say what that changes, and what is chance.
 
     Every arm serves the same requests with the same seeds, on a virtual clock: the real scheduler,
     allocator and policies, and a cost model (--cost-model) for the time of a step. Differences are
     paired over the seeds; with 95% confidence none of all the intervals misses. A star marks a
-    difference that is not chance.
+    difference that is not chance. Of an arm in which a request ends with an error nothing is
+    concluded, and the exit status is 1.
     """
     arms = varied_arms(
         [parse_variation(each) for each in vary], given, executor_layer("compare", real=real)
@@ -133,6 +134,11 @@ def compare_command(
         command=shlex.join(["paged-core", *sys.argv[1:]]),
     )
     chosen = chosen_measures(measure, study.slo) or SHOWN
+    if html is not None:
+        from paged_plugins.lab.report import drawing
+
+        with drawing():  # what it needs is missed before anything is run
+            pass
     if output is not None:
         make_folder(output)
     count = num_workers(num_runs, workers, is_real=real)
@@ -140,18 +146,19 @@ def compare_command(
         results = run_study(study, runner, advance, keeps_records=bool(html or output))
     if html or output:
         manifest = new_manifest(study, given.registry)
+        results = replace(results, manifest=manifest.model_dump(mode="json"))
         if output is not None:
             write_folder(output, study, results, given.registry, manifest)
-        if html is not None:
-            from paged_plugins.lab.report import write_html
-
-            described = replace(results, manifest=manifest.model_dump(mode="json"))
-            write_html(described, html, measures=chosen)
     found = Conclusions.of(results, chosen)
+    if html is not None:
+        from paged_plugins.lab.report import html as page
+
+        write_text(html, page(found))
     if as_json:
         print_json(document(found))
     else:
         _print(found, num_runs)
+    return FAILED if results.failures else OK
 
 
 @contextmanager
@@ -166,7 +173,7 @@ def _running(
 ) -> Iterator[tuple[Runner, Advance]]:
     """Start what runs the tasks of a study, and show how many have ended."""
     if note := block_size_note(one.settings for one in arms):
-        typer.echo(note, err=True)
+        echo(note, err=True)
     with (
         open_runner(registry, workers=workers, cluster=cluster) as runner,
         progress(num_runs, what) as advance,
@@ -186,7 +193,7 @@ def _print(found: Conclusions, num_runs: int) -> None:
     lines = [heading, "", *table_lines(results, found.differences, width), ""]
     for sentence in found.sentences:
         lines += wrap(sentence, width, subsequent_indent="  ", break_long_words=False)
-    typer.echo("\n".join(lines))
+    echo("\n".join(lines))
 
 
 Ablation = Annotated[
@@ -209,7 +216,8 @@ def run_command(
     """Run an ablation: every arm on the same requests with the same seeds.
 
     Results go to one folder. Killed or stopped, the command goes on where it was when it is given
-    again; runs that failed are tried again. Settings are those of the file alone: neither options
+    again; runs that failed, or in which a request ended with an error, are tried again, and make
+    the exit status 1. Settings are those of the file alone: neither options
     nor the environment change them.
     """
     refuse_settings(given, STUDY_FILE)
@@ -219,23 +227,21 @@ def run_command(
     with ResultsFolder(folder, study, given.registry, fresh=fresh) as kept:
         missing = kept.missing(study)
         count = num_workers(len(missing), workers, is_real=study.is_real, cluster=ray)
-        typer.echo(beginning(study, len(missing), count), err=True)
+        echo(beginning(study, len(missing), count), err=True)
         cluster = ray if missing else None
         with _running(
             *(given.registry, study.arms, len(missing), "running"), workers=count, cluster=cluster
         ) as (runner, advance):
             for ran in run_missing(missing, kept, runner, advance):
-                if ran.problem:
+                if ran.failure:
                     failed += 1
-                    typer.echo(f"failed: {ran.task}: {ran.problem}", err=True)
+                    echo(f"failed: {ran.task}: {ran.failure}", err=True)
         has_parquet = kept.finish()
     if not has_parquet:
-        typer.echo(
-            "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
-        )
+        echo("note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True)
     if failed:
-        typer.echo(f"{counted(failed, 'run')} failed; run this again to retry", err=True)
-    typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
+        echo(f"{counted(failed, 'run')} failed; run this again to retry", err=True)
+    echo(f"results in {folder}; to read them: paged-core lab report {folder}")
     return FAILED if failed else OK
 
 
@@ -262,18 +268,19 @@ def search_command(
     ray: OnRay = None,
     as_json: AsJson = False,
     output: JsonFile = None,
-) -> None:
+) -> int:
     """Search all combinations of settings for the best, in simulation.
 
     By successive halving: all combinations take part in the first round, with few requests; the
     better ones go on, with more. The best are run again with fresh seeds and compared with the
-    base. Settings are those of the file alone.
+    base. Settings are those of the file alone. A combination that fails is left out, and makes the
+    exit status 1.
     """
     refuse_settings(given, STUDY_FILE)
     search, arms = read_search(file, given.registry)
     planned = planned_rungs(search, len(arms))
     total = most_runs(search, planned)
-    typer.echo(f"up to {total} runs: {', then '.join(map(str, planned))}", err=True)
+    echo(f"up to {total} runs: {', then '.join(map(str, planned))}", err=True)
     count = num_workers(total, workers, is_real=False, cluster=ray)
     with _running(*(given.registry, arms, total, "searching"), workers=count, cluster=ray) as (
         runner,
@@ -286,6 +293,7 @@ def search_command(
         print_json(search_document(found))
     else:
         print_search(found)
+    return FAILED if found.problems else OK
 
 
 def report_command(
@@ -317,7 +325,8 @@ def report_command(
     printed too.
     """
     from paged_plugins.block_history import BlockHistory
-    from paged_plugins.lab.report import write_html, write_markdown
+    from paged_plugins.lab.report import html as page
+    from paged_plugins.lab.report import markdown as tables
     from paged_plugins.lab.results.load_results import load_results
 
     results = load_results(folder)
@@ -325,11 +334,13 @@ def report_command(
     blocks = None if block_map is None else BlockHistory(block_map)
     if html is None and markdown is None:
         html, markdown = folder / "report.html", folder / "report.md"
+    told, made = Conclusions.of(results, measures), {}
     if markdown is not None:
-        write_markdown(results, markdown, measures=measures)
+        made[markdown] = tables(told)
     if html is not None:
-        write_html(results, html, measures=measures, blocks=blocks)
-    for sentence in Conclusions.of(results, measures).sentences:
-        typer.echo(sentence)
-    for path in filter(None, (markdown, html)):
-        typer.echo(f"wrote {path}")
+        made[html] = page(told, blocks)
+    for sentence in told.sentences:
+        echo(sentence)
+    for path, text in made.items():
+        write_text(path, text)
+        echo(f"wrote {path}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import print_json, print_table
+from paged_core.cli.output import echo, print_json, print_table
 from paged_plugins.command_options import check_writable
 from paged_plugins.lab.commands.options import AsJson
-from paged_plugins.lab.results.tables import replacing
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 from paged_plugins.workloads.summary import WorkloadSummary
@@ -23,6 +21,7 @@ from paged_plugins.workloads.traces.files import (
     estimated_tokens,
 )
 from paged_plugins.workloads.traces.request_lines import request_lines
+from paged_plugins.written_files import replacing
 
 
 def workload_command(
@@ -64,14 +63,13 @@ def workload_command(
     with ExitStack() as stack:
         file = None
         if output is not None:
-            partial = stack.enter_context(replacing(output))
-            file = stack.enter_context(partial.open("w", encoding="utf-8"))
+            file = stack.enter_context(replacing(output))
         for first in drawn:
             summary.add(first)
             if file is not None:
-                file.writelines(request_lines([first]))
+                file.writelines(line.encode() for line in request_lines([first]))
     if note:
-        typer.echo(note, err=True)
+        echo(note, err=True)
     figures = {"workload": spec.name, "seed": seed, **summary.figures()}
     if as_json:
         print_json(figures)
@@ -110,12 +108,12 @@ def _print(spec: WorkloadSpec, figures: dict[str, Any]) -> None:
         "of them in an earlier prompt or answer": "-" if shared is None else f"{100 * shared:.1f}%",
         "output tokens": figures["output_tokens"],
     }
-    sys.stdout.write(f"{about}\n\n")
+    echo(f"{about}\n")
     print_table("", ["in all", ""], counts.items())
     lengths = {"prompt": "whole prompt", "new": "new in the prompt", "output": "output"}
     rows = [
         [title, *(figures[key] or dict.fromkeys(("p50", "p90", "max"), "-")).values()]
         for key, title in lengths.items()
     ]
-    sys.stdout.write("\n")
+    echo("")
     print_table("", ["tokens of a request", "p50", "p90", "max"], rows)

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from paged_core.errors import SettingsError
 from paged_core.settings.documents import parse_yaml, read_text
-from paged_plugins.files import write_text
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_plugins.lab.settings import LinearSettings
+from paged_plugins.written_files import write_text
 
 _HEADER = "# Written by `paged-core calibrate`: weights of the cost model `linear`, in seconds.\n"
 _MOST_SECONDS = 1e6
@@ -60,11 +60,7 @@ def read_weights(path: Path) -> WeightsFile:
 
 
 def write_weights(path: Path, content: WeightsFile) -> None:
-    """Write the file.
-
-    Raises:
-        SettingsError: it cannot be written.
-    """
+    """Write the file; WriteFailed if that fails."""
     text = _HEADER + yaml.safe_dump(content.model_dump(mode="json"), sort_keys=False)
     write_text(path, text)
 

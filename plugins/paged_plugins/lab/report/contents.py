@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from paged_plugins.lab.measures import MEASURES, Measure
 from paged_plugins.lab.report.origin import Told, changes, notes, origin
-from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.results.results import FAILED, Results
 from paged_plugins.lab.statistics.differences import Difference
 from paged_plugins.lab.statistics.phrases import Phrase, listed, value_text
 from paged_plugins.lab.statistics.sentences import Conclusions
@@ -84,13 +84,11 @@ class Row:
     """A measure."""
 
     measure: Measure
-    cells: Sequence[Difference | None]
-    """What each arm of the family did to it; ``None``: not measured."""
-
-    @property
-    def base(self) -> str:
-        """The mean of the arm that the others are compared with."""
-        return next(value_text(self.measure.name, each.base) for each in self.cells if each)
+    base: str
+    """The mean of the arm that the others are compared with."""
+    cells: Sequence[Difference | str]
+    """What each arm of the family did to it; a text where there is no difference: that the arm
+    failed, its mean where the base did, or nothing where it has no such measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,23 +115,42 @@ Found = Mapping[tuple[str, str, str], Difference]
 
 
 def _table(
-    title: str, found: Found, family: Family, workload: str, measures: Iterable[Measure]
+    results: Results, found: Found, family: Family, workload: str, measures: Iterable[Measure]
 ) -> DifferenceTable:
     topics: dict[str, list[Row]] = {topic: [] for topic in (*_TOPICS, _OTHER)}
     equal = []
     for measure in measures:
-        cells = [found.get((arm.label, workload, measure.name)) for arm in family.arms]
-        row = Row(measure, cells)
-        if all(cell is not None and cell.is_equal for cell in cells):
+        row = _row(results, found, family, workload, measure)
+        if all(isinstance(cell, Difference) and cell.is_equal for cell in row.cells):
             equal.append(row)
-        elif any(cells):
+        elif not {row.base, *row.cells} <= {FAILED, ""}:
             topics[_topic(measure.name)].append(row)
     return DifferenceTable(
-        title=title,
+        title=group_title(results, workload, family),
         family=family,
         topics={topic: rows for topic, rows in topics.items() if rows},
         equal=equal,
     )
+
+
+def _row(results: Results, found: Found, family: Family, workload: str, measure: Measure) -> Row:
+    failures, name = results.failures, measure.name
+    has_failed_base = family.base.label in failures
+
+    def cell(arm: Arm) -> Difference | str:
+        difference = found.get((arm.label, workload, name))
+        if difference is None and (has_failed_base or arm.label in failures):
+            return mean(arm)
+        return difference or ""
+
+    def mean(arm: Arm) -> str:
+        value = results.mean(arm.label, workload, name)
+        return FAILED if arm.label in failures else "" if value is None else value_text(name, value)
+
+    cells = [cell(arm) for arm in family.arms]
+    known = (value_text(name, each.base) for each in cells if isinstance(each, Difference))
+    base = next(known, mean(family.base) if FAILED in cells or has_failed_base else "")
+    return Row(measure, base, cells)
 
 
 def _topic(name: str) -> str:
@@ -172,13 +189,9 @@ class Contents:
     found: Found
 
 
-def contents(results: Results, measures: Collection[str], confidence: float = 0.95) -> Contents:
-    """Return what a report of ``results`` says.
-
-    Args:
-        measures: names of those that are compared.
-    """
-    told = Conclusions.of(results, measures, confidence)
+def contents(told: Conclusions) -> Contents:
+    """Return what a report of conclusions says."""
+    results = told.results
     found = {(each.arm, each.workload, each.measure): each for each in told.differences}
     kinds, (facts, blocks) = families(results, _MOST_COLUMNS), origin(results)
     return Contents(
@@ -186,7 +199,7 @@ def contents(results: Results, measures: Collection[str], confidence: float = 0.
         scope=_scope(results, told.differences),
         answers=told.answers or told.arms,
         arms=told.arms if told.answers else (),
-        notes=list(notes(results, confidence, len(found))),
+        notes=list(notes(results, told.confidence, len(found))),
         tables=_tables(results, kinds, found, [each for each in MEASURES.values() if each.shown]),
         full_tables=_tables(results, kinds, found, MEASURES.values()),
         settings=[(arm.label, changes(arm)) for arm in results.arms],
@@ -201,7 +214,7 @@ def _tables(
     results: Results, kinds: Sequence[Family], found: Found, measures: Iterable[Measure]
 ) -> list[DifferenceTable]:
     tables = (
-        _table(group_title(results, workload, family), found, family, workload, measures)
+        _table(results, found, family, workload, measures)
         for workload in results.workloads
         for family in kinds
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from paged_plugins.block_history import BlockHistory
-from paged_plugins.files import write_text
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.report.contents import Contents, DifferenceTable, contents
 from paged_plugins.lab.report.pictures import galleries
@@ -19,6 +18,8 @@ from paged_plugins.lab.report.pictures.drawing import printable
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import Difference
 from paged_plugins.lab.statistics.phrases import change_text, interval_text, value_text
+from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.written_files import write_text
 
 _BREAKS = re.compile(r"=(?=\w{9})|(?<=\w{3})_(?=\w{3})")
 _PACKAGE = "paged_plugins.lab.report"
@@ -33,22 +34,28 @@ def write_html(
     measures: Collection[str] = MEASURES,
     blocks: BlockHistory | None = None,
 ) -> None:
-    """Write the report of ``results``; equal results make equal files.
+    """Write the report of ``results``.
 
     Args:
         measures: names of those that are compared; more of them make wider intervals.
+        blocks: see :func:`html`.
+
+    Raises:
+        SettingsError: matplotlib is not installed.
+        WriteFailed: the file cannot be written.
+    """
+    write_text(path, html(Conclusions.of(results, measures), blocks))
+
+
+def html(told: Conclusions, blocks: BlockHistory | None = None) -> str:
+    """Return the report of conclusions as a page; equal results make equal pages.
+
+    Args:
         blocks: who held which block in one run, to be drawn too.
 
     Raises:
-        SettingsError: matplotlib is not installed, or the file cannot be written.
+        SettingsError: matplotlib is not installed.
     """
-    write_text(path, html(results, measures, blocks))
-
-
-def html(
-    results: Results, measures: Collection[str] = MEASURES, blocks: BlockHistory | None = None
-) -> str:
-    """Return the report of ``results`` as a page; SettingsError if matplotlib is not installed."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -60,11 +67,11 @@ def html(
     )
     environment.filters |= {"breakable": _breakable, "change": change_text, "value": value_text}
     environment.filters["interval"] = _interval
-    told = contents(results, measures)
+    found = contents(told)
     page = environment.get_template("page.html").render(
-        contents=told,
-        has_full_tables=len(told.found) <= _MOST_DIFFERENCES,
-        galleries=galleries(results, told, blocks),
+        contents=found,
+        has_full_tables=len(found.found) <= _MOST_DIFFERENCES,
+        galleries=galleries(told.results, found, blocks),
         css=files(_PACKAGE).joinpath("page.css").read_text("utf-8"),
     )
     return printable(page)
@@ -83,13 +90,13 @@ _SPECIAL = re.compile(r"([\\`*<>#|~$&]|(?<!\w)_|_(?!\w)|\](?=[(\[:]))")
 
 
 def write_markdown(results: Results, path: Path, *, measures: Collection[str] = MEASURES) -> None:
-    """Write the report of ``results``, without plots; SettingsError if that fails."""
-    write_text(path, markdown(results, measures))
+    """Write the report of ``results``, without plots; WriteFailed if that fails."""
+    write_text(path, markdown(Conclusions.of(results, measures)))
 
 
-def markdown(results: Results, measures: Collection[str] = MEASURES) -> str:
-    """Return the report of ``results`` as Markdown, without plots."""
-    return printable("\n".join(_lines(contents(results, measures))) + "\n")
+def markdown(told: Conclusions) -> str:
+    """Return the report of conclusions as Markdown, without plots."""
+    return printable("\n".join(_lines(contents(told))) + "\n")
 
 
 def _lines(told: Contents) -> Iterator[str]:
@@ -124,7 +131,7 @@ def _table(table: DifferenceTable) -> Iterator[str]:
         yield f"| measure | {' | '.join(labels)} |"
         yield "| --- |" + " ---: |" * len(labels)
     for row in chain(*table.topics.values()):
-        cells = ["" if cell is None else _cell(cell) for cell in row.cells]
+        cells = [cell if isinstance(cell, str) else _cell(cell) for cell in row.cells]
         yield f"| {' | '.join([escaped(row.measure.title), row.base, *cells])} |"
     if table.equal:
         yield from (*([""] if table.topics else []), escaped(f"{table.equal_text}."))

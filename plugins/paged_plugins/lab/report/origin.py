@@ -73,7 +73,9 @@ def changes(arm: Arm) -> str:
 def notes(results: Results, confidence: float, num_differences: int) -> Iterator[str]:
     """Yield what a reader must know of the runs, the intervals and the claims."""
     num_seeds = len(results.seeds)
-    missing = len(results.arms) * len(results.workloads) * num_seeds - len(results.runs)
+    sound = [arm.label for arm in results.arms if arm.label not in results.failures]
+    num_runs = sum(len(runs) for (arm, _), runs in results.runs_of.items() if arm in sound)
+    missing = len(sound) * len(results.workloads) * num_seeds - num_runs
     if missing:
         yield Phrase.MISSING_RUNS.format(runs=counted(missing, "run"))
     yield Phrase.SAME_REQUESTS.format(seeds=counted(num_seeds, "seed"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.measures import MEASURES, SHOWN
+from paged_plugins.lab.results.results import FAILED, Results
 from paged_plugins.lab.statistics.differences import Difference, minimum_seeds
 from paged_plugins.lab.statistics.phrases import (
     Phrase,
@@ -28,14 +28,27 @@ def document(found: Conclusions) -> dict[str, Any]:
         "confidence": found.confidence,
         "minimum_seeds": minimum_seeds(found.confidence),
         "arms": [
-            {"arm": arm.label, "changes": dict(arm.changes), "compared_with": arm.compared_with}
+            {
+                "arm": arm.label,
+                "changes": dict(arm.changes),
+                "compared_with": arm.compared_with,
+                "failed": str(results.failures[arm.label])
+                if arm.label in results.failures
+                else None,
+            }
             for arm in results.arms
         ],
         "measures": {each.measure: _described(each.measure) for each in found.differences},
         "differences": [_difference(each) for each in found.differences],
         "sentences": found.sentences,
         "runs": [
-            {"arm": run.arm, "seed": run.seed, "measures": dict(run.measures)}
+            {
+                "arm": run.arm,
+                "seed": run.seed,
+                "measures": dict(run.measures),
+                "requests": run.num_requests,
+                "errors": run.num_errors,
+            }
             for run in results.runs
         ],
     }
@@ -69,13 +82,17 @@ _Line = tuple[str, Mapping[str, str]]
 
 def table_lines(results: Results, differences: Sequence[Difference], width: int) -> Iterator[str]:
     """Yield the lines of the table of a comparison on one workload: for each arm that others are
-    compared with, its values, and below them the changes of the others and their intervals.
+    compared with, its values, and below them the changes of the others and their intervals. Of an
+    arm that failed it says so; what is compared with it has its values instead of changes.
 
     Columns that do not fit into ``width`` follow in a second table below.
     """
-    shown = [name for name in MEASURES if any(each.measure == name for each in differences)]
+    named = {each.measure for each in differences}
+    shown = [name for name in MEASURES if name in (named or SHOWN)]
+    lines = list(_lines(results, differences, shown))
     moving = {each.measure for each in differences if not each.is_equal}
-    lines = list(_lines(results, differences))
+    if not named:
+        moving = {name for _, cells in lines for name in cells}
     widths = {
         name: max(
             len(text) for text in (_title(name), *(cells.get(name, "") for _, cells in lines))
@@ -84,6 +101,8 @@ def table_lines(results: Results, differences: Sequence[Difference], width: int)
         if name in moving
     }
     first = max(len(label) for label, cells in lines if cells) if moving else 0
+    if not moving:  # there is no table
+        yield from (label for label, _ in lines if label.endswith(f"  {FAILED}"))
     for number, names in enumerate(_fitting(widths, width - first)):
         if number:
             yield ""
@@ -100,20 +119,43 @@ def table_lines(results: Results, differences: Sequence[Difference], width: int)
         yield Phrase.EQUAL_IN_ALL.format(measures=", ".join(equal))
 
 
-def _lines(results: Results, differences: Sequence[Difference]) -> Iterator[_Line]:
+def _lines(
+    results: Results, differences: Sequence[Difference], shown: Sequence[str]
+) -> Iterator[_Line]:
     """Yield a heading, the arm that others are compared with and these, for each such arm."""
     axes = {arm.axis for arm in results.arms if arm.axis}
+
+    def values(arm: Arm) -> _Line:
+        if arm.label in results.failures:
+            return f"{_name(arm)}  {FAILED}", {}
+        means = {name: results.mean(arm.label, results.workloads[0], name) for name in shown}
+        return _name(arm), {
+            name: value_text(name, mean) + _NOT_CLAIMED
+            for name, mean in means.items()
+            if mean is not None
+        }
+
     for reference in results.arms:
         own = [each for each in differences if each.compared_with == reference.label]
-        if not own:
+        compared = [
+            arm
+            for arm in results.arms
+            if arm is not reference and arm.compared_with == reference.label
+        ]
+        if not own and not any(arm.label in results.failures for arm in (reference, *compared)):
             continue
         if around := {key: value for key, value in reference.changes.items() if key not in axes}:
             yield settings_text(around), {}
         base = {each.measure: value_text(each.measure, each.base) for each in own}
-        yield _name(reference), {name: text + _NOT_CLAIMED for name, text in base.items()}
-        for arm in results.arms:
+        if own:
+            yield _name(reference), {name: text + _NOT_CLAIMED for name, text in base.items()}
+        else:
+            yield values(reference)
+        for arm in compared:
             found = [each for each in own if each.arm == arm.label]
-            if found:
+            if not found:
+                yield values(arm)
+            else:
                 yield (
                     _name(arm),
                     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -16,20 +16,23 @@ from pydantic import Field
 
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
-from paged_plugins.files import read_file, unwritable
+from paged_plugins.files import read_file
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.results.results import Results, RunResult, run_result
-from paged_plugins.lab.results.store import known_record, record_path, remove_others, write_record
-from paged_plugins.lab.results.tables import PARTIAL, TABLES, write_bytes, write_tables
+from paged_plugins.lab.results.store import RecordFile
+from paged_plugins.lab.results.tables import TABLES, write_tables
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
 from paged_plugins.lab.tasks.task import Ran, Task, TaskDigests
 from paged_plugins.machine import summary
 from paged_plugins.progress import MANY, progress
+from paged_plugins.written_files import is_partial, remove_partials, unwritable, write_text
 
 MANIFEST, ABLATION, RECORDS = "manifest.json", "ablation.yaml", "runs"
 """Names in a folder of results."""
+MAX_SIZE = 2**30
+"""Bytes of a manifest, and of the table of runs."""
 _LOCK = "lock"
 """Locked while results are written."""
 _PACKAGES = (
@@ -47,16 +50,21 @@ class RunEntry(Strict):
     problem: str | None = None
     """Why there is no record."""
     failure: str | None = None
-    """What the first request was told that failed."""
+    """What the first request was told that was refused or ignored."""
+    requests: int = 0
+    errors: int = 0
+    """Requests that ended with an error."""
+    error: str | None = None
+    """What the first of them was told."""
 
     @property
     def place(self) -> tuple[str, str, int]:
         """Arm, workload and seed."""
         return self.arm, self.workload, self.seed
 
-    def file(self, folder: Path) -> Path:
-        """Return where its record is in a folder of results."""
-        return record_path(folder / RECORDS, self.key)
+    def file(self, folder: Path) -> RecordFile:
+        """Return the file of its record in a folder of results."""
+        return RecordFile(folder / RECORDS, self.place, self.key)
 
 
 class Manifest(Strict):
@@ -106,7 +114,8 @@ class ResultsFolder:
         fresh: remove the results that are in it.
 
     Raises:
-        SettingsError: it is no folder of results, or of another ablation's, or cannot be made.
+        SettingsError: it is no folder of results, or of another ablation's, or cannot be made; or a
+            record in it is that of another run. The results in it stay.
     """
 
     def __init__(self, folder: Path, study: Study, registry: Registry, *, fresh: bool) -> None:
@@ -116,16 +125,23 @@ class ResultsFolder:
             self._lock = _lock(folder)
         except OSError as error:
             raise unwritable(folder, error, "--output") from None
-        write_bytes(folder / ABLATION, study.text.encode())  # first: the folder is known by it
-        self._folder = folder
-        self._entries = _entries(study, folder, registry)
-        keys = {entry.key for entry in self._entries.values()}
-        remove_others(folder / RECORDS, () if fresh else keys)
-        for name in TABLES:
-            (folder / name).unlink(missing_ok=True)
-        self._manifest = new_manifest(study, registry)
-        runs = tuple(self._entries.values())
-        _write_manifest(folder, self._manifest.model_copy(update={"runs": runs}))
+        try:
+            self._folder = folder
+            self._entries = _entries(study, registry)
+            self._missing = [
+                place
+                for place, entry in self._entries.items()
+                if fresh or _is_missing(entry.file(folder).known())
+            ]
+            write_text(folder / ABLATION, study.text)  # first: the folder is known by it
+            _make_records(folder)
+            _clear(folder, self._entries.values(), fresh)
+            self._manifest = new_manifest(study, registry)
+            runs = tuple(self._entries.values())
+            _write_manifest(folder, self._manifest.model_copy(update={"runs": runs}))
+        except BaseException:
+            self._lock.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -134,16 +150,13 @@ class ResultsFolder:
         self._lock.close()
 
     def missing(self, study: Study, /) -> list[Task]:
-        return [
-            task
-            for task in study.tasks()
-            if known_record(self._entries[task.place].file(self._folder)) is None
-        ]
+        places = set(self._missing)
+        return [task for task in study.tasks() if task.place in places]
 
     def keep(self, ran: Ran, /) -> None:
         entry = self._entries[ran.task.place]
         if ran.record is not None:
-            write_record(entry.file(self._folder), ran.task, ran.record)
+            entry.file(self._folder).write(ran.record)
             return
         problem = {"problem": ran.problem or "it gave no result"}
         self._entries[ran.task.place] = entry.model_copy(update=problem)
@@ -151,6 +164,11 @@ class ResultsFolder:
     def finish(self) -> bool:
         """Write the tables; return whether those in Parquet are among them."""
         return _finish(self._folder, self._manifest, self._entries)
+
+
+def _is_missing(record: RunRecord | None) -> bool:
+    """Say whether a run is to be done: it has no record, or one of requests that failed."""
+    return record is None or record.num_errors > 0
 
 
 def make_folder(folder: Path) -> None:
@@ -174,13 +192,16 @@ def write_folder(
 
     Args:
         folder: as :func:`make_folder` has made it.
-        results: with all records.
+        results: with the records of all runs that gave one.
     """
-    entries = _entries(study, folder, registry)
-    for task in study.tasks():
-        record = results.record(*task.place)
-        assert record is not None
-        write_record(entries[task.place].file(folder), task, record)
+    entries = _entries(study, registry)
+    _make_records(folder)
+    for place, entry in entries.items():
+        record = results.record(*place)
+        if record is not None:
+            entry.file(folder).write(record)
+        else:
+            entries[place] = entry.model_copy(update={"problem": results.problems.get(place)})
     _finish(folder, manifest, entries)
 
 
@@ -188,8 +209,14 @@ _Entries = dict[tuple[str, str, int], RunEntry]
 """By arm, workload and seed, as tables list them: arm by arm, workload by workload."""
 
 
-def _entries(study: Study, folder: Path, registry: Registry) -> _Entries:
-    (folder / RECORDS).mkdir(exist_ok=True)
+def _make_records(folder: Path) -> None:
+    try:
+        (folder / RECORDS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder / RECORDS, error, "--output") from None
+
+
+def _entries(study: Study, registry: Registry) -> _Entries:
     digests, keys = TaskDigests(registry), {}
     with progress(len(study), "looking for results", least=MANY) as advance:
         for task in study.tasks():
@@ -209,11 +236,18 @@ def _finish(folder: Path, manifest: Manifest, entries: _Entries) -> bool:
 
     def rows() -> Iterator[tuple[RunResult, RunRecord]]:
         for place, entry in entries.items():
-            record = known_record(entry.file(folder))
-            failure = None if record is None else record.failure
-            ended.append(entry.model_copy(update={"failure": failure}))
-            if record is not None:
-                yield run_result(place, record, manifest.slo), record
+            record = entry.file(folder).known()
+            if record is None:
+                ended.append(entry)
+                continue
+            told = {
+                "failure": record.failure,
+                "requests": len(record.requests),
+                "errors": record.num_errors,
+                "error": record.error,
+            }
+            ended.append(entry.model_copy(update=told))
+            yield run_result(place, record, manifest.slo), record
 
     has_parquet = write_tables(folder, rows())
     update = {"runs": tuple(ended), "finished": _now()}
@@ -222,7 +256,35 @@ def _finish(folder: Path, manifest: Manifest, entries: _Entries) -> bool:
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    write_bytes(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+    write_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+
+
+def _clear(folder: Path, entries: Collection[RunEntry], fresh: bool) -> None:
+    """Remove what earlier runs have written here and this one does not keep: tables, records that
+    older code or settings made, unfinished files of processes that were killed.
+
+    Nothing is removed that has no name that such a run gives, or that is no regular file; nor is
+    anything where a link leads to another folder.
+    """
+    for name in TABLES:
+        if not (folder / name).is_symlink():
+            (folder / name).unlink(missing_ok=True)
+    remove_partials(folder, {ABLATION, MANIFEST, *TABLES})
+    if (folder / RECORDS).is_symlink():
+        return
+    kept = set() if fresh else {entry.key for entry in entries}
+    files = [entry.file(folder) for entry in (*entries, *_earlier(folder))]
+    for file in files:
+        if file.key not in kept:
+            file.remove()
+    remove_partials(folder / RECORDS, {file.name for file in files})
+
+
+def _earlier(folder: Path) -> Sequence[RunEntry]:
+    """Return the runs that the manifest in a folder names, if there is one."""
+    with suppress(SettingsError, ValueError):
+        return Manifest.model_validate_json(read_file(folder / MANIFEST, MAX_SIZE)).runs
+    return ()
 
 
 def _check(folder: Path, study: Study, fresh: bool) -> None:
@@ -231,8 +293,14 @@ def _check(folder: Path, study: Study, fresh: bool) -> None:
         return
     if not folder.is_dir():
         raise SettingsError(f"{folder} is no folder; choose another with --output")
-    if all(path.name.endswith((PARTIAL, _LOCK)) for path in folder.iterdir()):
+    if all(path.name == _LOCK or is_partial(path, ABLATION) for path in folder.iterdir()):
         return
+    for name in (ABLATION, MANIFEST, _LOCK, *TABLES):
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise SettingsError(
+                f"{folder / name} is no regular file; remove it, or choose another folder with "
+                "--output"
+            )
     known = folder / ABLATION
     if not known.is_file():
         raise SettingsError(f"{folder} has other files in it; choose a new folder with --output")
@@ -249,7 +317,7 @@ def _check(folder: Path, study: Study, fresh: bool) -> None:
 
 def _lock(folder: Path) -> IO[bytes]:
     """Return an open file; while it is open, no other process can write results to the folder."""
-    file = (folder / _LOCK).open("wb")
+    file = (folder / _LOCK).open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -10,15 +10,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 from paged_core.errors import SettingsError
 from paged_core.settings.documents import read_text
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results.folder import MANIFEST, Manifest
+from paged_plugins.lab.results.folder import MANIFEST, MAX_SIZE, Manifest, RunEntry
 from paged_plugins.lab.results.results import Results, RunResult
-from paged_plugins.lab.results.store import read_record
+from paged_plugins.lab.results.store import RecordFile
 from paged_plugins.lab.results.tables import RUNS
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict
 
-_MAX_SIZE = 2**30
-"""Bytes of a manifest, and of the table of runs."""
+_MOST = 1e21
+"""Of a measure, which none is near."""
 _Read = TypeVar("_Read")
 
 
@@ -29,7 +29,7 @@ class _Measured(Strict):
     workload: str
     seed: int
     measure: str
-    value: Annotated[float, Field(allow_inf_nan=False)]
+    value: Annotated[float, Field(ge=0, le=_MOST)]
 
 
 def load_results(folder: Path) -> Results:
@@ -45,8 +45,8 @@ def load_results(folder: Path) -> Results:
             f"--output {folder}`"
         )
     rows = _read(folder / RUNS, TypeAdapter(list[_Measured]))
-    paths = {run.place: run.file(folder) for run in manifest.runs}
-    failures = {run.place: run.failure for run in manifest.runs}
+    files: dict[Any, RecordFile] = {run.place: run.file(folder) for run in manifest.runs}
+    entries = {run.place: run for run in manifest.runs}
     labels = [arm.label for arm in manifest.arms]
     names = [str(workload.get("name", "")) for workload in manifest.workloads]
     measured: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -56,26 +56,39 @@ def load_results(folder: Path) -> Results:
         measured.setdefault((row.arm, row.workload, row.seed), {})[row.measure] = row.value
 
     def record(*place: Any) -> RunRecord | None:
-        path = paths.get(place)
-        return read_record(path) if path and path.is_file() else None
+        file = files.get(place)
+        return file.read() if file and file.path.is_file() else None
 
     return Results(
         arms=manifest.arms,
         workloads=names,
         seeds=manifest.seeds,
-        runs=[
-            RunResult(*place, measures=found, failure=failures.get(place))
-            for place, found in measured.items()
-        ],
+        runs=[_result(place, found, entries.get(place)) for place, found in measured.items()],
+        problems={run.place: run.problem for run in manifest.runs if run.problem is not None},
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
         record=record,
     )
 
 
+def _result(
+    place: tuple[str, str, int], measures: dict[str, float], entry: RunEntry | None
+) -> RunResult:
+    if entry is None:
+        return RunResult(*place, measures=measures)
+    return RunResult(
+        *place,
+        measures=measures,
+        failure=entry.failure,
+        num_requests=entry.requests,
+        num_errors=entry.errors,
+        error=entry.error,
+    )
+
+
 def _read(path: Path, kind: TypeAdapter[_Read]) -> _Read:
     try:
-        return kind.validate_json(read_text(path, _MAX_SIZE))
+        return kind.validate_json(read_text(path, MAX_SIZE))
     except FileNotFoundError:
         raise SettingsError(
             f"there is no {path}; make results with `paged-core lab run FILE --output "

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
 from typing import Any, Protocol
 
-from paged_core.errors import EngineError
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Study
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.lab.tasks.task import Ran, Task
+from paged_plugins.progress import counted, errors_text
 
 Advance = Callable[[int], None]
 """Called with the number of runs that ended."""
+
+
+FAILED = "failed"
+"""What stands in the place of a number of an arm that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +35,42 @@ class RunResult:
     measures: Mapping[str, float]
     """By the names of :mod:`paged_plugins.lab.measures`."""
     failure: str | None = None
-    """What the first request was told that failed; ``None``: none did."""
+    """What the first request was told that was refused or ignored; ``None``: none was."""
+    num_requests: int = 0
+    num_errors: int = 0
+    """Requests that ended with an error."""
+    error: str | None = None
+    """What the first of them was told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an arm failed: of its runs nothing is concluded."""
+
+    num_errors: int
+    """Requests that ended with an error."""
+    num_requests: int
+    """Of all of its runs."""
+    error: str | None
+    """What the first of them was told."""
+    problems: Sequence[str]
+    """Why runs gave no result."""
+
+    def __str__(self) -> str:
+        told = []
+        if self.num_errors:
+            told.append(errors_text(self.num_errors, self.num_requests, self.error))
+        if self.problems:
+            runs = counted(len(self.problems), "run")
+            told.append(f"{runs} gave no result, the first: {self.problems[0]}")
+        return "; ".join(told)
+
+
+_Place = tuple[str, str, int]
+"""Arm, workload and seed of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Results:
     """Every arm on every workload with every seed; runs of one workload and seed are paired."""
 
@@ -40,11 +79,46 @@ class Results:
     workloads: Sequence[str]
     seeds: Sequence[int]
     runs: Sequence[RunResult]
+    problems: Mapping[_Place, str] = field(default_factory=dict)
+    """Why the runs that are missing gave no result."""
     slo: ServiceLevel = field(default_factory=ServiceLevel)
     manifest: Mapping[str, Any] = field(default_factory=dict)
     """Resolved settings, versions, seeds, machine, git revision."""
     record: Callable[[str, str, int], RunRecord | None] = lambda arm, workload, seed: None
     """The whole record of a run, for pictures; ``None``: it was not kept."""
+
+    @cached_property
+    def runs_of(self) -> Mapping[tuple[str, str], Sequence[RunResult]]:
+        """The runs by arm and workload."""
+        found: defaultdict[tuple[str, str], list[RunResult]] = defaultdict(list)
+        for run in self.runs:
+            found[run.arm, run.workload].append(run)
+        return found
+
+    @cached_property
+    def failures(self) -> Mapping[str, Failure]:
+        """The arms that failed, by label: requests ended with an error, or runs gave no result."""
+        problems: defaultdict[str, list[str]] = defaultdict(list)
+        for (label, _, _), problem in self.problems.items():
+            problems[label].append(problem)
+        found = {}
+        for label in (arm.label for arm in self.arms):
+            runs = [run for name in self.workloads for run in self.runs_of.get((label, name), ())]
+            num_errors = sum(run.num_errors for run in runs)
+            if num_errors or label in problems:
+                found[label] = Failure(
+                    num_errors,
+                    sum(run.num_requests for run in runs),
+                    next((run.error for run in runs if run.error), None),
+                    problems[label],
+                )
+        return found
+
+    def mean(self, arm: str, workload: str, measure: str) -> float | None:
+        """Return a measure of an arm, over the seeds that have it; ``None``: none has."""
+        runs = self.runs_of.get((arm, workload), ())
+        values = [run.measures[measure] for run in runs if measure in run.measures]
+        return fmean(values) if values else None
 
 
 class Kept(Protocol):
@@ -74,18 +148,14 @@ def run_study(
     *,
     keeps_records: bool = False,
 ) -> Results:
-    """Run a whole study, and return what was measured.
+    """Run a whole study, and return what was measured; a run that fails does not stop the others.
 
     Args:
         keeps_records: keep what pictures are drawn from.
-
-    Raises:
-        EngineError: a run failed; the message says which, and why.
     """
     kept = KeptRuns(study.slo, keeps_records=keeps_records)
-    for ran in run_missing(kept.missing(study), kept, runner, advance):
-        if ran.record is None:
-            raise EngineError(f"{ran.task} failed: {ran.problem}")
+    for _ in run_missing(kept.missing(study), kept, runner, advance):
+        pass
     return kept.results(study)
 
 
@@ -101,41 +171,48 @@ class KeptRuns:
         self._slo = slo
         self._keeps_records = keeps_records
         self._known: dict[object, RunResult] = {}
-        self._records: dict[tuple[str, str, int], RunRecord] = {}
-        self.problems: dict[str, str] = {}
-        """Why a run of an arm failed, by its label."""
+        self._records: dict[_Place, RunRecord] = {}
+        self._problems: dict[_Place, str] = {}
 
     def missing(self, study: Study, /) -> list[Task]:
         return [task for task in study.tasks() if _place(task) not in self._known]
 
     def keep(self, ran: Ran, /) -> None:
         if ran.record is None:
-            self.problems.setdefault(ran.task.arm, ran.problem or "it gave no result")
+            self._problems[ran.task.place] = ran.problem or "the cause is not known"
             return
         self._known[_place(ran.task)] = run_result(ran.task.place, ran.record, self._slo)
         if self._keeps_records:
             self._records[ran.task.place] = ran.record
 
     def results(self, study: Study) -> Results:
-        """Return the results of a study, less the runs that failed."""
+        """Return the results of a study."""
         runs = (self._known.get(_place(task)) for task in study.tasks())
         return Results(
             arms=[one.arm for one in study.arms],
             workloads=[workload.name for workload in study.workloads],
             seeds=study.seeds,
             runs=[run for run in runs if run is not None],
+            problems=self._problems,
             slo=study.slo,
             record=lambda *place: self._records.get(place),
         )
 
 
-def run_result(place: tuple[str, str, int], record: RunRecord, slo: ServiceLevel) -> RunResult:
+def run_result(place: _Place, record: RunRecord, slo: ServiceLevel) -> RunResult:
     """Return what a run measured.
 
     Args:
         place: its arm, workload and seed.
     """
-    return RunResult(*place, measures=measures(record, slo), failure=record.failure)
+    return RunResult(
+        *place,
+        measures=measures(record, slo),
+        failure=record.failure,
+        num_requests=len(record.requests),
+        num_errors=record.num_errors,
+        error=record.error,
+    )
 
 
 def _place(task: Task) -> object:

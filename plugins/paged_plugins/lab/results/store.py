@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
-from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 
 from pydantic import ConfigDict, ValidationError
 
 from paged_core.errors import SettingsError
-from paged_plugins.lab.results.tables import PARTIAL, write_bytes
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict
-from paged_plugins.lab.tasks.task import Task
+from paged_plugins.written_files import write_bytes
 
 _SUFFIX = ".json.gz"
 _MAX_SIZE = 2**31
@@ -29,50 +29,93 @@ class _Run(Strict):
     arm: str
     workload: str
     seed: int
+    key: str | None = None
+    """``None``: it was written before records had it."""
     record: RunRecord
 
-
-def record_path(folder: Path, key: str) -> Path:
-    """Return the file of a record in the folder of records."""
-    return folder / f"{key}{_SUFFIX}"
+    def __str__(self) -> str:
+        return f"{self.arm}, {self.workload}, seed {self.seed}"
 
 
-def write_record(path: Path, task: Task, record: RunRecord) -> None:
-    """Write a record to a file."""
-    ordered = replace(record, token_gaps=dict(sorted(record.token_gaps.items())))
-    run = _Run(arm=task.arm, workload=task.workload.name, seed=task.seed, record=ordered)
-    packed = gzip.compress(run.model_dump_json().encode(), compresslevel=4, mtime=0)
-    write_bytes(path, packed)
+class _Damaged(SettingsError):
+    """A file that holds no record, or none that can be read: the run can be repeated."""
 
 
-def read_record(path: Path) -> RunRecord:
-    """Return the record in a file.
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """The file of one run's record, whether it is there or not."""
 
-    Raises:
-        SettingsError: it is missing, damaged, or larger than any record.
-    """
-    try:
-        with gzip.open(path) as file:
-            content = file.read(_MAX_SIZE + 1)
-        if len(content) > _MAX_SIZE:
-            raise ValueError(f"it unpacks to more than {_MAX_SIZE:,} bytes")
-        return _Run.model_validate_json(content).record
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        why = "it holds no run" if isinstance(error, ValidationError) else str(error)
-        raise SettingsError(f"cannot read {path}: {why}; remove it and run again") from None
+    folder: Path
+    place: tuple[str, str, int]
+    """Arm, workload and seed."""
+    key: str
+    """A digest of all that the run depends on."""
 
+    @property
+    def name(self) -> str:
+        """Within the folder."""
+        return f"{self.key}{_SUFFIX}"
 
-def known_record(path: Path) -> RunRecord | None:
-    """Return the record in a file; ``None``: it is missing or damaged."""
-    try:
-        return read_record(path)
-    except SettingsError:
-        return None
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder / self.name
 
+    def write(self, record: RunRecord) -> None:
+        """Write the record; WriteFailed if that fails."""
+        ordered = replace(record, token_gaps=dict(sorted(record.token_gaps.items())))
+        arm, workload, seed = self.place
+        run = _Run(arm=arm, workload=workload, seed=seed, key=self.key, record=ordered)
+        packed = gzip.compress(run.model_dump_json().encode(), compresslevel=4, mtime=0)
+        write_bytes(self.path, packed)
 
-def remove_others(folder: Path, keys: Collection[str]) -> None:
-    """Remove all other records, which older code or settings made, and unfinished files."""
-    for path in folder.iterdir():
-        known = path.name.endswith((_SUFFIX, PARTIAL))
-        if known and path.name.removesuffix(_SUFFIX) not in keys:
-            path.unlink(missing_ok=True)
+    def read(self) -> RunRecord:
+        """Return the record.
+
+        Raises:
+            SettingsError: it is missing, damaged, larger than any record, or that of another run.
+        """
+        return self._read().record
+
+    def known(self) -> RunRecord | None:
+        """Return the record; ``None``: it is missing or damaged, so that the run is to be repeated.
+
+        Raises:
+            SettingsError: there is something else in its place, which is not to be overwritten.
+        """
+        try:
+            run = self._read()
+        except _Damaged:
+            return None
+        return None if run.key is None else run.record
+
+    def remove(self) -> None:
+        """Remove the file, if it is there and no link, pipe or folder."""
+        try:
+            is_file = S_ISREG(self.path.lstat().st_mode)
+        except FileNotFoundError:
+            return
+        if is_file:
+            self.path.unlink(missing_ok=True)
+
+    def _read(self) -> _Run:
+        path = self.path
+        try:
+            with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as raw:
+                if not S_ISREG(os.fstat(raw.fileno()).st_mode):
+                    raise SettingsError(f"{path} is no regular file; remove it and run again")
+                with gzip.open(raw) as file:
+                    content = file.read(_MAX_SIZE + 1)
+            if len(content) > _MAX_SIZE:
+                raise ValueError(f"it unpacks to more than {_MAX_SIZE:,} bytes")
+            run = _Run.model_validate_json(content)
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            why = "it holds no run" if isinstance(error, ValidationError) else str(error)
+            raise _Damaged(f"cannot read {path}: {why}; remove it and run again") from None
+        arm, workload, seed = self.place
+        if (run.arm, run.workload, run.seed) != self.place or run.key not in (None, self.key):
+            raise SettingsError(
+                f"{path} is the record of another run ({run}, {run.key}), not that of {arm}, "
+                f"{workload}, seed {seed}; remove it and run again"
+            )
+        return run

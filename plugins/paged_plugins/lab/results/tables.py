@@ -1,9 +1,8 @@
-"""The tidy tables of a study, and files that are whole or not there."""
+"""The tidy tables of a study."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -13,47 +12,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from paged_plugins.files import unwritable
 from paged_plugins.lab.results.results import RunResult
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, StepSample
+from paged_plugins.written_files import replacing, write_text
 
-PARTIAL = ".partial"
-"""End of the name of a file that is being written."""
 RUNS = "runs.json"
 TABLES = (RUNS, "runs.parquet", "requests.parquet", "steps.parquet")
 _KEY = {"arm": str, "workload": str, "seed": int}
 _RUN = _KEY | {"measure": str, "value": float}
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, which takes the place of ``path`` once the block has ended.
-
-    A link, a pipe or a device stays what it is: it is written to.
-
-    Raises:
-        SettingsError: the file cannot be written.
-    """
-    try:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            yield path
-            return
-        partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
-        try:
-            yield partial
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise unwritable(path, error) from None
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file, or replace it."""
-    with replacing(path) as partial:
-        partial.write_bytes(content)
 
 
 Extend = Callable[[Iterable[tuple[Any, ...]]], None]
@@ -73,6 +39,7 @@ def parquet_table(
 
     Raises:
         ImportError: pyarrow is not installed.
+        WriteFailed: the file cannot be written.
     """
     import pyarrow
     import pyarrow.parquet
@@ -97,7 +64,7 @@ def parquet_table(
         if len(rows) >= num_rows:
             flush()
 
-    with replacing(path) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+    with replacing(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
         yield extend
         flush()
 
@@ -136,7 +103,7 @@ def write_tables(folder: Path, runs: Iterable[tuple[RunResult, RunRecord]]) -> b
             lines += [json.dumps(dict(zip(_RUN, row, strict=True))) for row in rows["runs"]]
             for name, extend in tables.items():
                 extend(rows[name])
-    write_bytes(folder / RUNS, ("[\n" + ",\n".join(lines) + "\n]\n").encode())
+    write_text(folder / RUNS, "[\n" + ",\n".join(lines) + "\n]\n")
     return bool(tables)
 
 

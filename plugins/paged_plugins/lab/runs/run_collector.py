@@ -12,9 +12,14 @@ from paged_core.ids import BlockId
 from paged_core.interfaces.observer import Observer
 from paged_core.sequence import SequenceGroup, Status
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.runs.run_record import RunRecord, StepSample, ended_record, refused_records
+from paged_plugins.lab.runs.run_record import (
+    RunRecord,
+    StepSample,
+    ended_record,
+    refused_records,
+)
 from paged_plugins.lab.runs.time_histogram import TokenGaps
-from paged_plugins.workloads.serving import Arrival
+from paged_plugins.workloads.serving import Arrival, Refusal, deciding_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +108,16 @@ class RunCollector(Observer):
         elif event in {"preempted", "finished"}:
             self._active.pop(group, None)
 
-    def refused(self, arrival: Arrival, now: float, reason: str) -> None:
-        """The engine can never serve a request."""
-        self.record.requests += refused_records(arrival, now)
-        self.record.failure = self.record.failure or reason
+    def refused(self, arrival: Arrival, now: float, refusal: Refusal) -> None:
+        """The engine did not take on a request."""
+        self.record.requests += refused_records(arrival, now, refusal)
+        self.record.tell(refusal.is_error, refusal.reason)
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         """A request ended; ``group`` is as it stands after that."""
-        self.record.requests.append(ended_record(group, arrival, self.start))
-        self.record.failure = self.record.failure or group.sequences[0].error
+        record = ended_record(group, arrival, self.start)
+        self.record.requests.append(record)
+        self.record.tell(record.is_failed, deciding_sequence(group).error)
 
     # ------------------------------------------------------------------ steps
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.lab.runs.time_histogram import BUCKETS
 from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.serving import Arrival
+from paged_plugins.workloads.serving import Arrival, Refusal, deciding_sequence
 
 _SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
+
+
+MOST = 10**18
+"""Of seconds and counts in a record; a file with more is damaged."""
+Finite = Annotated[float, Field(ge=-MOST, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,30 +29,35 @@ class RequestRecord:
     """One request that ended. Times are seconds from the start of the run."""
 
     id: str
-    arrival: float
-    admitted: float | None
+    arrival: Finite
+    admitted: Finite | None
     """When it was first admitted; ``None``: it never was."""
-    first_token: float | None
-    finished: float
-    num_prompt: int
-    num_cached: int
+    first_token: Finite | None
+    finished: Finite
+    num_prompt: Count
+    num_cached: Count
     """Prompt tokens that the prefix cache served when it was first admitted."""
-    num_output: int
+    num_output: Count
     """Tokens generated, over all of its sequences."""
-    num_sequences: int = 1
+    num_sequences: Annotated[int, Field(ge=1, le=MOST)] = 1
     """Sequences sampled for it."""
-    num_preemptions: int
+    num_preemptions: Count
     finish_reason: str
     tenant: str = ""
     session: str = ""
     priority: int = 0
-    deadline: float | None = None
+    deadline: Finite | None = None
     """Seconds from the start of the run."""
 
     @property
     def is_served(self) -> bool:
         """Whether it ended by a stop condition or by its length."""
         return self.finish_reason in _SERVED
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self.finish_reason == FinishReason.ERROR.value
 
     @property
     def needed_tokens(self) -> int:
@@ -65,26 +79,26 @@ class RequestRecord:
 class StepSample:
     """One step, or the last of several that were thinned out. Counts are of this step alone."""
 
-    time: float
+    time: Finite
     """When it began, in seconds from the start of the run."""
-    seconds: float
-    num_running: int
+    seconds: Finite
+    num_running: Count
     """Requests that were in the batch or held blocks after it."""
-    num_waiting: int
-    num_swapped: int
-    prefill_tokens: int
-    decode_tokens: int
-    num_blocks: int
+    num_waiting: Count
+    num_swapped: Count
+    prefill_tokens: Count
+    decode_tokens: Count
+    num_blocks: Count
     """Blocks of the cache."""
-    block_size: int = 0
+    block_size: Count = 0
     """Slots of a block; 0: unknown."""
-    free_blocks: int
+    free_blocks: Count
     """Blocks that could be allocated: cached ones that no sequence holds are among them."""
-    cached_blocks: int = 0
+    cached_blocks: Count = 0
     """Those among them that hold content which can be found."""
-    held_tokens: int
+    held_tokens: Count
     """Slots of held blocks that hold the state of a token that was computed."""
-    reserved_tokens: int
+    reserved_tokens: Count
     """Slots of held blocks that hold none, but will: the room up to the final length of their
     sequence."""
 
@@ -93,28 +107,28 @@ class StepSample:
 class RunTotals:
     """Sums over all steps of a run."""
 
-    num_steps: int = 0
-    busy_seconds: float = 0.0
+    num_steps: Count = 0
+    busy_seconds: Finite = 0.0
     """In steps; the rest of the run was idle."""
-    elapsed: float = 0.0
+    elapsed: Finite = 0.0
     """Seconds from the first arrival to the end of the last request."""
-    scheduled_tokens: int = 0
+    scheduled_tokens: Count = 0
     """Tokens computed."""
-    recomputed_tokens: int = 0
+    recomputed_tokens: Count = 0
     """Those that had been computed before, and were lost by a preemption."""
-    num_preemptions: int = 0
-    num_evictions: int = 0
+    num_preemptions: Count = 0
+    num_evictions: Count = 0
     """Cached blocks whose content was given up to make room."""
-    swapped_blocks: int = 0
+    swapped_blocks: Count = 0
     """Out and in together."""
-    copied_blocks: int = 0
-    held_share: float = 0.0
+    copied_blocks: Count = 0
+    held_share: Finite = 0.0
     """Share of the cache's slots that hold the state of a token, averaged over busy time."""
-    reserved_share: float = 0.0
+    reserved_share: Finite = 0.0
     """Likewise: allocated slots that will hold one later."""
-    internal_share: float = 0.0
+    internal_share: Finite = 0.0
     """Likewise: allocated slots that never will (internal fragmentation)."""
-    external_share: float = 0.0
+    external_share: Finite = 0.0
     """Likewise: free slots that the request which waits longest cannot use (external
     fragmentation); 0 where any free block serves."""
 
@@ -136,17 +150,33 @@ class RunRecord:
     """In order; thinned out evenly once they are too many for a picture."""
     totals: RunTotals = field(default_factory=RunTotals)
     failure: str | None = None
-    """What the first request was told that was refused, ignored or ended by an error."""
-    token_gaps: dict[int, int] = field(default_factory=dict)
+    """What the first request was told that was refused or ignored."""
+    error: str | None = None
+    """What the first request was told that ended with an error."""
+    token_gaps: dict[Annotated[int, Field(ge=-BUCKETS, le=BUCKETS)], Count] = field(
+        default_factory=dict
+    )
     """Times between tokens of a sequence: how many fell into each bucket, see
     :mod:`paged_plugins.lab.runs.time_histogram`."""
+
+    def tell(self, is_error: bool, told: str | None) -> None:
+        """Keep what a request was told that was not served, if it is the first."""
+        if is_error:
+            self.error = self.error or told
+        else:
+            self.failure = self.failure or told
+
+    @property
+    def num_errors(self) -> int:
+        """Requests that ended with an error."""
+        return sum(each.is_failed for each in self.requests)
 
 
 def ended_record(group: SequenceGroup, arrival: Arrival, start: float) -> RequestRecord:
     """Return what is kept of a request that ended; ``group`` is as it stands after that."""
-    num_prompt, first = len(group.request.prompt), group.sequences[0]
+    num_prompt, finish_reason = len(group.request.prompt), deciding_sequence(group).finish_reason
     assert group.finished_at is not None
-    assert first.finish_reason is not None
+    assert finish_reason is not None
     return RequestRecord(
         **_asked(arrival.request, arrival),
         admitted=None if group.admitted_at is None else group.admitted_at - start,
@@ -157,17 +187,18 @@ def ended_record(group: SequenceGroup, arrival: Arrival, start: float) -> Reques
         num_output=sum(len(each.tokens) - num_prompt for each in group.sequences),
         num_sequences=len(group.sequences),
         num_preemptions=group.num_preemptions,
-        finish_reason=first.finish_reason.value,
+        finish_reason=finish_reason.value,
     )
 
 
-def refused_records(arrival: Arrival, now: float) -> Iterator[RequestRecord]:
-    """Yield what is kept of a request that an engine can never serve, and of those that follow it,
+def refused_records(arrival: Arrival, now: float, refusal: Refusal) -> Iterator[RequestRecord]:
+    """Yield what is kept of a request that an engine did not take on, and of those that follow it,
     which never arrive.
 
     All of them count as ended at once: every arm of a study has the same requests.
     """
     for request in arrival.request.family():
+        has_error = refusal.is_error and request is arrival.request
         yield RequestRecord(
             **_asked(request, arrival),
             admitted=None,
@@ -178,7 +209,7 @@ def refused_records(arrival: Arrival, now: float) -> Iterator[RequestRecord]:
             num_output=0,
             num_sequences=request.n,
             num_preemptions=0,
-            finish_reason=FinishReason.IGNORED.value,
+            finish_reason=(FinishReason.ERROR if has_error else FinishReason.IGNORED).value,
         )
 
 

@@ -11,7 +11,7 @@ from paged_core.engine.driver import EngineDriver
 from paged_core.engine.engine import Engine
 from paged_core.engine.outcome import StepOutcome
 from paged_core.engine.wiring import build_engine
-from paged_core.errors import EngineError, RequestError
+from paged_core.errors import EngineError
 from paged_core.interfaces.executor import SupportsClock
 from paged_core.interfaces.observer import Observer
 from paged_core.plugins.registry import Registry
@@ -24,7 +24,7 @@ from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.work_count import CountsWork, WatchedExecutor
 from paged_plugins.workloads.rehearsal import Admissions, RehearsedOracle
 from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop, exact_sampling
+from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, ServingLoop, exact_sampling
 from paged_plugins.workloads.workload import Workload
 
 _MOST_WARM = 16_384
@@ -136,8 +136,8 @@ class RecordedLoop(ServingLoop):
             return outcome
         return self.driver.step()
 
-    def refused(self, arrival: Arrival, now: float, error: RequestError) -> None:
-        self._collector.refused(arrival, now, str(error))
+    def refused(self, arrival: Arrival, now: float, refusal: Refusal) -> None:
+        self._collector.refused(arrival, now, refusal)
 
     def stepped(self, outcome: StepOutcome, began: float, ended: float) -> None:
         self._collector.step(self.engine, outcome, self._work, began, ended)

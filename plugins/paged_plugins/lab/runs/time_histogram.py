@@ -16,6 +16,9 @@ _WIDTH = log(1.01)
 _LEAST = 1e-7
 """Seconds; all that is shorter falls into the bucket of this."""
 
+BUCKETS = 10_000
+"""The number of every bucket is above minus this, and below it."""
+
 
 def bucket(seconds: float) -> int:
     """Return the number of the bucket that a time falls into."""

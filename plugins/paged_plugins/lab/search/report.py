@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-import typer
 import yaml
 
-from paged_core.cli.output import print_table
+from paged_core.cli.output import echo, print_table
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.search.search import SearchResult
 from paged_plugins.lab.statistics.phrases import Phrase, change_text, interval_text, value_text
@@ -41,7 +40,7 @@ def _put(made: dict[str, Any], key: str, value: Any) -> None:
 def print_search(found: SearchResult) -> None:
     """Print which axes mattered, the finalists, the verdict, and the winner's settings."""
     for label, problem in found.problems.items():
-        typer.echo(Phrase.LEFT_OUT.format(arm=label, problem=problem), err=True)
+        echo(Phrase.LEFT_OUT.format(arm=label, problem=problem), err=True)
     title = MEASURES[found.search.objective].title
     _print_effects(found, title)
     workloads = [workload.name for workload in found.search.workloads]
@@ -50,14 +49,14 @@ def print_search(found: SearchResult) -> None:
         ("arm", *(column for name in workloads for column in (name, "against the base"))),
         [_row(found, one.arm.label, workloads) for one in found.finalists],
     )
-    typer.echo(f"\n{verdict(found)}\n\nSettings:")
-    typer.echo(settings_yaml(found.search.base, found.winner.arm.changes), nl=False)
+    echo(f"\n{verdict(found)}\n\nSettings:")
+    echo(settings_yaml(found.search.base, found.winner.arm.changes).rstrip())
 
 
 def _print_effects(found: SearchResult, title: str) -> None:
     """Print which axes mattered, if any did."""
     if len(set(found.rounds[0].scores.values())) == 1:
-        typer.echo(Phrase.NO_AXIS_MATTERED.format(measure=title))
+        echo(Phrase.NO_AXIS_MATTERED.format(measure=title))
         return
     print_table(
         Phrase.AXES.format(measure=title),
@@ -65,7 +64,7 @@ def _print_effects(found: SearchResult, title: str) -> None:
         [(one.axis, f"{100 * one.share:.0f}%", _means(found, one.means)) for one in found.effects],
     )
     rest = max(0.0, 1.0 - sum(one.share for one in found.effects))
-    typer.echo(Phrase.REST.format(percent=100 * rest))
+    echo(Phrase.REST.format(percent=100 * rest))
 
 
 def _row(found: SearchResult, label: str, workloads: Sequence[str]) -> list[str]:

@@ -170,14 +170,14 @@ class Trials:
         self._runner = runner
         self._advance = advance
         self._kept = KeptRuns(search.slo)
-        self.problems = self._kept.problems
+        self.problems: dict[str, str] = {}
         """Why an arm cannot be judged, by its label."""
         self._num_requests = _request_counts(search)
 
     def run(self, arms: Sequence[PlannedArm], seeds: Sequence[int], share: float = 1.0) -> Results:
         """Return the results of arms on a share of the requests of each workload.
 
-        An arm whose run fails is left out from then on, see :attr:`problems`.
+        An arm of which a run or a request fails is left out from then on, see :attr:`problems`.
         """
         search = self._search
         workloads = [self._part(workload, share) for workload in search.workloads]
@@ -187,6 +187,8 @@ class Trials:
         for _ in run_missing(missing, self._kept, self._runner, self._advance):
             pass
         results = self._kept.results(study)
+        for label, failure in results.failures.items():
+            self.problems.setdefault(label, str(failure))
         for run in results.runs:
             if search.objective not in run.measures:
                 self.problems.setdefault(run.arm, f"it has no {search.objective}")
@@ -196,6 +198,11 @@ class Trials:
             arms=[arm for arm in results.arms if arm.label in judged],
             runs=[run for run in results.runs if run.arm in judged],
         )
+
+    def check_base(self, scores: Mapping[str, float]) -> None:
+        """Raise EngineError if the base has no score, which all others are compared with."""
+        if BASE not in scores:
+            raise EngineError(f"the base failed: {self.problems[BASE]}")
 
     def _part(self, workload: WorkloadSpec, share: float) -> WorkloadSpec:
         num_requests = max(1, ceil(share * self._num_requests[workload.name]))
@@ -255,8 +262,7 @@ def _halve(
     for rung, size in zip(planned, sizes, strict=True):
         taking_part = [base, *(one for one in kept if one is not base)]
         found = _scores(trials.run(taking_part, range(rung.num_seeds), rung.share), search)
-        if BASE not in found:
-            raise EngineError(f"the base failed: {trials.problems[BASE]}")
+        trials.check_base(found)
         rounds.append(Round(rung, found))
         kept = _best_first(kept, found)[:size]
     return rounds, kept
@@ -355,6 +361,7 @@ def run_search(
     finalists = [arms[0], *(one for one in best if one is not arms[0])]
     results = trials.run(finalists, range(search.seeds, search.seeds + search.confirm))
     found = _scores(results, search)
+    trials.check_base(found)
     ordered = _best_first(finalists, found)
     return SearchResult(
         search=search,

@@ -98,7 +98,7 @@ class PairedEffect:
     def effects(self) -> NDArray[np.float64]:
         """[seeds]"""
         if self._is_ratio:
-            return np.log(self.value / self.base)
+            return np.log(self.value) - np.log(self.base)  # the quotient may overflow
         return self.value - self.base
 
     @cached_property
@@ -193,7 +193,8 @@ def differences(
 ) -> list[Difference]:
     """Return the difference of every arm, workload and measure to the arm it is compared with.
 
-    Used are the seeds that both arms ran and in which both have the measure. A change in percent
+    Used are the seeds that both arms ran and in which both have the measure; an arm that failed has
+    no difference, nor has what is compared with it. A change in percent
     is the geometric mean of those of the seeds where all values are positive, else the difference
     of the means in percent of the base's. All intervals hold together with probability
     ``confidence``: each ``moved`` can be believed, however many comparisons there are.
@@ -208,6 +209,7 @@ def differences(
         for workload in results.workloads
         for arm in results.arms
         if arm.compared_with != arm.label
+        and results.failures.keys().isdisjoint((arm.label, arm.compared_with))
         for name in wanted
     ]
     return differences_of(pairs, results, confidence)

@@ -20,14 +20,17 @@ class Phrase(StrEnum):
     TOO_FEW_SEEDS = (
         "{seeds} too few to claim a difference with {confidence:.0%} confidence; run {enough}"
     )
-    FAILED = "{workload}: {counts} requests a run failed in {arms} arms"
-    FIRST_FAILURE = ", the first: {reason}"
+    ARM_FAILED = "{arm} failed, so nothing is concluded about it{others}: {why}"
+    COMPARED_WITH_IT = ", nor about what is compared with it"
+    REFUSED = "{workload}: {counts} requests a run were refused or ignored in {arms} arms"
+    FIRST_REFUSAL = ", the first: {reason}"
     NO_CHANCE = (
         "{workload}: all seeds gave the same result, so what moved is true of exactly these "
         "requests, and no interval says how far it holds for others"
     )
 
-    RUN_FAILED = "{requests} failed, the first: {reason}"
+    RUN_FAILED = "failed: {why}; what follows is of the others, and no measure of these settings"
+    RUN_REFUSED = "not served: {requests}, refused or ignored, the first: {reason}"
     OTHERS_MEASURED = "TTFT, TPOT, completion and queueing are those of the other requests"
 
     # the answer for each axis
@@ -99,6 +102,7 @@ class Phrase(StrEnum):
 
 
 _MOST_DIGITS = 4
+_LONG = 1e15
 
 
 def change_text(difference: Difference) -> str:
@@ -108,7 +112,7 @@ def change_text(difference: Difference) -> str:
 
 def size_text(difference: Difference) -> str:
     """Return the size of the change, without sign and unit."""
-    return f"{abs(difference.change):,.{_digits(difference)}f}"
+    return _plain(abs(difference.change), _digits(difference))
 
 
 def change_unit(difference: Difference) -> str:
@@ -136,7 +140,7 @@ def value_text(measure: str, value: float) -> str:
     if not isfinite(value):
         return "-"
     digits = 0 if value == int(value) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{digits}f} {unit}".rstrip()
+    return f"{_plain(value, digits)} {unit}".rstrip()
 
 
 def subject(arm: Arm, reference: Arm) -> str:
@@ -173,4 +177,9 @@ def _digits(difference: Difference) -> int:
 
 def _signed(value: float, digits: int) -> str:
     """Return a number with its sign, ``-0.0`` if rounding alone makes it 0; ``0`` if it is."""
-    return f"{value:+,.{digits}f}" if value else "0"
+    return _plain(value, digits, "+") if value else "0"
+
+
+def _plain(value: float, digits: int, sign: str = "") -> str:
+    """Return a number with its thousands apart; one too long to be read by its exponent."""
+    return f"{value:{sign},.{digits}f}" if abs(value) < _LONG else f"{value:{sign}.3g}"

@@ -71,7 +71,11 @@ class Conclusions:
     def answers(self) -> list[str]:
         """Say what limits the differences, and the answer for each axis."""
         enough, num_seeds = minimum_seeds(self.confidence), len(self.results.seeds)
-        limits = [*_failures(self.results), *_without_chance(self.results)]
+        limits = [
+            *_failed_arms(self.results),
+            *_refusals(self.results),
+            *_without_chance(self.results),
+        ]
         if num_seeds >= enough:
             axes = dict.fromkeys(arm.axis for arm in self.results.arms if arm.axis)
             return [*limits, *(text for axis in axes for text in _of_axis(axis, self))]
@@ -91,21 +95,35 @@ class Conclusions:
         return list(_arm_sentences(self.results, found))
 
 
-def _failures(results: Results) -> Iterator[str]:
-    """Say where requests failed: arms that fail the same ones differ in nothing else."""
+def _failed_arms(results: Results) -> Iterator[str]:
+    """Say which arms failed, and why."""
+    compared_with = {arm.compared_with for arm in results.arms if arm.compared_with != arm.label}
+    for label, failure in results.failures.items():
+        others = Phrase.COMPARED_WITH_IT if label in compared_with else ""
+        yield Phrase.ARM_FAILED.format(arm=label, others=others, why=failure)
+
+
+def _refusals(results: Results) -> Iterator[str]:
+    """Say where requests were refused or ignored: arms that refuse the same ones differ in nothing
+    else.
+    """
     for workload in results.workloads:
         runs = _by_arm(results, workload)
-        counts = [fmean(run.measures.get("failed", 0.0) for run in some) for some in runs.values()]
+        counts = [fmean(map(_num_refused, some)) for some in runs.values()]
         means = sorted(filter(None, counts))
         if means:
             texts = dict.fromkeys(value_text("failed", each) for each in (means[0], means[-1]))
             told = (run.failure for run in results.runs if run.workload == workload)
             first = next(filter(None, told), "")
-            yield Phrase.FAILED.format(
+            yield Phrase.REFUSED.format(
                 workload=workload,
                 counts=" to ".join(texts),
                 arms="all" if len(means) == len(counts) else f"{len(means)} of {len(counts)}",
-            ) + (first and Phrase.FIRST_FAILURE.format(reason=first))
+            ) + (first and Phrase.FIRST_REFUSAL.format(reason=first))
+
+
+def _num_refused(run: RunResult) -> float:
+    return run.measures.get("failed", 0.0) - run.num_errors
 
 
 def _without_chance(results: Results) -> Iterator[str]:
@@ -118,13 +136,13 @@ def _without_chance(results: Results) -> Iterator[str]:
             yield Phrase.NO_CHANCE.format(workload=workload)
 
 
-def _by_arm(results: Results, workload: str) -> dict[str, list[RunResult]]:
-    """Return the runs of a workload by arm."""
-    runs: defaultdict[str, list[RunResult]] = defaultdict(list)
-    for run in results.runs:
-        if run.workload == workload:
-            runs[run.arm].append(run)
-    return runs
+def _by_arm(results: Results, workload: str) -> Mapping[str, Sequence[RunResult]]:
+    """Return the runs of a workload by arm, of those that did not fail."""
+    return {
+        arm: runs
+        for (arm, name), runs in results.runs_of.items()
+        if name == workload and arm not in results.failures
+    }
 
 
 def _arm_sentences(results: Results, found: Sequence[Difference]) -> Iterator[str]:
@@ -189,9 +207,14 @@ class _Place:
 def _of_axis(axis: str, given: Conclusions) -> Iterator[str]:
     """Say, for the measures that an axis is judged by, which of its values is better, and where."""
     found, places = given.differences, _places(axis, given.results)
+    if not places:  # all of its arms failed
+        return
     labels = {arm.label for place in places for arm in place.arms}
     moved = {each.measure for each in found if each.moved and each.arm in labels}
-    if not moved:
+    failures = given.results.failures
+    if not moved and not any(
+        arm.axis == axis and arm.label in failures for arm in given.results.arms
+    ):
         yield Phrase.AXIS_UNMOVED.format(axis=axis)
     headlines = [name for name in _HEADLINES if name in moved] or [
         name for name in MEASURES if name in moved and MEASURES[name].better is not None
@@ -207,9 +230,12 @@ def _of_axis(axis: str, given: Conclusions) -> Iterator[str]:
 
 
 def _places(axis: str, results: Results) -> list[_Place]:
+    """Return where an axis is varied; without the arms that failed, or whose reference did."""
     by_label = {arm.label: arm for arm in results.arms}
     arms: defaultdict[str, list[Arm]] = defaultdict(list)
     for arm in results.arms:
+        if results.failures.keys() & {arm.label, arm.compared_with}:
+            continue
         if arm.axis == axis and arm.compared_with != arm.label:
             arms[arm.compared_with].append(arm)
     places = []

@@ -19,6 +19,7 @@ from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.machine import cpu_model
+from paged_plugins.progress import errors_text
 from paged_plugins.workloads.spec import WorkloadSpec
 
 SIMULATED = "simulated"
@@ -52,7 +53,17 @@ class Ran:
     task: Task
     record: RunRecord | None
     problem: str | None
-    """Why it failed."""
+    """Why there is no record."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed: it gave no record, or requests ended with an error."""
+        if self.record is None:
+            return self.problem or "it gave no result"
+        num_errors = self.record.num_errors
+        if not num_errors:
+            return None
+        return errors_text(num_errors, len(self.record.requests), self.record.error)
 
 
 def run(task: Task, registry: Registry) -> Ran:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.report.contents import Contents
 from paged_plugins.lab.report.pictures.drawing import Gallery, drawing
@@ -16,7 +18,15 @@ _MOST_GROUPS = _MOST_PICTURES // 3
 
 
 def galleries(results: Results, contents: Contents, blocks: BlockHistory | None) -> list[Gallery]:
-    """Return the pictures that ``results`` have the data for; SettingsError without matplotlib."""
+    """Return the pictures that ``results`` have the data for, without arms that failed;
+    SettingsError without matplotlib.
+    """
+    failures, record = results.failures, results.record
+    results = replace(
+        results,
+        runs=[run for run in results.runs if run.arm not in failures],
+        record=lambda *place: None if place[0] in failures else record(*place),
+    )
     with drawing():
         made = [
             forest(results, contents.found, _MOST_PICTURES),

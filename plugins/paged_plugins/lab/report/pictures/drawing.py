@@ -124,8 +124,8 @@ def drawing() -> Iterator[None]:
         from matplotlib import rc_context
     except ImportError:
         raise SettingsError(
-            "the plots of a report need matplotlib, which is not installed;"
-            " `pip install 'paged-core[lab]'`"
+            "the plots of a report need matplotlib, which is not installed: `pip install "
+            "'paged-core[lab]'`; without plots, `paged-core lab report --markdown FILE`"
         ) from None
     with rc_context(RC), warnings.catch_warnings():
         # Labels may have letters that matplotlib's font lacks: the browser chooses another font.
