@@ -11,7 +11,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 
 from paged_core.errors import SettingsError
-from paged_core.settings.documents import parse_yaml, read_text
+from paged_core.settings.documents import read_text
+from paged_plugins.files import Document, mistakes
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_plugins.lab.settings import LinearSettings
 from paged_plugins.written_files import write_text
@@ -45,12 +46,10 @@ def read_weights(path: Path) -> WeightsFile:
         SettingsError: it cannot be read, or is no such file.
     """
     try:
-        found, _ = parse_yaml(read_text(path.expanduser()))
-        return WeightsFile.model_validate(found)
+        document = Document(read_text(path.expanduser()))
+        return WeightsFile.model_validate(document.content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        reason = f"{where}: {first['msg']}"
+        reason = mistakes(error, WeightsFile, document)
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
     raise SettingsError(

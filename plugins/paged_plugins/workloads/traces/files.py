@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from paged_core.errors import SettingsError
 from paged_core.settings.documents import parse_json
+from paged_plugins.files import mistakes
 
 MAX_LINE = 2**22
 """Bytes of a line."""
@@ -96,14 +97,12 @@ def checked(path: Path, number: int, values: object, kind: type[Checked]) -> Che
     """Return the object of a line as a ``kind``.
 
     Raises:
-        TraceError: it is none; the message names the first key that is wrong.
+        TraceError: it is none; the message names the keys that are wrong.
     """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        item = error.errors(include_url=False)[0]
-        where = f"{'.'.join(map(str, item['loc'])):.80}: " if item["loc"] else ""
-        raise TraceError(path, number, f"{where}{item['msg']:.200}") from None
+        raise TraceError(path, number, mistakes(error, kind)) from None
 
 
 def _decoded(path: Path, number: int, line: bytes) -> str:
