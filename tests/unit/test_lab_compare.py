@@ -123,7 +123,7 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
     document = json.loads(capsys.readouterr().out)
     assert list(document) == [
         *("workload", "seeds", "confidence", "minimum_seeds", "arms", "measures", "differences"),
-        *("sentences", "runs"),
+        *("sentences", "runs", "replicas", "chosen"),
     ]
     assert document["arms"][1] == {
         "arm": "num_blocks=1000",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import fields
 from itertools import pairwise, starmap
 
 from paged_core.engine.contexts import make_component
@@ -17,8 +18,9 @@ from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
 from paged_plugins.lab.cluster.shard import open_shard
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import RouterContext
-from paged_plugins.lab.tasks.pool import num_cores
+from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
 from paged_plugins.lab.tasks.worker import LocalWorker, WorkerProcess
+from paged_plugins.machine import num_cores
 from paged_plugins.workloads.serving import Arrivals
 from paged_plugins.workloads.workload import Workload
 
@@ -83,6 +85,32 @@ def simulate_cluster(
         watch = Watch(num_replicas, slo or ServiceLevel(), on_request, max_samples)
         EventLoop(fleet, num_replicas, router, arrivals, watch, advance).run()
         return watch.finish(*fleet.totals())
+
+
+def run_cluster(
+    settings: EngineSettings,
+    registry: Registry,
+    workload: Workload,
+    seed: int,
+    *,
+    num_replicas: int,
+) -> RunRecord:
+    """Serve a workload as :func:`simulate_cluster` does, in this process; keep all requests."""
+    requests: list[RequestRecord] = []
+    record = simulate_cluster(
+        *(settings, registry, workload, seed),
+        num_replicas=num_replicas,
+        on_request=lambda request, replica: requests.append(request),
+        max_samples=2,
+    )
+    totals = {each.name: getattr(record, each.name) for each in fields(RunTotals)}
+    return RunRecord(
+        requests=requests,
+        totals=RunTotals(**totals),
+        failure=record.failure,
+        token_gaps=record.token_gaps,
+        replicas=record.replicas,
+    )
 
 
 def _open_fleet(

@@ -60,6 +60,7 @@ def html(
     )
     environment.filters |= {"breakable": _breakable, "change": change_text, "value": value_text}
     environment.filters["interval"] = _interval
+    results = results.with_named_base()
     told = contents(results, measures)
     page = environment.get_template("page.html").render(
         contents=told,
@@ -89,7 +90,8 @@ def write_markdown(results: Results, path: Path, *, measures: Collection[str] = 
 
 def markdown(results: Results, measures: Collection[str] = MEASURES) -> str:
     """Return the report of ``results`` as Markdown, without plots."""
-    return printable("\n".join(_lines(contents(results, measures))) + "\n")
+    told = contents(results.with_named_base(), measures)
+    return printable("\n".join(_lines(told)) + "\n")
 
 
 def _lines(told: Contents) -> Iterator[str]:

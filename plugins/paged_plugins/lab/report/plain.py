@@ -38,6 +38,8 @@ def document(found: Conclusions) -> dict[str, Any]:
             {"arm": run.arm, "seed": run.seed, "measures": dict(run.measures)}
             for run in results.runs
         ],
+        "replicas": results.num_replicas,
+        "chosen": [dict(each) for each in results.chosen],
     }
 
 

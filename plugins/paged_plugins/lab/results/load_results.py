@@ -69,6 +69,8 @@ def load_results(folder: Path) -> Results:
         ],
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
+        num_replicas=manifest.replicas,
+        chosen=manifest.chosen,
         record=record,
     )
 
