@@ -23,8 +23,9 @@ class SteadyState:
     """
 
     served: float
-    """Tokens served a second, by the mean tokens of a first request and those that follow it. A
-    request's prompt is served with its first token, its answer evenly from then to its end."""
+    """Tokens served a second, by the mean tokens of a first request and those that follow it. Of a
+    request its answer counts, and what is new in its prompt: this is served with its first token,
+    and the answer evenly from then to its end."""
     overload: float
     """Tokens of the first requests that arrived, with all that follow them, by the tokens that were
     served; infinite if none were."""
@@ -42,7 +43,7 @@ class SteadyState:
     def of(cls, record: RunRecord, workload: WorkloadSpec, seed: int) -> SteadyState:
         """Return that of a run in which all requests were served."""
         by_id = {each.id: each for each in record.requests}
-        arrivals, sizes = list[float](), list[int]()
+        arrivals, sizes, spans = list[float](), list[int](), list[tuple[int, RequestRecord]]()
         families, requests = list[float](), list[float]()
         for first in workload.build().draw(seed):
             taken: dict[str, float] = {}
@@ -53,13 +54,14 @@ class SteadyState:
                 requests.append(own.finished - began)
                 later = (each.at + taken[each.id] for each in request.followers)
                 taken[request.id] = requests[-1] + max(later, default=0.0)
-                size += _tokens(own)
+                spans.append((request.num_new, own))
+                size += request.num_new + own.num_output
             arrivals.append(by_id[first.id].arrival)
             families.append(taken[first.id])
             sizes.append(size)
         middle, end = (arrivals[0] + arrivals[-1]) / 2, arrivals[-1]
         offered = sum(size for at, size in zip(arrivals, sizes, strict=True) if middle < at <= end)
-        tokens = sum(_tokens_served(each, middle, end) for each in record.requests)
+        tokens = sum(_tokens_served(*each, middle, end) for each in spans)
         return cls(
             served=tokens / fmean(sizes) / (end - middle) if end > middle else 0.0,
             overload=offered / tokens if tokens else inf,
@@ -77,17 +79,15 @@ class SteadyState:
         return measures(replace(self.record, requests=late), ServiceLevel())
 
 
-def _tokens(request: RequestRecord) -> int:
-    return request.num_prompt - request.num_cached + request.num_output
-
-
-def _tokens_served(request: RequestRecord, begin: float, end: float) -> float:
-    """Return the tokens of a request that were served between two times."""
+def _tokens_served(num_new: int, request: RequestRecord, begin: float, end: float) -> float:
+    """Return the tokens of a request that were served between two times; ``num_new``: of its
+    prompt.
+    """
     first, last = request.first_token, request.finished
     if first is None:
         return 0.0
+    is_within = begin < first <= end
     if last <= first:
-        return _tokens(request) if begin < first <= end else 0
+        return is_within * (num_new + request.num_output)
     share = max(0.0, min(last, end) - max(first, begin)) / (last - first)
-    prompt = request.num_prompt - request.num_cached if begin < first <= end else 0
-    return prompt + share * request.num_output
+    return is_within * num_new + share * request.num_output

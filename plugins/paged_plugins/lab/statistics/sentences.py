@@ -147,7 +147,8 @@ def _moved(own: Sequence[Difference]) -> str:
         (each for each in own if each.moved), key=lambda each: not MEASURES[each.measure].shown
     )
     if not moved:
-        return Phrase.UNMOVED
+        is_one = len(own) == 1 and own[0].has_interval and not own[0].is_equal
+        return f"{Phrase.UNMOVED} ({_clause(own[0])})" if is_one else Phrase.UNMOVED
     better, worse, neither = (
         ", ".join(map(_clause, (each for each in moved[:_MOST_CLAUSES] if each.is_better is way)))
         for way in (True, False, None)
