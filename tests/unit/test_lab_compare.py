@@ -223,9 +223,12 @@ def test_blocks_of_several_sizes_make_caches_of_several_sizes() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_page_shows_what_the_command_says(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text("utf-8")
-    block = page.split("```\n$ paged-core compare ")[1].split("```")[0]
+    block = page.split("```\n$ paged-core compare ")[number].split("```")[0]
     command, shown = block.split("\n", 1)
     assert main(["compare", *command.split()], {}) == OK
     assert capsys.readouterr().out == shown

@@ -19,7 +19,7 @@ from paged_plugins.lab.cluster.shard import open_shard
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import RouterContext
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
-from paged_plugins.lab.tasks.worker import LocalWorker, WorkerProcess
+from paged_plugins.lab.worker import LocalWorker, WorkerProcess
 from paged_plugins.machine import num_cores
 from paged_plugins.workloads.serving import Arrivals
 from paged_plugins.workloads.workload import Workload
@@ -29,6 +29,8 @@ _MOST = 4
 slowest, and the more there are, the longer."""
 _FEW = 16
 """Replicas of a process, below which to start it would not pay."""
+DEFAULT_ROUTER = "round_robin"
+"""Where the settings name none."""
 MAX_REPLICAS = 100_000
 """So many engines fit no machine; what asks for more is a mistake."""
 
@@ -146,7 +148,7 @@ def router_options(settings: EngineSettings, registry: Registry) -> ComponentSet
     chosen = dict(settings)["router"]
     if isinstance(chosen, ComponentSettings):
         return chosen
-    return registry.get("router", "round_robin").settings.model_validate({})
+    return registry.get("router", DEFAULT_ROUTER).settings.model_validate({})
 
 
 def num_workers(num_replicas: int, asked: int | None) -> int:

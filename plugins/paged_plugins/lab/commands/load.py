@@ -26,6 +26,7 @@ from paged_plugins.lab.load.capacity import (
     find_capacity,
 )
 from paged_plugins.lab.load.fractions import capacity_text, choice_sentences, fitted, rate_unit
+from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.statistics.phrases import value_text
 from paged_plugins.lab.study.study import Fractions, Study
 from paged_plugins.lab.study.unused import refuse_unused
@@ -86,7 +87,7 @@ def capacity_command(
     interval. Without limits it is what is served in the second half of a run in which requests
     arrive 7 to 30% faster than that. Rates are of requests that follow no other.
     """
-    settings = given.resolve(executor_layer("lab capacity", real=False)).settings
+    settings = given.resolve(executor_layer("lab capacity", real=False, replicas=replicas)).settings
     check_executor(settings, real=False)
     refuse_unused([entry.key for entry in given.options], [settings], replicas)
     if settings.observers:
@@ -101,7 +102,9 @@ def capacity_command(
         head = {"workload": spec.name, "replicas": replicas, "limits": limits, "confidence": 0.95}
         print_json(head | told)
         return
-    within = [f"{name} at most {value_text(name, most)}" for name, most in limits.items()]
+    within = [
+        f"{MEASURES[name].title} at most {value_text(name, most)}" for name, most in limits.items()
+    ]
     kind = f"with {', '.join(within)}" if within else "that can be served"
     typer.echo(f"{spec.name}: {rate_unit(told)} {kind}: {capacity_text(told)}")
     typer.echo(

@@ -13,6 +13,7 @@ from paged_core.cli.frame import SettingsCommand
 from paged_core.errors import SettingsError, did_you_mean
 from paged_core.settings.layers import Entry, Layer, Origin
 from paged_core.settings.schema import EngineSettings
+from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER
 from paged_plugins.lab.measures import (
     BALANCE,
     GOODPUT,
@@ -169,9 +170,15 @@ Real = Annotated[
 ]
 
 
-def executor_layer(command: str, *, real: bool) -> Layer:
-    """Return the executor that a command takes where the settings name none."""
-    return () if real else [Entry(("executor",), SIMULATED, Origin("default", command))]
+def executor_layer(command: str, *, real: bool, replicas: int | None = None) -> Layer:
+    """Return the executor, and the router of replicas, that a command takes where the settings
+    name none.
+    """
+    origin = Origin("default", command)
+    chosen = {} if real else {"executor": SIMULATED}
+    if (replicas or 1) > 1:
+        chosen["router"] = DEFAULT_ROUTER
+    return [Entry((key,), name, origin) for key, name in chosen.items()]
 
 
 def check_executor(settings: EngineSettings, *, real: bool, arm: str = "") -> None:

@@ -217,7 +217,7 @@ def simulate_command(
     name, and arrivals are waited for. --replicas simulates a cluster, in memory that does not grow
     with the number of requests.
     """
-    resolved = given.resolve(executor_layer("simulate", real=real))
+    resolved = given.resolve(executor_layer("simulate", real=real, replicas=replicas))
     settings = resolved.settings
     check_executor(settings, real=real)
     spec = workload_spec(workload)

@@ -120,7 +120,7 @@ def compare_command(
     the intervals misses. A star marks a difference that is not chance.
     """
     variations = [parse_variation(each) for each in vary]
-    arms = varied_arms(variations, given, executor_layer("compare", real=real))
+    arms = varied_arms(variations, given, executor_layer("compare", real=real, replicas=replicas))
     if replicas is not None and real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
     keys = [*(each.key for each in variations), *(entry.key for entry in given.options)]
@@ -154,6 +154,9 @@ def compare_command(
     count = num_workers(num_runs, workers, is_real=real)
     with _running(given.registry, arms, num_runs, "comparing", workers=count) as (runner, advance):
         results = run_study(study, runner, advance, keeps_records=bool(html or output))
+    for name in (measure and chosen) or ():
+        if results.runs and not any(name in run.measures for run in results.runs):
+            raise SettingsError(f"--measure {name}: no run has it; leave it out")
     if html or output:
         manifest = new_manifest(study, given.registry)
         if output is not None:

@@ -25,7 +25,7 @@ from paged_core.settings.documents import DocumentError, parse_yaml
 from paged_core.settings.layers import Layer
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.files import mistakes, read_file
-from paged_plugins.lab.cluster.simulate_cluster import MAX_REPLICAS
+from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, MAX_REPLICAS
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.study.arms import PlannedArm, layer, plan_arms
 from paged_plugins.lab.study.unused import refuse_unused
@@ -249,6 +249,8 @@ class StudyFile(Strict):
         own: dict[str, Any] = {"executor": self.executor}
         if self.cost_model is not None:
             own["cost_model"] = self.cost_model
+        if (self.replicas or 1) > 1:
+            own["router"] = DEFAULT_ROUTER
         return [layer(own, "executor"), layer(self.base, "base")]
 
     def arms(

@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 from paged_core.errors import SettingsError, error_text
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.tasks.task import Ran, Task, code_digest, run
-from paged_plugins.lab.tasks.worker import WorkerDied, WorkerProcess
+from paged_plugins.lab.worker import WorkerDied, WorkerProcess
 from paged_plugins.machine import num_cores
 
 _FEW = 4
