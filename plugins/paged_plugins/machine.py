@@ -112,6 +112,11 @@ def _cpu_info() -> list[tuple[str, str]]:
     return [(key.strip(), value.strip()) for key, _, value in pairs]
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def cpu_model() -> str | None:
     """Return the processor's name, as far as the system tells it."""
     named = (value for key, value in _cpu_info() if key == "model name")

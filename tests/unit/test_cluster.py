@@ -337,6 +337,7 @@ class TestService:
             "preemptions": 0,
             "recomputed_tokens": 0,
             "evictions": 0,
+            "peak_blocks": 0,
             "steps": 0,
             "makespan_s": 0,
             "failed": 0,

@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_plugins.lab import worker
 from paged_plugins.lab.cluster import shard, simulate_cluster
 from paged_plugins.lab.cluster.pauses import Pauses
 from paged_plugins.lab.cluster.shard import Progress, open_shard
 from paged_plugins.lab.cluster.simulate_cluster import num_workers, shard_process
-from paged_plugins.lab.tasks import worker
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.serving import Arrival
 from paged_testing import registry_with

@@ -125,7 +125,7 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
     document = json.loads(capsys.readouterr().out)
     assert list(document) == [
         *("workload", "seeds", "confidence", "minimum_seeds", "arms", "measures", "differences"),
-        *("sentences", "runs"),
+        *("sentences", "runs", "replicas", "chosen"),
     ]
     assert document["arms"][1] == {
         "arm": "num_blocks=1000",
@@ -226,9 +226,12 @@ def test_blocks_of_several_sizes_make_caches_of_several_sizes() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_page_shows_what_the_command_says(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text("utf-8")
-    block = page.split("```\n$ paged-core compare ")[1].split("```")[0]
+    block = page.split("```\n$ paged-core compare ")[number].split("```")[0]
     command, shown = block.split("\n", 1)
     assert main(["compare", *command.split()], {}) == OK
     assert capsys.readouterr().out == shown

@@ -8,8 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures, meets
-from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
+from paged_plugins.lab.measures import (
+    BALANCE,
+    GOODPUT,
+    MEASURES,
+    MEMORY_SHARES,
+    ServiceLevel,
+    measures,
+    meets,
+)
+from paged_plugins.lab.runs.run_record import ReplicaTotals, RequestRecord, RunRecord, RunTotals
 from paged_plugins.lab.runs.time_histogram import bucket, percentile
 
 A = RequestRecord(
@@ -67,9 +75,15 @@ def test_all_measures_are_described_and_come_in_that_order() -> None:
     record = RunRecord(
         requests=[replace(A, deadline=9.0), B], totals=TOTALS, token_gaps={bucket(0.02): 3}
     )
-    assert list(measures(record, ServiceLevel(ttft_ms=9))) == list(MEASURES)
-    without_limits = [name for name in MEASURES if name != "goodput_per_s"]
+    assert list(measures(record, ServiceLevel(ttft_ms=9))) == [
+        name for name in MEASURES if name not in BALANCE
+    ]
+    without_limits = [name for name in MEASURES if name not in {GOODPUT, *BALANCE}]
     assert list(measures(record, ServiceLevel())) == without_limits
+    cluster = replace(record, replicas=[ReplicaTotals(num_generated=3), ReplicaTotals()])
+    found = measures(cluster, ServiceLevel())
+    assert list(found) == [name for name in MEASURES if name not in {GOODPUT, *MEMORY_SHARES}]
+    assert (found["replica_jain"], found["replica_max_over_mean"]) == (0.5, 2)
 
 
 @pytest.mark.parametrize("num", [1, 2, 7, 40])

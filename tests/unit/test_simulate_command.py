@@ -147,7 +147,7 @@ def test_a_document_has_every_replica_and_the_load_over_time(
 
 def test_one_replica_measures_what_one_engine_does(capsys: Capture, workload: str) -> None:
     alone = simulated(capsys, workload, *BLOCKS)["measures"]
-    found = simulated(capsys, workload, *BLOCKS, "--router", "session")["measures"]
+    found = simulated(capsys, workload, *BLOCKS, "--replicas", "1")["measures"]
     assert found["makespan_s"] == alone["makespan_s"]
     for name in ("ttft_ms_mean", "tpot_ms_mean", "e2e_ms_mean", "throughput_tokens_per_s"):
         assert found[name] == pytest.approx(alone[name])

@@ -10,7 +10,12 @@ from typing import Final, Literal
 
 import numpy as np
 
-from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
+from paged_plugins.lab.runs.run_record import (
+    ReplicaTotals,
+    RequestRecord,
+    RunRecord,
+    RunTotals,
+)
 from paged_plugins.lab.runs.time_histogram import percentile
 
 
@@ -84,8 +89,11 @@ MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
             Measure("reserved_share", "memory reserved", "share", "lower"),
             Measure("internal_share", "internal fragmentation", "share", "lower"),
             Measure("external_share", "external fragmentation", "share", "lower"),
+            Measure("peak_blocks", "peak blocks", ""),
             Measure("jain", "Jain index", "", "higher"),
             Measure("max_slowdown", "max slowdown", "", "lower"),
+            Measure("replica_jain", "Jain index of replicas", "", "higher"),
+            Measure("replica_max_over_mean", "busiest replica over mean", "", "lower"),
             Measure("steps", "steps", ""),
             Measure("idle_share", "idle", "share"),
             Measure("makespan_s", "makespan", "s", "lower"),
@@ -94,6 +102,10 @@ MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
     }
 )
 """All of them, by name, the most important first."""
+MEMORY_SHARES: Final = ("held_share", "reserved_share", "internal_share", "external_share")
+"""Measures that one engine alone has."""
+BALANCE: Final = ("replica_jain", "replica_max_over_mean")
+"""Measures that a cluster alone has."""
 SHOWN: Final = tuple(name for name, measure in MEASURES.items() if measure.shown)
 """Names of those that are compared without being asked for."""
 
@@ -152,6 +164,18 @@ def fairness(served: Sequence[RequestRecord]) -> dict[str, float]:
     return {"jain": jain_index(shared), "max_slowdown": _service_rate(requests) / min(rates)}
 
 
+def balance(replicas: Sequence[ReplicaTotals]) -> dict[str, float]:
+    """Return how evenly the replicas of a cluster were used, by the tokens that they generated.
+
+    Jain's index (1: equal), and the busiest replica over the mean; nothing if there are no tokens.
+    """
+    generated = [float(each.num_generated) for each in replicas]
+    if not any(generated):
+        return {}
+    busiest = max(generated) * len(generated) / sum(generated)
+    return dict(zip(BALANCE, (jain_index(generated), busiest), strict=True))
+
+
 def _service_rate(pairs: Sequence[tuple[int, float]]) -> float:
     return sum(service for service, _ in pairs) / sum(seconds for _, seconds in pairs)
 
@@ -176,9 +200,10 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
     if num_prompt := sum(each.num_prompt for each in admitted):
         found["hit_rate"] = sum(each.num_cached for each in admitted) / num_prompt
     found |= fairness(served)
-    found |= work_done(totals)
-    for kind in ("held", "reserved", "internal", "external"):
-        found[f"{kind}_share"] = getattr(totals, f"{kind}_share")
+    found |= work_done(totals, len(record.replicas) or 1)
+    found |= balance(record.replicas)
+    if not record.replicas:
+        found |= {name: getattr(totals, name) for name in MEMORY_SHARES}
     found["failed"] = float(len(record.requests) - len(served))
     return {name: found[name] for name in MEASURES if name in found}
 
@@ -242,6 +267,7 @@ def work_done(totals: RunTotals, num_engines: int = 1) -> dict[str, float]:
         "preemptions": float(totals.num_preemptions),
         "recomputed_tokens": float(totals.recomputed_tokens),
         "evictions": float(totals.num_evictions),
+        "peak_blocks": float(totals.peak_blocks),
         "steps": float(totals.num_steps),
     }
     if totals.elapsed > 0:

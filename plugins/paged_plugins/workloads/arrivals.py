@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
-from math import log1p
+from math import inf, log1p
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
@@ -20,10 +20,24 @@ Rate = Annotated[float, Field(ge=_RAREST, le=1e9)]
 """Arrivals per second."""
 
 
+def _written(rate: float) -> float:
+    """Return a rate as it is written in a file, without the rounding of binary fractions."""
+    return float(f"{rate:.12g}")
+
+
 class AtOnce(Kind):
     """All at the start."""
 
     kind: Literal["at_once"] = "at_once"
+
+    @property
+    def mean_rate(self) -> float | None:
+        """Arrivals per second; ``None``: a file says when they come."""
+        return inf
+
+    def faster(self, factor: float) -> Self:
+        """Return the same arrivals, so many times as fast."""
+        return self
 
     def times(self, chance: Random) -> Iterator[float]:
         """Yield the time of each arrival in seconds, without end unless a file ends."""
@@ -35,6 +49,15 @@ class Interval(Kind):
 
     kind: Literal["interval"] = "interval"
     seconds: Annotated[float, Field(ge=0, le=1 / _RAREST)]
+
+    @property
+    def mean_rate(self) -> float | None:
+        """As in :class:`AtOnce`."""
+        return 1 / self.seconds if self.seconds else inf
+
+    def faster(self, factor: float) -> Self:
+        """As in :meth:`AtOnce.faster`."""
+        return self.model_copy(update={"seconds": self.seconds / factor})
 
     def times(self, chance: Random) -> Iterator[float]:
         """As in :meth:`AtOnce.times`."""
@@ -49,6 +72,15 @@ class Poisson(Kind):
 
     kind: Literal["poisson"] = "poisson"
     rate: Rate
+
+    @property
+    def mean_rate(self) -> float | None:
+        """As in :class:`AtOnce`."""
+        return self.rate
+
+    def faster(self, factor: float) -> Self:
+        """As in :meth:`AtOnce.faster`."""
+        return self.model_copy(update={"rate": _written(self.rate * factor)})
 
     def times(self, chance: Random) -> Iterator[float]:
         """As in :meth:`AtOnce.times`."""
@@ -68,6 +100,15 @@ class Gamma(Kind):
     rate: Rate
     burstiness: Annotated[float, Field(ge=0.01, le=1e6)] = 1.0
 
+    @property
+    def mean_rate(self) -> float | None:
+        """As in :class:`AtOnce`."""
+        return self.rate
+
+    def faster(self, factor: float) -> Self:
+        """As in :meth:`AtOnce.faster`."""
+        return self.model_copy(update={"rate": _written(self.rate * factor)})
+
     def times(self, chance: Random) -> Iterator[float]:
         """As in :meth:`AtOnce.times`."""
         time = 0.0
@@ -81,6 +122,15 @@ class Replay(Kind):
 
     kind: Literal["replay"] = "replay"
     trace: TraceSpec
+
+    @property
+    def mean_rate(self) -> float | None:
+        """As in :class:`AtOnce`."""
+        return None
+
+    def faster(self, factor: float) -> Self:
+        """As in :meth:`AtOnce.faster`."""
+        return self.model_copy(update={"trace": self.trace.faster(factor)})
 
     def times(self, chance: Random) -> Iterator[float]:
         """As in :meth:`AtOnce.times`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Annotated, Any
 
 from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
@@ -80,6 +81,39 @@ class WorkloadSpec(RequestClass):
             self.mix or (MixedClass.model_construct(**own),),
             count_tokens,
         )
+
+    def rate(self) -> float | None:
+        """Return the mean rate at which first requests arrive, a second; ``None``: all arrive at
+        once.
+
+        What is drawn has the rate of its processes, those of classes with a ``first`` left out; a
+        trace that of its requests.
+
+        Raises:
+            TraceError: a trace cannot be read.
+        """
+        shared = (
+            [self.arrivals] if not self.mix or any(not one.arrivals for one in self.mix) else []
+        )
+        own = [one.arrivals for one in self.mix if one.arrivals and one.first is None]
+        rates = [process.mean_rate if process else None for process in (*shared, *own)]
+        if rates and None not in rates:
+            total = sum(filter(None, rates))
+            return total if isfinite(total) else None
+        times = [first.at for first in self.build().draw(0)]
+        return (len(times) - 1) / (times[-1] - times[0]) if times and times[-1] > times[0] else None
+
+    def faster(self, factor: float) -> WorkloadSpec:
+        """Return the same requests, whose first ones arrive so many times as fast."""
+        arrivals = {"arrivals": self.arrivals.faster(factor)} if self.arrivals else {}
+        trace = {"trace": self.trace.faster(factor)} if self.trace else {}
+        mix = tuple(
+            one.model_copy(update={"arrivals": one.arrivals.faster(factor)})
+            if one.arrivals
+            else one
+            for one in self.mix
+        )
+        return self.model_copy(update={**arrivals, **trace, "mix": mix})
 
     def traces(self) -> Iterator[Trace]:
         """Yield the files that it reads."""

@@ -13,7 +13,7 @@ from typing import Any
 from paged_core.interfaces.executor import Capacity
 from paged_plugins.lab.cluster.shard import Progress, StepEnd
 from paged_plugins.lab.runs.run_record import RunTotals
-from paged_plugins.lab.tasks.worker import Worker
+from paged_plugins.lab.worker import Worker
 from paged_plugins.workloads.serving import Arrival, Refusal
 
 

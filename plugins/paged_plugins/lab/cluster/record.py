@@ -7,14 +7,19 @@ from dataclasses import dataclass, field
 
 from paged_plugins.lab.measures import (
     ServiceLevel,
-    jain_index,
+    balance,
     meets,
     percentiles,
     rates,
     work_done,
 )
 from paged_plugins.lab.router import ReplicaLoad
-from paged_plugins.lab.runs.run_record import RequestRecord, RunTotals, refused_records
+from paged_plugins.lab.runs.run_record import (
+    ReplicaTotals,
+    RequestRecord,
+    RunTotals,
+    refused_records,
+)
 from paged_plugins.lab.runs.time_histogram import bucket
 from paged_plugins.workloads.serving import Arrival, Refusal
 
@@ -91,23 +96,6 @@ class Timeline:
 
 
 @dataclass(slots=True, kw_only=True)
-class ReplicaTotals:
-    """Sums over the run of one replica."""
-
-    num_requests: int = 0
-    """That ended on it, failed ones included."""
-    num_generated: int = 0
-    """Tokens."""
-    num_prompt: int = 0
-    """Tokens of the prompts of requests that it served."""
-    num_cached: int = 0
-    """Those of them that its prefix cache served when the request was first admitted."""
-    num_steps: int = 0
-    busy_seconds: float = 0.0
-    """In steps; the rest of the run was idle."""
-
-
-@dataclass(slots=True, kw_only=True)
 class ClusterRecord(RunTotals):
     """Sums over all replicas, histograms and a timeline of a run; it looks at no memory."""
 
@@ -133,15 +121,10 @@ class ClusterRecord(RunTotals):
     timeline: Sequence[LoadSample] = ()
 
     def measures(self) -> dict[str, float]:
-        """Return what the run is judged by, under the names that runs of one engine have too.
-
-        Those of replicas are added: ``replica_jain`` is Jain's index of fairness over the tokens
-        that replicas generated (1: equal), and
-        ``replica_max_over_mean`` the share of the busiest, by the same tokens.
-        """
+        """Return what the run is judged by, under the names that runs of one engine have too."""
         replicas = self.replicas
-        generated = [float(each.num_generated) for each in replicas]
-        found = rates(self, sum(generated), self.num_served, self.num_good)
+        num_generated = sum(each.num_generated for each in replicas)
+        found = rates(self, num_generated, self.num_served, self.num_good)
         num_prompt = sum(each.num_prompt for each in replicas)
         if num_prompt:
             found["hit_rate"] = sum(each.num_cached for each in replicas) / num_prompt
@@ -150,10 +133,7 @@ class ClusterRecord(RunTotals):
         found |= percentiles("itl", self.token_gaps)
         found |= work_done(self, len(replicas))
         found["failed"] = float(self.num_failed)
-        if any(generated):
-            found["replica_jain"] = jain_index(generated)
-            found["replica_max_over_mean"] = max(generated) * len(replicas) / sum(generated)
-        return found
+        return found | balance(replicas)
 
 
 _SUMMED = ("num_steps", "busy_seconds", "scheduled_tokens", "num_preemptions", "num_evictions")
@@ -232,6 +212,7 @@ class Watch:
             totals.num_steps, totals.busy_seconds = of_engine.num_steps, of_engine.busy_seconds
         for name in _SUMMED:
             setattr(record, name, sum(getattr(each, name) for each in replicas))
+        record.peak_blocks = max(each.peak_blocks for each in replicas)
         record.recomputed_tokens = max(0, record.scheduled_tokens - self._needed_tokens)
         return record
 

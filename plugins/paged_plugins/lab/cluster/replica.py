@@ -11,6 +11,7 @@ from paged_core.engine.engine import Engine
 from paged_core.engine.outcome import StepOutcome
 from paged_core.errors import EngineError
 from paged_core.sequence import SequenceGroup
+from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.run_record import RunTotals
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork
@@ -45,7 +46,11 @@ class Replica:
         self._driver = EngineDriver(engine)
         self._gaps = TokenGaps(token_gaps)
         self._in_flight: StepOutcome | None = None
-        executor.watch = self._totals.count
+        executor.watch = self._computed
+
+    def _computed(self, work: StepWork) -> None:
+        self._totals.count(work)
+        self._totals.look(self.engine.kv_cache)
 
     @property
     def is_busy(self) -> bool:

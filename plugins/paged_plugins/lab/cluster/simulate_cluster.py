@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import fields
 from itertools import pairwise, starmap
 
 from paged_core.engine.contexts import make_component
@@ -18,8 +19,9 @@ from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
 from paged_plugins.lab.cluster.shard import open_shard
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import RouterContext
-from paged_plugins.lab.tasks.pool import num_cores
-from paged_plugins.lab.tasks.worker import LocalWorker, WorkerProcess
+from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
+from paged_plugins.lab.worker import LocalWorker, WorkerProcess
+from paged_plugins.machine import num_cores
 from paged_plugins.workloads.serving import Arrivals
 from paged_plugins.workloads.workload import Workload
 
@@ -28,6 +30,8 @@ _MOST = 4
 slowest, and the more there are, the longer."""
 _FEW = 16
 """Replicas of a process, below which to start it would not pay."""
+DEFAULT_ROUTER = "round_robin"
+"""Where the settings name none."""
 MAX_REPLICAS = 100_000
 """So many engines fit no machine; what asks for more is a mistake."""
 
@@ -92,6 +96,33 @@ def simulate_cluster(
         return watch.finish(*fleet.totals())
 
 
+def run_cluster(
+    settings: EngineSettings,
+    registry: Registry,
+    workload: Workload,
+    seed: int,
+    *,
+    num_replicas: int,
+) -> RunRecord:
+    """Serve a workload as :func:`simulate_cluster` does, in this process; keep all requests."""
+    requests: list[RequestRecord] = []
+    record = simulate_cluster(
+        *(settings, registry, workload, seed),
+        num_replicas=num_replicas,
+        on_request=lambda request, replica: requests.append(request),
+        max_samples=2,
+    )
+    totals = {each.name: getattr(record, each.name) for each in fields(RunTotals)}
+    return RunRecord(
+        requests=requests,
+        totals=RunTotals(**totals),
+        failure=record.failure,
+        error=record.error,
+        token_gaps=record.token_gaps,
+        replicas=record.replicas,
+    )
+
+
 def _open_fleet(
     settings: EngineSettings,
     registry: Registry,
@@ -125,7 +156,7 @@ def router_options(settings: EngineSettings, registry: Registry) -> ComponentSet
     chosen = dict(settings)["router"]
     if isinstance(chosen, ComponentSettings):
         return chosen
-    return registry.get("router", "round_robin").settings.model_validate({})
+    return registry.get("router", DEFAULT_ROUTER).settings.model_validate({})
 
 
 def num_workers(num_replicas: int, asked: int | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from math import isfinite
+from math import inf, isfinite, nan
 from typing import Annotated, Any
 
 import typer
@@ -13,13 +13,27 @@ from paged_core.cli.frame import SettingsCommand
 from paged_core.errors import SettingsError, did_you_mean
 from paged_core.settings.layers import Entry, Layer, Origin
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.lab.measures import GOODPUT, MEASURES, ServiceLevel
+from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER
+from paged_plugins.lab.measures import (
+    BALANCE,
+    GOODPUT,
+    LATENCIES,
+    MEASURES,
+    MEMORY_SHARES,
+    ServiceLevel,
+)
 from paged_plugins.lab.tasks.pool import LOCAL
 from paged_plugins.lab.tasks.task import SIMULATED
 
 STUDY_FILE = "the settings of a study are in its file; write it under `base`"
 """Why options that are settings are refused."""
 
+LIMITED = tuple(
+    name
+    for name in MEASURES
+    if name == "missed_deadlines" or name.split("_")[0] in {*LATENCIES} - {"itl"}
+)
+"""Measures of requests, that a limit may be set to: the more arrive, the larger they are."""
 WorkloadName = Annotated[str, typer.Argument(help="A workload's name, or a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -38,6 +52,28 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, help="Runs at a time (default: one per core; one, if they are real)."),
 ]
+Replicas = Annotated[
+    int | None,
+    typer.Option(min=1, help="Engines behind a --router (default: one engine alone)."),
+]
+Load = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=4,
+        help="Let requests arrive at this fraction of the rate that can be served, as `lab "
+        "capacity` finds it for the first arm (default: as the workload says).",
+    ),
+]
+Cache = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=4,
+        help="Give the cache this fraction of the blocks that requests hold at most, in the first "
+        "arm without a limit (default: as the settings say).",
+    ),
+]
 CpuTime = Annotated[
     bool,
     typer.Option(
@@ -48,26 +84,70 @@ CpuTime = Annotated[
 ]
 
 
-def chosen_measures(names: Sequence[str] | None, slo: ServiceLevel) -> list[str]:
+def chosen_measures(
+    names: Sequence[str] | None, slo: ServiceLevel, *, is_cluster: bool
+) -> list[str]:
     """Return the measures that were named.
 
     Args:
         slo: what goodput is measured by.
+        is_cluster: whether replicas serve the requests.
 
     Raises:
         SettingsError: there is none of that name, or it cannot be measured.
     """
-    for name in names or ():
+    chosen = list(map(measure_name, names or ()))
+    for name in chosen:
         if name not in MEASURES:
             raise SettingsError(
                 f"no measure is called {name!r:.80}{did_you_mean(name, MEASURES)} (--measure)"
+            )
+        if name in BALANCE and not is_cluster:
+            raise SettingsError(f"--measure {name}: it is of a cluster; give --replicas")
+        if name in MEMORY_SHARES and is_cluster:
+            raise SettingsError(
+                f"--measure {name}: it is of one engine alone; leave it or --replicas out"
             )
         if name == GOODPUT and not slo.limits:
             raise SettingsError(
                 f"--measure {GOODPUT}: there is no goodput without limits on latencies, which are "
                 "--slo-ttft-ms and --slo-tpot-ms, or `slo` in a file"
             )
-    return list(names or ())
+    return chosen
+
+
+def measure_name(text: str) -> str:
+    """Return the name of a measure; ``ttft_p99`` is short for ``ttft_ms_p99``."""
+    kind, _, part = text.rpartition("_")
+    long = f"{kind}_ms_{part}"
+    return long if long in MEASURES else text
+
+
+def parse_limits(texts: Sequence[str]) -> dict[str, float]:
+    """Return the limits that ``--limit MEASURE=NUMBER`` gives, by measure and in its unit.
+
+    Raises:
+        SettingsError: one is no limit, or none that a rate can be searched by.
+    """
+    limits = {}
+    for text in texts:
+        short, _, number = (part.strip() for part in text.partition("="))
+        name = measure_name(short)
+        if name not in LIMITED:
+            known = did_you_mean(short, [each.replace("_ms_", "_") for each in LIMITED])
+            raise SettingsError(
+                f"--limit {text:.80}: give a latency and its limit, as in ttft_p99=2 (seconds), or "
+                f"missed_deadlines=0.01{known}"
+            )
+        if name in limits:
+            raise SettingsError(f"--limit: {name} is given twice; leave one out")
+        try:
+            limits[name] = float(number) * (1 if short == name else 1e3)
+        except ValueError:
+            limits[name] = nan
+        if not 0 < limits[name] < inf:
+            raise SettingsError(f"--limit {text:.80}: {number or 'nothing'!r} is no number above 0")
+    return limits
 
 
 _ADDRESS = re.compile(rf"auto|{LOCAL}|\S+:\S*")
@@ -101,9 +181,15 @@ Real = Annotated[
 ]
 
 
-def executor_layer(command: str, *, real: bool) -> Layer:
-    """Return the executor that a command takes where the settings name none."""
-    return () if real else [Entry(("executor",), SIMULATED, Origin("default", command))]
+def executor_layer(command: str, *, real: bool, replicas: int | None = None) -> Layer:
+    """Return the executor, and the router of replicas, that a command takes where the settings
+    name none.
+    """
+    origin = Origin("default", command)
+    chosen = {} if real else {"executor": SIMULATED}
+    if (replicas or 1) > 1:
+        chosen["router"] = DEFAULT_ROUTER
+    return [Entry((key,), name, origin) for key, name in chosen.items()]
 
 
 def check_executor(settings: EngineSettings, *, real: bool, arm: str = "") -> None:

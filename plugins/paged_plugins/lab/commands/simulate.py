@@ -20,19 +20,27 @@ from paged_core.errors import SettingsError
 from paged_plugins.command_options import check_writable
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
 from paged_plugins.lab.cluster.simulate_cluster import num_workers, router_options, simulate_cluster
+from paged_plugins.lab.commands.load import fit
 from paged_plugins.lab.commands.options import (
     AsJson,
+    Cache,
     Limit,
+    Load,
     Real,
+    Replicas,
     WorkloadName,
     check_executor,
     executor_layer,
 )
+from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures
 from paged_plugins.lab.results.tables import parquet_table, request_values
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.phrases import Phrase, value_text
+from paged_plugins.lab.study.arms import Arm, PlannedArm
+from paged_plugins.lab.study.study import Fractions, Study
+from paged_plugins.lab.study.unused import refuse_unused
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted, counting, errors_text
 from paged_plugins.workloads.named import workload_spec
@@ -40,11 +48,6 @@ from paged_plugins.written_files import replacing
 
 _EXTREMES = 3
 """Replicas that are shown of each end."""
-_OF_REPLICAS = {
-    "replica_jain": "Jain index of replicas",
-    "replica_max_over_mean": "busiest replica over mean",
-}
-"""Measures that clusters alone have."""
 _MEMORY = {
     "held_share": "states of tokens",
     "reserved_share": "reserved for tokens to come",
@@ -104,8 +107,6 @@ def _print(title: str, took: str, record: RunRecord | ClusterRecord, found: _Fou
         echo(Phrase.OTHERS_MEASURED)
     rows = [
         [MEASURES[name].title, value_text(name, value)]
-        if name in MEASURES
-        else [_OF_REPLICAS[name], f"{value:.3f}"]
         for name, value in found.items()
         if name not in _MEMORY
     ]
@@ -181,10 +182,6 @@ def _of_replicas(record: ClusterRecord) -> dict[str, Any]:
 
 
 Seed = Annotated[int, typer.Option(min=0, help="Of the workload, and of the engine's own draws.")]
-Replicas = Annotated[
-    int | None,
-    typer.Option(min=1, help="Engines behind a --router (default: one engine alone)."),
-]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -209,6 +206,8 @@ def simulate_command(
     seed: Seed = 0,
     real: Real = False,
     replicas: Replicas = None,
+    load: Load = None,
+    cache: Cache = None,
     workers: Workers = None,
     requests: Requests = None,
     slo_ttft_ms: Limit = None,
@@ -222,7 +221,7 @@ def simulate_command(
     name, and arrivals are waited for. --replicas simulates a cluster, in memory that does not grow
     with the number of requests. The exit status is 1 if a request ended with an error.
     """
-    resolved = given.resolve(executor_layer("simulate", real=real))
+    resolved = given.resolve(executor_layer("simulate", real=real, replicas=replicas))
     settings = resolved.settings
     check_executor(settings, real=real)
     spec = workload_spec(workload)
@@ -230,9 +229,21 @@ def simulate_command(
     slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
     if replicas is None and workers is not None:
         raise SettingsError("--workers: they share the replicas of a cluster; give --replicas too")
-    is_cluster = not (replicas is None and requests is None and dict(settings)["router"] is None)
+    is_cluster = not (replicas is None and requests is None)
     if is_cluster and real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
+    refuse_unused([entry.key for entry in given.options], [settings], replicas)
+    study = Study(
+        arms=[PlannedArm(Arm(label="the engine" if replicas is None else "the cluster"), settings)],
+        workloads=[spec],
+        seeds=[seed],
+        num_replicas=replicas,
+        fractions=Fractions(load=load, cache=cache),
+    )
+    study.check_fractions()
+    study = fit(study, resolved.registry, workers=None)
+    (task,) = study.tasks()
+    spec, settings = task.workload, task.settings
     record: RunRecord | ClusterRecord
     asked = settings, resolved.registry, spec.build(), seed
     started = _cpu_seconds()
@@ -260,13 +271,17 @@ def simulate_command(
         where = f"executor {settings.executor.name}"
     if as_json:
         head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
-        document |= {"failure": record.failure, "errors": record.num_errors, "error": record.error}
-        print_json(head | document | {"cpu_seconds": round(seconds, 3)})
+        tail: dict[str, Any] = {"failure": record.failure, "errors": record.num_errors}
+        tail |= {"error": record.error, "cpu_seconds": round(seconds, 3)}
+        tail["chosen"] = list(study.chosen)
+        print_json(head | document | tail)
         return FAILED if record.num_errors else OK
     took = ""
     if is_cluster or settings.executor.name == SIMULATED:
         took = f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
     title = f"{spec.name}, seed {seed}: {_num_requests(record):,} requests on {where}"
+    for sentence in choice_sentences(study.chosen, study.arms[0].arm.title):
+        echo(sentence)
     _print(title, took, record, found)
     return FAILED if record.num_errors else OK
 

@@ -20,18 +20,23 @@ from paged_core.cli.output import echo, print_json
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.command_options import JsonFile, check_writable, refuse_settings
+from paged_plugins.lab.commands.load import fit
 from paged_plugins.lab.commands.options import (
     STUDY_FILE,
     AsJson,
+    Cache,
     Limit,
+    Load,
     OnRay,
     Real,
+    Replicas,
     Workers,
     WorkloadName,
     check_executor,
     chosen_measures,
     executor_layer,
 )
+from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import MEASURES, SHOWN, ServiceLevel
 from paged_plugins.lab.report.plain import document, table_lines
 from paged_plugins.lab.results.folder import (
@@ -52,7 +57,8 @@ from paged_plugins.lab.study.arms import (
     parse_variation,
     varied_arms,
 )
-from paged_plugins.lab.study.study import MAX_RUNS, Study, read_ablation
+from paged_plugins.lab.study.study import MAX_RUNS, Fractions, Study, read_ablation
+from paged_plugins.lab.study.unused import refuse_unused
 from paged_plugins.lab.tasks.pool import Runner, num_workers, open_runner
 from paged_plugins.progress import counted, progress
 from paged_plugins.workloads.named import workload_spec
@@ -95,6 +101,9 @@ def compare_command(
     vary: Vary,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm.")] = 6,
     real: Real = False,
+    replicas: Replicas = None,
+    load: Load = None,
+    cache: Cache = None,
     workers: Workers = None,
     measure: Measure = None,
     slo_ttft_ms: Limit = None,
@@ -106,14 +115,16 @@ def compare_command(
     """Vary settings under one workload, and say what that changes, and what is chance.
 
     Every arm serves the same requests with the same seeds, on a virtual clock: the real scheduler,
-    allocator and policies, and a cost model (--cost-model) for the time of a step. Differences are
-    paired over the seeds; with 95% confidence none of all the intervals misses. A star marks a
-    difference that is not chance. Of an arm in which a request ends with an error nothing is
-    concluded, and the exit status is 1.
+    allocator and policies, and a cost model (--cost-model) for the time of a step; with --replicas
+    each arm is a cluster. Differences are paired over the seeds; with 95% confidence none of all
+    the intervals misses. A star marks a difference that is not chance. Of an arm in which a request
+    ends with an error nothing is concluded, and the exit status is 1.
     """
-    arms = varied_arms(
-        [parse_variation(each) for each in vary], given, executor_layer("compare", real=real)
-    )
+    variations = [parse_variation(each) for each in vary]
+    arms = varied_arms(variations, given, executor_layer("compare", real=real, replicas=replicas))
+    if replicas is not None and real:
+        raise SettingsError("--real: a cluster is simulated; leave --real out")
+    keys = [*(each.key for each in variations), *(entry.key for entry in given.options)]
     for one in arms:
         check_executor(one.settings, real=real, arm=one.arm.label)
         if one.settings.observers:
@@ -121,6 +132,7 @@ def compare_command(
                 "leave observers out: all runs would write the same files; give --observers to "
                 "`paged-core simulate`"
             )
+    refuse_unused(keys, [one.settings for one in arms], replicas)
     num_runs = len(arms) * seeds
     if num_runs > MAX_RUNS:
         raise SettingsError(
@@ -132,8 +144,11 @@ def compare_command(
         seeds=range(seeds),
         slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
         command=shlex.join(["paged-core", *sys.argv[1:]]),
+        num_replicas=replicas,
+        fractions=Fractions(load=load, cache=cache),
     )
-    chosen = chosen_measures(measure, study.slo) or SHOWN
+    study.check_fractions()
+    chosen = chosen_measures(measure, study.slo, is_cluster=replicas is not None) or SHOWN
     if html is not None:
         from paged_plugins.lab.report import drawing
 
@@ -141,9 +156,13 @@ def compare_command(
             pass
     if output is not None:
         make_folder(output)
+    study = fit(study, given.registry, workers=workers)
     count = num_workers(num_runs, workers, is_real=real)
     with _running(given.registry, arms, num_runs, "comparing", workers=count) as (runner, advance):
         results = run_study(study, runner, advance, keeps_records=bool(html or output))
+    for name in (measure and chosen) or ():
+        if results.runs and not any(name in run.measures for run in results.runs):
+            raise SettingsError(f"--measure {name}: no run has it; leave it out")
     if html or output:
         manifest = new_manifest(study, given.registry)
         results = replace(results, manifest=manifest.model_dump(mode="json"))
@@ -190,7 +209,10 @@ def _print(found: Conclusions, num_runs: int) -> None:
         seeds=counted(len(results.seeds), "seed"),
         confidence=found.confidence,
     )
-    lines = [heading, "", *table_lines(results, found.differences, width), ""]
+    lines = [heading]
+    for told in choice_sentences(results.chosen, results.arms[0].title):
+        lines += wrap(told, width, subsequent_indent="  ", break_long_words=False)
+    lines += ["", *table_lines(results, found.differences, width), ""]
     for sentence in found.sentences:
         lines += wrap(sentence, width, subsequent_indent="  ", break_long_words=False)
     echo("\n".join(lines))
@@ -223,6 +245,7 @@ def run_command(
     refuse_settings(given, STUDY_FILE)
     study = read_ablation(file, given.registry)
     folder = output or Path(f"{file.stem}-results")
+    study = fit(study, given.registry, workers=workers, cluster=ray, say=True)
     failed = 0
     with ResultsFolder(folder, study, given.registry, fresh=fresh) as kept:
         missing = kept.missing(study)
@@ -278,6 +301,8 @@ def search_command(
     """
     refuse_settings(given, STUDY_FILE)
     search, arms = read_search(file, given.registry)
+    study = fit(search.study(arms), given.registry, workers=workers, cluster=ray, say=True)
+    search = search.model_copy(update={"workloads": tuple(study.workloads)})
     planned = planned_rungs(search, len(arms))
     total = most_runs(search, planned)
     echo(f"up to {total} runs: {', then '.join(map(str, planned))}", err=True)
@@ -286,7 +311,7 @@ def search_command(
         runner,
         advance,
     ):
-        found = run_search(search, arms, runner, advance)
+        found = run_search(search, arms, runner, advance, study.num_blocks)
     if output is not None:
         write_json(output, search_document(found))
     if as_json:
@@ -330,7 +355,8 @@ def report_command(
     from paged_plugins.lab.results.load_results import load_results
 
     results = load_results(folder)
-    measures = chosen_measures(measure, results.slo) or list(MEASURES)
+    is_cluster = results.num_replicas is not None
+    measures = chosen_measures(measure, results.slo, is_cluster=is_cluster) or list(MEASURES)
     blocks = None if block_map is None else BlockHistory(block_map)
     if html is None and markdown is None:
         html, markdown = folder / "report.html", folder / "report.md"

@@ -67,6 +67,7 @@ def html(told: Conclusions, blocks: BlockHistory | None = None) -> str:
     )
     environment.filters |= {"breakable": _breakable, "change": change_text, "value": value_text}
     environment.filters["interval"] = _interval
+    told = told.with_named_base()
     found = contents(told)
     page = environment.get_template("page.html").render(
         contents=found,
@@ -96,7 +97,7 @@ def write_markdown(results: Results, path: Path, *, measures: Collection[str] = 
 
 def markdown(told: Conclusions) -> str:
     """Return the report of conclusions as Markdown, without plots."""
-    return printable("\n".join(_lines(contents(told))) + "\n")
+    return printable("\n".join(_lines(contents(told.with_named_base()))) + "\n")
 
 
 def _lines(told: Contents) -> Iterator[str]:

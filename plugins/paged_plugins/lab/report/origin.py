@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import yaml
 
 from paged_core.cli.output import show
+from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import LATENCIES
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import minimum_seeds
@@ -16,7 +17,7 @@ from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted
 
-_LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "started", "finished"})
+_LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "chosen", "started", "finished"})
 """Keys of a manifest that are told elsewhere, or differ between runs with equal results."""
 _LONGEST = 300
 """Characters of a fact that is shown in a line; longer ones are shown as blocks."""
@@ -79,6 +80,7 @@ def notes(results: Results, confidence: float, num_differences: int) -> Iterator
     if missing:
         yield Phrase.MISSING_RUNS.format(runs=counted(missing, "run"))
     yield Phrase.SAME_REQUESTS.format(seeds=counted(num_seeds, "seed"))
+    yield from choice_sentences(results.chosen, results.arms[0].title)
     settings = results.manifest.get("settings", {}).get(results.arms[0].label, {})
     if settings.get("executor", {}).get("name") == SIMULATED:
         model = settings.get("cost_model") or {}

@@ -51,6 +51,8 @@ def document(found: Conclusions) -> dict[str, Any]:
             }
             for run in results.runs
         ],
+        "replicas": results.num_replicas,
+        "chosen": [dict(each) for each in results.chosen],
     }
 
 

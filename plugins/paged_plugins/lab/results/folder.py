@@ -78,6 +78,10 @@ class Manifest(Strict):
     workloads: tuple[dict[str, Any], ...]
     seeds: tuple[int, ...]
     slo: ServiceLevel
+    replicas: int | None = None
+    """Engines behind a router, in each run; ``None``: one alone."""
+    chosen: tuple[dict[str, Any], ...] = ()
+    """How rates and blocks were chosen for workloads."""
     runs: tuple[RunEntry, ...] = ()
     versions: dict[str, str]
     git: str | None
@@ -98,6 +102,8 @@ def new_manifest(study: Study, registry: Registry) -> Manifest:
         workloads=tuple(workload.written() for workload in study.workloads),
         seeds=tuple(study.seeds),
         slo=study.slo,
+        replicas=study.num_replicas,
+        chosen=tuple(dict(each) for each in study.chosen),
         versions=_versions(registry),
         git=_git_revision(),
         machine=summary(),

@@ -67,6 +67,8 @@ def load_results(folder: Path) -> Results:
         problems={run.place: run.problem for run in manifest.runs if run.problem is not None},
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
+        num_replicas=manifest.replicas,
+        chosen=manifest.chosen,
         record=record,
     )
 

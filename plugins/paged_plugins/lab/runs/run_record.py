@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from paged_core.cache.kv_cache import KVCache
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cost_model import StepWork
@@ -119,6 +120,9 @@ class RunTotals:
     num_preemptions: Count = 0
     num_evictions: Count = 0
     """Cached blocks whose content was given up to make room."""
+    peak_blocks: Count = 0
+    """Most blocks that requests of one engine held in a step; idle ones that are cached could be
+    given up, and are not among them."""
     swapped_blocks: Count = 0
     """Out and in together."""
     copied_blocks: Count = 0
@@ -139,6 +143,29 @@ class RunTotals:
         self.copied_blocks += work.copied_blocks
         self.swapped_blocks += work.swapped_blocks
 
+    def look(self, kv_cache: KVCache) -> None:
+        """Look at the blocks in use, before a step gives back those of requests that it ends."""
+        held = kv_cache.num_blocks - kv_cache.num_free
+        if held > self.peak_blocks:
+            self.peak_blocks = held
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplicaTotals:
+    """Sums over the run of one replica."""
+
+    num_requests: int = 0
+    """That ended on it, failed ones included."""
+    num_generated: int = 0
+    """Tokens."""
+    num_prompt: int = 0
+    """Tokens of the prompts of requests that it served."""
+    num_cached: int = 0
+    """Those of them that its prefix cache served when the request was first admitted."""
+    num_steps: int = 0
+    busy_seconds: float = 0.0
+    """In steps; the rest of the run was idle."""
+
 
 @dataclass(slots=True, kw_only=True)
 class RunRecord:
@@ -158,6 +185,8 @@ class RunRecord:
     )
     """Times between tokens of a sequence: how many fell into each bucket, see
     :mod:`paged_plugins.lab.runs.time_histogram`."""
+    replicas: list[ReplicaTotals] = field(default_factory=list)
+    """Of a cluster; none: one engine alone. A cluster has no ``steps``, and no shares of memory."""
 
     def tell(self, is_error: bool, told: str | None) -> None:
         """Keep what a request was told that was not served, if it is the first."""

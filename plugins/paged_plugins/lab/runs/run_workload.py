@@ -109,7 +109,7 @@ class RecordedLoop(ServingLoop):
             executor = engine.executor = WatchedExecutor(executor)
         self._work: list[StepWork] = []
         """Of the steps that were collected and not recorded."""
-        executor.watch = self._work.append
+        executor.watch = self._computed
         self._collector = collector
         self._advance = advance
 
@@ -135,6 +135,10 @@ class RecordedLoop(ServingLoop):
         if outcome.progressed or not self.engine.has_unfinished:
             return outcome
         return self.driver.step()
+
+    def _computed(self, work: StepWork) -> None:
+        self._work.append(work)
+        self._collector.record.totals.look(self.engine.kv_cache)
 
     def refused(self, arrival: Arrival, now: float, refusal: Refusal) -> None:
         self._collector.refused(arrival, now, refusal)

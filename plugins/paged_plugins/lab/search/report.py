@@ -69,7 +69,8 @@ def _print_effects(found: SearchResult, title: str) -> None:
 
 def _row(found: SearchResult, label: str, workloads: Sequence[str]) -> list[str]:
     pairs = [(_value(found, label, name), _change(found, label, name)) for name in workloads]
-    return [label, *(cell for pair in pairs for cell in pair)]
+    titles = {one.arm.label: one.arm.title for one in found.finalists}
+    return [titles[label], *(cell for pair in pairs for cell in pair)]
 
 
 def verdict(found: SearchResult) -> str:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 from pathlib import Path
 from statistics import fmean, pvariance
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field, StrictInt, model_validator
 
 from paged_core.errors import EngineError, did_you_mean
 from paged_core.plugins.registry import Registry
-from paged_plugins.lab.measures import GOODPUT, MEASURES
+from paged_plugins.lab.measures import BALANCE, GOODPUT, MEASURES, MEMORY_SHARES
 from paged_plugins.lab.results.results import KeptRuns, Results, run_missing
 from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds
 from paged_plugins.lab.study.arms import BASE, PlannedArm, setting_text
@@ -61,14 +62,31 @@ class Search(StudyFile):
             raise ValueError(f"no measure is called {self.objective!r:.80}{known}")
         if self.objective == GOODPUT and not self.slo.limits:
             raise ValueError(f"{GOODPUT} needs limits; give `slo`, such as `slo: {{ttft_ms: 500}}`")
+        if self.slo.limits and self.objective != GOODPUT:
+            raise ValueError(f"slo has no effect on {self.objective}; leave it out")
         if self.executor != SIMULATED:
             raise ValueError("executor: a search is made in simulation; leave it out")
+        if self.objective in BALANCE and (self.replicas or 1) < 2:
+            raise ValueError(f"{self.objective} is of a cluster; give `replicas`, 2 or more")
+        if self.objective in MEMORY_SHARES and self.replicas:
+            raise ValueError(f"{self.objective} is of one engine alone; leave `replicas` out")
         num_arms = prod(map(len, self.axes.values()))
         if num_arms > MAX_ARMS:
             raise ValueError(
                 f"axes: {num_arms:,} combinations, and {MAX_ARMS:,} is the most; leave some out"
             )
         return self
+
+    def study(self, arms: Sequence[PlannedArm]) -> Study:
+        """Return the study of all arms with the seeds of the last round."""
+        return Study(
+            arms=arms,
+            workloads=self.workloads,
+            seeds=range(self.seeds),
+            slo=self.slo,
+            num_replicas=self.replicas,
+            fractions=self.fractions,
+        )
 
     @property
     def objective(self) -> str:
@@ -161,14 +179,20 @@ class Trials:
 
     Args:
         advance: called with the number of runs that ended, or were known already.
+        num_blocks: by the name of the workload; without it as the settings say.
     """
 
     def __init__(
-        self, search: Search, runner: Runner, advance: Callable[[int], None] = lambda count: None
+        self,
+        search: Search,
+        runner: Runner,
+        advance: Callable[[int], None] = lambda count: None,
+        num_blocks: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._search = search
         self._runner = runner
         self._advance = advance
+        self._num_blocks = num_blocks
         self._kept = KeptRuns(search.slo)
         self.problems: dict[str, str] = {}
         """Why an arm cannot be judged, by its label."""
@@ -181,7 +205,9 @@ class Trials:
         """
         search = self._search
         workloads = [self._part(workload, share) for workload in search.workloads]
-        study = Study(arms=arms, workloads=workloads, seeds=seeds, slo=search.slo)
+        study = replace(
+            search.study(arms), workloads=workloads, seeds=seeds, num_blocks=self._num_blocks
+        )
         missing = self._kept.missing(study)
         self._advance(len(study) - len(missing))
         for _ in run_missing(missing, self._kept, self._runner, self._advance):
@@ -347,6 +373,7 @@ def run_search(
     arms: Sequence[PlannedArm],
     runner: Runner,
     advance: Callable[[int], None] = lambda count: None,
+    num_blocks: Mapping[str, int] = MappingProxyType({}),
 ) -> SearchResult:
     """Find the best arms by successive halving, and run them again with fresh seeds.
 
@@ -356,7 +383,7 @@ def run_search(
     Raises:
         EngineError: the base failed.
     """
-    trials = Trials(search, runner, advance)
+    trials = Trials(search, runner, advance, num_blocks)
     rounds, best = _halve(arms, search, trials)
     finalists = [arms[0], *(one for one in best if one is not arms[0])]
     results = trials.run(finalists, range(search.seeds, search.seeds + search.confirm))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise, permutations
 from statistics import fmean
@@ -61,6 +61,19 @@ class Conclusions:
             measures: names of those to compare; ``None``: all.
         """
         return cls(results, differences(results, confidence, measures=measures), confidence)
+
+    def with_named_base(self) -> Conclusions:
+        """Return them with the base called by its settings; see :class:`Results`."""
+        base, name = self.results.arms[0].label, self.results.arms[0].title
+        named = [
+            replace(
+                each,
+                arm=name if each.arm == base else each.arm,
+                compared_with=name if each.compared_with == base else each.compared_with,
+            )
+            for each in self.differences
+        ]
+        return replace(self, results=self.results.with_named_base(), differences=named)
 
     @property
     def sentences(self) -> list[str]:
@@ -165,7 +178,8 @@ def _moved(own: Sequence[Difference]) -> str:
         (each for each in own if each.moved), key=lambda each: not MEASURES[each.measure].shown
     )
     if not moved:
-        return Phrase.UNMOVED
+        is_one = len(own) == 1 and own[0].has_interval and not own[0].is_equal
+        return f"{Phrase.UNMOVED} ({_clause(own[0])})" if is_one else Phrase.UNMOVED
     better, worse, neither = (
         ", ".join(map(_clause, (each for each in moved[:_MOST_CLAUSES] if each.is_better is way)))
         for way in (True, False, None)

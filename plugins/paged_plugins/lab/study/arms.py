@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import product as combinations
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from paged_core.cli.options import SettingsArgs
 from paged_core.errors import SettingsError
+from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.settings.documents import parse_yaml
 from paged_core.settings.layers import Entry, Layer, Origin, Text
@@ -55,6 +57,13 @@ class Arm:
     """The setting that it varies; ``None``: the base, or several are varied at once."""
     compared_with: str = BASE
     """Label of the arm that it is compared with."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Of the base: what it has of each setting that other arms change."""
+
+    @property
+    def title(self) -> str:
+        """What a reader is told: its settings, of the base too."""
+        return settings_text(self.values) or self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,8 @@ def plan_arms(
         arms = ((change, settings(change)) for change in _combined(values, held))
     else:
         arms = (({axis: value}, made) for axis, value, made in varied)
-    planned = [PlannedArm(Arm(label=BASE, held=held), own)]
+    values = {axis: held[axis] if axis in held else _own_value(own, axis) for axis in axes}
+    planned = [PlannedArm(Arm(label=BASE, held=held, values=values), own)]
     by_settings, by_label = {own.model_dump_json()}, {BASE}
     for change, made in arms:
         if (identity := made.model_dump_json()) in by_settings:
@@ -120,6 +130,17 @@ def plan_arms(
         by_label.add(label)
         planned.append(PlannedArm(Arm(label=label, changes=change, axis=axis), made))
     return planned
+
+
+def _own_value(settings: EngineSettings, key: str) -> Any:
+    """Return what settings have under a dotted key, as it is written: a component by its name."""
+    name, _, option = key.partition(".")
+    value = dict(settings)[name]
+    if option:
+        value = getattr(value, option, None)
+    elif isinstance(value, ComponentSettings):
+        value = value.name
+    return str(value) if isinstance(value, Path) else value
 
 
 def layer(settings: Mapping[str, Any], where: str = "", line: LineOf = lambda _: None) -> Layer:

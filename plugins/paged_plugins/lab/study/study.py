@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -23,9 +23,12 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.documents import DocumentError
 from paged_core.settings.layers import Layer
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.files import Document, mistakes, read_file
+from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, MAX_REPLICAS
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.study.arms import LineOf, PlannedArm, layer, plan_arms
+from paged_plugins.lab.study.unused import refuse_unused
 from paged_plugins.lab.tasks.task import SIMULATED, Task
 from paged_plugins.progress import MANY, counted, progress
 from paged_plugins.workloads.named import workload_spec
@@ -33,6 +36,16 @@ from paged_plugins.workloads.spec import WorkloadSpec
 
 MAX_RUNS = 100_000
 """Of one study; more is taken for a mistake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fractions:
+    """What is asked for; ``None``: as the workloads and the settings say."""
+
+    load: float | None = None
+    """Of the rate that the first arm can serve."""
+    cache: float | None = None
+    """Of the blocks that the first arm holds at most without a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +61,14 @@ class Study:
     """That runs it."""
     text: str = ""
     """Of the file that describes it, if one does."""
+    num_replicas: int | None = None
+    """Engines behind a router, in each run; ``None``: one alone."""
+    fractions: Fractions = Fractions()
+    num_blocks: Mapping[str, int] = field(default_factory=dict)
+    """Of every arm, by the name of the workload; without it as the settings of the arm say."""
+    chosen: Sequence[Mapping[str, Any]] = ()
+    """How rates and blocks were chosen for workloads, see
+    :mod:`paged_plugins.lab.load.fractions`."""
 
     def tasks(self) -> Iterator[Task]:
         """Yield every run: all arms on one workload with one seed before the next ones, and with
@@ -58,8 +79,18 @@ class Study:
             for workload in self.workloads:
                 for one in reversed(self.arms) if number % 2 else self.arms:
                     yield Task(
-                        arm=one.arm.label, settings=one.settings, workload=workload, seed=seed
+                        arm=one.arm.label,
+                        settings=self._settings(one, workload),
+                        workload=workload,
+                        seed=seed,
+                        num_replicas=self.num_replicas,
                     )
+
+    def _settings(self, one: PlannedArm, workload: WorkloadSpec) -> EngineSettings:
+        num_blocks = self.num_blocks.get(workload.name)
+        if num_blocks is None:
+            return one.settings
+        return one.settings.model_copy(update={"num_blocks": num_blocks})
 
     def __len__(self) -> int:
         """Runs."""
@@ -69,6 +100,28 @@ class Study:
     def is_real(self) -> bool:
         """Whether an arm runs a model, so that its times are those of this machine."""
         return any(one.settings.executor.name != SIMULATED for one in self.arms)
+
+    def check_fractions(self) -> None:
+        """Check that it leaves to its fractions what they choose.
+
+        Raises:
+            SettingsError: it does not; the message names the setting, and what to leave out.
+        """
+        asked = self.fractions
+        if self.is_real and asked != Fractions():
+            name = "cache" if asked.load is None else "load"
+            raise SettingsError(
+                f"{name}: what it is a fraction of is measured in simulation; leave it out where a "
+                "model runs, and give the workload's rate or num_blocks instead"
+            )
+        if asked.cache is None:
+            return
+        for one in self.arms:
+            for key in ("num_blocks", "kv_cache_memory"):
+                if getattr(one.settings, key) is not None:
+                    raise SettingsError(f"{key}: `cache` chooses the blocks; leave one of them out")
+        if len({one.settings.block_size for one in self.arms}) > 1:
+            raise SettingsError("block_size: `cache` counts blocks of one size; vary one of them")
 
     def __str__(self) -> str:
         counts = {"arm": self.arms, "workload": self.workloads, "seed": self.seeds}
@@ -134,6 +187,8 @@ def _workload(value: object) -> object:
 Seed = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_seeds), Field(min_length=1)]
 OneWorkload = Annotated[WorkloadSpec, BeforeValidator(_workload)]
+Load = Annotated[float, Field(gt=0, le=4)]
+Cache = Annotated[float, Field(gt=0, le=4)]
 Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
 
 
@@ -149,6 +204,12 @@ class StudyFile(Strict):
     cost_model: str | dict[str, Any] | None = None
     """Of simulated steps; ``None``: the executor's own choice."""
     slo: ServiceLevel = ServiceLevel()
+    replicas: Annotated[StrictInt, Field(ge=1, le=MAX_REPLICAS)] | None = None
+    """Engines behind a router; ``None``: one alone."""
+    load: Load | None = None
+    """Of every workload, as a share of the rate that the base can serve."""
+    cache: Cache | None = None
+    """Blocks, as a share of those that the base holds at most without a limit."""
 
     @field_validator("slo")
     @classmethod
@@ -192,6 +253,8 @@ class StudyFile(Strict):
         own: dict[str, Any] = {"executor": self.executor}
         if self.cost_model is not None:
             own["cost_model"] = self.cost_model
+        if (self.replicas or 1) > 1:
+            own["router"] = DEFAULT_ROUTER
         return [
             layer(own, "executor", line),
             layer(self.base, "base", lambda key: line("base", key)),
@@ -209,7 +272,7 @@ class StudyFile(Strict):
             advance: called when the settings of one were checked.
             line: of a part of the file.
         """
-        return plan_arms(
+        arms = plan_arms(
             self.layers(line),
             self.axes,
             registry,
@@ -217,6 +280,14 @@ class StudyFile(Strict):
             advance=advance,
             line=line,
         )
+        given = [*self.base, *self.axes, *(["cost_model"] if self.cost_model else [])]
+        refuse_unused(given, [one.settings for one in arms], self.replicas)
+        return arms
+
+    @property
+    def fractions(self) -> Fractions:
+        """What is asked for of the load and the cache."""
+        return Fractions(load=self.load, cache=self.cache)
 
 
 File = TypeVar("File", bound=StudyFile)
@@ -262,7 +333,20 @@ def read_study_file(path: Path, made: type[File], registry: Registry) -> tuple[F
             arms = file.arms(registry, advance, document.line)
     except SettingsError as error:
         raise SettingsError(f"{path}: {'; '.join(str(error).splitlines())}") from None
-    return file, Study(arms=arms, workloads=file.workloads, seeds=(), slo=file.slo, text=text)
+    study = Study(
+        arms=arms,
+        workloads=file.workloads,
+        seeds=(),
+        slo=file.slo,
+        text=text,
+        num_replicas=file.replicas,
+        fractions=file.fractions,
+    )
+    try:
+        study.check_fractions()
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    return file, study
 
 
 def read_ablation(path: Path, registry: Registry) -> Study:

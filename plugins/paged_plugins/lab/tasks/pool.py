@@ -6,7 +6,6 @@ Moritz et al., "Ray: A Distributed Framework for Emerging AI Applications", OSDI
 from __future__ import annotations
 
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +16,8 @@ from typing import Any, Protocol, Self
 from paged_core.errors import SettingsError, error_text
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.tasks.task import Ran, Task, code_digest, run
-from paged_plugins.lab.tasks.worker import WorkerDied, WorkerProcess
+from paged_plugins.lab.worker import WorkerDied, WorkerProcess
+from paged_plugins.machine import num_cores
 
 _FEW = 4
 """Tasks, up to which a process of their own would not pay."""
@@ -90,11 +90,6 @@ def num_workers(
     if cluster is not None:
         return None
     return 1 if num_tasks <= _FEW else min(num_cores(), num_tasks)
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _run_all(placement: Placement, tasks: Sequence[Task]) -> Iterator[Ran]:

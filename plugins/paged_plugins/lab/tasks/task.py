@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from paged_core.errors import error_text
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_plugins.lab.cluster.simulate_cluster import run_cluster
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.machine import cpu_model
@@ -36,6 +37,8 @@ class Task:
     settings: EngineSettings
     workload: WorkloadSpec
     seed: int
+    num_replicas: int | None = None
+    """Engines behind a router; ``None``: one alone."""
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -69,7 +72,11 @@ class Ran:
 def run(task: Task, registry: Registry) -> Ran:
     """Run a task in this process. What the engine raises is the result, not an exception."""
     try:
-        record = run_workload(task.settings, registry, task.workload.build(), task.seed)
+        asked = task.settings, registry, task.workload.build(), task.seed
+        if task.num_replicas is None:
+            record = run_workload(*asked)
+        else:
+            record = run_cluster(*asked, num_replicas=task.num_replicas)
     except Exception as error:  # noqa: BLE001 - one bad arm must not take the others down
         return Ran(task, None, error_text(error))
     return Ran(task, record, None)
@@ -93,6 +100,7 @@ class TaskDigests:
             "settings": settings.model_dump(mode="json"),
             "workload": task.workload.written(),
             "seed": task.seed,
+            "replicas": task.num_replicas,
             "code": self._code,
             "files": [self._file_digest(path) for path in sorted({*_files_in(inputs)})],
         }

@@ -1,0 +1,434 @@
+"""Capacities that are known, loads and caches as fractions of them, and settings of no effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paged_core.cli import BAD_USAGE, OK, main
+from paged_core.errors import EngineError, SettingsError
+from paged_core.settings.schema import EngineSettings
+from paged_plugins.lab.commands.options import LIMITED, parse_limits
+from paged_plugins.lab.load.blocks import blocks_of, part_of
+from paged_plugins.lab.load.capacity import Capacity, Searched, find_capacity
+from paged_plugins.lab.load.steady import SteadyState
+from paged_plugins.lab.report.formats import markdown
+from paged_plugins.lab.results.load_results import load_results
+from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.study.arms import BASE
+from paged_plugins.lab.study.study import read_ablation
+from paged_plugins.lab.study.unused import OF_MODELS, OF_ROOFLINES
+from paged_plugins.lab.tasks.pool import open_runner
+from paged_plugins.lab.tasks.task import Task
+from paged_plugins.lab.tasks.task import run as run_task
+from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
+from unit.lab_runs import REGISTRY, asks, run, simulated
+from unit.studies import write
+
+Capture = pytest.CaptureFixture[str]
+QUEUE: dict[str, Any] = {
+    "name": "queue",
+    "requests": 50,
+    "arrivals": {"poisson": {"rate": 0.1}},
+    "lengths": {"prompt": 4, "output": 5},
+}
+"""Requests that take five steps each."""
+
+
+def queue(**changes: Any) -> WorkloadSpec:
+    return parse_spec(QUEUE | changes, "queue")
+
+
+def engine(max_num_seqs: int = 2, **values: Any) -> EngineSettings:
+    scheduler = {"name": "token_budget", "max_num_seqs": max_num_seqs}
+    return simulated(scheduler=scheduler, **values)
+
+
+def capacity(
+    workload: WorkloadSpec, seeds: Sequence[int] = (0, 1), settings: Any = None, **asked: Any
+) -> Capacity:
+    searched = Searched(settings=settings or engine(), workload=workload, **asked)
+    with open_runner(REGISTRY, workers=1) as runner:
+        return find_capacity(searched, seeds, runner)
+
+
+# ---------------------------------------------------------------------- capacity
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 10])
+def test_the_capacity_of_a_queue_is_what_it_serves_however_the_workload_is_written(
+    rate: float,
+) -> None:
+    """Two requests at a time for five steps of a second each."""
+    found = capacity(queue(arrivals={"poisson": {"rate": rate}}))
+    assert found.rate == pytest.approx(2 / 5, rel=0.03)
+    assert found.written_rate == rate
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.rate <= found.high
+
+
+def test_queues_grow_above_the_capacity_and_not_below_it() -> None:
+    found = capacity(queue())
+
+    def late_wait(load: float) -> float:
+        """The mean wait in the last tenth of a long run."""
+        spec = queue(requests=3000, arrivals={"poisson": {"rate": load * found.rate}})
+        ran = run_task(Task(arm="a", settings=engine(), workload=spec, seed=7), REGISTRY)
+        assert ran.record is not None
+        waits = [(one.admitted or 0) - one.arrival for one in ran.record.requests[-300:]]
+        return sum(waits) / len(waits)
+
+    assert late_wait(0.8) < 30
+    assert late_wait(1.2) > 300
+
+
+def test_a_cluster_serves_so_many_times_as_much() -> None:
+    assert capacity(queue(), num_replicas=3).rate == pytest.approx(3 * 2 / 5, rel=0.05)
+
+
+def test_rates_are_of_first_requests_where_others_follow() -> None:
+    """Three turns of five steps each, with a pause between them."""
+    turns = {"conversation": {"turns": 3, "think": 20}}
+    found = capacity(queue(prefixes=turns), (0,))
+    assert found.rate == pytest.approx(2 / 15, rel=0.1)
+    assert found.has_followers
+    assert found.low is None
+
+
+def test_equal_seeds_find_equal_capacities_and_each_counts() -> None:
+    found = capacity(queue())
+    assert capacity(queue()) == found
+    assert list(found.rates) == [0, 1]
+
+
+@pytest.mark.parametrize("arrivals", [{"gamma": {"rate": 1, "burstiness": 0.5}}, {"interval": 2}])
+def test_other_arrivals_have_a_rate_too(arrivals: dict[str, Any]) -> None:
+    assert capacity(queue(arrivals=arrivals), (0,)).rate == pytest.approx(2 / 5, rel=0.05)
+
+
+def test_within_limits_the_rate_is_lower_and_they_hold_there() -> None:
+    spec, limits = queue(), {"ttft_ms_p99": 8000.0}
+    free, found = capacity(spec, (0,)), capacity(spec, (0,), limits=limits)
+    assert found.rate < free.rate
+
+    def at(rate: float) -> float:
+        faster = spec.faster(rate / 0.1).model_copy(update={"requests": found.num_requests})
+        ran = run_task(Task(arm="a", settings=engine(), workload=faster, seed=0), REGISTRY)
+        assert ran.record is not None
+        return SteadyState.of(ran.record, faster, 0).measures()["ttft_ms_p99"]
+
+    assert at(found.rate) <= 8000
+    assert at(1.02 * found.rate) > 8000
+
+
+def test_a_limit_that_no_rate_meets_is_refused() -> None:
+    with pytest.raises(SettingsError, match="no rate is low enough"):
+        capacity(queue(), (0,), limits={"ttft_ms_p50": 1.0})
+    with pytest.raises(SettingsError, match="--limit missed_deadlines: no request"):
+        capacity(queue(), (0,), limits={"missed_deadlines": 0.5})
+
+
+def test_where_requests_fail_nothing_is_concluded() -> None:
+    with pytest.raises(EngineError, match="a request failed: request '0' has a prompt of 4 tokens"):
+        capacity(queue(), (0,), settings=engine(num_blocks=1))
+
+
+def test_what_has_no_rate_is_refused() -> None:
+    with pytest.raises(SettingsError, match="workload queue: all of its requests arrive at once"):
+        capacity(queue(arrivals="at_once"))
+
+
+def test_a_trace_that_is_too_short_is_refused_and_a_long_one_has_a_capacity(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+
+    def trace(length: int) -> WorkloadSpec:
+        lines = [{"id": str(i), "at": 10 * i, "prompt": 4, "output": 5} for i in range(length)]
+        path.write_text("\n".join(map(json.dumps, lines)))
+        return parse_spec({"name": "trace", "trace": str(path)}, "trace")
+
+    with pytest.raises(SettingsError, match=r"has 30 requests: .* too few"):
+        capacity(trace(30), (0,))
+    found = capacity(trace(600), (0,))
+    assert found.written_rate == pytest.approx(0.1)
+    assert found.rate == pytest.approx(2 / 5, rel=0.03)
+
+
+def test_the_command_prints_a_rate_with_its_interval_or_json(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / "queue.yaml"
+    path.write_text(yaml.safe_dump(QUEUE))
+    small = ["--cost-model", json.dumps({"name": "linear", "fixed": 1}), "--workers", "1"]
+    command = ["lab", "capacity", str(path), *small, "--seeds", "2"]
+    assert main(command, {}) == OK
+    assert capsys.readouterr().out.startswith("queue: requests/s that can be served: ")
+    assert main([*command, "--limit", "ttft_p99=30", "--json"], {}) == OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["limits"] == {"ttft_ms_p99": 30_000}
+    assert found["low"] <= found["rate"] <= found["high"]
+    assert list(found["rates"]) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        (["ttft"], "give a latency and its limit"),
+        (["tpto_p99=1"], "did you mean 'tpot_p99'?"),
+        (["hit_rate=1"], "give a latency and its limit"),
+        (["ttft_p99=much"], "'much' is no number above 0"),
+        (["ttft_p99=nan"], "no number above 0"),
+        (["ttft_p99=0"], "no number above 0"),
+        (["ttft_p99=1", "ttft_ms_p99=1"], "given twice"),
+    ],
+)
+def test_a_wrong_limit_is_refused(limits: list[str], problem: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        parse_limits(limits)
+    assert problem in str(error.value)
+
+
+def test_limits_are_in_seconds_or_in_the_unit_of_the_measure() -> None:
+    found = parse_limits(["ttft_p99=2", "e2e_ms_mean=3", "missed_deadlines=0.1"])
+    assert found == {"ttft_ms_p99": 2000, "e2e_ms_mean": 3, "missed_deadlines": 0.1}
+    assert "itl_ms_p99" not in LIMITED
+
+
+# ---------------------------------------------------------------------- rates of workloads
+
+
+def test_a_workload_is_faster_in_all_of_its_arrivals_and_in_nothing_else() -> None:
+    mix = [
+        {"weight": 1},
+        {"arrivals": {"gamma": {"rate": 2}}},
+        {"arrivals": {"interval": 0.5}, "first": 3},
+    ]
+    spec = queue(mix=mix)
+    assert spec.rate() == 0.1 + 2
+    faster = spec.faster(10)
+    assert faster.rate() == 1 + 20
+    for slow, fast in zip(spec.build().draw(3), faster.build().draw(3), strict=False):
+        assert (fast.prompt, fast.output) == (slow.prompt, slow.output)
+        assert fast.at == pytest.approx(slow.at / 10)
+
+
+# ---------------------------------------------------------------------- blocks
+
+
+def held(record: RunRecord) -> int:
+    return record.totals.peak_blocks
+
+
+def test_the_peak_of_blocks_is_that_within_a_step() -> None:
+    """Eleven tokens have a state, in blocks of four; those of the last step count, too."""
+    assert held(run([asks("a", 8, 4)])) == 3
+    assert held(run([asks("a", 8, 1)])) == 2
+    assert held(run([asks("a", 8, 4), asks("b", 8, 4)])) == 6
+    assert held(run([asks("a", 8, 4), asks("b", 8, 4, at=100.0)])) == 3, "idle cached blocks"
+
+
+def test_a_cluster_has_the_peak_of_one_engine() -> None:
+    task = Task(arm="a", settings=engine(), workload=queue(arrivals="at_once"), seed=0)
+    alone = run_task(task, REGISTRY).record
+    assert alone is not None
+    assert held(alone) == 2 * 2
+
+
+def test_a_part_of_the_blocks_is_rounded_up_and_holds_the_largest_request() -> None:
+    assert part_of(0.6, 101, 3, 0.0) == 61
+    assert part_of(0.1, 20, 3, 0.0) == 3
+    assert part_of(0.1, 20, 3, 0.25) == 4
+    assert blocks_of(queue(requests=3, n=2), 0, 4) == (3 * 2 * 3, 2 * 3)
+
+
+@pytest.mark.parametrize(("fraction", "blocks"), [("0.5", 3), ("1", 6)])
+def test_a_cache_is_a_fraction_of_the_peak_without_a_limit(
+    fraction: str, blocks: int, tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / "queue.yaml"
+    path.write_text(yaml.safe_dump(QUEUE | {"arrivals": "at_once", "requests": 6}))
+    options = ["--block-size", "4", "--scheduler.max-num-seqs", "3", "--workers", "1"]
+    vary = ["--vary", "victim=newest,fewest_computed", "--seeds", "1", "--json"]
+    command = ["compare", str(path), *vary, *options, "--cache", fraction]
+    assert main([*command, "--measure", "peak_blocks"], {}) == OK
+    found = json.loads(capsys.readouterr().out)
+    cache = {"fraction": float(fraction), "peak_blocks": 6, "num_blocks": blocks}
+    assert found["chosen"] == [{"workload": "queue", "cache": cache}]
+    assert {run["measures"]["peak_blocks"] for run in found["runs"]} == {blocks}
+
+
+# ---------------------------------------------------------------------- loads of studies
+
+
+SMALL = ["--scheduler.max-num-seqs", "2", "--workers", "1"]
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> str:
+    path = tmp_path / "queue.yaml"
+    path.write_text(yaml.safe_dump(QUEUE))
+    return str(path)
+
+
+def test_a_load_is_a_fraction_of_the_capacity_of_the_first_arm(
+    workload: str, capsys: Capture
+) -> None:
+    vary = ["--vary", "scheduler.max_num_seqs=2,4", "--seeds", "1", "--json", "--workers", "1"]
+    assert main(["compare", workload, *vary, "--load", "0.5"], {}) == OK
+    (chosen,) = json.loads(capsys.readouterr().out)["chosen"]
+    assert main(["lab", "capacity", workload, *SMALL, "--json"], {}) == OK
+    found = json.loads(capsys.readouterr().out)
+    load = chosen["load"]
+    assert load["capacity"]["rate"] == found["rate"]
+    assert load["rate"] == float(f"{0.5 * found['rate']:.4g}")
+
+
+def test_a_simulation_says_its_load_and_its_cache(workload: str, capsys: Capture) -> None:
+    command = ["simulate", workload, "--max-model-len", "64", "--load", "0.5", "--cache", "0.9"]
+    command += ["--scheduler.max-num-seqs", "2"]
+    assert main(command, {}) == OK
+    lines = capsys.readouterr().out.splitlines()
+    assert "0.5 of what the engine can serve without a limit of blocks: " in lines[0]
+    assert "0.9 of the " in lines[1]
+
+
+def test_a_cluster_is_compared_and_its_router_varied(workload: str, capsys: Capture) -> None:
+    vary = ["--vary", "router=round_robin,session", "--replicas", "3", "--seeds", "1"]
+    measure = ["--measure", "replica_jain", "--measure", "ttft_p99"]
+    assert main(["compare", workload, *vary, *SMALL, *measure, "--json"], {}) == OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["replicas"] == 3
+    assert set(found["measures"]) == {"replica_jain", "ttft_ms_p99"}
+    one, other = (run["measures"]["replica_jain"] for run in found["runs"])
+    assert one > other
+
+
+def test_a_study_has_replicas_a_load_and_a_cache_and_its_report_says_so(tmp_path: Path) -> None:
+    changes = {
+        "base": {"block_size": 4, "scheduler": {"name": "token_budget", "max_num_seqs": 2}},
+        "axes": {"scheduler.max_num_seqs": [2, 4]},
+        "workloads": [QUEUE],
+        "replicas": 2,
+        "load": 0.9,
+        "cache": 0.8,
+    }
+    path, folder = write(tmp_path, **changes), tmp_path / "results"
+    assert main(["lab", "run", str(path), "--output", str(folder), "--workers", "1"], {}) == OK
+    results = load_results(folder)
+    assert results.num_replicas == 2
+    assert results.chosen[0]["load"]["fraction"] == 0.9
+    record = results.record(BASE, "queue", 0)
+    assert record is not None
+    assert len(record.replicas) == 2
+    assert record.totals.peak_blocks <= results.chosen[0]["cache"]["num_blocks"]
+    text = markdown(results)
+    assert "- replicas: 2" in text
+    text = text.replace("\\", "")
+    assert "0.9 of what scheduler.max_num_seqs=2 can serve without a limit of blocks" in text
+    assert "| measure | scheduler.max_num_seqs=2 | scheduler.max_num_seqs=4 |" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--cache", "0.5", "--num-blocks", "9"], "num_blocks: `cache` chooses the blocks"),
+        (["--cache", "0.5", "--vary", "block_size=8,16"], "block_size: `cache` counts blocks"),
+        (["--load", "0.5", "--real", "--executor", "memory"], "load: what it is a fraction of"),
+        (["--replicas", "2", "--real", "--executor", "memory"], "--real: a cluster is simulated"),
+        (["--measure", "replica_jain"], "--measure replica_jain: it is of a cluster"),
+        (["--measure", "held_share", "--replicas", "2"], "it is of one engine alone"),
+    ],
+)
+def test_what_contradicts_is_refused(
+    options: list[str], problem: str, workload: str, capsys: Capture
+) -> None:
+    vary = [] if "--vary" in options else ["--vary", "evictor=lru,slru"]
+    assert main(["compare", workload, *vary, *options], {}) == BAD_USAGE
+    error = capsys.readouterr().err
+    assert problem in error
+    assert error.count("\n") == 1
+
+
+# ---------------------------------------------------------------------- settings of no effect
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--vary", "router=round_robin,session"], "router has no effect here: one engine"),
+        (["--vary", "router=round_robin,session", "--replicas", "1"], "give --replicas 2 or more"),
+        (["--router", "session"], "router has no effect here"),
+        (["--vary", "model=demo,other"], "its times are those of cost_model.model"),
+        (["--vary", "attention=auto,torch"], "attention has no effect here: a simulation runs no"),
+        (["--threads", "2"], "threads has no effect here"),
+        (["--cost-model", "linear", "--vary", "dtype=float32,float16"], "dtype has no effect here"),
+        (["--real", "--cost-model.name", "linear", "--executor", "memory"], "cost_model has no"),
+    ],
+)
+def test_a_setting_that_changes_nothing_is_refused(
+    options: list[str], problem: str, workload: str, capsys: Capture
+) -> None:
+    commands = [["compare", workload, "--vary", "evictor=lru,slru", *options]]
+    if "--vary" in options:
+        commands = [["compare", workload, *options]]
+    else:
+        commands += [["simulate", workload, *options]]
+    for command in commands:
+        assert main(command, {}) == BAD_USAGE
+        assert problem in capsys.readouterr().err
+
+
+def test_a_measure_that_no_run_has_is_refused(workload: str, capsys: Capture) -> None:
+    vary = ["--vary", "evictor=lru,slru", "--seeds", "1", "--workers", "1"]
+    assert main(["compare", workload, *vary, "--measure", "missed_deadlines"], {}) == BAD_USAGE
+    assert "--measure missed_deadlines: no run has it" in capsys.readouterr().err
+
+
+def test_it_is_refused_where_an_environment_or_a_file_of_a_study_has_it(
+    workload: str, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main(["simulate", workload], {"PAGED_CORE_ROUTER": "session"}) == BAD_USAGE
+    assert "router has no effect here" in capsys.readouterr().err
+    for changes in (
+        {"axes": {"router": ["round_robin", "session"]}},
+        {"axes": {"evictor": ["lru", "slru"]}, "base": {"model": "demo"}},
+        {"executor": "local", "cost_model": "linear"},
+    ):
+        with pytest.raises(SettingsError, match="has no effect here") as error:
+            read_ablation(write(tmp_path, **changes), REGISTRY)
+        assert str(error.value).startswith(str(tmp_path))
+
+
+OTHER: dict[str, Any] = {
+    "model": "other",
+    "tokenizer": "other",
+    "device": "cuda",
+    "threads": 3,
+    "deterministic": True,
+    "enforce_eager": True,
+    "trust_remote_code": True,
+    "allow_pickle": True,
+    "attention": "torch",
+    "runner": "native",
+    "dtype": "float32",
+    "kv_cache_dtype": "int8",
+    "kv_cache_memory": 10**9,
+}
+
+
+def test_what_is_called_unused_changes_nothing() -> None:
+    """And no other setting is: a new one must be looked at."""
+    assert set(OTHER) == OF_MODELS | OF_ROOFLINES
+    requests = [asks("a", 30, 9), asks("b", 9, 20)]
+    assert len({str(run(requests, **{key: value})) for key, value in OTHER.items()}) == 1
+    known = {
+        *("profile", "max_model_len", "block_size", "num_blocks", "num_host_blocks", "watermark"),
+        *("seed", "async_scheduling", "kv_cache", "executor", "observers", "cost_model", "router"),
+        *("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption"),
+    }
+    assert set(EngineSettings.model_fields) | {"cost_model", "router"} == known | set(OTHER)
