@@ -20,6 +20,7 @@ from paged_plugins.lab.load.steady import SteadyState
 from paged_plugins.lab.report.formats import markdown
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import BASE
 from paged_plugins.lab.study.study import read_ablation
 from paged_plugins.lab.study.unused import OF_MODELS, OF_ROOFLINES
@@ -326,7 +327,7 @@ def test_a_study_has_replicas_a_load_and_a_cache_and_its_report_says_so(tmp_path
     assert record is not None
     assert len(record.replicas) == 2
     assert record.totals.peak_blocks <= results.chosen[0]["cache"]["num_blocks"]
-    text = markdown(results)
+    text = markdown(Conclusions.of(results))
     assert "- replicas: 2" in text
     text = text.replace("\\", "")
     assert "0.9 of what scheduler.max_num_seqs=2 can serve without a limit of blocks" in text
