@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paged_core.cli import BAD_USAGE, OK, main
+from paged_core.cli import BAD_USAGE, FAILED, OK, main
 from paged_core.errors import EngineError, SettingsError
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.commands.options import LIMITED, parse_limits
@@ -28,6 +28,7 @@ from paged_plugins.lab.tasks.pool import open_runner
 from paged_plugins.lab.tasks.task import Task
 from paged_plugins.lab.tasks.task import run as run_task
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 from unit.lab_runs import REGISTRY, asks, run, simulated
 from unit.studies import write
 
@@ -138,6 +139,21 @@ def test_a_limit_that_no_rate_meets_is_refused() -> None:
 def test_where_requests_fail_nothing_is_concluded() -> None:
     with pytest.raises(EngineError, match="a request failed: request '0' has a prompt of 4 tokens"):
         capacity(queue(), (0,), settings=engine(num_blocks=1))
+
+
+def test_where_requests_end_with_errors_nothing_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("a deliberate failure")
+
+    monkeypatch.setattr(TokenBudgetScheduler, "schedule", broken)
+    said = "a request failed: scheduler 'token_budget' raised LookupError"
+    with pytest.raises(EngineError, match=said):
+        capacity(queue(), (0,))
+    argv = ["compare", "few_shot", "--vary", "evictor=lru,fifo", "--cache", "0.5"]
+    assert main([*argv, "--seeds", "1", "--workers", "1"], {}) == FAILED
+    assert said in capsys.readouterr().err
 
 
 def test_what_has_no_rate_is_refused() -> None:

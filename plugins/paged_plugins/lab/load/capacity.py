@@ -160,8 +160,8 @@ def _search(searches: Mapping[int, _SeedSearch], runner: Runner, advance: Advanc
             task = ran.task
             if ran.record is None:
                 raise EngineError(f"{task} failed: {ran.problem}")
-            if ran.record.failure is not None:
-                raise EngineError(f"{task}: a request failed: {ran.record.failure}")
+            if ran.record.first_told is not None:
+                raise EngineError(f"{task}: a request failed: {ran.record.first_told}")
             searches[task.seed].learn(SteadyState.of(ran.record, task.workload, task.seed))
             num_runs += 1
             advance(1)

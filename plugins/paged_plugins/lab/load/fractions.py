@@ -89,8 +89,8 @@ def _cut(
     for ran in runner(tasks):
         if ran.record is None:
             raise EngineError(f"{ran.task} failed: {ran.problem}")
-        if ran.record.failure is not None:
-            raise EngineError(f"{ran.task}: a request failed: {ran.record.failure}")
+        if ran.record.first_told is not None:
+            raise EngineError(f"{ran.task}: a request failed: {ran.record.first_told}")
         peak = max(peak, ran.record.totals.peak_blocks)
         advance(1)
     num_blocks = part_of(fraction, peak, largest, settings.watermark)

@@ -196,6 +196,11 @@ class RunRecord:
             self.failure = self.failure or told
 
     @property
+    def first_told(self) -> str | None:
+        """What a request was told that was not served; ``None``: all were."""
+        return self.error or self.failure
+
+    @property
     def num_errors(self) -> int:
         """Requests that ended with an error."""
         return sum(each.is_failed for each in self.requests)
