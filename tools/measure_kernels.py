@@ -1,9 +1,10 @@
 """Measure the CPU kernels against PyTorch: products, attention, and a decode step of two models.
 
-    python tools/measure_kernels.py [products|attention|cache|step]... [--threads N] [--set NAME]
-        [--quantization int8|int4] [--wall]
+    python tools/measure_kernels.py [products|attention|cache|deterministic|step]...
+        [--threads N] [--set NAME] [--quantization int8|int4] [--wall]
 
-``cache`` compares attention over a cache in int8 with one in bfloat16.
+``cache`` compares attention over a cache in int8 with one in bfloat16, ``deterministic`` attention
+whose bits depend on nothing else with that of the defaults.
 
 The alternatives run in turns; medians of nine rounds. Without --wall, time is processor time of the
 process, which other processes disturb less: use it with one thread.
@@ -193,6 +194,37 @@ def cache(chosen: str, clock: Callable[[], float]) -> None:
             say(f"| {shape}, {name} | {times} | {found['auto'] / found['int8']:.2f} |")
 
 
+def deterministic(chosen: str, clock: Callable[[], float]) -> None:
+    options = CpuSettings.model_validate({"instruction_set": chosen})
+    backends = {
+        name: CpuAttention(
+            options,
+            AttentionContext(settings=EngineSettings(deterministic=name == "deterministic")),
+        )
+        for name in ("default", "deterministic")
+    }
+    count = 12  # layers: together larger than the processor's caches
+    say("| shape, batch | default, us | deterministic, us | ratio |")
+    say("| --- | ---: | ---: | ---: |")
+    for shape in SHAPES:
+        layer = layer_of(shape)
+        for name, chunks in BATCHES.items():
+            batch, blocks = batch_of(chunks, layer.block_size)
+            rows = random_rows(layer, int(batch.query_start[-1]))
+            runs = {
+                kind: step_of(
+                    backend,
+                    batch,
+                    [filled_layer(backend, layer, blocks) for _ in range(count)],
+                    rows,
+                )
+                for kind, backend in backends.items()
+            }
+            found = compare(clock, runs, count)
+            times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
+            say(f"| {shape}, {name} | {times} | {found['deterministic'] / found['default']:.2f} |")
+
+
 def step_of(
     backend: AttentionBackend,
     batch: AttentionBatch,
@@ -340,6 +372,8 @@ def main() -> None:
             attention(kernels.instruction_set, clock)
         elif what == "cache":
             cache(kernels.instruction_set, clock)
+        elif what == "deterministic":
+            deterministic(kernels.instruction_set, clock)
         elif what == "products":
             products(kernels, clock)
         else:
