@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from paged_backends.executors.memory import MemoryExecutor
+from paged_core import LLM
 from paged_core.checked.answers import check_capacity
 from paged_core.engine.engine import Engine
 from paged_core.errors import PluginError
@@ -26,7 +28,9 @@ from paged_core.sequence import SequenceGroup
 from paged_core.step import StepResult
 from paged_policies.allocators.contiguous import ContiguousAllocator, ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedAllocator
+from paged_policies.evictors.lru import LruEvictor
 from paged_policies.orders.fcfs import FcfsOrder
+from paged_policies.preemption.modes import RecomputePreemption
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 from paged_testing import build_memory_engine
 from paged_testing.doubles import PassingExecutor
@@ -266,6 +270,127 @@ def test_a_length_that_no_sequence_can_have_names_the_scheduler(
     with pytest.raises(PluginError, match="its length_cap"):
         engine.offer(ask("A"))
     assert not engine.has_unfinished
+
+
+class OddPreemption(RecomputePreemption):
+    def mode(self, group: SequenceGroup, /) -> Any:
+        wrong = Switch.wrong
+        return wrong[1] if wrong and wrong[0] == "mode" else super().mode(group)
+
+    def tokens_to_reserve(self, group: SequenceGroup, /) -> Any:
+        wrong = Switch.wrong
+        return wrong[1] if wrong and wrong[0] == "reserve" else super().tokens_to_reserve(group)
+
+
+@pytest.mark.parametrize("wrong", [("mode", "swap"), ("mode", None), ("mode", 1)])
+def test_a_mode_that_is_none_names_the_preemption(wrong: Any) -> None:
+    engine = engine_of("preemption", OddPreemption, num_blocks=7)
+    groups = [engine.add(ask("A")), engine.add(ask("B"))]
+    Switch.wrong = wrong
+    finish(engine)
+    error = f"preemption 'faulty': mode() returned {wrong[1]!r}; it has to return Preemption"
+    assert {(group.sequences[0].error or "")[: len(error)] for group in groups} == {error}
+    Switch.wrong = None
+    serves_as_ever(engine)
+
+
+@pytest.mark.parametrize("answer", [-5, 3, "x", True, 1.5])
+def test_a_reservation_that_cannot_be_names_the_preemption(answer: Any) -> None:
+    engine = engine_of("preemption", OddPreemption)
+    Switch.wrong = ("reserve", answer)
+    with capture_logs() as logs, pytest.raises(PluginError, match="preemption 'faulty': tokens_to"):
+        engine.add(ask("A"))
+    assert [log["event"] for log in logs if "stack" in log] == ["request_not_added"]
+    Switch.wrong = None
+    serves_as_ever(engine)
+
+
+class OddEvictor(LruEvictor):
+    def evict(self) -> Any:
+        return super().evict() if Switch.wrong is None else Switch.wrong
+
+
+@pytest.mark.parametrize("answer", [999, -1, "2", True, 0])
+def test_a_block_that_an_evictor_does_not_hold_names_it(answer: Any) -> None:
+    engine = engine_of("evictor", OddEvictor, num_blocks=6)
+    engine.add(ask("A"))
+    finish(engine)
+    Switch.wrong = answer
+    group = engine.add(
+        Request(id="B", prompt=tuple(range(20)), sampling=SamplingParams(max_tokens=2))
+    )
+    finish(engine)
+    assert f"evictor OddEvictor: evict() returned {answer!r}, which" in (
+        group.sequences[0].error or ""
+    )
+    Switch.wrong = None
+    serves_as_ever(engine)
+
+
+class NoSchedule(TokenBudgetScheduler):
+    def schedule(self, now: float, /) -> Any:
+        return None if Switch.wrong else super().schedule(now)
+
+
+def test_a_scheduler_that_returns_no_schedule_is_told_so_and_logged_once() -> None:
+    registry = registry_of("scheduler", NoSchedule, FaultyTokenBudgetSettings)
+    engine = build_memory_engine(registry, scheduler="faulty")
+    Switch.wrong = True
+    with capture_logs() as logs:
+        for name in "ABC":
+            group = engine.add(ask(name))
+            engine.step()
+            error = group.sequences[0].error or ""
+            assert error == (
+                "scheduler 'faulty': schedule() returned None; it has to return a Schedule"
+            )
+    restarted = [log for log in logs if log["event"] == "policies_restarted"]
+    assert [log["stack"] is None for log in restarted] == [False, True, True]
+    Switch.wrong = None
+    serves_as_ever(engine)
+
+
+class NoResult(PassingExecutor):
+    def collect(self, handle: Any, /) -> Any:
+        super().collect(handle)
+
+
+def test_an_executor_that_returns_no_result_is_told_so() -> None:
+    engine = build_memory_engine()
+    NoResult.install(engine)
+    group = engine.add(ask("A"))
+    engine.step()
+    assert "collect() returned None; it has to return a StepResult" in (
+        group.sequences[0].error or ""
+    )
+
+
+def test_ctrl_c_is_no_fault_with_a_traceback() -> None:
+    engine = engine_of("block_allocator", RaisingFree)
+    engine.add(ask("A"))
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        capture_logs() as logs,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        patch.setattr(engine.scheduler, "schedule", interrupt)
+        engine.step()
+    assert all(log.get("stack") is None for log in logs)
+
+
+class BadStart(MemoryExecutor):
+    def start(self) -> Any:
+        return self.no_such_thing  # type: ignore[attr-defined]
+
+
+def test_what_an_executor_raises_at_its_start_names_it() -> None:
+    registry = registry_of("executor", BadStart)
+    with pytest.raises(PluginError, match=r"executor 'faulty'.* could not be started: .*BadStart"):
+        LLM(executor="faulty", registry=registry)
 
 
 # ---------------------------------------------------------------------- closing

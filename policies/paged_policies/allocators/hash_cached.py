@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from paged_core.engine.contexts import AllocatorContext
-from paged_core.errors import OutOfBlocks
+from paged_core.errors import OutOfBlocks, PluginError
 from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.evictor import BlockInfo
@@ -64,6 +64,7 @@ class HashCachedAllocator(BlockAllocator):
                 block = self._empty.popleft()
             else:
                 block = self._evictor.evict()
+                self._check_idle(block)
                 self._forget(block)
             self._ref_counts[block] = 1
             self._hits[block] = 0
@@ -138,6 +139,15 @@ class HashCachedAllocator(BlockAllocator):
             if known is None or known < last_step:  # its content before ran in earlier steps
                 last_steps[block] = last_step
         self.free(released)
+
+    def _check_idle(self, block: BlockId) -> None:
+        """PluginError if an evictor named a block that it does not hold."""
+        is_block = type(block) is int and 0 <= block < len(self._keys)
+        if not is_block or self._ref_counts[block] or self._keys[block] is None:
+            raise PluginError(
+                f"evictor {type(self._evictor).__qualname__}: evict() returned {block!r}, which is "
+                "no block that it holds; it has to return one that was added, and not since removed"
+            )
 
     def _forget(self, block: BlockId) -> None:
         key = self._keys[block]

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from paged_core.errors import PluginError
 from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity
+from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.schedule import Schedule
 from paged_core.interfaces.scheduler import Scheduler
 from paged_core.interfaces.victim import Victim
@@ -84,6 +85,43 @@ class CheckedVictim(Victim):
         return chosen
 
 
+class CheckedPreemption(Preemption):
+    """Returns what a preemption component answers, if it can be acted on.
+
+    Methods raise ``PluginError`` if not.
+    """
+
+    def __init__(self, inner: Preemption) -> None:
+        self.inner = inner
+        self.may_swap = inner.may_swap
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        mode = self.inner.mode(group)
+        if not isinstance(mode, PreemptionMode):
+            raise PluginError(
+                f"mode() returned {mode!r}; it has to return PreemptionMode.RECOMPUTE or "
+                "PreemptionMode.SWAP"
+            )
+        return mode
+
+    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
+        num_tokens = self.inner.tokens_to_reserve(group)
+        least = max((len(sequence.tokens) for sequence in group.live), default=0)
+        if num_tokens is not None and (type(num_tokens) is not int or num_tokens < least):
+            raise PluginError(
+                f"tokens_to_reserve() returned {num_tokens!r} for a sequence of {least} tokens; it "
+                "has to return None or as many tokens at least"
+            )
+        return num_tokens
+
+
+def check_plan(plan: Schedule) -> Schedule:
+    """Return what ``schedule()`` did; PluginError if it is no :class:`Schedule`."""
+    if not isinstance(plan, Schedule):
+        raise PluginError(f"schedule() returned {plan!r}; it has to return a Schedule")
+    return plan
+
+
 MAX_BLOCKS = 1 << 27
 
 
@@ -123,6 +161,8 @@ def check_result(
     Raises:
         PluginError: it has others.
     """
+    if not isinstance(result, StepResult):
+        raise PluginError(f"collect() returned {result!r}; it has to return a StepResult")
     tokens = result.token_ids
     if len(result.sequence_ids) != len(tokens):
         raise PluginError(

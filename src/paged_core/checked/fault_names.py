@@ -55,7 +55,8 @@ class FaultNames:
             called: the slot that was called, for errors that do not tell: of code without frames.
         """
         if not isinstance(error, Exception):
-            return type(error).__name__  # Ctrl-C is the fault of none
+            place = "" if isinstance(error, KeyboardInterrupt) else error_place(error)
+            return type(error).__name__ + place  # Ctrl-C is the fault of none
         if _compares_keys(error):
             order = f"queue_order {self._chosen.get('queue_order', '')!r}"
             return f"{order} returned keys that cannot be compared: {error}"

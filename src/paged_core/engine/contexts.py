@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -155,14 +156,22 @@ def make_component(registry: Registry, slot: str, options: ComponentSettings, co
         PluginError: it cannot be imported, or its own code raised an error that is not ours.
     """
     factory = registry.get(slot, options.name).load()
-    try:
+    with blaming(registry, slot, options, "made"):
         return factory(options, context)
+
+
+@contextmanager
+def blaming(registry: Registry, slot: str, options: ComponentSettings, done: str) -> Iterator[None]:
+    """Name a component whose code raises an error that is not ours; ``done``: what it could not
+    be."""
+    try:
+        yield
     except (PagedCoreError, OSError, MemoryError):
         raise
     except Exception as error:
         owner = registry.provider(slot, options.name)
         raise PluginError(
-            f"{slot} {options.name!r}, of {owner}, could not be made: {error_text(error)}"
+            f"{slot} {options.name!r}, of {owner}, could not be {done}: {error_text(error)}"
         ) from error
 
 
@@ -182,7 +191,8 @@ def make_runner(
     def load(options: ComponentSettings) -> Runner:
         context = RunnerContext(settings=settings, rank=rank, size=size)
         runner: Runner = make_component(registry, "runner", options, context)
-        runner.load()
+        with blaming(registry, "runner", options, "loaded"):
+            runner.load()
         return runner
 
     return _choose(registry, "runner", settings.runner, load)
@@ -203,7 +213,8 @@ def make_attention(
             registry, "attention", options, AttentionContext(settings=settings, registry=registry)
         )
         for layer in dict.fromkeys(layers):
-            reason = backend.check(layer)
+            with blaming(registry, "attention", options, "asked about a layer"):
+                reason = backend.check(layer)
             if reason:
                 raise UnsupportedModel(f"attention {options.name!r} cannot serve it: {reason}")
         return backend

@@ -10,7 +10,7 @@ from itertools import chain
 from time import perf_counter
 
 from paged_core.cache.kv_cache import KVCache
-from paged_core.checked.answers import check_length_cap, count_scheduled
+from paged_core.checked.answers import check_length_cap, check_plan, count_scheduled
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.live_requests import LiveRequests
@@ -70,6 +70,8 @@ class Engine:
         """What raised, while :meth:`_restart` has not made up for it."""
         self._is_lost = False
         """Whether the executor is to be started again."""
+        self._logged = ""
+        """The traceback that was logged last."""
         self._interrupt: BaseException | None = None
         """Ctrl-C, to be raised as soon as the engine is whole."""
         self._recorder = StepRecorder(observers)
@@ -160,7 +162,7 @@ class Engine:
         now = self.clock()
         for pin in self.pins.expired(now):
             self.release(pin, "its time was up")
-        plan = self.scheduler.schedule(now)
+        plan = check_plan(self.scheduler.schedule(now))
         outcome.progressed = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
         )
@@ -275,7 +277,7 @@ class Engine:
         for step in steps:
             groups = [group for group in step.groups() if group.id in self._requests.groups]
             ids = [group.id for group in groups]
-            _log.error("step_failed", requests=ids, reason=message, stack=stack_text(error))
+            _log.error("step_failed", requests=ids, reason=message, stack=self._stack(error))
             self.kv_cache.uncache(step.changes)
             for group in groups:
                 self._end(group, FinishReason.ERROR, message)
@@ -293,7 +295,7 @@ class Engine:
             if not isinstance(error, Exception):
                 self._interrupt = error
             called = "executor" if self._is_lost else "scheduler"
-            self._restart(self._faults.describe(error, called), stack_text(error))
+            self._restart(self._faults.describe(error, called), self._stack(error))
         finally:
             interrupt, self._interrupt = self._interrupt, None
             if interrupt is not None:
@@ -322,6 +324,14 @@ class Engine:
             self._recorder.request(group, "finished")
         step = PlannedStep(self.num_steps, self.clock(), Schedule(), finished=groups)
         self._recorder.step(step, lambda: Queues((), ()), self.kv_cache.num_blocks, self.clock)
+
+    def _stack(self, error: BaseException) -> str | None:
+        """Return the traceback of an error for the log; ``None``: it was logged last, or there is
+        no fault to find."""
+        stack = stack_text(error) if isinstance(error, Exception) else ""
+        place = stack.rpartition("\n")[0]  # without the message, which may name a request
+        is_known, self._logged = place == self._logged, place
+        return None if is_known or not place else stack
 
     def _start_again(self) -> None:
         """Start the executor that was lost; it must have the capacity that it had."""
@@ -491,6 +501,8 @@ class Engine:
             raise
         except Exception as error:
             reason = self._faults.describe(error, "scheduler")
+            stack = self._stack(error)
+            _log.error("request_not_added", request=request_id, reason=reason, stack=stack)
             raise PluginError(f"request {request_id!r} was not added: {reason}") from error
 
     def _end(self, group: SequenceGroup, reason: FinishReason, error: str | None) -> None:

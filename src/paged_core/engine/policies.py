@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.cache.lookup_oracle import LookupOracle
-from paged_core.checked.answers import CheckedVictim
+from paged_core.checked.answers import CheckedPreemption, CheckedVictim
 from paged_core.engine.contexts import (
     AllocatorContext,
     EvictorContext,
@@ -108,10 +108,8 @@ class Policies:
         )
 
     def make_preemption(self) -> Preemption:
-        preemption: Preemption = self._make(
-            "preemption", PreemptionContext(block_size=self._settings.block_size)
-        )
-        return preemption
+        context = PreemptionContext(block_size=self._settings.block_size)
+        return CheckedPreemption(self._make("preemption", context))
 
     def make_scheduler(
         self, kv_cache: KVCache, max_model_len: int

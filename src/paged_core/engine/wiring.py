@@ -9,7 +9,7 @@ from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.checked.answers import check_capacity
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
-from paged_core.engine.contexts import ExecutorContext, ObserverContext, make_component
+from paged_core.engine.contexts import ExecutorContext, ObserverContext, blaming, make_component
 from paged_core.engine.engine import Engine
 from paged_core.engine.policies import Policies
 from paged_core.interfaces.executor import Executor, SupportsClock
@@ -51,7 +51,8 @@ def build_engine(
         on_error.callback(executor.close)
         if clock is None:
             clock = executor.clock if isinstance(executor, SupportsClock) else SystemClock()
-        capacity = executor.start()
+        with blaming(registry, "executor", settings.executor, "started"):
+            capacity = executor.start()
         check_capacity(capacity)
         watching = ObserverContext(settings=settings, num_blocks=capacity.num_blocks)
         named: list[Observer] = []
