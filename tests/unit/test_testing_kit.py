@@ -117,7 +117,9 @@ def test_catches(
     record_property("seconds", f"{caught.seconds:.1f}")
     record_property("message", message[:120].replace("|", "/"))
     assert "round_trip" not in caught.case
-    assert not isinstance(caught.error, (PluginError, ImportError, AttributeError)), message
+    is_answer = "it has to return" in message  # which the core or an allocator has checked
+    unmade = (PluginError, ImportError, AttributeError)
+    assert is_answer or not isinstance(caught.error, unmade), message
     assert caught.is_written, f"only by {caught.case}, which is a property"
     assert re.search(CAUGHT_BY.get(mutant.name, ""), message), message
 
