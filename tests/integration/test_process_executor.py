@@ -494,14 +494,25 @@ class TestHanging:
 # ---------------------------------------------------------------------- this process
 
 
+@contextmanager
+def interrupted(*, after: float) -> Iterator[None]:
+    """Press Ctrl-C after so many seconds, also where this process was told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = Timer(after, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+
+
 def test_ctrl_c_ends_the_call_and_not_the_process() -> None:
     with slow_engine(step=0.5) as engine:
         pid = pid_of(engine)
-        timer = Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(after=0.2):
             serve(engine, "A")
-        timer.join()
         assert serve(engine, "B").sequences[0].error is None
         assert pid_of(engine) == pid
 
@@ -523,11 +534,8 @@ def test_ctrl_c_in_the_middle_of_a_message_ends_the_process(
 
 def test_what_is_not_awaited_does_not_delay_the_close() -> None:
     with slow_engine(step=FOREVER) as engine:
-        timer = Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(after=0.3):
             serve(engine, "A")
-        timer.join()
         started = monotonic()
         engine.close()
         assert monotonic() - started < 10
