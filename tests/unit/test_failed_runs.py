@@ -192,8 +192,10 @@ def test_a_report_shows_a_failed_arm_as_failed(capsys: Capture, tmp_path: Path) 
         assert "failed, so nothing is concluded about it" in page
     table = [line for line in markdown(Conclusions.of(results)).splitlines() if "TTFT p50" in line]
     assert [each.split(" | ")[2] for each in table] == ["failed"]
-    assert paged("lab", "report", str(folder)) == OK
-    assert "queue_order=sjf failed, so nothing" in capsys.readouterr().out
+    assert paged("lab", "report", str(folder)) == FAILED
+    out = capsys.readouterr().out
+    assert "queue_order=sjf failed, so nothing" in out
+    assert out.endswith(f"wrote {folder / 'report.html'}\n"), "the report is written"
 
 
 def test_a_report_of_a_base_that_failed_has_the_values_of_the_others(tmp_path: Path) -> None:
