@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, NoReturn
 
-from paged_core.errors import PluginError, error_text
+from paged_core.errors import PluginError, SettingsError, error_text
 from paged_plugins.lab.cost_model import CostModel, StepWork
 
 _MOST_SECONDS = 1e9
@@ -22,6 +22,7 @@ class CheckedCostModel(CostModel):
 
     Raises:
         PluginError: from its methods: the cost model raised, or its answer is no possible one.
+        SettingsError: from those that size the cache, as the cost model raised it.
     """
 
     def __init__(self, inner: CostModel, name: str) -> None:
@@ -40,13 +41,13 @@ class CheckedCostModel(CostModel):
         return seconds
 
     def num_blocks(self, block_size: int, /) -> int | None:
-        with self._named():
+        with self._named(SettingsError):
             count = self._inner.num_blocks(block_size)
         return self._count(count, "num_blocks() has to return")
 
     @property
     def max_model_len(self) -> int | None:
-        with self._named():
+        with self._named(SettingsError):
             length = self._inner.max_model_len
         return self._count(length, "max_model_len has to be")
 
@@ -62,8 +63,11 @@ class CheckedCostModel(CostModel):
         )
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _named(self, *told: type[Exception]) -> Iterator[None]:
+        """Name the cost model in what it raises, but for ``told``, which are meant for the user."""
         try:
             yield
+        except told:
+            raise
         except Exception as error:
             raise PluginError(f"{self._what} raised {error_text(error)}") from error
