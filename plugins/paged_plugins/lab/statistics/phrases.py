@@ -57,6 +57,7 @@ class Phrase(StrEnum):
         "of them together; * moved"
     )
     EQUAL_IN_ALL = "equal in all arms: {measures}"
+    EQUAL_IN_OTHERS = "equal in all arms that did not fail: {measures}"
     WHAT_CHANGES = "What does changing {axes} do{where}?"
     WHAT_DIFFERS = "What do {num_arms} arms differ in{where}?"
     NUM_MOVED = "{moved:,} of {total:,} differences moved"
