@@ -231,8 +231,12 @@ def test_a_search_leaves_it_out(capsys: Capture, tmp_path: Path) -> None:
     assert "left out: queue_order=sjf: " in err
     assert TYPO in err
     assert "queue_order=sjf" not in out
+    assert "queue_order: nothing is concluded about it, as arms with sjf failed\n" in out
+    assert "mattered" not in out
     assert search("fcfs", "--json") == FAILED
-    assert TYPO in json.loads(capsys.readouterr().out)["left_out"]["queue_order=sjf"]
+    found = json.loads(capsys.readouterr().out)
+    assert TYPO in found["left_out"]["queue_order=sjf"]
+    assert (found["axes"], found["axes_not_judged"]) == ([], {"queue_order": ["sjf"]})
     assert search("sjf") == FAILED
     err = capsys.readouterr().err
     assert err.splitlines()[-1].startswith("error: the base failed: ")

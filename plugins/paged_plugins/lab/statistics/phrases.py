@@ -94,6 +94,7 @@ class Phrase(StrEnum):
     LEFT_OUT = "left out: {arm}: {problem}"
     NO_AXIS_MATTERED = "No axis mattered: all combinations have the same {measure}.\n"
     AXES = "Which axes mattered: share of the variance of {measure}"
+    NOT_JUDGED = "{axis}: nothing is concluded about it, as arms with {values} failed"
     REST = "axes together, and chance: {percent:.0f}%\n"
     FINALISTS = "Finalists with {num_seeds} fresh seeds, by {measure}"
     NONE_BETTER = "With fresh seeds, nothing that was found is better than the base."
