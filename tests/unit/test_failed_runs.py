@@ -264,6 +264,38 @@ def test_a_replay(capsys: Capture, tmp_path: Path, options: tuple[str, ...]) -> 
         assert all(json.loads(line) for line in out.splitlines())
 
 
+def test_traces_of_replays_that_failed_are_told_apart_from_sound_ones(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, traces = tmp_path / "scenario.yaml", [tmp_path / f"{name}.jsonl" for name in "ab"]
+    path.write_text(yaml.safe_dump(SCENARIO), "utf-8")
+
+    def recorded(status: int) -> list[Any]:
+        assert paged("replay", str(path), "--json") == status
+        lines = capsys.readouterr().out
+        for each in traces:
+            each.write_text(lines, "utf-8")
+        return [json.loads(line) for line in lines.splitlines()]
+
+    *before, last = recorded(FAILED)
+    assert TYPO in last["failed"]
+    assert not any("failed" in line for line in before)
+    assert paged("diff", *map(str, traces)) == FAILED
+    out = capsys.readouterr().out
+    for each in traces:
+        assert f"{each} failed: " in out
+    assert "equal: " in out
+    assert paged("diff", *map(str, traces), "--json") == FAILED
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"equal": True}
+    assert TYPO in err
+    repaired(monkeypatch)
+    assert not any("failed" in line for line in recorded(OK))
+    assert paged("diff", *map(str, traces)) == OK
+    traces[0].write_text(json.dumps({"scenario": SCENARIO, "trace": []}), "utf-8")
+    assert paged("diff", str(traces[0]), str(traces[0])) == OK, "there is no last line"
+
+
 def test_a_replay_that_is_checked(capsys: Capture, tmp_path: Path) -> None:
     path, case = tmp_path / "scenario.yaml", tmp_path / "case.json"
     path.write_text(yaml.safe_dump(SCENARIO), "utf-8")
