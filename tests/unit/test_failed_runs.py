@@ -114,7 +114,8 @@ def test_a_comparison_says_nothing_about_an_arm_that_failed(
     options = (*OPTIONS, *HERE, "--html", str(page))
     assert paged("compare", workload, "--vary", "queue_order=fcfs,sjf,edf", *options) == FAILED
     out = capsys.readouterr().out
-    assert "sjf  failed\n" in out
+    assert out.count("sjf  failed\n") == 1
+    assert "equal in all arms that did not fail: throughput, hit rate, " in out
     start = "queue_order=sjf failed, so nothing is concluded about it: "
     said = next(line for line in out.splitlines() if line.startswith(start))
     assert " of 48 requests ended with an error" in said
@@ -139,7 +140,9 @@ def test_nothing_is_compared_with_an_arm_that_failed(capsys: Capture, workload: 
     )
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert "sjf  failed" in lines
+    num_tables = sum("completion p50" in line or "evictions" in line for line in lines)
+    assert lines.count("sjf  failed") == num_tables, "once in each"
+    assert "equal in all arms" not in out, "none is compared with another"
     assert any(line.startswith("fcfs") and "tokens/s" in line for line in lines), "values stay"
     assert "about it, nor about what is compared with it: " in out
     for claim in ("moved;", "beats", "loses", "nothing moved", "equals"):
@@ -192,8 +195,10 @@ def test_a_report_shows_a_failed_arm_as_failed(capsys: Capture, tmp_path: Path) 
         assert "failed, so nothing is concluded about it" in page
     table = [line for line in markdown(Conclusions.of(results)).splitlines() if "TTFT p50" in line]
     assert [each.split(" | ")[2] for each in table] == ["failed"]
-    assert paged("lab", "report", str(folder)) == OK
-    assert "queue_order=sjf failed, so nothing" in capsys.readouterr().out
+    assert paged("lab", "report", str(folder)) == FAILED
+    out = capsys.readouterr().out
+    assert "queue_order=sjf failed, so nothing" in out
+    assert out.endswith(f"wrote {folder / 'report.html'}\n"), "the report is written"
 
 
 def test_a_report_of_a_base_that_failed_has_the_values_of_the_others(tmp_path: Path) -> None:
@@ -226,8 +231,12 @@ def test_a_search_leaves_it_out(capsys: Capture, tmp_path: Path) -> None:
     assert "left out: queue_order=sjf: " in err
     assert TYPO in err
     assert "queue_order=sjf" not in out
+    assert "queue_order: nothing is concluded about it, as arms with sjf failed\n" in out
+    assert "mattered" not in out
     assert search("fcfs", "--json") == FAILED
-    assert TYPO in json.loads(capsys.readouterr().out)["left_out"]["queue_order=sjf"]
+    found = json.loads(capsys.readouterr().out)
+    assert TYPO in found["left_out"]["queue_order=sjf"]
+    assert (found["axes"], found["axes_not_judged"]) == ([], {"queue_order": ["sjf"]})
     assert search("sjf") == FAILED
     err = capsys.readouterr().err
     assert err.splitlines()[-1].startswith("error: the base failed: ")
@@ -253,6 +262,38 @@ def test_a_replay(capsys: Capture, tmp_path: Path, options: tuple[str, ...]) -> 
     assert out, "what there is of the trace is kept"
     if "--json" in options:
         assert all(json.loads(line) for line in out.splitlines())
+
+
+def test_traces_of_replays_that_failed_are_told_apart_from_sound_ones(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, traces = tmp_path / "scenario.yaml", [tmp_path / f"{name}.jsonl" for name in "ab"]
+    path.write_text(yaml.safe_dump(SCENARIO), "utf-8")
+
+    def recorded(status: int) -> list[Any]:
+        assert paged("replay", str(path), "--json") == status
+        lines = capsys.readouterr().out
+        for each in traces:
+            each.write_text(lines, "utf-8")
+        return [json.loads(line) for line in lines.splitlines()]
+
+    *before, last = recorded(FAILED)
+    assert TYPO in last["failed"]
+    assert not any("failed" in line for line in before)
+    assert paged("diff", *map(str, traces)) == FAILED
+    out = capsys.readouterr().out
+    for each in traces:
+        assert f"{each} failed: " in out
+    assert "equal: " in out
+    assert paged("diff", *map(str, traces), "--json") == FAILED
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"equal": True}
+    assert TYPO in err
+    repaired(monkeypatch)
+    assert not any("failed" in line for line in recorded(OK))
+    assert paged("diff", *map(str, traces)) == OK
+    traces[0].write_text(json.dumps({"scenario": SCENARIO, "trace": []}), "utf-8")
+    assert paged("diff", str(traces[0]), str(traces[0])) == OK, "there is no last line"
 
 
 def test_a_replay_that_is_checked(capsys: Capture, tmp_path: Path) -> None:

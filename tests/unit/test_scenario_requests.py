@@ -163,6 +163,13 @@ class TestFollows:
         with pytest.raises(ValidationError, match=message):
             scenario(A, {"id": "B", "prompt": 1, "output": 1, **values}, prefixes={"P": 4})
 
+    def test_a_misspelt_request_is_suggested(self) -> None:
+        first, told = {**A, "id": "first"}, r"is called; did you mean 'first'\?"
+        with pytest.raises(ValidationError, match=told):
+            scenario(first, {"id": "B", "follows": "frist", "prompt": 1, "output": 1})
+        with pytest.raises(ValidationError, match=told):
+            scenario(first, aborts=[{"id": "frst", "step": 2}])
+
     def test_whole_prompts_are_bounded(self) -> None:
         """Each of a chain is as long as all before it together."""
         chain: list[dict[str, Any]] = [{"id": "0", "prompt": 100_000, "output": 1}]

@@ -24,6 +24,7 @@ from paged_plugins.lab.search.search import (
     Search,
     SearchResult,
     Trials,
+    failed_values,
     main_effects,
     planned_rungs,
     read_search,
@@ -144,6 +145,16 @@ def test_an_arm_that_fails_is_left_out() -> None:
     assert len(found.problems) == 2
     assert all("/nowhere" in label for label in found.problems)
     assert found.winner.arm.changes["scheduler.max_num_seqs"] == 16
+    assert list(found.not_judged) == ["cost_model"]
+    assert [one.axis for one in found.effects] == ["scheduler.max_num_seqs"]
+
+
+def test_an_axis_is_judged_where_its_values_were_served_alike() -> None:
+    levels = {f"{a}{b}": {"a": a, "b": b, "c": "same"} for a in range(3) for b in range(2)}
+    assert failed_values(set(), levels) == failed_values(set(levels), levels) == {}
+    assert failed_values({"10", "11"}, levels) == {"a": ["1"]}
+    assert failed_values({"11"}, levels) == {"a": ["1"], "b": ["1"]}
+    assert failed_values({"11"}, {}) == {}
 
 
 def test_workloads_are_weighed_by_the_base() -> None:

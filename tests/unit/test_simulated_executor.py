@@ -11,10 +11,11 @@ import pytest
 from paged_core.engine.clock import VirtualClock
 from paged_core.engine.engine import Engine
 from paged_core.engine.wiring import build_engine
-from paged_core.errors import SettingsError
+from paged_core.errors import PluginError, SettingsError
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.lab.cost_models.linear import LinearCost
 from paged_plugins.lab.runs.work_count import WatchedExecutor
 from unit.lab_runs import REGISTRY, simulated
 
@@ -63,6 +64,40 @@ def test_the_cost_model_says_how_much_fits_unless_the_settings_do() -> None:
 def test_more_blocks_than_can_be_kept_account_of_are_refused() -> None:
     with pytest.raises(SettingsError, match="4,000,000 blocks at most"):
         engine(num_blocks=5_000_000)
+
+
+@pytest.mark.parametrize("answer", [-1.0, 0, float("nan"), float("inf"), None, "1", True])
+def test_a_time_that_no_step_takes_ends_the_requests_and_names_the_cost_model(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LinearCost, "seconds", lambda self, work: answer)
+    (sequence,) = serve(engine()).sequences
+    assert sequence.finish_reason is FinishReason.ERROR
+    told = f"executor 'simulated': cost_model 'linear' answered {answer!r}; seconds() has to return"
+    assert sequence.error.startswith(f"{told} the seconds of a step, above 0 ")
+
+
+def test_a_cost_model_that_raises_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any, work: StepWork) -> float:
+        raise KeyError("a typo")
+
+    monkeypatch.setattr(LinearCost, "seconds", fails)
+    (sequence,) = serve(engine()).sequences
+    start = f"executor 'simulated': cost_model 'linear' raised KeyError: 'a typo' (at {__file__}:"
+    assert sequence.error.startswith(start)
+    assert sequence.error.endswith(" in fails)"), "the line is told once"
+
+
+@pytest.mark.parametrize("answer", [0, -3, 2.5, "8", True])
+def test_a_size_that_is_none_is_refused_and_names_the_cost_model(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LinearCost, "num_blocks", lambda self, size: answer)
+    with pytest.raises(PluginError, match=r"cost_model 'linear' answered .*; num_blocks"):
+        engine(num_blocks=None)
+    monkeypatch.setattr(LinearCost, "max_model_len", answer)
+    with pytest.raises(PluginError, match=r"cost_model 'linear' answered .*; max_model_len has"):
+        engine()
 
 
 def test_sampled_sequences_differ_and_greedy_ones_do_not() -> None:

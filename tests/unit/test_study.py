@@ -481,27 +481,28 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--fresh",)])
-def test_links_are_written_through_and_nothing_is_removed_there(
-    tmp_path: Path, options: tuple[str, ...]
+def test_records_are_written_through_no_link(
+    tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, folder, there = write(tmp_path, seeds=1), tmp_path / "results", tmp_path / "there"
     assert run(path, folder) == 0
-    (folder / "runs").rename(there)
-    (there / "mine.json.gz").write_bytes(b"mine")
-    (there / "a.json.gz.1.partial").write_bytes(b"mine")
-    (folder / "runs").symlink_to(there)
-    records = sorted(there.glob("????????????????.json.gz"))
-    before = content_of(there)
-    moved = records[0].rename(tmp_path / "moved")
-    records[0].symlink_to(moved)
-    moved.write_bytes(b"damaged")
+    record = min((folder / "runs").glob("????????????????.json.gz"))
+    for link in (record, folder / "runs"):
+        before = tables(folder)
+        link.rename(there)
+        link.symlink_to(there)
+        outside = there.read_bytes() if there.is_file() else content_of(there)
+        assert run(path, folder, *options) == 2
+        assert f"error: {link} is a link, and records" in capsys.readouterr().err
+        assert (there.read_bytes() if there.is_file() else content_of(there)) == outside
+        assert tables(folder) == before
+        link.unlink()
+        there.rename(link)
     lock = tmp_path / "lock"
     lock.write_bytes(b"mine")
     (folder / "lock").unlink()
     (folder / "lock").symlink_to(lock)
     assert run(path, folder, *options) == 0
-    assert records[0].is_symlink()
-    assert content_of(there) == before
     assert lock.read_bytes() == b"mine"
 
 

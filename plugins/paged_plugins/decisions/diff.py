@@ -15,7 +15,7 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import echo
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import refuse_settings
-from paged_plugins.decisions.trace import DECISIONS, KEYS, differing_keys, read_traces
+from paged_plugins.decisions.trace import DECISIONS, FAILED, KEYS, differing_keys, read_traces
 
 Line = dict[str, Any]
 Trace = Sequence[Line]
@@ -177,7 +177,10 @@ def diff_command(
     second: Annotated[Path, typer.Argument(metavar="TRACE", help="The one to compare it with.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Show the first step in which two decision traces differ; exit 1 if there is one."""
+    """Show the first step in which two decision traces differ; exit 1 if there is one.
+
+    So it is if requests of a trace ended with an error: what was decided then is no result.
+    """
     refuse_settings(given, "a trace is compared as it is; leave it out")
     ours, theirs = read_traces(first), read_traces(second)
     if len(ours) == len(theirs) == 1:
@@ -192,8 +195,12 @@ def diff_command(
                 "given several files"
             )
         pairs = [(name, ours[name], theirs[name]) for name in ours]
-    found = False
+    found = has_failed = False
     for name, one, other in pairs:
+        for path, trace in ((first, one), (second, other)):
+            if failure := trace and trace[-1].get(FAILED):
+                has_failed = True
+                echo(f"{path}{name and f', {name},'} failed: {failure}", err=as_json)
         difference = first_difference(one, other)
         if difference is not None:
             found = True
@@ -203,4 +210,4 @@ def diff_command(
             echo(json.dumps({"equal": True}))
         else:
             echo(f"equal: {sum(len(one) for _, one, _ in pairs)} steps")
-    return int(found)
+    return int(found or has_failed)

@@ -19,6 +19,7 @@ from paged_plugins.decisions.diff import first_difference, listed, show_differen
 from paged_plugins.decisions.replay import check_settings, replay, settings_layer
 from paged_plugins.decisions.replay_run import Outcome, RequestTimes
 from paged_plugins.decisions.scenario import Case, find_cases, read_case
+from paged_plugins.decisions.trace import FAILED as TRACE_FAILED
 from paged_plugins.decisions.trace import UNFINISHED, VERSION, in_version, version_of
 from paged_plugins.progress import counted, errors_text
 
@@ -129,13 +130,18 @@ def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> b
 
 def _print_errors(run: Run, outcome: Outcome, as_json: bool) -> None:
     """Say how many requests ended with an error, if any did, beside a trace in JSON."""
-    if errors := outcome.errors:
-        cause = next(iter(errors.values()))
-        told = errors_text(len(errors), len(run.case.scenario.numbers), cause)
+    if told := _errors(run, outcome):
         if as_json:
             echo(f"{run.name} failed: {told}", err=True)
         else:
             echo(f"failed: {told}; what is above is no result")
+
+
+def _errors(run: Run, outcome: Outcome) -> str:
+    """Say how many requests ended with an error, and why; empty if none did."""
+    errors = outcome.errors
+    cause = next(iter(errors.values()), None)
+    return errors_text(len(errors), len(run.case.scenario.numbers), cause) if errors else ""
 
 
 def _print_requests(requests: Sequence[RequestTimes], named: dict[str, str], as_json: bool) -> None:
@@ -197,8 +203,9 @@ def _print_trace(run: Run, outcome: Outcome, named: dict[str, str]) -> None:
             echo(json.dumps({**named, **last}))
         last = in_version(line, version)
     if last:
-        cut = {UNFINISHED: outcome.unfinished} if outcome.unfinished else {}
-        echo(json.dumps({**named, **last, **cut}))
+        marks = {UNFINISHED: outcome.unfinished, TRACE_FAILED: _errors(run, outcome)}
+        given = {key: mark for key, mark in marks.items() if mark}
+        echo(json.dumps({**named, **last, **given}))
 
 
 def _check(runs: Sequence[Run], as_json: bool) -> int:

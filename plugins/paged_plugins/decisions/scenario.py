@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -222,7 +223,7 @@ class Scenario(SpecModel):
             if request.follows is not None and request.follows not in known:
                 raise PartError(
                     f"{request.id!r:.80} follows {request.follows!r:.80}, which no request above "
-                    "it is called",
+                    f"it is called{_nearest(request.follows, known)}",
                     *("requests", number, "follows"),
                 )
             known.add(request.id)
@@ -230,7 +231,8 @@ class Scenario(SpecModel):
     def _check_aborts(self) -> None:
         for number, abort in enumerate(self.aborts):
             if abort.id not in self.numbers:
-                problem = f"`aborts` names {abort.id!r:.80}, which no request is called"
+                near = _nearest(abort.id, self.numbers)
+                problem = f"`aborts` names {abort.id!r:.80}, which no request is called{near}"
                 raise PartError(problem, "aborts", number, "id")
             if abort.id in self.written and abort.step < self.written[abort.id].step:
                 problem = f"`aborts` ends {abort.id!r:.80} before it has arrived"
@@ -256,6 +258,12 @@ class Scenario(SpecModel):
                 (replace(request, prompt=request.shifted(_FIRST_DRAWN_ID)), follows)
                 for request, follows in first.links()
             )
+
+
+def _nearest(word: str, ids: Iterable[str]) -> str:
+    """Return the nearest id, to append to a message, if one is near: there are too many to list."""
+    near = get_close_matches(word, ids, n=1)
+    return did_you_mean(word, near) if near else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ MAX_TRACE_SIZE = 2**30
 
 UNFINISHED = "unfinished"
 """Key of the last line of a trace that was cut off at ``max_steps``: requests that go on."""
+FAILED = "failed"
+"""Key of the last line of a trace of which requests ended with an error: how many, and why."""
 
 
 class TraceLines:
@@ -201,10 +203,10 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
 def differing_keys(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """Keys of both lines whose values differ, the order of ``scheduled`` included.
 
-    Where a trace was cut off is no decision, nor is how long a step took, so they are left out; and
-    so is what the format of only one of the traces has.
+    Where a trace was cut off or failed is no decision, nor is how long a step took, so they are
+    left out; and so is what the format of only one of the traces has.
     """
-    left_out = {UNFINISHED, "version", *TIMES}
+    left_out = {UNFINISHED, FAILED, "version", *TIMES}
     keys = dict.fromkeys((*KEYS, *ours))
     return [
         key

@@ -343,11 +343,11 @@ def report_command(
         Path | None,
         typer.Option(metavar="FILE", help="Draw what the observer block_map has written, too."),
     ] = None,
-) -> None:
+) -> int:
     """Report results: the answer, differences with confidence intervals, plots, what was run.
 
     Without options, `report.md` and `report.html` are written into the folder. The answer is
-    printed too.
+    printed too. Of an arm that failed nothing is concluded, and the exit status is 1.
     """
     from paged_plugins.block_history import BlockHistory
     from paged_plugins.lab.report import html as page
@@ -370,3 +370,4 @@ def report_command(
     for path, text in made.items():
         write_text(path, text)
         echo(f"wrote {path}")
+    return FAILED if results.failures else OK

@@ -115,10 +115,11 @@ def table_lines(results: Results, differences: Sequence[Difference], width: int)
             elif label or not titles.keys().isdisjoint(cells):
                 padded = (cells.get(name, "").rjust(widths[name]) for name in names)
                 yield _GAP.join((label.ljust(first), *padded)).rstrip()
-    if equal := [MEASURES[name].title for name in shown if name not in moving]:
+    if equal := [MEASURES[name].title for name in shown if name in named - moving]:
         if moving:
             yield ""
-        yield Phrase.EQUAL_IN_ALL.format(measures=", ".join(equal))
+        told = Phrase.EQUAL_IN_OTHERS if results.failures else Phrase.EQUAL_IN_ALL
+        yield told.format(measures=", ".join(equal))
 
 
 def _lines(
@@ -144,7 +145,8 @@ def _lines(
             for arm in results.arms
             if arm is not reference and arm.compared_with == reference.label
         ]
-        if not own and not any(arm.label in results.failures for arm in (reference, *compared)):
+        family = [reference, *compared] if compared else []
+        if not own and not any(arm.label in results.failures for arm in family):
             continue
         if around := {key: value for key, value in reference.changes.items() if key not in axes}:
             yield settings_text(around), {}

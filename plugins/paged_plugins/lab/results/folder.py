@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -134,6 +134,7 @@ class ResultsFolder:
         try:
             self._folder = folder
             self._entries = _entries(study, registry)
+            _refuse_links(folder, self._entries.values())
             self._missing = [
                 place
                 for place, entry in self._entries.items()
@@ -269,15 +270,12 @@ def _clear(folder: Path, entries: Collection[RunEntry], fresh: bool) -> None:
     """Remove what earlier runs have written here and this one does not keep: tables, records that
     older code or settings made, unfinished files of processes that were killed.
 
-    Nothing is removed that has no name that such a run gives, or that is no regular file; nor is
-    anything where a link leads to another folder.
+    Nothing is removed that has no name that such a run gives, or that is no regular file.
     """
     for name in TABLES:
         if not (folder / name).is_symlink():
             (folder / name).unlink(missing_ok=True)
     remove_partials(folder, {ABLATION, MANIFEST, *TABLES})
-    if (folder / RECORDS).is_symlink():
-        return
     kept = set() if fresh else {entry.key for entry in entries}
     files = [entry.file(folder) for entry in (*entries, *_earlier(folder))]
     for file in files:
@@ -319,6 +317,16 @@ def _check(folder: Path, study: Study, fresh: bool) -> None:
         f"{folder} has the results of another ablation; choose another folder with --output, or "
         "replace them with --fresh"
     )
+
+
+def _refuse_links(folder: Path, entries: Iterable[RunEntry]) -> None:
+    """Refuse records that would be written somewhere else, over what may not be ours."""
+    for path in (folder / RECORDS, *(entry.file(folder).path for entry in entries)):
+        if path.is_symlink():
+            raise SettingsError(
+                f"{path} is a link, and records are written to no other place; remove it, or "
+                "choose another folder with --output, which may be a link itself"
+            )
 
 
 def _lock(folder: Path) -> IO[bytes]:

@@ -11,7 +11,13 @@ import yaml
 from paged_core.cli.output import echo, print_table
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.search.search import SearchResult
-from paged_plugins.lab.statistics.phrases import Phrase, change_text, interval_text, value_text
+from paged_plugins.lab.statistics.phrases import (
+    Phrase,
+    change_text,
+    interval_text,
+    listed,
+    value_text,
+)
 from paged_plugins.lab.study.arms import BASE
 
 
@@ -55,14 +61,23 @@ def print_search(found: SearchResult) -> None:
 
 def _print_effects(found: SearchResult, title: str) -> None:
     """Print which axes mattered, if any did."""
-    if len(set(found.rounds[0].scores.values())) == 1:
+    if len(set(found.rounds[0].scores.values())) == 1 and not found.not_judged:
         echo(Phrase.NO_AXIS_MATTERED.format(measure=title))
         return
-    print_table(
-        Phrase.AXES.format(measure=title),
-        ("axis", "share", "mean by value"),
-        [(one.axis, f"{100 * one.share:.0f}%", _means(found, one.means)) for one in found.effects],
-    )
+    if found.effects:
+        print_table(
+            Phrase.AXES.format(measure=title),
+            ("axis", "share", "mean by value"),
+            [
+                (one.axis, f"{100 * one.share:.0f}%", _means(found, one.means))
+                for one in found.effects
+            ],
+        )
+    if found.not_judged:
+        for axis, values in found.not_judged.items():
+            echo(Phrase.NOT_JUDGED.format(axis=axis, values=listed(values)))
+        echo("")
+        return
     rest = max(0.0, 1.0 - sum(one.share for one in found.effects))
     echo(Phrase.REST.format(percent=100 * rest))
 
@@ -111,6 +126,7 @@ def document(found: SearchResult) -> dict[str, Any]:
             }
             for one in found.effects
         ],
+        "axes_not_judged": {axis: list(values) for axis, values in found.not_judged.items()},
         "finalists": [_finalist(found, one.arm.label) for one in found.finalists],
         "seeds": list(found.results.seeds),
         "winner": found.winner.arm.label,

@@ -7,7 +7,7 @@ AISTATS 2016; the rounds are those of the most aggressive bracket of Hyperband (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from pathlib import Path
@@ -337,6 +337,34 @@ def main_effects(
     return sorted(effects, key=lambda effect: -effect.share)
 
 
+def failed_values(
+    failed: Collection[str], levels: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """Return the axes that cannot be judged, and the values of each that failed where others did
+    not: the means of its values are over different combinations.
+
+    Args:
+        failed: arms.
+        levels: the value of each axis by arm.
+    """
+    found: dict[str, list[str]] = {}
+    for axis in next(iter(levels.values()), ()):
+
+        def others(arm: str, axis: str = axis) -> tuple[str, ...]:
+            own = levels[arm].items()
+            return tuple(setting_text(value) for name, value in own if name != axis)
+
+        served = {others(arm) for arm in levels if arm not in failed}
+        values = [
+            setting_text(levels[arm][axis])
+            for arm in levels
+            if arm in failed and others(arm) in served
+        ]
+        if values:
+            found[axis] = list(dict.fromkeys(values))
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """What a search found."""
@@ -344,7 +372,9 @@ class SearchResult:
     search: Search
     rounds: Sequence[Round]
     effects: Sequence[MainEffect]
-    """Of the first round, in which all combinations took part."""
+    """Of the first round, in which all combinations took part; without the axes not judged."""
+    not_judged: Mapping[str, Sequence[str]]
+    """Axes of which nothing is concluded, and their values that failed."""
     finalists: Sequence[PlannedArm]
     """The best first, by the fresh seeds; the base is among them."""
     scores: Mapping[str, float]
@@ -390,10 +420,19 @@ def run_search(
     found = _scores(results, search)
     trials.check_base(found)
     ordered = _best_first(finalists, found)
+    levels, first = search.levels(arms), rounds[0].scores
+    not_judged = failed_values(trials.problems, levels)
     return SearchResult(
         search=search,
         rounds=rounds,
-        effects=main_effects(rounds[0].scores, search.levels(arms)),
+        effects=main_effects(
+            {arm: score for arm, score in first.items() if arm not in trials.problems},
+            {
+                arm: {axis: value for axis, value in own.items() if axis not in not_judged}
+                for arm, own in levels.items()
+            },
+        ),
+        not_judged=not_judged,
         finalists=ordered,
         scores=found,
         results=results,

@@ -57,6 +57,7 @@ class Phrase(StrEnum):
         "of them together; * moved"
     )
     EQUAL_IN_ALL = "equal in all arms: {measures}"
+    EQUAL_IN_OTHERS = "equal in all arms that did not fail: {measures}"
     WHAT_CHANGES = "What does changing {axes} do{where}?"
     WHAT_DIFFERS = "What do {num_arms} arms differ in{where}?"
     NUM_MOVED = "{moved:,} of {total:,} differences moved"
@@ -93,6 +94,7 @@ class Phrase(StrEnum):
     LEFT_OUT = "left out: {arm}: {problem}"
     NO_AXIS_MATTERED = "No axis mattered: all combinations have the same {measure}.\n"
     AXES = "Which axes mattered: share of the variance of {measure}"
+    NOT_JUDGED = "{axis}: nothing is concluded about it, as arms with {values} failed"
     REST = "axes together, and chance: {percent:.0f}%\n"
     FINALISTS = "Finalists with {num_seeds} fresh seeds, by {measure}"
     NONE_BETTER = "With fresh seeds, nothing that was found is better than the base."
