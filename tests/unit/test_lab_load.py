@@ -256,6 +256,26 @@ def test_a_cluster_has_the_peak_of_one_engine() -> None:
     assert held(alone) == 2 * 2
 
 
+def test_a_measure_that_one_arm_lacks_is_not_called_equal(capsys: Capture) -> None:
+    argv = ["compare", "chat", "--vary", "num_blocks=1,100", "--measure", "hit_rate"]
+    assert main([*argv, "--seeds", "1", "--workers", "1"], {}) == OK
+    out = capsys.readouterr().out
+    assert "no measure that was asked for has a value in two arms" in out
+    assert "equal in all arms" not in out
+
+
+@pytest.mark.parametrize("value", ["true", "'0.5'", "0.001", "5"])
+@pytest.mark.parametrize("key", ["load", "cache"])
+def test_fractions_of_a_file_have_the_bounds_of_the_options(
+    key: str, value: str, tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / "study.yaml"
+    text = "axes: {queue_order: [fcfs, sjf]}\nworkloads: [few_shot]\n"
+    path.write_text(f"{text}{key}: {value}\n")
+    assert main(["lab", "run", str(path), "--output", str(tmp_path / "out")], {}) == BAD_USAGE
+    assert f"{key}: Input should be" in capsys.readouterr().err
+
+
 def test_a_part_of_the_blocks_is_rounded_up_and_holds_the_largest_request() -> None:
     assert part_of(0.6, 101, 3, 0.0) == 61
     assert part_of(0.1, 20, 3, 0.0) == 3

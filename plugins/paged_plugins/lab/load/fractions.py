@@ -114,9 +114,11 @@ def choice_sentences(chosen: Sequence[Mapping[str, Any]], arm: str) -> list[str]
                 + (f"; {load['requests']:,} requests a run" if load["requests"] else "")
             )
         if cache := each.get("cache"):
+            is_raised = cache["num_blocks"] > ceil(cache["fraction"] * cache["peak_blocks"])
             told.append(
                 f"{name}: {counted(cache['num_blocks'], 'block')}, {cache['fraction']:g} of the "
                 f"{cache['peak_blocks']:,} that {arm} held at most without a limit"
+                + (", raised to what the largest request needs" if is_raised else "")
             )
     return told
 

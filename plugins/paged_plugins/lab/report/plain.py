@@ -120,6 +120,8 @@ def table_lines(results: Results, differences: Sequence[Difference], width: int)
             yield ""
         told = Phrase.EQUAL_IN_OTHERS if results.failures else Phrase.EQUAL_IN_ALL
         yield told.format(measures=", ".join(equal))
+    if not named and not results.failures:
+        yield Phrase.NOTHING_TO_COMPARE
 
 
 def _lines(

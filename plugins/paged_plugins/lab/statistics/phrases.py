@@ -58,6 +58,7 @@ class Phrase(StrEnum):
     )
     EQUAL_IN_ALL = "equal in all arms: {measures}"
     EQUAL_IN_OTHERS = "equal in all arms that did not fail: {measures}"
+    NOTHING_TO_COMPARE = "no measure that was asked for has a value in two arms"
     WHAT_CHANGES = "What does changing {axes} do{where}?"
     WHAT_DIFFERS = "What do {num_arms} arms differ in{where}?"
     NUM_MOVED = "{moved:,} of {total:,} differences moved"

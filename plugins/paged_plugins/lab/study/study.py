@@ -187,8 +187,8 @@ def _workload(value: object) -> object:
 Seed = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_seeds), Field(min_length=1)]
 OneWorkload = Annotated[WorkloadSpec, BeforeValidator(_workload)]
-Load = Annotated[float, Field(gt=0, le=4)]
-Cache = Annotated[float, Field(gt=0, le=4)]
+Load = Annotated[float, Field(ge=0.01, le=4, strict=True)]
+Cache = Annotated[float, Field(ge=0.01, le=4, strict=True)]
 Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
 
 
