@@ -61,8 +61,8 @@ Load = Annotated[
     typer.Option(
         min=0.01,
         max=4,
-        help="Let requests arrive at this fraction of the rate that can be served, as `lab "
-        "capacity` finds it for the first arm (default: as the workload says).",
+        help="Requests arrive at this fraction of the `lab capacity` of the first arm (default: "
+        "as the workload says).",
     ),
 ]
 Cache = Annotated[
@@ -70,8 +70,7 @@ Cache = Annotated[
     typer.Option(
         min=0.01,
         max=4,
-        help="Give the cache this fraction of the blocks that requests hold at most, in the first "
-        "arm without a limit (default: as the settings say).",
+        help="Blocks, as a fraction of those that the first arm holds at most without a limit.",
     ),
 ]
 CpuTime = Annotated[

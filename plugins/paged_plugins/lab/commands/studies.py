@@ -112,13 +112,12 @@ def compare_command(
     html: Html = None,
     output: Output = None,
 ) -> int:
-    """Vary settings under one workload, and say what that changes, and what is chance.
+    """Vary settings under one workload, and say what that changes beyond chance.
 
-    Every arm serves the same requests with the same seeds, on a virtual clock: the real scheduler,
-    allocator and policies, and a cost model (--cost-model) for the time of a step; with --replicas
-    each arm is a cluster. Differences are paired over the seeds; with 95% confidence none of all
-    the intervals misses. A star marks a difference that is not chance. Of an arm in which a request
-    ends with an error nothing is concluded, and the exit status is 1.
+    Every arm serves the same requests with the same seeds, on a virtual clock: the real policies,
+    and a cost model for the time of a step. Differences are paired over the seeds; with 95%
+    confidence none of all the intervals misses; a star marks what is not chance. Of an arm in which
+    a request ends with an error nothing is concluded, and the exit status is 1.
     """
     variations = [parse_variation(each) for each in vary]
     arms = varied_arms(variations, given, executor_layer("compare", real=real, replicas=replicas))
