@@ -54,7 +54,7 @@ Workers = Annotated[
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option(min=1, help="Engines behind a --router (default: one engine alone)."),
+    typer.Option(min=1, help="Engines behind a --router (default: one)."),
 ]
 Load = Annotated[
     float | None,
