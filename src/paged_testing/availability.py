@@ -30,6 +30,8 @@ def refusal(record: Component, options: ComponentSettings) -> str | None:
     try:
         reason = record.ask_check(options)
     except RAISED as error:
+        if isinstance(error, PluginError) and error.__cause__ is None:
+            raise CannotBeTested(str(error)) from error
         where = described(error, record.check or "")
         raise CannotBeTested(f"the check of {what} raised: {where}") from error
     if reason is None:
@@ -38,11 +40,6 @@ def refusal(record: Component, options: ComponentSettings) -> str | None:
         except RAISED as error:
             where = described(error, record.factory)
             raise CannotBeTested(f"{what} cannot be imported: {where}") from error
-    elif not (isinstance(reason, str) and reason.strip()):
-        raise CannotBeTested(
-            f"the check of {what}, {record.check!r}, returned {reason!r}; it may return the reason "
-            "why the component cannot run here, or None"
-        )
     return reason
 
 

@@ -98,7 +98,11 @@ EXPECTED = {
     "TestImport": (IMPORTED, r"\S*absent\.py:2: ModuleNotFoundError: No module named 'a_module_th"),
     "TestExit": (IMPORTED, r"\S*leaving\.py:3: SystemExit: 3"),
     "TestName": (IMPORTED, r"AttributeError: .* no attribute 'Oldest' .*of_mine\.sound:Oldest"),
-    "TestUnknown": (IMPORTED, "no victim is called 'nobody'; there are: "),
+    "TestUnknown": (
+        IMPORTED,
+        r"no victim is called 'nobody'; there are: .* note: plugin 'halved' \(of-mine 1\) is "
+        r"broken: SyntaxError: invalid syntax \(at /\S+/of_mine/broken\.py:1\)$",
+    ),
     "TestRaises": (IMPORTED, r"the check of victim 'mine' raised: \S*sound\.py:5: KeyError: 'dev"),
     "TestFalse": (IMPORTED, "returned False; it may return the reason why"),
     "TestRefused": (SKIPPED, "was skipped: there is no such device; .*may_be_skipped = True"),
@@ -116,6 +120,11 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     for name, source in MODULES.items():
         (folder / "of_mine" / name).write_text(source)
     (folder / "test_mine.py").write_text(TESTS)
+    (folder / "of_mine-1.dist-info").mkdir()
+    (folder / "of_mine-1.dist-info" / "METADATA").write_text("Name: of-mine\nVersion: 1\n")
+    (folder / "of_mine-1.dist-info" / "entry_points.txt").write_text(
+        "[paged_core]\nhalved = of_mine.broken\n"
+    )
     command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "test_mine.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout
@@ -126,6 +135,7 @@ def test_one_test_fails_and_says_why(printed: str, name: str) -> None:
     test, message = EXPECTED[name]
     assert re.findall(rf"::{name}::(\w+) .*(?:FAILED|ERROR) ", printed) == [test]
     (section,) = re.findall(rf"_+ {name}\.{test} _+\n(.*?)\n[_=]{{3}}", printed, re.DOTALL)
+    section = section.replace("\nnote: plugin", " note: plugin")
     assert "\n" not in section, "the failure is one line"
     assert re.search(message, section)
 
