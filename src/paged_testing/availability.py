@@ -31,7 +31,7 @@ def refusal(record: Component, options: ComponentSettings) -> str | None:
         reason = record.ask_check(options)
     except RAISED as error:
         if isinstance(error, PluginError) and error.__cause__ is None:
-            raise CannotBeTested(str(error)) from error
+            raise CannotBeTested(f"the check of {what}: {error}") from error
         where = described(error, record.check or "")
         raise CannotBeTested(f"the check of {what} raised: {where}") from error
     if reason is None:

@@ -104,7 +104,10 @@ EXPECTED = {
         r"broken: SyntaxError: invalid syntax \(at /\S+/of_mine/broken\.py:1\)$",
     ),
     "TestRaises": (IMPORTED, r"the check of victim 'mine' raised: \S*sound\.py:5: KeyError: 'dev"),
-    "TestFalse": (IMPORTED, "returned False; it may return the reason why"),
+    "TestFalse": (
+        IMPORTED,
+        "the check of victim 'mine': 'of_mine.sound:false' returned False, and may",
+    ),
     "TestRefused": (SKIPPED, "was skipped: there is no such device; .*may_be_skipped = True"),
     "TestSkipped": (SKIPPED, "was skipped: for no reason; .*may_be_skipped = True"),
 }

@@ -276,9 +276,9 @@ def leaves() -> None:
     [
         (
             "number",
-            ":number', returned 7; it may return",
+            ":number', returned 7, and may return a reason or None",
         ),
-        ("blank", "returned ' '; it may return the reason why"),
+        ("blank", "returned ' ', and may return a reason"),
         ("leaves", "its check failed: SystemExit: 3 (at "),
     ],
 )

@@ -101,24 +101,16 @@ class Component:
     def ask_check(self, options: ComponentSettings | None = None) -> str | None:
         """Return what its check answers, ``None`` if it has none; what the check raises is raised.
 
-        Args:
-            options: as it is chosen; ``None``: the defaults.
-
-        Raises:
-            PluginError: the check cannot be imported, or answers something else.
+        PluginError if it answers something else.
         """
         if self.check is None:
             return None
-        what = f"check of {self.slot} {self.name!r}"
-        check = load(self.check, what)
+        check = load(self.check, f"check of {self.slot} {self.name!r}")
         given = (options or self.settings.model_validate({}),)
         reason: object = check(*given[: len(signature(check).parameters)])
         if reason is None or (isinstance(reason, str) and reason.strip()):
             return reason
-        raise PluginError(
-            f"the {what}, {self.check!r}, returned {reason!r}; it may return the reason why the "
-            "component cannot run here, or None"
-        )
+        raise PluginError(f"{self.check!r} returned {reason!r}, and may return a reason or None")
 
 
 @dataclass(frozen=True, slots=True)
