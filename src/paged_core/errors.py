@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from traceback import format_exception, walk_tb
 from types import FrameType
-from typing import TypeGuard
 
 from paged_core.terminal import printable
 
@@ -65,7 +64,7 @@ _LIBRARY = re.compile(
 def error_text(error: BaseException) -> str:
     """Return the class of an error, what it says, printable, and where: see :func:`error_place`."""
     try:
-        said = printable(error.msg if _names_file(error) else str(error))
+        said = printable(error.msg if isinstance(error, SyntaxError) else str(error))
     except Exception:  # noqa: BLE001 - code of a plugin or a user
         said = ""
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
@@ -84,17 +83,13 @@ def error_place(error: BaseException, *, innermost: bool = False) -> str:
     frames = list(walk_tb(error.__traceback__))
     shown = frames if innermost else [each for each in frames if _is_own(each[0])]
     places = [f"{f.f_code.co_filename}:{line} in {f.f_code.co_name}" for f, line in shown]
-    if _names_file(error):
+    if isinstance(error, SyntaxError) and error.filename:
         places.append(printable(f"{error.filename}:{error.lineno}"))
     if innermost:
         places = places[-1:]
     elif len(places) > 4:
         places[2:-2] = ["..."]
     return f" (at {' > '.join(places)})" if places else ""
-
-
-def _names_file(error: BaseException) -> TypeGuard[SyntaxError]:
-    return isinstance(error, SyntaxError) and bool(error.filename)
 
 
 def _is_own(frame: FrameType) -> bool:

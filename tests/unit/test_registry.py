@@ -276,7 +276,7 @@ def leaves() -> None:
     [
         (
             "number",
-            ":number', returned 7, and may return a reason or None",
+            ":number' returned 7, and may return a reason or None",
         ),
         ("blank", "returned ' ', and may return a reason"),
         ("leaves", "its check failed: SystemExit: 3 (at "),

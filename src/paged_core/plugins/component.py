@@ -99,10 +99,7 @@ class Component:
         return reason
 
     def ask_check(self, options: ComponentSettings | None = None) -> str | None:
-        """Return what its check answers, ``None`` if it has none; what the check raises is raised.
-
-        PluginError if it answers something else.
-        """
+        """Return its check's reason or ``None``; what that raises is raised, and PluginError."""
         if self.check is None:
             return None
         check = load(self.check, f"check of {self.slot} {self.name!r}")
