@@ -31,6 +31,14 @@ class Newest(Victim):
 
     def choose(self, candidates, now, /):
         return candidates[-1]
+
+class Misspelt(Victim):
+    def chose(self, candidates, now, /):
+        return candidates[-1]
+
+class Timeless(Newest):
+    def choose(self, candidates, /):
+        return candidates[-1]
 """,
 }
 TESTS = """
@@ -67,6 +75,12 @@ class TestExit(Mine):
 class TestName(Mine):
     factory = "of_mine.sound:Oldest"
 
+class TestMissing(Mine):
+    factory = "of_mine.sound:Misspelt"
+
+class TestArguments(Mine):
+    factory = "of_mine.sound:Timeless"
+
 class TestUnknown(Mine):
     component = "nobody"
 
@@ -98,6 +112,12 @@ EXPECTED = {
     "TestImport": (IMPORTED, r"\S*absent\.py:2: ModuleNotFoundError: No module named 'a_module_th"),
     "TestExit": (IMPORTED, r"\S*leaving\.py:3: SystemExit: 3"),
     "TestName": (IMPORTED, r"AttributeError: .* no attribute 'Oldest' .*of_mine\.sound:Oldest"),
+    "TestMissing": (IMPORTED, r"'mine' cannot be used: \S*sound\.py: Misspelt lacks choose\(\)"),
+    "TestArguments": (
+        IMPORTED,
+        r"sound\.py:\d+: Timeless\.choose\(\) cannot be called with \(self, candidates: .*, now: "
+        ".*: too many positional arguments",
+    ),
     "TestUnknown": (
         IMPORTED,
         r"no victim is called 'nobody'; there are: .* note: plugin 'halved' \(of-mine 1\) is "
