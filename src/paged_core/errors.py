@@ -64,7 +64,7 @@ _LIBRARY = re.compile(
 def error_text(error: BaseException) -> str:
     """Return the class of an error, what it says, printable, and where: see :func:`error_place`."""
     try:
-        said = printable(str(error))
+        said = printable(error.msg if isinstance(error, SyntaxError) else str(error))
     except Exception:  # noqa: BLE001 - code of a plugin or a user
         said = ""
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
@@ -74,16 +74,20 @@ def error_text(error: BaseException) -> str:
 def error_place(error: BaseException, *, innermost: bool = False) -> str:
     """Return ``" (at FILE:LINE in FUNCTION > ...)"``, to append to a message.
 
-    These are the frames of a plugin's or a user's own code, the innermost last and at most four;
-    empty if the error passed through none.
+    These are the frames of a plugin's or a user's own code, the innermost last, and then the line
+    that is no Python, of a SyntaxError; at most four. Empty if there are none.
 
     Args:
         innermost: the frame that raised alone, whosever it is.
     """
     frames = list(walk_tb(error.__traceback__))
-    shown = frames[-1:] if innermost else [each for each in frames if _is_own(each[0])]
+    shown = frames if innermost else [each for each in frames if _is_own(each[0])]
     places = [f"{f.f_code.co_filename}:{line} in {f.f_code.co_name}" for f, line in shown]
-    if len(places) > 4:
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append(printable(f"{error.filename}:{error.lineno}"))
+    if innermost:
+        places = places[-1:]
+    elif len(places) > 4:
         places[2:-2] = ["..."]
     return f" (at {' > '.join(places)})" if places else ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from inspect import getfile
+from inspect import getattr_static, getfile, getmembers, getsourcefile, isfunction, signature
 from pathlib import Path
 from traceback import extract_tb
 
@@ -20,30 +20,53 @@ class CannotBeTested(Exception):
     """The component, or what finds it, is broken; the message names the file, the line and why."""
 
 
-def refusal(record: Component, options: ComponentSettings) -> str | None:
+def refusal(record: Component, options: ComponentSettings, interface: type) -> str | None:
     """Return the reason for which the component's check refuses; ``None``: it is imported.
 
     Raises:
-        CannotBeTested: the check raises or answers something else, or the import fails.
+        CannotBeTested: the check raises or answers something else, the import fails, or a method
+            is missing, or cannot be called as ``interface`` says.
     """
     what = f"{record.slot} {record.name!r}"
     try:
         reason = record.ask_check(options)
     except RAISED as error:
+        if isinstance(error, PluginError) and error.__cause__ is None:
+            raise CannotBeTested(f"the check of {what}: {error}") from error
         where = described(error, record.check or "")
         raise CannotBeTested(f"the check of {what} raised: {where}") from error
     if reason is None:
         try:
-            record.load()
+            made = record.load()
         except RAISED as error:
             where = described(error, record.factory)
             raise CannotBeTested(f"{what} cannot be imported: {where}") from error
-    elif not (isinstance(reason, str) and reason.strip()):
-        raise CannotBeTested(
-            f"the check of {what}, {record.check!r}, returned {reason!r}; it may return the reason "
-            "why the component cannot run here, or None"
-        )
+        if problem := misfit(made, interface):
+            raise CannotBeTested(f"{what} cannot be used: {problem}")
     return reason
+
+
+def misfit(made: object, interface: type) -> str | None:
+    """Return why a class cannot be what its slot's interface says; ``None``: it may be."""
+    if not isinstance(made, type):
+        return None  # a function that makes it
+    if missing := sorted(getattr(made, "__abstractmethods__", ())):
+        return f"{getsourcefile(made)}: {made.__name__} lacks {', '.join(missing)}()"
+    for name, wanted in getmembers(interface, isfunction):
+        own = getattr_static(made, name, None)
+        if name.startswith("_") or own is wanted or not isfunction(own):
+            continue
+        try:
+            parameters = signature(wanted).parameters.values()
+            by_name = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+            signature(own).bind(*[None] * (len(parameters) - len(by_name)), **by_name)
+        except TypeError as error:
+            code = own.__code__
+            return (
+                f"{code.co_filename}:{code.co_firstlineno}: {made.__name__}.{name}() cannot be "
+                f"called with {signature(wanted)}: {error}"
+            )
+    return None
 
 
 def described(error: BaseException, path: str = "") -> str:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
-from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.component import Component, ComponentSettings, load
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_testing.availability import RAISED, CannotBeTested, described, refusal
@@ -164,7 +164,8 @@ class ComponentConformance:
         kind = type(self)
         if kind._problem is None:
             try:
-                return refusal(self.record, self.options)
+                interface = load(self.registry.slots[self.slot].interface, "its interface")
+                return refusal(self.record, self.options, interface)
             except CannotBeTested as error:
                 kind._problem = str(error)
             except RAISED as error:
@@ -187,7 +188,7 @@ class ComponentConformance:
     # ------------------------------------------------------------------ tests for every slot
 
     def test_can_be_imported(self) -> None:
-        """Its plugin, options and module; its check may refuse this machine with a reason."""
+        """Its plugin, options, module and methods; its check may refuse, with a reason."""
         with suppress(CannotBeTested):
             self.refusal()
         if problem := type(self)._problem:

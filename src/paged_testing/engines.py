@@ -44,6 +44,8 @@ def registry_with(*parts: object) -> Registry:
 def first_party(registry: Registry, *wanted: tuple[str, str]) -> Registry:
     """Return the plugins of a registry that come with the core, and those with ``wanted`` parts.
 
+    Those that cannot be used bring no parts, and stay: one may be why a part is missing.
+
     Args:
         wanted: slots and names of components.
     """
@@ -53,6 +55,7 @@ def first_party(registry: Registry, *wanted: tuple[str, str]) -> Registry:
             plugin
             for plugin in registry.plugins
             if plugin.distribution == core.distribution
+            or plugin.status != "active"
             or any((part.slot, part.name) in wanted for part in plugin.components)
         )
     )

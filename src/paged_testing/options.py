@@ -47,13 +47,13 @@ def component_options(
 def other_options(
     kind: type[ComponentSettings], fixed: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Four tables that differ in what is not ``fixed``: the two smallest values, the two largest.
+    """Tables that differ in what is not ``fixed``: the two smallest values, the three largest.
 
     Those that the settings class refuses are left out.
     """
     values = {name: each for name, each in _values(kind).items() if name not in fixed}
     seen = [kind(**fixed)]
-    for number in (0, 1, -2, -1):
+    for number in (0, 1, -3, -2, -1):
         table = {**fixed, **{name: each[number % len(each)] for name, each in values.items()}}
         try:
             made = kind(**table)
@@ -119,6 +119,5 @@ def _numbers(kind: Any, bounds: Sequence[Any], usual: Any) -> list[Any]:
             most = min(most, getattr(bound, name, inf) - far)
     first = min(unit, usual) if least == -inf else least
     wanted = [first, first + unit, first + 2 * unit, usual, 2 * usual + unit]
-    if most <= 64 * max(1, abs(usual)):
-        wanted.append(most)
+    wanted.append(min(most, max(1000 * min(1000, max(1, abs(usual))), 2 * usual + unit)))
     return sorted({kind(each) for each in wanted if least <= each <= most})

@@ -89,6 +89,28 @@ def test_says_why_a_component_cannot_serve_and_which_commands_would_help(
 
 
 @pytest.mark.usefixtures("without_torch")
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(7, "returned 7"), (True, "returned True"), (SystemExit(3), "SystemExit: 3")],
+)
+def test_a_check_that_is_wrong_spoils_neither_this_nor_plugins(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, answer: object, why: str
+) -> None:
+    def check() -> object:
+        if isinstance(answer, SystemExit):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("paged_backends.kernels.cpu.availability.unavailable_reason", check)
+    monkeypatch.setattr("paged_backends.kernels.cpu.availability.details", lambda: exit(4))
+    reasons = {(one["slot"], one["name"]): one["reason"] for one in found(capsys)["components"]}
+    assert why in reasons["attention", "cpu"]
+    assert doctor(capsys)
+    assert main(["plugins", "cpu"], {"PATH": ""}) == 0
+    assert why in "".join(capsys.readouterr().out.split("\n"))
+
+
+@pytest.mark.usefixtures("without_torch")
 def test_mentions_broken_plugins_and_conflicts(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,14 @@ class Newest(Victim):
 
     def choose(self, candidates, now, /):
         return candidates[-1]
+
+class Misspelt(Victim):
+    def chose(self, candidates, now, /):
+        return candidates[-1]
+
+class Timeless(Newest):
+    def choose(self, candidates, /):
+        return candidates[-1]
 """,
 }
 TESTS = """
@@ -67,6 +75,12 @@ class TestExit(Mine):
 class TestName(Mine):
     factory = "of_mine.sound:Oldest"
 
+class TestMissing(Mine):
+    factory = "of_mine.sound:Misspelt"
+
+class TestArguments(Mine):
+    factory = "of_mine.sound:Timeless"
+
 class TestUnknown(Mine):
     component = "nobody"
 
@@ -98,9 +112,22 @@ EXPECTED = {
     "TestImport": (IMPORTED, r"\S*absent\.py:2: ModuleNotFoundError: No module named 'a_module_th"),
     "TestExit": (IMPORTED, r"\S*leaving\.py:3: SystemExit: 3"),
     "TestName": (IMPORTED, r"AttributeError: .* no attribute 'Oldest' .*of_mine\.sound:Oldest"),
-    "TestUnknown": (IMPORTED, "no victim is called 'nobody'; there are: "),
+    "TestMissing": (IMPORTED, r"'mine' cannot be used: \S*sound\.py: Misspelt lacks choose\(\)"),
+    "TestArguments": (
+        IMPORTED,
+        r"sound\.py:\d+: Timeless\.choose\(\) cannot be called with \(self, candidates: .*, now: "
+        ".*: too many positional arguments",
+    ),
+    "TestUnknown": (
+        IMPORTED,
+        r"no victim is called 'nobody'; there are: .* note: plugin 'halved' \(of-mine 1\) is "
+        r"broken: SyntaxError: invalid syntax \(at /\S+/of_mine/broken\.py:1\)$",
+    ),
     "TestRaises": (IMPORTED, r"the check of victim 'mine' raised: \S*sound\.py:5: KeyError: 'dev"),
-    "TestFalse": (IMPORTED, "returned False; it may return the reason why"),
+    "TestFalse": (
+        IMPORTED,
+        "the check of victim 'mine': 'of_mine.sound:false' returned False, and may",
+    ),
     "TestRefused": (SKIPPED, "was skipped: there is no such device; .*may_be_skipped = True"),
     "TestSkipped": (SKIPPED, "was skipped: for no reason; .*may_be_skipped = True"),
 }
@@ -116,6 +143,11 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     for name, source in MODULES.items():
         (folder / "of_mine" / name).write_text(source)
     (folder / "test_mine.py").write_text(TESTS)
+    (folder / "of_mine-1.dist-info").mkdir()
+    (folder / "of_mine-1.dist-info" / "METADATA").write_text("Name: of-mine\nVersion: 1\n")
+    (folder / "of_mine-1.dist-info" / "entry_points.txt").write_text(
+        "[paged_core]\nhalved = of_mine.broken\n"
+    )
     command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "test_mine.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout
@@ -126,6 +158,7 @@ def test_one_test_fails_and_says_why(printed: str, name: str) -> None:
     test, message = EXPECTED[name]
     assert re.findall(rf"::{name}::(\w+) .*(?:FAILED|ERROR) ", printed) == [test]
     (section,) = re.findall(rf"_+ {name}\.{test} _+\n(.*?)\n[_=]{{3}}", printed, re.DOTALL)
+    section = section.replace("\nnote: plugin", " note: plugin")
     assert "\n" not in section, "the failure is one line"
     assert re.search(message, section)
 

@@ -78,6 +78,21 @@ def test_small_and_large_options_and_all_choices_are_tried() -> None:
     assert all(ManySettings(**table) for table in tables), "what contradicts itself is left out"
 
 
+def test_a_number_is_large_indeed_where_its_bounds_permit() -> None:
+    class Bounded(ComponentSettings):
+        name: Literal["faulty"] = "faulty"
+        max_times: PositiveInt = 2
+        weight: float = 0.5
+        ahead: int = Field(default=1, ge=0, le=900)
+        num_bytes: int = 1 << 30
+
+    table = max(other_options(Bounded, {}), key=lambda table: table["max_times"])
+    assert table["max_times"] == 2000
+    assert table["weight"] == 1000
+    assert table["ahead"] == 900, "its bound"
+    assert table["num_bytes"] == (1 << 31) + 1, "no memory for a thousand times as much"
+
+
 def test_drawn_options_are_within_their_bounds() -> None:
     found = set()
 

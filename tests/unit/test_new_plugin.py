@@ -88,6 +88,10 @@ def test_there_is_no_template_that_nothing_uses() -> None:
         ("policies", "plugin 'policies' (paged-core"),
         ("torch", "a package 'torch' is installed"),
         ("auto", "lets the engine choose"),
+        ("plugin", "the module with the hook"),
+        ("component", "uses another class 'ComponentSettings'"),
+        ("queue-order", "uses another class 'QueueOrder'"),
+        ("conftest", "pytest looks for its fixtures"),
     ],
 )
 def test_a_name_that_will_not_do_is_refused(
@@ -237,5 +241,10 @@ class TestInto:
             assert why in capsys.readouterr().err
         self.add(tmp_path, "lru", status=2)
         assert "the name of the component: evictor 'lru' exists" in capsys.readouterr().err
+        text = "[project.entry-points.paged_core]\na = 'a'"
+        project.write_text(text, "utf-8")
+        (tmp_path / "a.py").touch()
+        self.add(tmp_path, "evictor", status=2)
+        assert "uses another class 'Evictor'" in capsys.readouterr().err
         assert main(["new-plugin", "x", "--into", str(tmp_path), "--out", "there"]) == 2
         assert "--into and --out exclude each other" in capsys.readouterr().err

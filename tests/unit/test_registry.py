@@ -259,6 +259,41 @@ def test_a_component_says_why_it_cannot_serve() -> None:
     assert reason.startswith("its check failed: TypeError")
 
 
+def number() -> int:
+    return 7
+
+
+def blank() -> str:
+    return " "
+
+
+def leaves() -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("check", "why"),
+    [
+        (
+            "number",
+            ":number' returned 7, and may return a reason or None",
+        ),
+        ("blank", "returned ' ', and may return a reason"),
+        ("leaves", "its check failed: SystemExit: 3 (at "),
+    ],
+)
+def test_a_check_that_answers_something_else_or_exits_is_the_reason(check: str, why: str) -> None:
+    made = Component("attention", FifoSettings, "json:dumps", check=f"{__name__}:{check}")
+    assert why in (made.unavailable_reason() or "")
+
+
+def test_a_module_that_exits_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_that_exits.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = Component("attention", FifoSettings, "module_that_exits:Fifo")
+    assert "SystemExit: 3 (at " in (made.unavailable_reason() or "")
+
+
 def test_first_party_plugins_are_sound() -> None:
     registry = Registry.discover()
     assert {p.name: p.reason for p in registry.plugins if p.status != "active"} == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from paged_core.plugins.registry import Registry
-from paged_plugins.lab.router import Load, Router, RouterContext
+from paged_core.request import Request
+from paged_plugins.lab.router import Load, ReplicaLoad, Router, RouterContext
 from paged_plugins.lab.routers import KnownPrefixes, content_keys
 from paged_plugins.lab.testing import RouterConformance
 from paged_plugins.lab.testing.router_conformance import Scene, make_request, unrelated_requests
-from unit.faulty_routers import FAULTY
-from unit.faulty_settings import FaultySettings
+from unit.faulty_routers import FAULTY, FaultyRouter
+from unit.faulty_settings import FaultyLimitSettings, FaultySettings
 from unit.mutants import Mutant, first_failure
 
 REGISTRY = Registry.discover()
@@ -44,6 +46,25 @@ def test_the_kit_catches(name: str, tmp_path: Path) -> None:
     assert caught is not None, "no test noticed"
     assert caught.is_written
     assert re.search(CAUGHT_BY[name], str(caught.error)), caught.error
+
+
+class LimitedRouter(FaultyRouter):
+    """Wrong with a large limit."""
+
+    def __init__(self, options: Any, context: RouterContext, /) -> None:
+        super().__init__(options, context)
+        self.limit = options.limit
+
+    def choose(self, request: Request, session: str, replicas: Sequence[ReplicaLoad]) -> int:
+        return len(replicas) if self.limit > 1000 else self.turns(replicas)
+
+
+def test_the_kit_tries_other_options(tmp_path: Path) -> None:
+    mutant = Mutant(RouterConformance, FaultyLimitSettings, LimitedRouter)
+    caught = first_failure(mutant, tmp_path)
+    assert caught is not None
+    assert "there are replicas 0 to" in str(caught.error)
+    assert "'limit': 100000" in caught.error.__notes__[0]
 
 
 def make(name: str, num_replicas: int, seed: int = 0, **options: Any) -> Router:

@@ -73,7 +73,7 @@ CAUGHT_BY = {
     "UnimportableVictim": "cannot be imported: .*No module named 'unit.a_module_not_there'",
     "MisspeltVictim": "'faulty' cannot be imported: .*no attribute 'MisspeltVictim'",
     "check_that_raises": r"raised: .*faulty_components.py:[0-9]+: LookupError: no such device",
-    "check_without_reason": "returned False; it may return the reason",
+    "check_without_reason": "returned False, and may return a reason",
     "check_that_refuses": "every case was skipped: it never runs",
     "LimitedVictim": "IndexError",
     "RareVictim": r"no case of Kit reaches 'raise LookupError.*' in RareVictim.choose",

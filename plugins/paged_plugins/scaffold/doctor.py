@@ -85,7 +85,7 @@ def _details(component: Component) -> str:
         return ""
     try:
         return str(load(component.details, f"details of {component.slot} {component.name!r}")())
-    except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - one bad plugin must not take the others down
         return f"its details failed: {error_text(error)}"
 
 

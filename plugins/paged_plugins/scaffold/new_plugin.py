@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Mapping
@@ -96,11 +97,9 @@ def command(
         raise SettingsError("--into and --out exclude each other; choose one")
     package = Package.of(into)
     words |= {"package": package.name, "module": package.inside(component)}
-    done = package.add(
-        component,
-        f"{words['name']}Settings",
-        *(_text(name, words) for name in ("record.py", f"component-{slot}.py", f"test-{slot}.py")),
-    )
+    modules = [_text(f"{kind}-{slot}.py", words) for kind in ("component", "test")]
+    _refuse_clash(name, *modules)
+    done = package.add(component, f"{words['name']}Settings", _text("record.py", words), *modules)
     lines = "".join(f"  {line}\n" for line in done)
     typer.echo(
         f"added {slot} {component!r} to {into}:\n{lines}"
@@ -166,10 +165,14 @@ def _taken(name: str, slot: str, registry: Registry, *, is_package: bool) -> str
         return "it is a keyword of Python"
     if name == "auto":
         return "in settings it lets the engine choose"
+    if name == "conftest":
+        return "pytest looks for its fixtures in modules of that name"
     if name in registry.of(slot):
         return f"{slot} {name!r} exists"
     if not is_package:
         return None
+    if name == "plugin":
+        return "it is that of the module with the hook"
     if name in sys.stdlib_module_names:
         return "it is a module of the standard library"
     for plugin in registry.plugins:
@@ -186,17 +189,33 @@ def _text(name: str, words: Mapping[str, str]) -> str:
     return Template(template.read_text("utf-8")).substitute(words)
 
 
+def _refuse_clash(name: str, *modules: str) -> None:
+    """Raise PluginError if a module would define a class that it also imports."""
+    for module in modules:
+        body = ast.parse(module).body
+        defined = {node.name for node in body if isinstance(node, ast.ClassDef)}
+        imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+        for each in (each.name for node in imports for each in node.names):
+            if each in defined:
+                raise PluginError(
+                    f"{name!r} cannot be the name of the component: it uses another class "
+                    f"{each!r}; choose another"
+                )
+
+
 def _write(folder: Path, words: Mapping[str, str]) -> None:
     """Write the package; all of it, or nothing.
 
     Raises:
         FileExistsError: the folder exists; it is left alone.
+        PluginError: the name is one that the template uses itself.
     """
     words = {**words, "record": indent(_text("record.py", words), "    ").rstrip("\n")}
     texts = {
         Template(path).substitute(words): _text(Template(source).substitute(words), words)
         for path, source in LAYOUT.items()
     }
+    _refuse_clash(folder.name, *(text for path, text in texts.items() if path.endswith(".py")))
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir()

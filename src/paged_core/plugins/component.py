@@ -83,7 +83,7 @@ class Component:
     def unavailable_reason(self, options: ComponentSettings | None = None) -> str | None:
         """Return why the component cannot run here, or ``None``; it is imported, not built.
 
-        It never raises: a check that raises is a reason itself.
+        It never raises: a check that raises, exits or answers something else is a reason itself.
 
         Args:
             options: as it is chosen; ``None``: the defaults.
@@ -94,22 +94,20 @@ class Component:
                 self.load()
         except PluginError as error:
             return str(error)
-        except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - one bad plugin must not take the others down
             return f"its check failed: {error_text(error)}"
         return reason
 
     def ask_check(self, options: ComponentSettings | None = None) -> str | None:
-        """Return what its check answers, ``None`` if it has none; what the check raises is raised.
-
-        Args:
-            options: as it is chosen; ``None``: the defaults.
-        """
+        """Return its check's reason or ``None``; what that raises is raised, and PluginError."""
         if self.check is None:
             return None
         check = load(self.check, f"check of {self.slot} {self.name!r}")
         given = (options or self.settings.model_validate({}),)
-        reason: str | None = check(*given[: len(signature(check).parameters)])
-        return reason
+        reason: object = check(*given[: len(signature(check).parameters)])
+        if reason is None or (isinstance(reason, str) and reason.strip()):
+            return reason
+        raise PluginError(f"{self.check!r} returned {reason!r}, and may return a reason or None")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +174,6 @@ def load(path: str, what: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = error_text(error)
         raise PluginError(f"{what} cannot be imported from {path!r}: {problem}") from error

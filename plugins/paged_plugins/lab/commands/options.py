@@ -175,9 +175,7 @@ def with_address(args: Sequence[str]) -> Iterator[str]:
         yield f"--ray={LOCAL}" if alone else word
 
 
-Real = Annotated[
-    bool, typer.Option("--real", help="Run the model, in real time, instead of a simulation.")
-]
+Real = Annotated[bool, typer.Option("--real", help="Run the model, in real time.")]
 
 
 def executor_layer(command: str, *, real: bool, replicas: int | None = None) -> Layer:

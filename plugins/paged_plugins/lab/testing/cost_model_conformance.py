@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
-from paged_testing import ComponentConformance
+from paged_testing.component import VariesOptions
 
 _PARTS = [field.name for field in fields(StepWork)]
 
@@ -25,7 +25,7 @@ def step_works(draw: st.DrawFn) -> StepWork:
     return StepWork(**work)
 
 
-class CostModelConformance(ComponentConformance):
+class CostModelConformance(VariesOptions):
     """Subclass it for a cost model::
 
     class TestMyCost(CostModelConformance):
@@ -78,6 +78,14 @@ class CostModelConformance(ComponentConformance):
             for n in (16, 2**20)
         )
         assert long > short
+
+    def test_holds_with_other_options(self) -> None:
+        """Small and large numbers, and all choices, as far as its settings class permits them."""
+        self.check_with_other_options()
+
+    def check_written(self) -> None:
+        self.test_a_step_without_work_takes_time()
+        self.test_can_be_pickled()
 
     def test_can_be_pickled(self) -> None:
         """Runs are made in other processes."""

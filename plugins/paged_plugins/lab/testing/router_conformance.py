@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.lab.router import Load, Router, RouterContext
-from paged_testing.component import ComponentConformance
+from paged_testing.component import VariesOptions
 
 
 class Scene:
@@ -117,7 +117,7 @@ _MAX_GROWTH = 16 * 1024
 """Bytes that a router may have allocated more after many requests than after some."""
 
 
-class RouterConformance(ComponentConformance):
+class RouterConformance(VariesOptions):
     """Subclass it for a router component::
 
     class TestMyRouter(RouterConformance):
@@ -215,6 +215,15 @@ class RouterConformance(ComponentConformance):
             f"320 requests that have ended left {growth} bytes allocated: what a router remembers "
             "is bounded by its replicas, their blocks and the requests that have not ended"
         )
+
+    def test_holds_with_other_options(self) -> None:
+        """Small and large numbers, and all choices, as far as its settings class permits them."""
+        self.check_with_other_options()
+
+    def check_written(self) -> None:
+        self.test_chooses_one_of_the_replicas(3)
+        self.test_equal_seeds_choose_alike()
+        self.test_takes_the_end_of_requests_in_any_order()
 
     # ------------------------------------------------------------------ properties
 
