@@ -273,7 +273,7 @@ def simulate_command(
         head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
         tail: dict[str, Any] = {"failure": record.failure, "errors": record.num_errors}
         tail |= {"error": record.error, "cpu_seconds": round(seconds, 3)}
-        tail["chosen"] = list(study.chosen)
+        tail |= {"chosen": list(study.chosen), "latencies_of": "served" if is_cluster else "all"}
         print_json(head | document | tail)
         return FAILED if record.num_errors else OK
     took = ""
