@@ -139,10 +139,9 @@ def layer_of(shape: str) -> LayerSpec:
 
 def attention(chosen: str, clock: Callable[[], float]) -> None:
     count = 12  # layers: together larger than the processor's caches
-    context = AttentionContext(settings=EngineSettings())
     backends: dict[str, AttentionBackend] = {
-        "cpu": CpuAttention(CpuSettings.model_validate({"instruction_set": chosen}), context),
-        "torch": TorchAttention(TorchSettings(), context),
+        "cpu": cpu_attention(chosen),
+        "torch": TorchAttention(TorchSettings(), AttentionContext(settings=EngineSettings())),
     }
     say("| shape, batch | `cpu`, us | `torch`, us | SDPA without pages, us |")
     say("| --- | ---: | ---: | ---: |")
@@ -171,58 +170,45 @@ CACHE_BATCHES = {
 
 
 def cache(chosen: str, clock: Callable[[], float]) -> None:
-    backend = CpuAttention(
-        CpuSettings.model_validate({"instruction_set": chosen}),
-        AttentionContext(settings=EngineSettings()),
-    )
-    kinds: tuple[KVCacheDtype, ...] = ("auto", "int8")
+    backend = cpu_attention(chosen)
     say("| shape, batch | bfloat16, us | int8, us | ratio |")
+    two(clock, CACHE_BATCHES, [(backend, "auto"), (backend, "int8")])
+
+
+def deterministic(chosen: str, clock: Callable[[], float]) -> None:
+    backends = [cpu_attention(chosen, deterministic=wanted) for wanted in (True, False)]
+    say("| shape, batch | deterministic, us | default, us | ratio |")
+    two(clock, BATCHES, [(backend, "auto") for backend in backends])
+
+
+def cpu_attention(chosen: str, *, deterministic: bool = False) -> CpuAttention:
+    options = CpuSettings.model_validate({"instruction_set": chosen})
+    settings = EngineSettings(deterministic=deterministic)
+    return CpuAttention(options, AttentionContext(settings=settings))
+
+
+def two(
+    clock: Callable[[], float],
+    batches: Mapping[str, list[tuple[int, int]]],
+    sides: Sequence[tuple[CpuAttention, KVCacheDtype]],
+) -> None:
+    """Print the times of two backends, over layers larger than the processor's caches, and the
+    ratio of the first to the second."""
     say("| --- | ---: | ---: | ---: |")
     for shape in SHAPES:
         layer = layer_of(shape)
-        for name, chunks in CACHE_BATCHES.items():
+        for name, chunks in batches.items():
             batch, blocks = batch_of(chunks, layer.block_size)
             count = max(2, (64 << 20) // (blocks * layer.block_size * layer.bytes_per_token))
             rows = random_rows(layer, int(batch.query_start[-1]))
             runs: dict[str, Callable[[], object]] = {}
-            for kind in kinds:
+            for number, (backend, kind) in enumerate(sides):
                 spec = replace(layer, kv_cache_dtype=kind)
                 layers = [filled_layer(backend, spec, blocks) for _ in range(count)]
-                runs[kind] = step_of(backend, batch, layers, rows)
-            found = compare(clock, runs, count)
-            times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
-            say(f"| {shape}, {name} | {times} | {found['auto'] / found['int8']:.2f} |")
-
-
-def deterministic(chosen: str, clock: Callable[[], float]) -> None:
-    options = CpuSettings.model_validate({"instruction_set": chosen})
-    backends = {
-        name: CpuAttention(
-            options,
-            AttentionContext(settings=EngineSettings(deterministic=name == "deterministic")),
-        )
-        for name in ("default", "deterministic")
-    }
-    count = 12  # layers: together larger than the processor's caches
-    say("| shape, batch | default, us | deterministic, us | ratio |")
-    say("| --- | ---: | ---: | ---: |")
-    for shape in SHAPES:
-        layer = layer_of(shape)
-        for name, chunks in BATCHES.items():
-            batch, blocks = batch_of(chunks, layer.block_size)
-            rows = random_rows(layer, int(batch.query_start[-1]))
-            runs = {
-                kind: step_of(
-                    backend,
-                    batch,
-                    [filled_layer(backend, layer, blocks) for _ in range(count)],
-                    rows,
-                )
-                for kind, backend in backends.items()
-            }
-            found = compare(clock, runs, count)
-            times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
-            say(f"| {shape}, {name} | {times} | {found['deterministic'] / found['default']:.2f} |")
+                runs[str(number)] = step_of(backend, batch, layers, rows)
+            first, second = compare(clock, runs, count).values()
+            times = f"{first * 1e6:.0f} | {second * 1e6:.0f}"
+            say(f"| {shape}, {name} | {times} | {first / second:.2f} |")
 
 
 def step_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_COMMANDS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+COMMANDS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 """What a terminal obeys instead of showing it."""
 _BUT_COLOURS = r"(?!\x1b\[[0-9;]*m)"
 
@@ -15,5 +15,5 @@ def printable(text: str, *, keep_colours: bool = False) -> str:
     Names and values of files get into messages, and a file may come from anywhere. Lines end where
     they did.
     """
-    pattern = (_BUT_COLOURS if keep_colours else "") + _COMMANDS
+    pattern = (_BUT_COLOURS if keep_colours else "") + COMMANDS
     return re.sub(pattern, lambda found: repr(found[0])[1:-1], text)

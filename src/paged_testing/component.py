@@ -282,7 +282,7 @@ _OF_AVAILABILITY = ("test_can_be_imported", "test_not_every_case_is_skipped")
 def _only_skipped(request: pytest.FixtureRequest | None) -> str | None:
     """Return the reason of the last case of the class that was skipped, if all were.
 
-    ``None`` if another ran, none did, or nobody keeps the outcomes: a process of pytest-xdist runs
+    ``None`` if another ran, none did, or the outcomes are not kept: a process of pytest-xdist runs
     only some of the cases.
     """
     reporter = request and request.config.pluginmanager.get_plugin("terminalreporter")

@@ -82,7 +82,7 @@ class TestArguments(Mine):
     factory = "of_mine.sound:Timeless"
 
 class TestUnknown(Mine):
-    component = "nobody"
+    component = "missing"
 
 class TestRaises(Mine):
     asks = "of_mine.sound:raises"
@@ -120,7 +120,7 @@ EXPECTED = {
     ),
     "TestUnknown": (
         IMPORTED,
-        r"no victim is called 'nobody'; there are: .* note: plugin 'halved' \(of-mine 1\) is "
+        r"no victim is called 'missing'; there are: .* note: plugin 'halved' \(of-mine 1\) is "
         r"broken: SyntaxError: invalid syntax \(at /\S+/of_mine/broken\.py:1\)$",
     ),
     "TestRaises": (IMPORTED, r"the check of victim 'mine' raised: \S*sound\.py:5: KeyError: 'dev"),

@@ -106,8 +106,10 @@ class CheckedPreemption(Preemption):
 
     def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
         num_tokens = self.inner.tokens_to_reserve(group)
+        if num_tokens is None:  # asked for each running group when one is admitted
+            return None
         least = max((len(sequence.tokens) for sequence in group.live), default=0)
-        if num_tokens is not None and (type(num_tokens) is not int or num_tokens < least):
+        if type(num_tokens) is not int or num_tokens < least:
             raise PluginError(
                 f"tokens_to_reserve() returned {num_tokens!r} for a sequence of {least} tokens; it "
                 "has to return None or as many tokens at least"

@@ -8,17 +8,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paged_core.terminal import printable
+from paged_core.terminal import COMMANDS, printable
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    sys.stdout.write(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
-
-
-_UNPRINTABLE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What JSON may hold in a string and a terminal obeys."""
+    sys.stdout.write(re.sub(COMMANDS, lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
