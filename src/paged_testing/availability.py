@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from inspect import getattr_static, getfile, getmembers, getsourcefile, isfunction, signature
-from pathlib import Path
-from traceback import extract_tb
+from inspect import getattr_static, getmembers, getsourcefile, isfunction, signature
 
 import pytest
 
-from paged_core.errors import PagedCoreError, PluginError
+from paged_core.errors import PagedCoreError, PluginError, error_text
 from paged_core.plugins.component import Component, ComponentSettings
 
 RAISED = (Exception, SystemExit, pytest.skip.Exception)
@@ -30,17 +27,17 @@ def refusal(record: Component, options: ComponentSettings, interface: type) -> s
     what = f"{record.slot} {record.name!r}"
     try:
         reason = record.ask_check(options)
+    except PluginError as error:
+        raise CannotBeTested(f"the check of {what}: {error}") from error
     except RAISED as error:
-        if isinstance(error, PluginError) and error.__cause__ is None:
-            raise CannotBeTested(f"the check of {what}: {error}") from error
-        where = described(error, record.check or "")
-        raise CannotBeTested(f"the check of {what} raised: {where}") from error
+        raise CannotBeTested(f"the check of {what} raised: {said(error)}") from error
     if reason is None:
         try:
             made = record.load()
+        except PluginError as error:
+            raise CannotBeTested(str(error)) from error
         except RAISED as error:
-            where = described(error, record.factory)
-            raise CannotBeTested(f"{what} cannot be imported: {where}") from error
+            raise CannotBeTested(f"{what} cannot be imported: {said(error)}") from error
         if problem := misfit(made, interface):
             raise CannotBeTested(f"{what} cannot be used: {problem}")
     return reason
@@ -69,30 +66,6 @@ def misfit(made: object, interface: type) -> str | None:
     return None
 
 
-def described(error: BaseException, path: str = "") -> str:
-    """Say what was raised, and where in the package of ``path``, such as ``"package.module:name"``.
-
-    Where nothing of the package is on the stack: the innermost line outside of the import system.
-    """
-    if isinstance(error, PluginError) and error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, PagedCoreError):
-        return str(error)
-    message = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    package = path.partition(":")[0].partition(".")[0]
-    frames = [
-        frame
-        for frame in extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_OF_THE_IMPORT)
-    ]
-    own = [frame for frame in frames if package in Path(frame.filename).with_suffix("").parts]
-    if not (own or frames):
-        return f"{message} (it is named by {path!r})"
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}: {message}"
-
-
-_OF_THE_IMPORT = ("<frozen importlib", getfile(importlib), getfile(Component), __file__)
-"""How the names of files begin that import what is named."""
+def said(error: BaseException) -> str:
+    """Return what an error says; of one that is not ours its class and place, too."""
+    return str(error) if isinstance(error, PagedCoreError) else error_text(error)

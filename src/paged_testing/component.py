@@ -19,7 +19,7 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.component import Component, ComponentSettings, load
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
-from paged_testing.availability import RAISED, CannotBeTested, described, refusal
+from paged_testing.availability import RAISED, CannotBeTested, refusal, said
 from paged_testing.branches import Branches, UnreachedBranch
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
 from paged_testing.engines import (
@@ -169,7 +169,7 @@ class ComponentConformance:
             except CannotBeTested as error:
                 kind._problem = str(error)
             except RAISED as error:
-                kind._problem = described(error)
+                kind._problem = said(error)
         raise CannotBeTested(kind._problem)
 
     @contextmanager
