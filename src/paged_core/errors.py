@@ -47,6 +47,10 @@ class EngineError(PagedCoreError):
     """The engine was used in a way that it cannot honour, such as a step after it was closed."""
 
 
+class EngineLost(EngineError):
+    """The engine ended while it served a request, of whose answer a part was read already."""
+
+
 class ExecutorLost(EngineError):
     """An executor has lost the model and the cache: its process has died, say.
 
