@@ -1,1 +1,1 @@
-"""An HTTP server for engines."""
+"""Serving: an HTTP server, and engines in processes of their own."""

@@ -126,6 +126,10 @@ class EngineService:
         posted.add_done_callback(lambda done: _pass_on(done, answer))
         return answer
 
+    def wake(self) -> None:
+        """Have the thread that runs the steps show that it lives."""
+        self._driver.post(lambda _: None)
+
     def _report(self, observer: str, since: int) -> Any:
         found = self._observers.get(observer)
         if found is None or not isinstance(found, SupportsReport):
