@@ -156,6 +156,18 @@ class TestFeed:
 
         run(test)
 
+    def test_ends_with_the_engine(self) -> None:
+        """A server that closes need not wait for those who look."""
+
+        async def test(client: FakeClient, feed: LiveFeed) -> None:
+            async with aclosing(feed.events()) as events:
+                await next_event(events)
+                client.state = ClientState.DRAINING
+                assert (await next_event(events))["state"] == "draining"
+                assert [event async for event in events] == []
+
+        run(test)
+
     def test_pings_while_there_is_no_news(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(feed_module, "PING", 0.01)
 

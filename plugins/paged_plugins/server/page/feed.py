@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from paged_core.client.engine_client import EngineClient
+from paged_core.client.engine_client import ClientState, EngineClient
 from paged_core.errors import PagedCoreError
 
 OBSERVER = "live_view"
@@ -20,6 +20,9 @@ PATIENCE = 3.0
 """Seconds after which an engine that does not answer is said to be silent."""
 PING = 15.0
 """Seconds without news after which a comment shows that the connection lives."""
+
+ENDS = {ClientState.DRAINING.value, ClientState.FAILED.value}
+"""States after which a stream ends: a server that closes waits for what is open."""
 
 State = tuple[str, str | None]
 """Whether requests are taken, and why not, or why there is no view."""
@@ -49,11 +52,11 @@ class LiveFeed:
         self._poller: asyncio.Task[None] | None = None
 
     async def events(self, since: int = 0) -> AsyncIterator[bytes]:
-        """Yield what is new since a cursor, as server-sent events, whenever there is more."""
+        """Yield what is new since a cursor, as server-sent events, until the engine ends."""
         state: State | None = None
         self._num_viewers += 1
         try:
-            while True:
+            while state is None or state[0] not in ENDS:
                 waiting = asyncio.shield(self._ask_for(since, state))
                 try:
                     update = await asyncio.wait_for(waiting, PING)

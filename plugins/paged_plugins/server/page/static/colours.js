@@ -31,6 +31,28 @@ export function ownerColour(number) {
   return known.get(key);
 }
 
+// A colour as a pixel of an ImageData that is seen as Uint32Array.
+export function pixel(css) {
+  const key = `pixel ${css}`;
+  if (!known.has(key)) {
+    const pen = new OffscreenCanvas(1, 1).getContext("2d");
+    pen.fillStyle = css;
+    pen.fillRect(0, 0, 1, 1);
+    known.set(key, new Uint32Array(pen.getImageData(0, 0, 1, 1).data.buffer)[0]);
+  }
+  return known.get(key);
+}
+
+// A pixel of which a share of 0 to 1 lies over another one.
+export function mix(over, under, share) {
+  let mixed = 0xff;
+  for (const shift of [16, 8, 0]) {
+    const [a, b] = [(over >>> shift) & 0xff, (under >>> shift) & 0xff];
+    mixed = (mixed << 8) | Math.round(b + (a - b) * share);
+  }
+  return mixed >>> 0;
+}
+
 export function onThemeChange(listener) { listeners.push(listener); }
 
 export function themeChanged() {
