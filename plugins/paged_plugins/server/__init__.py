@@ -1,0 +1,1 @@
+"""The plugin ``server``: engines as a service over HTTP."""
