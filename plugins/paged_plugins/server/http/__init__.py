@@ -1,1 +1,1 @@
-"""The server ``http``: connections, what is in front of every route, and the server's own routes."""
+"""The server ``http``: connections, what is in front of all routes, and its own routes."""

@@ -33,19 +33,25 @@ class EventStream:
 
     It starts with the first event, or with a ping if that takes long: what goes wrong before is an
     answer with a status of its own, and what goes wrong later is an event ``error``, which is the
-    last. Otherwise ``[DONE]`` is.
+    last. Otherwise ``done`` is.
 
     A reader that is slower than the engine gets fewer and longer deltas: none is made before the
     one before it is sent.
 
     Args:
         events: encoded; one is asked for when the one before it was sent.
+        done: the last one, where all went well.
     """
 
     def __init__(
-        self, answer: Answer, events: AsyncGenerator[bytes, None], options: HttpSettings
+        self,
+        answer: Answer,
+        events: AsyncGenerator[bytes, None],
+        options: HttpSettings,
+        done: bytes = DONE,
     ) -> None:
         self._answer, self._events, self._options = answer, events, options
+        self._done = done
         self._has_started = False
         self._sending_since: float | None = None
         self._last_sent = 0.0
@@ -70,7 +76,7 @@ class EventStream:
             async with self._answer.within_deadline():
                 async for event in self._events:
                     await self._write(event)
-            last = DONE
+            last = self._done
         except Exception as error:
             if not self._has_started:
                 raise

@@ -123,14 +123,12 @@ class Gate:
                 await exchange.preflight()
                 return
         if self._keys and scope["path"] not in PUBLIC and not self._keys.fit(_key(headers)):
-            browser = b"text/html" in headers.get(b"accept", b"")
+            scheme = "Basic" if b"text/html" in headers.get(b"accept", b"") else "Bearer"
             raise ApiError(
                 401,
                 "a key is needed, as `Authorization: Bearer KEY`, and this one is missing or wrong",
                 code="invalid_api_key",
-                headers={
-                    "www-authenticate": f'{"Basic" if browser else "Bearer"} realm="paged_core"'
-                },
+                headers={"www-authenticate": f'{scheme} realm="paged_core"'},
             )
         exchange.check_length()
         scope["app"] = self  # the router then raises what is not found

@@ -43,7 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["abort"] = self.transport.abort  # type: ignore[typeddict-item]
+        self.scope["state"]["abort"] = self.transport.abort
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -67,11 +67,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(b"408 Request Timeout")
 
     def _refuse(self, status: bytes) -> None:
-        """Answer what is not a whole request, unless an answer has begun, and close."""
-        is_answered = (
-            not self._in_headers and self.cycle is not None and self.cycle.response_started
-        )
-        if not is_answered and not self.transport.is_closing():
+        """Answer what is not a whole request, unless another answer is being sent, and close."""
+        cycle = self.cycle
+        is_sending = cycle is not None and cycle.response_started and not cycle.response_complete
+        if not is_sending and not self.transport.is_closing():
             head = b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             self.transport.write(head)
         self.transport.close()
