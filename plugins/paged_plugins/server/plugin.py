@@ -47,3 +47,6 @@ def paged_core_commands() -> Iterator[Command]:
     yield Command(
         "serve", "paged_plugins.server.command:command", "Serve a model over HTTP, as OpenAI does."
     )
+    yield Command(
+        "chat", "paged_plugins.server.chat_command:command", "Talk to a model that is served."
+    )
