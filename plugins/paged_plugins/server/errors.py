@@ -15,6 +15,7 @@ _MAX_BYTES = 1024
 """Of a message; what a client sent may be repeated in it."""
 _FIELD = re.compile(r"[a-z_]+(?=[\s(,:]|$)")
 _PLACE = re.compile(r"^(.*) - at (?:`key` in )?`\$(?:\.)?(.*)`$", re.DOTALL)
+_TOO_LONG = re.compile(r"room to generate within max_model_len|tokens that a sequence may have")
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -109,7 +110,7 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
         message = str(error)
         found = _FIELD.match(message)
         param = found[0] if found and found[0] in fields else None
-        code = "context_length_exceeded" if "max_model_len" in message else None
+        code = "context_length_exceeded" if _TOO_LONG.search(message) else None
         return ApiError(400, message, param=param, code=code)
     if isinstance(error, msgspec.ValidationError):
         return invalid(error)

@@ -62,9 +62,12 @@ async def open_chat(service: Service, body: ChatRequest) -> Chat:
     model = service.check_model(body.model)
     service.check_room()
     asked = format_of(service, body)
-    max_tokens = body.max_completion_tokens
-    if max_tokens is None:
-        max_tokens = body.max_tokens
+    max_tokens = body.max_tokens
+    if body.max_completion_tokens is not None:
+        max_tokens = body.max_completion_tokens
+        if max_tokens < 1:
+            message = f"max_completion_tokens must be at least 1, not {max_tokens}"
+            raise refused("max_completion_tokens", message)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "top_logprobs needs logprobs; set it to true")
