@@ -124,7 +124,7 @@ PARTS = {
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 3125
+ENGINE_LINES = 3130
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:
