@@ -67,11 +67,11 @@ def command(
 def _run(resolved: Resolved, chosen: Any) -> int:
     import asyncio
 
-    from paged_core.client.in_process import InProcessClient
     from paged_core.engine.contexts import make_component
+    from paged_plugins.server.process.client import ProcessClient
     from paged_plugins.server.service import Service
 
-    client = InProcessClient(resolved.settings, resolved.registry)
+    client = ProcessClient(resolved.settings, resolved.registry)
     service = Service(client, resolved, chosen)
     server: Server = make_component(resolved.registry, "server", chosen, service)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from integration.server.served import Served, events
+from server.served import Served, events
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "x"}]

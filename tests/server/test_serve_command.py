@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from integration.server.served import SECONDS, ask, events, serve_process, wait_until
+from server.served import SECONDS, ask, events, serve_process, wait_until
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from integration.server.served import Served, ask, events, wait_until
+from server.served import Served, ask, events, wait_until
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}

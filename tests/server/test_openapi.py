@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from integration.server.served import Served
 from paged_plugins.server.http.endpoint import Endpoint
+from server.served import Served
 
 
 @pytest.fixture(scope="module")
