@@ -7,7 +7,14 @@ from typing import Any
 
 import msgspec
 
-from paged_core.errors import EngineError, EngineLost, RequestError, error_text, stack_text
+from paged_core.errors import (
+    EngineError,
+    EngineLost,
+    PluginError,
+    RequestError,
+    error_text,
+    stack_text,
+)
 from paged_core.log import get_logger
 from paged_core.terminal import printable
 
@@ -120,6 +127,8 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
         return ApiError(503, str(error), code="not_ready", retry_after=RETRY_SECONDS)
     if isinstance(error, TimeoutError):
         return ApiError(504, "the request's deadline has passed", code="deadline_exceeded")
+    if isinstance(error, PluginError):
+        return ApiError(500, str(error), code="component_failed")
     _log.error("request_failed", reason=error_text(error), traceback=stack_text(error))
     return ApiError(500, "the server failed to answer; its log says why", code="internal_error")
 
