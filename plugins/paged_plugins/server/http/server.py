@@ -31,7 +31,7 @@ _CLOSE_SECONDS = 2.0
 
 def missing_packages() -> str | None:
     """Say what is missing for this server; it is the check of the component."""
-    needed = ("httptools", "msgspec", "starlette", "uvicorn")
+    needed = ("httptools", "msgspec", "starlette", "uvicorn", "zmq")
     missing = [name for name in needed if find_spec(name) is None]
     if not missing:
         return None
