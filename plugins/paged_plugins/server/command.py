@@ -17,6 +17,7 @@ from paged_core.errors import SettingsError
 from paged_core.settings.layers import Entry, Origin
 
 if TYPE_CHECKING:
+    from paged_core.client.engine_client import EngineClient
     from paged_core.settings.schema import Resolved
     from paged_plugins.server.interfaces import Server
     from paged_plugins.server.service import Service
@@ -67,15 +68,25 @@ def command(
 def _run(resolved: Resolved, chosen: Any) -> int:
     import asyncio
 
-    from paged_core.client.in_process import InProcessClient
     from paged_core.engine.contexts import make_component
     from paged_plugins.server.service import Service
 
-    client = InProcessClient(resolved.settings, resolved.registry)
-    service = Service(client, resolved, chosen)
+    service = Service(_client(resolved, chosen), resolved, chosen)
     server: Server = make_component(resolved.registry, "server", chosen, service)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(server, service))
+
+
+def _client(resolved: Resolved, chosen: Any) -> EngineClient:
+    """Return what reaches the engine that serves."""
+    settings, registry = resolved.settings, resolved.registry
+    if chosen.engine == "thread":
+        from paged_core.client.in_process import InProcessClient
+
+        return InProcessClient(settings, registry)
+    from paged_plugins.server.process.client import ProcessClient
+
+    return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout)
 
 
 def _loop_factory() -> Any:
