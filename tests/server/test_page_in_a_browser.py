@@ -143,6 +143,7 @@ class TestChat:
     ) -> None:
         page = opened()
         set_field(page, "max_tokens", "400")
+        page.check("[name=ignore_eos]")
         page.fill("#prompt", PROMPT)
         page.press("#prompt", "Enter")
         text = ".message.assistant .text"
@@ -160,7 +161,7 @@ class TestChat:
                     method: "POST", signal: window.other.signal,
                     headers: {"Content-Type": "application/json"},
                     body: JSON.stringify({
-                        model: "demo", stream: true, max_tokens: 400,
+                        model: "demo", stream: true, max_tokens: 400, ignore_eos: true,
                         messages: [{role: "user", content: prompt}],
                     }),
                 }).then((answer) => answer.text()).catch(() => {});

@@ -24,6 +24,7 @@ from paged_plugins.server.page import feed as feed_module
 from paged_plugins.server.page.feed import LiveFeed
 from paged_plugins.server.page.files import FOLDER
 from paged_plugins.server.page.routes import Page
+from paged_plugins.server.settings import PageSettings
 
 
 class FakeClient:
@@ -203,7 +204,7 @@ class FakeService:
 
 @pytest.fixture(scope="module")
 def browser() -> TestClient:
-    return TestClient(Starlette(routes=Page(None, FakeService()).routes()))  # type: ignore[arg-type]
+    return TestClient(Starlette(routes=Page(PageSettings(), FakeService()).routes()))  # type: ignore[arg-type]
 
 
 class TestFiles:
@@ -254,7 +255,7 @@ class TestAbout:
 
 
 def test_a_cursor_that_is_no_number_is_none() -> None:
-    page = Page(None, FakeService())  # type: ignore[arg-type]
+    page = Page(PageSettings(), FakeService())  # type: ignore[arg-type]
     seen: list[int] = []
 
     class Feed:

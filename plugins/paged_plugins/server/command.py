@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paged_plugins.server.interfaces import Server
     from paged_plugins.server.service import Service
 
-OBSERVERS = ("metrics",)
+OBSERVERS = ("metrics", "live_view")
 """Of the engine, if the settings name none: what the server's pages report."""
 
 

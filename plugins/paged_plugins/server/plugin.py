@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paged_core.plugins.component import Command, Component, Slot
 from paged_core.plugins.hooks import hookimpl
-from paged_plugins.server.settings import HttpSettings, OpenAISettings
+from paged_plugins.server.settings import HttpSettings, OpenAISettings, PageSettings
 
 
 @hookimpl
@@ -20,7 +20,7 @@ def paged_core_slots() -> Iterator[Slot]:
     yield Slot(
         "routes",
         "paged_plugins.server.interfaces:Routes",
-        ("openai",),
+        ("openai", "page"),
         many=True,
         summary="what the server answers",
     )
@@ -39,6 +39,12 @@ def paged_core_components() -> Iterator[Component]:
         OpenAISettings,
         "paged_plugins.server.openai.routes:OpenAIRoutes",
         summary="the API of OpenAI with vLLM's extras: models, completions, chat, tokens",
+    )
+    yield Component(
+        "routes",
+        PageSettings,
+        "paged_plugins.server.page.routes:Page",
+        summary="the page at /: a chat, and the engine as it works",
     )
 
 

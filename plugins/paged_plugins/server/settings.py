@@ -66,3 +66,9 @@ class OpenAISettings(ComponentSettings):
     """Options of :class:`~paged_plugins.server.openai.routes.OpenAIRoutes`."""
 
     name: Literal["openai"] = "openai"
+
+
+class PageSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.server.page.routes.Page`."""
+
+    name: Literal["page"] = "page"

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from paged_core.cli.plugins import choices
+from paged_plugins.server.interfaces import Routes
 from paged_plugins.server.page.feed import LiveFeed
 from paged_plugins.server.page.files import page_files
+from paged_plugins.server.service import Service
+from paged_plugins.server.settings import PageSettings
 
-if TYPE_CHECKING:
-    from paged_plugins.server.service import Service
 
-
-class Page:
+class Page(Routes):
     """Serves the page at ``/``, and to it ``/live/events`` and ``/live/about``."""
 
-    def __init__(self, options: Any, service: Service, /) -> None:
+    def __init__(self, options: PageSettings, service: Service, /) -> None:
         self._service = service
         self._feed: LiveFeed | None = None
 

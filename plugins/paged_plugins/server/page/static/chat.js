@@ -50,6 +50,7 @@ export class Chat {
     const body = { model: given.get("model") ?? "" };
     for (const name of NUMBERS) if (given.get(name)) body[name] = Number(given.get(name));
     if (given.get("stop")) body.stop = given.get("stop");
+    if (given.has("ignore_eos")) body.ignore_eos = true;
     const system = given.get("system")?.trim();
     return { body, system: system ? [{ role: "system", content: system }] : [] };
   }
