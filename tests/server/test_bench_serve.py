@@ -12,12 +12,12 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from tests.server.served import Served
 
 from paged_core.errors import SettingsError
 from paged_plugins.bench.serve_load import Answer, random_requests, spread
 from paged_plugins.bench.serve_measures import measures, read_goals
 from paged_plugins.http_client import HttpClient, ServerError
+from server.served import Served
 
 KEYS = {
     *("date", "backend", "label", "model_id", "num_prompts", "request_rate", "burstiness"),

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.server.served import Served
+
+from server.served import Served
 
 CHAT = [sys.executable, "-m", "paged_core", "chat"]
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-from tests.server.served import Served, ask, events
 
 from paged_core import LLM, SamplingParams
 from paged_plugins.server.openai.protocol import ChatChunk, Completion
