@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from paged_core.engine.contexts import make_component
 from paged_core.errors import SettingsError
-from paged_plugins.server.interfaces import Routes, Server
+from paged_plugins.server.routes import Routes
+from paged_plugins.server.server import Server
 from paged_plugins.server.settings import HttpSettings
 
 if TYPE_CHECKING:
