@@ -79,7 +79,7 @@ def served_slowly(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(compiled_kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     observers = '["metrics", "live_view", "slow_steps"]'
     slowly = served_slowly(tmp_path_factory.mktemp("plugin"))
     with serve_process("--num-blocks", "256", "--observers", observers, **slowly) as served:
