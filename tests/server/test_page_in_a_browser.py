@@ -6,18 +6,13 @@ import json
 import os
 import re
 import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.server.served import serve_process
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed (extra `dev`)"
@@ -44,41 +39,51 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@contextmanager
-def serving(folder: Path, *options: str, **environment: str) -> Iterator[str]:
-    """Serve the demo model; yield the address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "paged_core", "serve", "--port", str(port), *options]
-    log = folder / "serve.log"
-    with log.open("w") as out:
-        server = subprocess.Popen(
-            command, stdout=out, stderr=out, cwd=folder, env={**os.environ, **environment}
-        )
-    try:
-        for _ in range(600):
-            assert server.poll() is None, log.read_text()
-            with suppress(OSError), urllib.request.urlopen(f"{address}/ready", timeout=5):
-                break
-            time.sleep(0.1)
-        else:
-            raise AssertionError(log.read_text())
-        yield address
-    finally:
-        server.terminate()
-        try:
-            server.wait(60)
-        finally:
-            server.kill()
-            server.wait()
+SLOW_STEPS = """
+import time
+from typing import Literal
+
+from paged_core.interfaces.observer import Observer
+from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.hooks import hookimpl
+
+
+class SlowSettings(ComponentSettings):
+    name: Literal["slow_steps"] = "slow_steps"
+
+
+class SlowSteps(Observer):
+    def __init__(self, options, context, /):
+        pass
+
+    def on_step(self, step, /):
+        time.sleep(0.02)
+
+
+@hookimpl
+def paged_core_components():
+    yield Component("observers", SlowSettings, "slow_steps:SlowSteps", summary="takes its time")
+"""
+"""A plugin with which the demo model takes so long that one can look on."""
+
+
+def served_slowly(folder: Path) -> dict[str, str]:
+    """Return the environment of a server that has the plugin."""
+    (folder / "slow_steps.py").write_text(SLOW_STEPS)
+    described = folder / "slow_steps-1.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: slow_steps\nVersion: 1\n")
+    (described / "entry_points.txt").write_text("[paged_core]\nslow_steps = slow_steps\n")
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("page"), "--num-blocks", "256") as address:
-        yield address
+def address(compiled_kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    observers = '["metrics", "live_view", "slow_steps"]'
+    slowly = served_slowly(tmp_path_factory.mktemp("plugin"))
+    with serve_process("--num-blocks", "256", "--observers", observers, **slowly) as served:
+        yield f"http://127.0.0.1:{served.port()}"
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +127,7 @@ def wait_for(page: Page, condition: str) -> None:
         if page.evaluate(condition):
             return
         page.wait_for_timeout(50)
-    raise AssertionError(condition)
+    raise AssertionError(f"{condition}: {page.inner_text('main')}")
 
 
 def set_field(page: Page, name: str, value: str) -> None:
@@ -142,7 +147,7 @@ class TestChat:
         self, opened: Callable[..., Page]
     ) -> None:
         page = opened()
-        set_field(page, "max_tokens", "400")
+        set_field(page, "max_tokens", "900")
         page.check("[name=ignore_eos]")
         page.fill("#prompt", PROMPT)
         page.press("#prompt", "Enter")
@@ -161,7 +166,7 @@ class TestChat:
                     method: "POST", signal: window.other.signal,
                     headers: {"Content-Type": "application/json"},
                     body: JSON.stringify({
-                        model: "demo", stream: true, max_tokens: 400, ignore_eos: true,
+                        model: "demo", stream: true, max_tokens: 900, ignore_eos: true,
                         messages: [{role: "user", content: prompt}],
                     }),
                 }).then((answer) => answer.text()).catch(() => {});
@@ -212,8 +217,9 @@ class TestChat:
         assert page.is_enabled("#send")
 
 
-def test_with_keys_the_browser_asks_for_one(opened: Callable[..., Page], tmp_path: Path) -> None:
-    with serving(tmp_path, "--num-blocks", "64", PAGED_CORE_API_KEY=KEY) as address:
+def test_with_keys_the_browser_asks_for_one(opened: Callable[..., Page]) -> None:
+    with serve_process("--num-blocks", "64", PAGED_CORE_API_KEY=KEY) as served:
+        address = f"http://127.0.0.1:{served.port()}"
         page = opened(address, http_credentials={"username": "me", "password": KEY})
         page.wait_for_selector("#settings-rows tr")
         assert page.is_hidden("#key-form")
