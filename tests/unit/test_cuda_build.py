@@ -30,7 +30,7 @@ from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, find_compilers, loa
 from unit.cuda_fakes import FakeDriver, fake_library, fake_module, image
 from unit.test_cpu_build import script
 
-VARIANT = Variant("bfloat16", 128, 2, "auto")
+VARIANT = Variant("bfloat16", 128, 16, "auto")
 COPY = f"paged_copy_blocks 256 0 0 {ctypes.sizeof(BlockCopies)}"
 
 
@@ -78,7 +78,7 @@ def test_nvcc_gets_the_variant_and_the_folders(tmp_path: Path) -> None:
     assert made.suffix == ".cubin"
     for argument in (
         *("-cubin", "-O3", "--gpu-architecture=sm_90", "-DPAGED_DTYPE=bfloat16"),
-        *("-DPAGED_DIM=128", "-DPAGED_GROUP=2", "-DPAGED_CACHE=auto", "variant.cu"),
+        *("-DPAGED_DIM=128", "-DPAGED_GROUP=16", "-DPAGED_CACHE=auto", "variant.cu"),
         f"-I{build.includes[0]}",
     ):
         assert argument in said
@@ -95,8 +95,9 @@ def test_what_nvcc_says_is_told(tmp_path: Path) -> None:
 def test_each_architecture_and_variant_has_a_file_of_its_own(tmp_path: Path) -> None:
     compiler = Nvcc(str(fake_nvcc(tmp_path / "bin")), "1")
     variants = [
-        *(VARIANT, Variant("float16", 128, 2, "auto"), Variant("bfloat16", 64, 2, "auto")),
-        *(Variant("bfloat16", 128, 4, "auto"), Variant("bfloat16", 128, 2, "fp8_e4m3")),
+        *(VARIANT, Variant("float16", 128, 16, "auto"), Variant("bfloat16", 64, 16, "auto")),
+        *(Variant("float32", 128, group, "auto") for group in (2, 4)),
+        Variant("bfloat16", 128, 16, "fp8_e4m3"),
     ]
     builds = [one.cubin(arch) for one in variants for arch in ("sm_80", "sm_90")]
     paths = {library(build, compiler, tmp_path) for build in builds}
@@ -125,7 +126,7 @@ def test_nvrtc_compiles_with_the_headers_beside_it(
     found = Nvrtc.find({"CUDA_HOME": str(home)})
     assert found.headers == (home / "include",)
     said = library(VARIANT.cubin("sm_90"), found, tmp_path).read_text()
-    for argument in ("--gpu-architecture=sm_90", "-DPAGED_GROUP=2", f"-I{home / 'include'}"):
+    for argument in ("--gpu-architecture=sm_90", "-DPAGED_GROUP=16", f"-I{home / 'include'}"):
         assert f"{argument}\n" in said
     assert "-O3" not in said, "NVRTC refuses what only nvcc knows"
 
@@ -192,7 +193,8 @@ def test_what_nvrtc_says_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Nvcc, Nvrtc])
 @pytest.mark.parametrize(
-    "variant", [VARIANT, Variant("float32", 64, 1, "auto"), Variant("float16", 256, 3, "fp8_e4m3")]
+    "variant",
+    [VARIANT, Variant("float32", 64, 1, "auto"), Variant("float16", 256, 16, "fp8_e4m3")],
 )
 def test_what_is_installed_compiles_the_kernels(
     tmp_path: Path, kind: type[Nvcc | Nvrtc], variant: Variant

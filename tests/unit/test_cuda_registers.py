@@ -18,12 +18,12 @@ _FUNCTION = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", re.S
 )
 
-SHORT = (("sm_90", Variant("bfloat16", 128, 2, "auto")),)
+SHORT = (("sm_90", Variant("bfloat16", 128, 16, "auto")),)
 LONG = tuple(
     (architecture, Variant(dtype, dim, group, cache))
     for architecture, (dtype, group), dim, cache in product(
         ("sm_80", "sm_90"),
-        (("bfloat16", 1), ("bfloat16", 8), ("float16", 8), ("float32", 8)),
+        (("bfloat16", 16), ("float16", 16), ("float32", 1), ("float32", 8)),
         (64, 96, 128, 256),
         ("auto", "fp8_e4m3"),
     )

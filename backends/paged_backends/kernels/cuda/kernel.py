@@ -161,8 +161,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 _DIMS = (64, 96, 128, 256)
 MAX_HEAD_DIM = _DIMS[-1]
 HEAD_DIM_MULTIPLE = 8
+MATRIX_ROWS = 16
+"""Query heads of one key head that a thread block takes when it decodes on tensor cores."""
 GPU_GROUPS = tuple(range(1, 9))
-"""Query heads of one key head that a thread block may take when it decodes."""
+"""Those that it may take in float32, by the variant."""
 EMULATED_GROUPS = (1, 4)
 """Those of them that are compiled for the CPU."""
 
@@ -177,7 +179,8 @@ class Variant:
     dim: int
     """The head dimension, rounded up to what there are kernels for."""
     group: int
-    """One of :data:`GPU_GROUPS`."""
+    """Query heads of a thread block that decodes: :data:`MATRIX_ROWS`, and in float32 one of
+    :data:`GPU_GROUPS`."""
     cache: str
     """``kv_cache_dtype`` of the layers."""
 
@@ -185,8 +188,11 @@ class Variant:
     def of(cls, layer: LayerSpec, groups: Sequence[int] = GPU_GROUPS) -> Variant:
         """Return that of ``layer``, whose head dimension is at most :data:`MAX_HEAD_DIM`."""
         dim = next(dim for dim in _DIMS if dim >= layer.head_dim)
-        heads = layer.num_heads // layer.num_kv_heads
-        group = next((group for group in groups if group >= heads), groups[-1])
+        if layer.dtype == "float32":
+            heads = layer.num_heads // layer.num_kv_heads
+            group = next((group for group in groups if group >= heads), groups[-1])
+        else:
+            group = MATRIX_ROWS
         return cls(layer.dtype, dim, group, layer.kv_cache_dtype)
 
     @property
