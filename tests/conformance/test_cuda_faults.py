@@ -52,6 +52,8 @@ class Fault:
     said: str
     """A pattern of the error."""
     cache: KVCacheDtype = "auto"
+    multiprocessors: int = 132
+    """Of the device: on few, the keys are split into few parts."""
 
 
 EDGES = "test_equals_dense_attention_on_short_sequences", [(15, 1), (16, 1), (17, 1), (16, 16)]
@@ -85,10 +87,10 @@ FAULTS = {
         "joint.h", "all.sum += factor * sum[part][j]", "all.sum += sum[part][j]", *DECODES, RESULTS
     ),
     "decode: a split is not rescaled": Fault(
-        "combine.h", "all.sum += factor * partial[1]", "all.sum += partial[1]", *DECODES, RESULTS
+        "combine.h", "all.sum += factor * partial[1]", "all.sum += partial[1]", *LONG, RESULTS
     ),
     "decode: a split too many": Fault(
-        "combine.h", "split < splits;", "split <= splits;", *DECODES,
+        "combine.h", "split < splits;", "split <= splits;", *LONG,
         f"{RESULTS}|beyond the end of partials",
     ),
     "decode: no barrier after the keys": Fault(
@@ -116,11 +118,11 @@ FAULTS = {
     ),
     "decode: no barrier of the warp after the keys are used": Fault(
         "decode.h", "      __syncwarp();  // all have used the keys\n", "", *LONG,
-        f"{RACE}|{UNWRITTEN}",
+        f"{RACE}|{UNWRITTEN}", multiprocessors=1,
     ),
     "decode: no barrier of the warp after the values are used": Fault(
         "decode.h", "      __syncwarp();  // all have used the values\n", "", *LONG,
-        f"{RACE}|{UNWRITTEN}",
+        f"{RACE}|{UNWRITTEN}", multiprocessors=1,
     ),
     "decode: keys of another step": Fault(
         "decode.h", "(step * kWarps + warp) * kKeys", "(step * kWarps + warp % 3) * kKeys",
@@ -236,19 +238,22 @@ class OneModule:
     """A target whose only kernels are these."""
 
     module_: EmulatedModule
+    count: int
     groups: Sequence[int] = (4,)
 
     def problem(self, device: torch.device, /) -> str | None:
         return None
 
     def multiprocessors(self, device: torch.device, /) -> int:
-        return 132
+        return self.count
 
     def module(self, variant: Variant, device: torch.device, /) -> EmulatedModule:
         return self.module_
 
 
-def conformance(module: EmulatedModule, cache: KVCacheDtype) -> AttentionConformance:
+def conformance(
+    module: EmulatedModule, cache: KVCacheDtype, multiprocessors: int = 132
+) -> AttentionConformance:
     """Return the class's tests, of the component with these kernels."""
 
     class Case(AttentionConformance):
@@ -259,7 +264,7 @@ def conformance(module: EmulatedModule, cache: KVCacheDtype) -> AttentionConform
         def make(self) -> AttentionBackend:
             made = self.build(AttentionContext(settings=EngineSettings()))
             assert isinstance(made, CudaAttention)
-            made.target = OneModule(module)
+            made.target = OneModule(module, multiprocessors)
             return made
 
     return Case()
@@ -290,7 +295,7 @@ def with_fault(name: str) -> Any:
 @pytest.mark.parametrize("name", [with_fault(name) for name in FAULTS])
 def test_a_fault_is_caught(workshop: Workshop, name: str) -> None:
     fault = FAULTS[name]
-    case = conformance(build(workshop, name, fault), fault.cache)
+    case = conformance(build(workshop, name, fault), fault.cache, fault.multiprocessors)
     with pytest.raises((AssertionError, KernelError), match=fault.said):
         getattr(case, fault.test)(fault.argument)
 
@@ -302,5 +307,5 @@ def test_without_a_fault_nothing_is_caught(
     unit = tmp_path / f"sound_{cache}.cu"
     unit.write_text(KERNELS.format(cache=cache))
     case = conformance(workshop.module(unit), cache)
-    for test, argument in (EDGES, DECODES, CHUNKS, HEADS):
+    for test, argument in (EDGES, DECODES, LONG, CHUNKS, HEADS):
         getattr(case, test)(argument)

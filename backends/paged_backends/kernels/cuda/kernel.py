@@ -8,7 +8,7 @@ emulation of one. How the keys of a row are divided, and how blocks are copied, 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,21 +217,26 @@ class Variant:
             return None
         return f"paged_tiles_{self.dtype}_{self.dim}_{self.cache}"
 
-    def cubin(self, architecture: str) -> Build:
-        """Return the build of the kernels for GPUs of ``architecture``, such as ``sm_90``."""
-        macros = {"DTYPE": self.dtype, "DIM": self.dim, "GROUP": self.group, "CACHE": self.cache}
-        return Build(
-            name=f"cuda-{architecture}-{self.dtype}-{self.dim}-{self.group}-{self.cache}",
-            sources=SOURCES,
-            units=("variant.cu",),
-            flags=(
-                f"--gpu-architecture={architecture}",
-                "--std=c++17",
-                *(f"-DPAGED_{name}={value}" for name, value in macros.items()),
-            ),
-            includes=(SHIM_SOURCES,),
-            suffix=".cubin",
-        )
+    def cubins(self, architecture: str) -> tuple[Build, Build]:
+        """Return the builds of the kernels for GPUs of ``architecture``, such as ``sm_90``: of
+        that which decodes, and of the others, which are the same for all groups."""
+        macros = {"DTYPE": self.dtype, "DIM": str(self.dim), "CACHE": self.cache}
+
+        def build(unit: str, macros: Mapping[str, str]) -> Build:
+            return Build(
+                name="-".join(["cuda", unit, architecture, *macros.values()]),
+                sources=SOURCES,
+                units=(f"{unit}.cu",),
+                flags=(
+                    f"--gpu-architecture={architecture}",
+                    "--std=c++17",
+                    *(f"-DPAGED_{name}={value}" for name, value in macros.items()),
+                ),
+                includes=(SHIM_SOURCES,),
+                suffix=".cubin",
+            )
+
+        return build("decode", macros | {"GROUP": str(self.group)}), build("others", macros)
 
 
 class BlockCopier:

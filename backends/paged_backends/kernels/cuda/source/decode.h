@@ -172,9 +172,11 @@ class Decode {
     Stage& stage = shared.stages[warp][step % kStages];
     if (key_at(step) < share.end) {
       Place place = Place::of(call, next_block, next.offset);
+      long long own = reinterpret_cast<long long>(keys + place.row);
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn)
-        rows[turn] = keys + __shfl_sync(~0u, place.row, row_of(turn)) + lane % kLanes * kPiece;
+        rows[turn] = reinterpret_cast<const Stored*>(__shfl_sync(~0u, own, row_of(turn))) +
+                     lane % kLanes * kPiece;
       if constexpr (kIsWidened)
         copy_async<4>(&stage.scales[lane],
                       keys + (place.scale & ~3ll) + (lane < kKeys ? 0 : values), true);
