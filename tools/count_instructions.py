@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.build import Build, CannotCompile
 from paged_backends.kernels.cuda.kernel import MATRIX_ROWS, Variant
 from paged_backends.kernels.cuda.toolkit import find_compilers
 
@@ -188,6 +188,10 @@ def compiled(variant: Variant, architecture: str = ARCHITECTURE) -> dict[str, Ke
     Raises:
         CannotCompile: there is no compiler or disassembler, or one fails.
     """
+    return _kernels(variant.cubins(architecture))
+
+
+def _kernels(builds: Sequence[Build]) -> dict[str, Kernel]:
     disassembler()
     compilers = find_compilers()
     if isinstance(compilers, CannotCompile):
@@ -195,7 +199,7 @@ def compiled(variant: Variant, architecture: str = ARCHITECTURE) -> dict[str, Ke
     kernels: dict[str, Kernel] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernels.cubin")
-        for build in variant.cubins(architecture):
+        for build in builds:
             compilers[0].build(build.paths(), build.arguments(), path)
             kernels |= disassemble(path)
     return kernels
@@ -208,7 +212,8 @@ def decode_counts(variant: Variant, architecture: str = ARCHITECTURE) -> dict[in
     Raises:
         CannotCompile: there is no compiler or disassembler, or one fails.
     """
-    kernel = compiled(variant, architecture)[variant.decode]
+    decode, _ = variant.cubins(architecture)
+    kernel = _kernels([decode])[variant.decode]
     # the lower half of the rows has no weights where there are at most 8 query heads
     loops = {8: kernel.loop(WITHOUT_POWERS), 16: kernel.loop()}
     return {heads: len(loop) / _DECODE_KEYS for heads, loop in loops.items()}
