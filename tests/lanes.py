@@ -86,6 +86,7 @@ LANES = {
             "tests/unit/attention_packages/*",
             "tests/unit/simt_kernels/*",
             "tests/unit/emulated_kernels.py",
+            "tools/count_instructions.py",
             "tools/gpu_*.py",
             "tools/stages.py",
         ),
