@@ -2,8 +2,10 @@
 
 Reads cases from the first argument (JSON: a list of ``[compute capability, changes of a layer]`` of
 component ``triton``, or ``null`` in their place for the kernels of the runner and of sampling) and
-prints what each kernel takes: shared memory of a thread block, and stack of a thread, which is 0 if
-no register is spilled. It must run without ``TRITON_INTERPRET``.
+prints of each kernel its name; what it takes: shared memory of a thread block, and stack of a
+thread, which is 0 if no register is spilled; and how many instructions of each kind are in a turn
+of its loops: of the one without masks, if there are two, and of the one with most comparisons. It
+must run without ``TRITON_INTERPRET``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ from triton.compiler import ASTSource
 from paged_backends.attention import triton_layer
 from paged_backends.kernels.triton import layer_ops, sampling
 from paged_testing.attention_scene import attention_batch
+from unit.peer_scripts import TOOLS, script
 from unit.triton_kernels import LAYER, LaunchedFor
+
+counting = script("count_instructions", TOOLS)
 
 KERNELS = {
     triton_layer: ("write_tokens", "attend_tiles", "attend_splits", "merge_splits"),
@@ -36,6 +41,7 @@ KERNELS = {
     sampling: ("best_of_chunks", "take_best", "weigh_chunks", "collect_chunks", "draw_tokens"),
 }
 """What the functions of a module launch."""
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 TYPES = {
     **{torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},
     torch.float64: "fp64",
@@ -54,7 +60,7 @@ class Compiled:
         return self._compile
 
     def _compile(self, *args: Any, **named: Any) -> None:
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        options = {name: named.pop(name) for name in OPTIONS if name in named}
         signature, constants, attributes = {}, {}, {}
         given = dict(zip(self._kernel.arg_names, args, strict=False)) | named
         for index, parameter in enumerate(self._kernel.params):
@@ -76,18 +82,28 @@ class Compiled:
             signature[parameter.name] = kind
         source = ASTSource(self._kernel, signature, constants, attributes)
         made = triton.compile(source, target=self._target, options=options)
-        stack = stack_bytes(made.asm["cubin"])
-        self._found.append([self._kernel.__name__, made.metadata.shared, stack])
+        name = self._kernel.__name__
+        with TemporaryDirectory() as folder:
+            cubin = Path(folder) / "kernel.cubin"
+            cubin.write_bytes(made.asm["cubin"])
+            found = [name, made.metadata.shared, stack_bytes(cubin), loops(cubin, name)]
+        self._found.append(found)
 
 
-def stack_bytes(cubin: bytes) -> int:
+def stack_bytes(cubin: Path) -> int:
     """Return the stack that a thread of a kernel takes."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin)
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(file)]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return int(usage.split("STACK:")[1].split()[0])
+
+
+def loops(cubin: Path, name: str) -> list[dict[str, int]]:
+    """Return the opcodes of the loop of attention, and of its twin with masks."""
+    if name not in ("attend_tiles", "attend_splits"):
+        return []
+    kernel = counting.disassemble(cubin)[name]
+    products = "HG?MMA|FFMA"
+    return [kernel.loop(holding).opcodes() for holding in (products, f"{products}|FSEL|ISETP")]
 
 
 @contextmanager

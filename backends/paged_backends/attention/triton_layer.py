@@ -69,6 +69,8 @@ class Plan(KernelBatch):
 
 _NATIVE_FLOAT8 = (8, 9)
 _MERGED_AT_ONCE = 16
+_SLACK = 8
+"""In tiles; weights are at most ``2^8``, which all types hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class TritonLayer:
             self._sizes = sizes = tuning(dim, self._dtype.itemsize, gpu.capability, float8=float8)
             resident = sizes.decode.resident(dim, cache.itemsize, gpu.capability)
             self._slots = gpu.num_processors * resident
-        group = layer.num_heads // layer.num_kv_heads
+        group, scale = layer.num_heads // layer.num_kv_heads, layer.scale
         self._decode_rows = max(self._sizes.decode.rows, 1 << (group - 1).bit_length())
         self._cache_constants: dict[str, Any] = {
             "KV_HEADS": layer.num_kv_heads,
@@ -126,10 +128,11 @@ class TritonLayer:
             "HAS_WINDOW": layer.sliding_window is not None,
             "HAS_CAP": layer.soft_cap is not None,
             "HAS_SLOPES": layer.alibi_slopes is not None,
+            "SIGN": (scale > 0) - (scale < 0),
             "DOT": tl.float32 if is_interpreted() else getattr(tl, layer.dtype),
         }
         self._window = layer.sliding_window or 0
-        self._numbers = (layer.scale, layer.soft_cap or 1.0, self._window)
+        self._numbers = (abs(scale) or 1.0, layer.soft_cap or 1.0, self._window)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
@@ -177,6 +180,7 @@ class TritonLayer:
             plan.tile_tokens,
             *self._numbers,
             **self._constants,
+            SLACK=_SLACK,
             ROWS=sizes.rows,
             **_launch(sizes),
         )
@@ -239,5 +243,11 @@ class TritonLayer:
         )
 
 
-def _launch(sizes: TileSizes) -> dict[str, int]:
-    return {"KEYS": sizes.keys, "num_warps": sizes.num_warps, "num_stages": sizes.num_stages}
+def _launch(sizes: TileSizes) -> dict[str, Any]:
+    return {
+        "KEYS": sizes.keys,
+        "num_warps": sizes.num_warps,
+        "num_stages": sizes.num_stages,
+        # what is rounded once says so: loops with and without masks give a key the same bits
+        "enable_fp_fusion": False,
+    }
