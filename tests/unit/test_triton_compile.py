@@ -40,7 +40,8 @@ def compiled(*cases: tuple[tuple[int, int], dict[str, Any] | None]) -> list[list
 def compile_(*layers: tuple[tuple[int, int], dict[str, Any]]) -> None:
     for (capability, changes), found in zip(layers, compiled(*layers), strict=True):
         kernels = {kernel for kernel, *_ in found}
-        assert kernels == {"write_tokens", "attend_tiles", "attend_splits", "merge_splits"}
+        attention = {"attend_tiles", "attend_splits", "merge_splits"}
+        assert kernels == {"write_tokens", "prepare_and_write", *attention}
         for kernel, shared, stack, _ in found:
             place = f"{kernel} for {capability}, {changes}"
             assert shared <= SHARED_BYTES[capability], place

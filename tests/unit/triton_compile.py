@@ -29,6 +29,7 @@ from triton.compiler import ASTSource
 
 from paged_backends.attention import triton_layer
 from paged_backends.kernels.triton import layer_ops, sampling
+from paged_core.interfaces.attention import HeadPreparation
 from paged_testing.attention_scene import attention_batch
 from unit.peer_scripts import TOOLS, script
 from unit.triton_kernels import LAYER, LaunchedFor
@@ -36,7 +37,10 @@ from unit.triton_kernels import LAYER, LaunchedFor
 counting = script("count_instructions", TOOLS)
 
 KERNELS = {
-    triton_layer: ("write_tokens", "attend_tiles", "attend_splits", "merge_splits"),
+    triton_layer: (
+        *("write_tokens", "prepare_and_write"),
+        *("attend_tiles", "attend_splits", "merge_splits"),
+    ),
     layer_ops: ("normalize_rows", "prepare_query_and_key", "compute_angles", "gate_rows"),
     sampling: ("best_of_chunks", "take_best", "weigh_chunks", "collect_chunks", "draw_tokens"),
 }
@@ -130,7 +134,16 @@ def attend(capability: tuple[int, int], changes: dict[str, Any]) -> None:
     batch = attention_batch(tables, [(2000, 1), (0, 3)], layer.block_size)
     heads = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
     rows = [torch.zeros(4, n, layer.head_dim, dtype=getattr(torch, layer.dtype)) for n in heads]
-    bound.forward(*rows, backend.plan(batch))
+    plan = backend.plan(batch)
+    bound.forward(*rows, plan)
+    norm, angles = rows[0][0, 0], torch.zeros(4, layer.head_dim // 2)
+    bound._prepare_and_write(
+        *rows,
+        plan,
+        HeadPreparation(
+            query_norm=norm, key_norm=norm, eps=1e-6, offset=0.0, cos=angles, sin=angles
+        ),
+    )
 
 
 def run_and_sample() -> None:
