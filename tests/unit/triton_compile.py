@@ -3,9 +3,9 @@
 Reads cases from the first argument (JSON: a list of ``[compute capability, changes of a layer]`` of
 component ``triton``, or ``null`` in their place for the kernels of the runner and of sampling) and
 prints of each kernel its name; what it takes: shared memory of a thread block, and stack of a
-thread, which is 0 if no register is spilled; and how many instructions of each kind are in a turn
-of its loops: of the one without masks, if there are two, and of the one with most comparisons. It
-must run without ``TRITON_INTERPRET``.
+thread, which is 0 if no register is spilled; and the opcodes of a turn of its loops: of the one
+without masks, if there are two, and of the one with most comparisons. It must run without
+``TRITON_INTERPRET``.
 """
 
 from __future__ import annotations
@@ -101,13 +101,14 @@ def stack_bytes(cubin: Path) -> int:
     return int(usage.split("STACK:")[1].split()[0])
 
 
-def loops(cubin: Path, name: str) -> list[dict[str, int]]:
+def loops(cubin: Path, name: str) -> list[list[str]]:
     """Return the opcodes of the loop of attention, and of its twin with masks."""
     if name not in ("attend_tiles", "attend_splits"):
         return []
     kernel = counting.disassemble(cubin)[name]
     products = "HG?MMA|FFMA"
-    return [kernel.loop(holding).opcodes() for holding in (products, f"{products}|FSEL|ISETP")]
+    both = (kernel.loop(holding) for holding in (products, f"{products}|FSEL|ISETP"))
+    return [[one.opcode for one in loop.instructions] for loop in both]
 
 
 @contextmanager

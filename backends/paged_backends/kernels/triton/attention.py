@@ -135,14 +135,18 @@ def attend_keys(
             head_N = key_N[:, None]
         # read a tile ahead, since the addresses of the next keys depend on it
         ids = _block_ids(table, first + KEYS, end, BLOCK_SIZE, KEYS)
+        if FLOAT8:
+            # before the products, so that these hide how long it takes
+            scales_N = key_N + BLOCK_SIZE * HEAD_DIM + offset_N
+            key_byte_N = tl.load(scales_N, is_there_N, 127)
+            value_byte_N = tl.load(scales_N + KV_HEADS * HEAD_SIZE, is_there_N, 127)
         key_ND, value_ND = _load_tile(
             head_N, offset_N, is_there_N, DOT, KV_HEADS,
             HEAD_SIZE, HEAD_DIM, DIM, FLOAT8, NATIVE, MASKED,
         )  # fmt: skip
         product_RN = tl.dot(query_RD, tl.trans(key_ND.to(DOT)), input_precision="ieee")
         if FLOAT8:
-            scales_N = key_N + BLOCK_SIZE * HEAD_DIM + offset_N
-            product_RN *= power_of_two(tl.load(scales_N, is_there_N, 127))[None, :]
+            product_RN *= power_of_two(key_byte_N)[None, :]
         score_RN, factor = _scores(
             product_RN, position_R, position_N, slope_R, scale, soft_cap, window,
             HAS_WINDOW, HAS_CAP, HAS_SLOPES, MASKED,
@@ -162,8 +166,7 @@ def attend_keys(
         weight_RN = tl.exp2(tl.fma(score_RN, factor, -shift_R[:, None]))
         total_R += tl.sum(weight_RN, 1)
         if FLOAT8:
-            scales_N += KV_HEADS * HEAD_SIZE
-            scale_N = power_of_two(tl.load(scales_N, is_there_N, 127))
+            scale_N = power_of_two(value_byte_N)
             if DOT == tl.float16:  # noqa: SIM300 - it is no constant of Python
                 # a small scale would leave few bits of a weight in its range
                 value_ND = (value_ND * scale_N[:, None]).to(DOT)
