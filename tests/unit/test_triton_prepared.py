@@ -68,6 +68,9 @@ def test_the_same_is_written_and_attended(kind: str, captured: bool) -> None:
     if captured:
         batch.slot_mapping[1] = -1  # a row to spare
         batch.seq_lens[1] = 0
+    # behind the last slot there is one that may not be read
+    slots = torch.cat([batch.slot_mapping, torch.tensor([18 * layer.block_size])])[:-1]
+    batch = replace(batch, slot_mapping=slots)
     plan = backend.plan_capture(batch) if captured else backend.plan(batch)
     counts = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
     fused = (3 * torch.randn(count, sum(counts), width)).to(dtype)
@@ -80,9 +83,9 @@ def test_the_same_is_written_and_attended(kind: str, captured: bool) -> None:
         query, key, angles, query_norm_D=weights[0], key_norm_D=weights[1], eps=1e-6, offset=1.0
     )
     expected_cache = cache.clone()
-    expected = backend.bind(layer, expected_cache).forward(query, key, value, plan)
+    expected = backend.bind(layer, expected_cache[1:]).forward(query, key, value, plan)
 
-    bound = backend.bind(layer, cache)
+    bound = backend.bind(layer, cache[1:])  # before it there is memory of its own, to be compared
     assert isinstance(bound, SupportsHeadPreparation)
     preparation = HeadPreparation(
         query_norm=weights[0],
