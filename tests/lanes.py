@@ -62,6 +62,7 @@ LANES = {
             "backends/paged_backends/kernels/triton/*",
             "backends/paged_backends/*triton*.py",
             "tests/unit/*triton*.py",
+            "tools/count_instructions.py",
         ),
     ),
     "cuda": Lane(  # emulated on the CPU, or over stand-ins for packages

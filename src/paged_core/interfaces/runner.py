@@ -60,7 +60,8 @@ class Runner(ABC):
 
 @runtime_checkable
 class SupportsFusedLayers(Protocol):
-    """An ``attend`` whose layers a runner may call itself, to compute all layers in one call."""
+    """An ``attend`` whose layers a runner may call itself, to compute all layers in one call or to
+    have them prepare heads."""
 
     layers: Sequence[LayerAttention]
     plan: Any

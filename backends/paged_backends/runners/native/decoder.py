@@ -109,10 +109,15 @@ class Attention:
 
     def project(self, rows_TE: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, ready for attention."""
+        query_THD, key_TKD, value_TKD = self.split(rows_TE)
+        self.heads(query_THD, key_TKD, rotary)
+        return query_THD, key_TKD, value_TKD
+
+    def split(self, rows_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, whose heads are not prepared for attention."""
         counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         fused_TXD = self.query_key_value(rows_TE).view(-1, sum(counts), self.head_dim)
         query_THD, key_TKD, value_TKD = fused_TXD.split_with_sizes(counts, dim=1)
-        self.heads(query_THD, key_TKD, rotary)
         return query_THD, key_TKD, value_TKD
 
 
@@ -149,8 +154,11 @@ class Layer:
 
     def begin(self, hidden_TE: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value of the layer's attention."""
-        rows_TE = self.attention_norm(hidden_TE) if self.norm_first else hidden_TE
-        return self.attention.project(rows_TE, rotary)
+        return self.attention.project(self.attended_rows(hidden_TE), rotary)
+
+    def attended_rows(self, hidden_TE: Tensor) -> Tensor:
+        """Return what is projected to query, key and value."""
+        return self.attention_norm(hidden_TE) if self.norm_first else hidden_TE
 
     def finish(self, attended_THD: Tensor, hidden_TE: Tensor) -> Tensor:
         """Return the input of the next layer; ``hidden_TE`` is overwritten."""

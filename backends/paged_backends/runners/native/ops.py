@@ -28,6 +28,7 @@ from paged_backends.runners.native.config import Activation, Rope
 
 if TYPE_CHECKING:
     from paged_backends.kernels.cpu.tensor_kernels import Kernels
+    from paged_backends.runners.native.decoder import Layer, RunsLayer
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
@@ -160,6 +161,10 @@ class Ops(ABC):
     def rotary(self, positions_T: Tensor, frequencies_F: Tensor) -> Rotary:
         """Return the rotary embedding of a batch, which its layers share."""
         return Rotary.at(positions_T, frequencies_F)
+
+    def run(self, layer: Layer) -> RunsLayer:
+        """Return what computes a layer of these operations."""
+        return layer
 
     def layer_norm(
         self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
