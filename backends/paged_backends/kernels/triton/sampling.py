@@ -58,11 +58,12 @@ def best_of_chunks(logits, best, row_stride, vocab_size, num_chunks, CHUNK: tl.c
 
 
 @triton.jit
-def take_best(best, tokens, num_chunks, CHUNKS: tl.constexpr):
-    """A program stores the best token of a row."""
+def take_best(best, tokens, peaks, num_chunks, CHUNKS: tl.constexpr):
+    """A program stores the best token of a row, and its logit."""
     row = tl.program_id(0)
-    token, _ = best_of_row(best, row, num_chunks, CHUNKS)
+    token, key = best_of_row(best, row, num_chunks, CHUNKS)
     tl.store(tokens + row, token)
+    tl.store(peaks + row, logits_of(key))
 
 
 @triton.jit
@@ -221,17 +222,20 @@ def draw_tokens(
     tl.store(tokens + row, token)
 
 
-def best_tokens(logits_RV: Tensor) -> Tensor:
-    """Return the best token [R] int64 of each row: the first of equals, a NaN if there is any."""
+def best_tokens(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best token [R] int64 of each row, the first of equals, a NaN if there is any; and
+    its logit [R] float32."""
     best_RC, _ = _best_of_chunks(logits_RV)
-    tokens_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
-    if len(logits_RV):
-        num_chunks = best_RC.shape[1]
+    count, num_chunks = best_RC.shape
+    tokens_R = best_RC.new_empty(count)
+    peaks_R = best_RC.new_empty(count, dtype=torch.float32)
+    if count:
         with torch.cuda.device(logits_RV.get_device()):
-            take_best[(len(logits_RV),)](
-                best_RC, tokens_R, num_chunks, CHUNKS=triton.next_power_of_2(num_chunks)
+            take_best[(count,)](
+                *(best_RC, tokens_R, peaks_R, num_chunks),
+                CHUNKS=triton.next_power_of_2(num_chunks),
             )
-    return tokens_R
+    return tokens_R, peaks_R
 
 
 def draw(
@@ -244,7 +248,7 @@ def draw(
     uniform_R: Tensor,
     greedy_below: float,
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row of float32, by
+    """Draw a token for each row, whose numbers may be of 16 bits, by
     :class:`~paged_backends.sampling.device_sampling.DeviceParams`.
 
     Args:
