@@ -83,6 +83,7 @@ def rows_of(shape: str, count: int, size: int, seed: int) -> Tensor:
         "near zero": normal * 1e-30,
         "ruled out": normal.masked_fill(normal < 0.5, float("-inf")),
         "two levels": torch.where(normal > 1, 2.0, -1.0),
+        "five ahead": normal * 0.1 + 5 * (torch.arange(size) % 60 == 7),
         "huge": normal * 1e37,
     }[shape]
     made[:, 0] = made[:, 0].clamp_min(-1e38)  # a row has a finite number
@@ -91,7 +92,7 @@ def rows_of(shape: str, count: int, size: int, seed: int) -> Tensor:
 
 SHAPES = (
     *("normal", "ties", "equal", "nearly equal", "peaked", "near zero", "ruled out"),
-    *("two levels", "huge"),
+    *("two levels", "five ahead", "huge"),
 )
 filters = st.tuples(
     st.sampled_from([0.3, 1.0, 2.5, 1e30]),
@@ -114,7 +115,8 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 @example([(FLAT, LAST), ((2.5, 0.0, 8900, 0.99), LAST)], "nearly equal", 9000, 0, torch.float32)
 @example([((1.0, 0.0, 8999, 1.0), LAST), (FLAT, 0.7)], "equal", 9000, 0, torch.bfloat16)
 @example([((1e30, 0.0, 8500, 0.9), LAST)], "ruled out", 9000, 0, torch.float32)
-@settings(max_examples=40, deadline=None)
+@example([((1.0, 0.0, 5, 1.0), LAST)], "five ahead", 300, 0, torch.float32)
+@settings(max_examples=30, deadline=None)
 def test_a_draw_is_that_of_a_sort(
     rows: list[tuple[Any, float]], shape: str, size: int, seed: int, dtype: torch.dtype
 ) -> None:
