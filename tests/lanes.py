@@ -141,6 +141,7 @@ LANES = {
             "integration/test_native_runner.py",
             "unit/test_device_sampling.py",
             "unit/test_emulated_accelerator.py",
+            "unit/test_sampling_selection.py",
         ),
         paths=(
             "backends/*",

@@ -63,7 +63,7 @@ def test_in_16_bits_logits_are_close_to_those_in_32(name: str, dtype: str, tmp_p
     expected, _ = forward(load(tmp_path, kernels="off"))
     found, best = forward(load(tmp_path, dtype, kernels="triton"))
     assert (found - expected).norm() / expected.norm() < 0.05
-    assert found.dtype == torch.float32
+    assert found.dtype == (torch.float32 if name == "gemma2" else getattr(torch, dtype))
     assert torch.equal(best, found.argmax(-1))
 
 

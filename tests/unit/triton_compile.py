@@ -158,17 +158,19 @@ def run_and_sample() -> None:
     layer_ops.prepare_heads(heads, heads, angles, query_norm_D=norm, key_norm_D=norm)
     layer_ops.gated(rows, "silu")
     layer_ops.gated(rows, "gelu")
-    logits, number = torch.zeros(1, 250_000), torch.ones(1)
-    sampling.best_tokens(logits)
-    sampling.draw(
-        logits,
-        temperature_R=number,
-        min_p_R=number,
-        top_k_R=number.int(),
-        top_p_R=number,
-        uniform_R=number.double(),
-        greedy_below=1e-5,
-    )
+    number = torch.ones(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.zeros(1, 250_000, dtype=dtype)
+        sampling.best_tokens(logits)
+        sampling.draw(
+            logits,
+            temperature_R=number,
+            min_p_R=number,
+            top_k_R=number.int(),
+            top_p_R=number,
+            uniform_R=number.double(),
+            greedy_below=1e-5,
+        )
 
 
 def compiled(capability: tuple[int, int], changes: dict[str, Any] | None) -> list[Any]:

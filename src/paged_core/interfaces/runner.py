@@ -55,7 +55,8 @@ class Runner(ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor, /) -> Tensor:
-        """Return logits [R, vocab_size] float32 of the rows [R, hidden] that sample a token."""
+        """Return logits [R, vocab_size] of the rows [R, hidden] that sample a token, in the layers'
+        dtype or in float32."""
 
 
 @runtime_checkable

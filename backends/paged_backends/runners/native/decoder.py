@@ -219,7 +219,7 @@ class Decoder:
     embedding: Embedding
     layers: Sequence[Layer]
     head: Head
-    pick_best: RowOp
+    pick_best: Callable[[Tensor], tuple[Tensor, Tensor]]
     make_rotary: Callable[[Tensor, Tensor], Rotary]
     device: torch.device
     run: Sequence[RunsLayer] = ()
@@ -247,14 +247,13 @@ class Decoder:
         return hidden_TE
 
     def logits(self, hidden_RE: Tensor) -> Tensor:
-        """Return logits [R, V] float32 of rows of :meth:`forward`."""
-        logits_RV = self.head(hidden_RE).float()
-        if self.config.logits_soft_cap is not None:
-            logits_RV = soft_cap(logits_RV, self.config.logits_soft_cap)
-        return logits_RV
+        """Return logits [R, V] of rows of :meth:`forward`, as the head computes them; in float32 if
+        they are capped, which would round them again."""
+        logits_RV, cap = self.head(hidden_RE), self.config.logits_soft_cap
+        return logits_RV if cap is None else soft_cap(logits_RV.float(), cap)
 
     def best(self, hidden_RE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the best token [R] of each row, and its logit [R] before the soft cap."""
-        scores_RV = self.head(hidden_RE)  # a soft cap keeps their order
-        best_R = self.pick_best(scores_RV)
-        return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]
+        """Return the best token [R] of each row, and its logit [R]."""
+        best_R, logits_R = self.pick_best(self.head(hidden_RE))  # a soft cap keeps their order
+        cap = self.config.logits_soft_cap
+        return best_R, logits_R if cap is None else soft_cap(logits_R.float(), cap)

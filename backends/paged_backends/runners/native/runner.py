@@ -206,7 +206,7 @@ class NativeRunner(DescribedRunner):
         return self._decoder.forward(tokens, positions, attend)
 
     def logits(self, hidden: Tensor, /) -> Tensor:
-        """Return logits [R, vocab_size] float32."""
+        """Return logits [R, vocab_size] in the dtype of the model, or in float32."""
         return self._decoder.logits(hidden)
 
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:

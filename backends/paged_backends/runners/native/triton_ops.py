@@ -157,6 +157,6 @@ class TritonOps(TorchOps):
         """Return the gate in one kernel."""
         return partial(gated, activation=activation)
 
-    def best(self, logits_RV: Tensor) -> Tensor:
-        """Return the first of equals."""
+    def best(self, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first of equals, and its logit in float32."""
         return best_tokens(logits_RV)
