@@ -330,6 +330,29 @@ def test_rows_that_are_not_finite_fail_alone(
     assert later.token_ids == [greedy[0][1], greedy[2][1]]
 
 
+def test_logits_that_are_not_wanted_fail_nothing(
+    llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph computes logits for each of its rows, also in the middle of a prompt."""
+    runner = load_runner(settings(llama, block_size=SIZE), "native")
+    logits, is_broken = runner.logits, [False]
+
+    def damaged(hidden: torch.Tensor) -> torch.Tensor:
+        made = logits(hidden)
+        return torch.full_like(made, float("nan")) if is_broken[0] else made
+
+    monkeypatch.setattr(runner, "logits", damaged)
+    executor = make(llama, runner=runner)
+    executor.start()
+    token = StepInput(number=0, sequence_ids=[SeqId(0)], num_tokens=[1])
+    is_broken[0] = True
+    for step in [replace(token, added=[new(0)]), *[token] * (len(PROMPTS[0]) - 2)]:
+        result = executor.collect(executor.submit(step))
+        assert (result.sequence_ids, result.token_ids, result.failed) == ([], [], {})
+    is_broken[0] = False
+    assert executor.collect(executor.submit(token)).token_ids == greedy[0][:1]
+
+
 def test_what_the_device_raises_is_raised_by_collect_and_the_others_go_on(
     llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

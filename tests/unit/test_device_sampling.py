@@ -29,6 +29,8 @@ from unit.triton_device import DEVICE
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.usefixtures("watched_accesses")
+
 Draw = Callable[[Tensor, DeviceParams], DeviceTokens]
 
 both = pytest.mark.parametrize("draw", [triton_sample, torch_sample])

@@ -19,6 +19,8 @@ from unit.triton_device import DEVICE
 
 TritonOps: type[Ops] = pytest.importorskip("paged_backends.runners.native.triton_ops").TritonOps
 
+pytestmark = pytest.mark.usefixtures("watched_accesses")
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 2**32 - 1)

@@ -6,6 +6,7 @@ Imports Triton, which reads ``TRITON_INTERPRET`` then.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
@@ -61,11 +62,14 @@ class Plan(KernelBatch):
         key = (num_heads, num_splits, head_dim)
         if key not in self._scratch:
             shape = (self.num_sequences, num_heads, num_splits)
-            device = self.lengths.device
-            self._scratch[key] = (
-                torch.empty((*shape, head_dim), dtype=torch.float32, device=device),
-                torch.empty((2, *shape), dtype=torch.float32, device=device),
+            parts, states = (
+                torch.empty(size, dtype=torch.float32, device=self.lengths.device)
+                for size in ((*shape, head_dim), (2, *shape))
             )
+            if parts.device.type == "cpu":  # reading what was not written shows
+                parts.fill_(nan)
+                states.fill_(nan)
+            self._scratch[key] = parts, states
         return self._scratch[key]
 
 
