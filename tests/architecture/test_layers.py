@@ -103,7 +103,7 @@ def test_every_slot_has_an_interface_of_its_own_file() -> None:
 
 PARTS = {
     "prompts, parameters and text": (
-        "text/ llm.py field_rules.py sampling_params.py",
+        "text/ llm.py field_rules.py sampling_params.py structured_outputs.py",
         1375,
     ),
     "settings and plugins": (
