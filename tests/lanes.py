@@ -90,6 +90,17 @@ LANES = {
             "tools/stages.py",
         ),
     ),
+    "server": Lane(  # engines in processes of their own, servers on sockets
+        tests=("integration/server/*",),
+        paths=(
+            "plugins/paged_plugins/server/*",
+            "src/paged_core/client/*",
+            "src/paged_core/async_llm.py",
+            "src/paged_core/engine/driver.py",
+            "src/paged_core/text/*",
+            "tests/integration/server/*",
+        ),
+    ),
     "kernels": Lane(  # attention, samples and products on the CPU, by each component
         tests=(
             "conformance/test_attention.py",

@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # typing takes longer to import than the rest
 if TYPE_CHECKING:
     from typing import Any
 
+    from paged_core.async_llm import AsyncLLM
     from paged_core.errors import PagedCoreError
     from paged_core.llm import LLM
     from paged_core.request import Request
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
     "EngineSettings",
@@ -33,6 +35,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "paged_core.llm",
+    "AsyncLLM": "paged_core.async_llm",
     "BeamSearchParams": "paged_core.sampling_params",
     "CompletionOutput": "paged_core.text.outputs",
     "EngineSettings": "paged_core.settings.schema",

@@ -9,17 +9,16 @@ from typing import Any, Self
 
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.outcome import EngineMetrics
-from paged_core.engine.wiring import build_engine
+from paged_core.engine.wiring import build_engine, make_front_end
 from paged_core.errors import EngineError, RequestError
 from paged_core.field_rules import instance
-from paged_core.interfaces.executor import SupportsText
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
 from paged_core.requests.grammars import compile_grammars
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import BeamSearchParams, SamplingParams
 from paged_core.settings.schema import EngineSettings, load_settings, settings_class
-from paged_core.text.front_end import FrontEnd, check_sampling
+from paged_core.text.front_end import check_sampling
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.progress import Progress, progress_bar
@@ -91,12 +90,8 @@ class LLM:
         self.settings = settings
         self.engine = build_engine(settings, registry, clock=clock)
         self.driver = EngineDriver(self.engine)
-        executor = self.engine.executor
-        self.front_end = FrontEnd(
-            executor.tokenizer() if isinstance(executor, SupportsText) else None,
-            max_model_len=self.engine.capacity.max_model_len,
-            name=f"model {settings.model!r} on executor {settings.executor.name!r}",
-        )
+        executor, capacity = self.engine.executor, self.engine.capacity
+        self.front_end = make_front_end(settings, executor, capacity.max_model_len)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -106,10 +106,11 @@ PARTS = {
         "text/ llm.py field_rules.py sampling_params.py structured_outputs.py",
         1375,
     ),
+    "the line between front ends and engines": ("client/ async_llm.py", 950),
     "settings and plugins": (
         "settings/ plugins/ plugin.py engine/wiring.py engine/policies.py former_names.py log.py "
         "__init__.py __main__.py",
-        1770,
+        1790,
     ),
     "checks of what components do": ("checked/", 400),
     "the planner that schedulers ask": (
@@ -123,7 +124,7 @@ PARTS = {
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 3105
+ENGINE_LINES = 3130
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -88,6 +88,8 @@ class EngineClient(ABC):
 
     front_end: FrontEnd
     """Makes requests of prompts; it is there once the client has started."""
+    clock: Callable[[], float]
+    """Seconds; arrivals and deadlines of requests are measured on it."""
 
     @abstractmethod
     async def start(self) -> None:

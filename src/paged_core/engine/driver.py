@@ -59,10 +59,23 @@ class EngineDriver:
     *The end.* After :meth:`close`, or once :meth:`run` has failed, what is still in the inbox has
     not been done, and its futures raise ``EngineError`` with the reason, as does all that is
     posted later. Requests that had been accepted are aborted, and their listeners called.
+
+    Args:
+        on_outcome: is given what came of each step, on the thread that ran it.
+        between_steps: called on that thread with ``True`` before each step, and with ``False``
+            after it and after what was posted while there was none.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_outcome: Callable[[StepOutcome], None] | None = None,
+        between_steps: Callable[[bool], None] | None = None,
+    ) -> None:
         self.engine = engine
+        self._on_outcome = on_outcome
+        self._between_steps = between_steps
         self._clock = engine.clock if isinstance(engine.clock, Clock) else SystemClock()
         self._turns: dict[object, _Turn] = {}
         """In the order in which they were asked for. The first one has the engine; the others are
@@ -103,13 +116,18 @@ class EngineDriver:
                     self._step()
                 else:
                     self._inbox.get()()
+                    self._beat(False)
                 self._serve_inbox()
         except BaseException as error:
             self._stop(error_text(error))
             raise
 
     def _step(self) -> StepOutcome:
+        self._beat(True)
         outcome = self.engine.step()
+        self._beat(False)
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
         if self._listeners:
             advanced = [sequence.group for sequence in outcome.advanced]
             self._tell(dict.fromkeys(advanced + outcome.finished))
@@ -118,6 +136,10 @@ class EngineDriver:
         else:
             self._idle()
         return outcome
+
+    def _beat(self, begins: bool) -> None:
+        if self._between_steps is not None:
+            self._between_steps(begins)
 
     def _idle(self) -> None:
         now, scheduler = self._clock(), self.engine.scheduler

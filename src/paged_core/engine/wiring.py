@@ -12,10 +12,12 @@ from paged_core.engine.clock import SystemClock
 from paged_core.engine.contexts import ExecutorContext, ObserverContext, blaming, make_component
 from paged_core.engine.engine import Engine
 from paged_core.engine.policies import Policies
-from paged_core.interfaces.executor import Executor, SupportsClock
+from paged_core.interfaces.executor import Executor, SupportsClock, SupportsText
 from paged_core.interfaces.observer import Observer
+from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_core.text.front_end import FrontEnd
 
 
 def build_engine(
@@ -73,3 +75,22 @@ def build_engine(
         )
         on_error.pop_all()
         return engine
+
+
+def make_front_end(settings: EngineSettings, executor: Executor, max_model_len: int) -> FrontEnd:
+    """Return what makes requests for an engine.
+
+    Args:
+        executor: of the model that it serves; it need not have been started.
+        max_model_len: as the started executor says.
+    """
+    return FrontEnd(
+        executor_tokenizer(executor),
+        max_model_len=max_model_len,
+        name=f"model {settings.model!r} on executor {settings.executor.name!r}",
+    )
+
+
+def executor_tokenizer(executor: Executor) -> Tokenizer | None:
+    """Return the tokenizer of the model that an executor runs, if it has one."""
+    return executor.tokenizer() if isinstance(executor, SupportsText) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.scheduler import Queues
@@ -68,3 +69,15 @@ class Observer:
 
     def close(self) -> None:
         """The engine is closing; write what is buffered."""
+
+
+@runtime_checkable
+class SupportsReport(Protocol):
+    """An observer that front ends may ask what it knows, between two steps."""
+
+    def report(self, since: int, /) -> Any:
+        """Return plain data (numbers, texts, lists, mappings), bounded in size.
+
+        Args:
+            since: a number of its own that an earlier report named; 0: there was none.
+        """

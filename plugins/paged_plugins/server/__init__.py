@@ -1,0 +1,1 @@
+"""Serving: an HTTP server, and engines in processes of their own."""

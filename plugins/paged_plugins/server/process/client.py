@@ -1,0 +1,275 @@
+"""A client whose engine has a process of its own, which is started again when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import zmq
+
+from paged_core.client.engine_client import ClientHealth, ClientState
+from paged_core.client.streams import CopiedStream, StreamingClient
+from paged_core.engine.contexts import ExecutorContext, make_component
+from paged_core.engine.outcome import EngineMetrics
+from paged_core.engine.wiring import make_front_end
+from paged_core.errors import EngineError, EngineLost, PagedCoreError, SettingsError
+from paged_core.interfaces.executor import Executor
+from paged_core.log import get_logger
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
+from paged_plugins.server.process import wire
+from paged_plugins.server.process.engine_process import EngineProcess
+
+_START_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.25
+"""How often the process is looked at, while it starts and then."""
+_PING_SECONDS = 1.0
+"""How often it is asked to beat."""
+_CLOSE_SECONDS = 5.0
+"""That it may take to end when it is told to."""
+_BACKOFF = (0.2, 1.0, 3.0, 10.0, 30.0)
+"""Seconds before each start that follows one that failed; after the last one, no more is tried."""
+_STEADY_SECONDS = 60.0
+"""After so long without a failure, the first of them counts again."""
+_TRIES = 2
+"""Engines that a request may take with it before it is given up."""
+
+_log = get_logger()
+
+
+class ProcessClient(StreamingClient):
+    """Starts the engine's process, watches its beat, and starts another when it is lost.
+
+    A request of whose answer nothing was read is then served again; others end with ``EngineLost``.
+
+    Args:
+        registry: what is installed, some of it blocked; parts of this program alone cannot be sent.
+        hang_seconds: a process that shows no life for this long, beyond what it expected of its
+            step, is killed.
+        log_level: of its log, which goes to standard error.
+
+    Raises:
+        SettingsError: the registry has parts that are not installed.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        registry: Registry,
+        *,
+        hang_seconds: float = 10.0,
+        log_level: str | None = None,
+    ) -> None:
+        super().__init__()
+        ours = [each.name for each in registry.plugins if each.distribution == "this program"]
+        if ours:
+            raise SettingsError(
+                f"the plugins {', '.join(ours)} are parts of this program, and the engine's "
+                "process knows only what is installed; install them, or serve in this process"
+            )
+        self._settings, self._registry = settings, registry
+        self._hang_seconds, self._log_level = hang_seconds, log_level
+        self._process: EngineProcess | None = None
+        self._questions = count()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
+        self._tries: dict[int, int] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process; ``None``: there is none at the moment."""
+        return None if self._process is None else self._process.pid
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start_first())
+        await asyncio.shield(self._starting)
+
+    async def _start_first(self) -> None:
+        try:
+            ready = await self._start_process()
+        except PagedCoreError as error:
+            self._state, self._reason = ClientState.FAILED, str(error)
+            raise
+        context = ExecutorContext(
+            settings=self._settings,
+            registry=self._registry,
+            needs_host_blocks=False,
+            clock=None,
+        )
+        executor: Executor = await asyncio.to_thread(
+            make_component, self._registry, "executor", self._settings.executor, context
+        )
+        self.front_end = await asyncio.to_thread(
+            make_front_end, self._settings, executor, ready.max_model_len
+        )
+        sizes = {
+            "num_blocks": ready.num_blocks,
+            "num_host_blocks": ready.num_host_blocks,
+            "max_model_len": ready.max_model_len,
+        }  # what memory is free may change, and what was promised may not
+        self._settings = self._settings.model_copy(update=sizes)
+        self._state = ClientState.READY
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _start_process(self) -> wire.Ready:
+        """Start a process and wait until it takes requests.
+
+        Raises:
+            PagedCoreError: what it raised, or that it ended.
+        """
+        process = self._process = EngineProcess(self._settings, self._registry, self._log_level)
+        try:
+            while not process.has_ended:
+                await process.ended(_START_LOOK_SECONDS)
+                for message in process.messages():
+                    if isinstance(message, wire.Ready):
+                        process.forget_folder()
+                        process.listen(self._take)
+                        _log.info("engine_started", pid=process.pid)
+                        return message
+                    if isinstance(message, wire.Failed):
+                        raise wire.raised(message.error)
+            raise EngineError(f"the engine's process {process.how_it_ended()} while it started")
+        except BaseException:
+            self._process = None
+            process.kill()
+            raise
+
+    async def close(self) -> None:
+        self._end_streams()
+        for task in (self._watching, self._starting):
+            if task is not None and not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(zmq.ZMQError):
+                process.send(wire.encode(wire.Close()))
+                await process.ended(_CLOSE_SECONDS)
+            process.kill()
+        self._fail_questions("it is closed")
+
+    async def _watch(self) -> None:
+        """Look at the process again and again; start another when it has ended or hangs."""
+        pings, failures, last_failure = 0.0, 0, -_STEADY_SECONDS
+        while True:
+            process = self._process
+            assert process is not None
+            await process.ended(_LOOK_SECONDS)
+            now = self.clock()
+            if process.has_ended:
+                reason = f"the engine's process {process.how_it_ended()}"
+            elif process.pulse().overdue > self._hang_seconds:
+                reason = process.how_it_hangs()
+            else:
+                if now - pings > _PING_SECONDS:
+                    pings = now
+                    process.send(wire.encode(wire.Ping()))
+                continue
+            failures = 1 if now - last_failure > _STEADY_SECONDS else failures + 1
+            last_failure = now
+            if not await self._restart(reason, failures):
+                return
+
+    async def _restart(self, reason: str, failures: int) -> bool:
+        """Start another process in place of a lost one; whether that was done."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.take_rest()
+            process.kill()
+        was = self._state
+        self._state, self._reason = ClientState.RESTARTING, reason
+        kept = self._lose(reason, again=True)
+        kept = [stream for stream in kept if self._may_try_again(stream, reason)]
+        self._fail_questions(reason)
+        _log.error("engine_lost", reason=reason, served_again=[each.request.id for each in kept])
+        for attempt in range(failures - 1, len(_BACKOFF)):
+            await asyncio.sleep(_BACKOFF[attempt])
+            try:
+                await self._start_process()
+                break
+            except PagedCoreError as error:
+                _log.error("engine_not_started", reason=str(error), attempt=attempt + 1)
+                self._reason = f"{reason}; and starting another failed: {error}"
+        else:
+            self._state = ClientState.FAILED
+            self._lose(f"the engine is given up: {self._reason}", again=False)
+            return False
+        draining = was is ClientState.DRAINING
+        self._state = was if draining else ClientState.READY
+        self._reason = self._reason if draining else None
+        for stream in kept:
+            if not stream.has_ended:
+                self._add(stream)
+        return True
+
+    def _may_try_again(self, stream: CopiedStream, reason: str) -> bool:
+        """Whether a request may be served again: one that ends every engine is given up."""
+        tries = self._tries[stream.number] = self._tries.get(stream.number, 1) + 1
+        if tries <= _TRIES:
+            return True
+        stream.fail(EngineLost(f"{reason}; it was served {_TRIES} times"))
+        self._forget(stream)
+        return False
+
+    def health(self) -> ClientHealth:
+        health = super().health()
+        if self._process is None:
+            return health
+        pulse = self._process.pulse()
+        return replace(health, silent_for=max(0.0, self.clock() - pulse.at))
+
+    # ------------------------------------------------------------------ messages
+
+    def _take(self, message: wire.FromEngine) -> None:
+        match message:
+            case wire.Told(news):
+                self._deliver(news)
+            case wire.Answer(question, value, error):
+                answer = self._answers.pop(question, None)
+                if answer is not None and not answer.done():
+                    if error is None:
+                        answer.set_result(value)
+                    else:
+                        answer.set_exception(wire.raised(error))
+            case wire.Failed(error):
+                assert self._process is not None
+                self._process.last_words = error[1]
+
+    def _add(self, stream: CopiedStream) -> None:
+        message = wire.add_message(stream.number, stream.request, self.clock())
+        if self._process is not None:
+            self._process.send(message)
+
+    def _abort(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send(wire.encode(wire.Abort(number)))
+
+    def _forget(self, stream: CopiedStream) -> None:
+        self._tries.pop(stream.number, None)
+        super()._forget(stream)
+
+    async def _ask(self, question: str, **arguments: Any) -> Any:
+        if self._process is None or self._state not in (ClientState.READY, ClientState.DRAINING):
+            raise EngineError(f"the engine cannot be asked: {self._reason or self._state.value}")
+        number = next(self._questions)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._process.send(wire.encode(wire.Ask(number, question, arguments)))
+        return await answer
+
+    async def metrics(self) -> EngineMetrics:
+        return EngineMetrics(**await self._ask("metrics"))
+
+    def _fail_questions(self, reason: str) -> None:
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(EngineError(reason))

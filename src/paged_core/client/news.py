@@ -1,0 +1,88 @@
+"""What an engine tells a front end: plain data, in process or encoded, at most once per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paged_core.sequence import SequenceState
+from paged_core.step import TokenLogprobs
+
+Ranked = tuple[int | None, list[int], list[float]]
+"""Log-probabilities of one token: the rank of the chosen one, ids, and values beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What one sequence has gained since the last news of it."""
+
+    number: int
+    """Of its request."""
+    index: int
+    token_ids: list[int]
+    logprobs: list[Ranked] | None = None
+    """Per token of ``token_ids``."""
+    cumulative_logprob: float | None = None
+    score: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A request has its first tokens, or has ended without any."""
+
+    number: int
+    num_cached: int | None
+    """Prompt tokens that the cache served; ``None``: it was never admitted."""
+    prompt_logprobs: list[Ranked | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What came of a step, or of what was asked. Requests go by the numbers that they came with."""
+
+    numbers: list[int] = field(default_factory=list)
+    """Requests whose only sequence gained one token, and nothing else happened to it."""
+    token_ids: list[int] = field(default_factory=list)
+    """Beside it: that token."""
+    starts: list[Start] = field(default_factory=list)
+    """These come before what the requests gained."""
+    gains: list[Gain] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    """Requests that have ended, after what they gained."""
+    refused: list[tuple[int, str, bool]] = field(default_factory=list)
+    """Requests that were not accepted, why, and whether a component is to blame for it."""
+
+    def __bool__(self) -> bool:
+        return any((self.numbers, self.gains, self.ended, self.refused, self.starts))
+
+
+def gain_of(number: int, sequence: SequenceState, start: int) -> Gain:
+    """Return what a sequence gained from its generated token at ``start`` on."""
+    ended = sequence.finish_reason
+    logprobs = sequence.logprobs
+    return Gain(
+        number=number,
+        index=sequence.index,
+        token_ids=sequence.tokens[len(sequence.group.request.prompt) + start :],
+        logprobs=None if logprobs is None else [to_ranked(each) for each in logprobs[start:]],
+        cumulative_logprob=sequence.cumulative_logprob,
+        score=sequence.score,
+        finish_reason=None if ended is None else ended.value,
+        stop_reason=sequence.stop_reason,
+        error=sequence.error,
+    )
+
+
+def to_ranked(logprobs: Mapping[int, float]) -> Ranked:
+    """Return the log-probabilities of one token as plain data."""
+    return getattr(logprobs, "rank", None), list(logprobs), list(logprobs.values())
+
+
+def from_ranked(ranked: Ranked) -> dict[int, float]:
+    """Return what :func:`to_ranked` was given."""
+    rank, token_ids, values = ranked
+    logprobs = dict(zip(token_ids, values, strict=True))
+    return logprobs if rank is None else TokenLogprobs(logprobs, rank)

@@ -1,0 +1,325 @@
+"""An engine in a process of its own: what it answers, and what happens when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psutil
+import pytest
+
+from paged_core import LLM, AsyncLLM, RequestOutput, SamplingParams
+from paged_core.client.engine_client import ClientState
+from paged_core.errors import CheckpointError, EngineError, EngineLost, RequestError, SettingsError
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import settings_class
+from paged_plugins.server.process.client import ProcessClient
+
+SETTINGS = {"num_blocks": 256, "max_model_len": 256, "threads": 1}
+FOREVER = SamplingParams(max_tokens=240, ignore_eos=True)
+PROMPTS = ["What is a block table?", "Hello", "3 + 4 ="]
+CASES = {
+    "greedy": SamplingParams(max_tokens=16),
+    "stop string": SamplingParams(max_tokens=40, stop=["block", "."]),
+    "several": SamplingParams(max_tokens=12, n=3, temperature=0.9, seed=5),
+    "best of": SamplingParams(max_tokens=12, n=2, best_of=4, temperature=0.9, seed=5),
+    "log-probabilities": SamplingParams(max_tokens=6, logprobs=3, prompt_logprobs=2),
+    "bias": SamplingParams(max_tokens=4, logit_bias={65: 100.0}),
+}
+
+
+class Loop:
+    """An event loop in a thread, in which a client lives for several tests."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def run(self, coroutine: Any, seconds: float = 120) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+def make_client(**options: Any) -> ProcessClient:
+    registry = Registry.discover()
+    return ProcessClient(settings_class(registry)(**SETTINGS), registry, **options)
+
+
+def served(test: Callable[[AsyncLLM, ProcessClient], Awaitable[Any]], **options: Any) -> Any:
+    async def main() -> Any:
+        client = make_client(**options)
+        async with AsyncLLM.from_client(client) as llm:
+            return await asyncio.wait_for(test(llm, client), 300)
+
+    return asyncio.run(main())
+
+
+async def last(outputs: Any) -> RequestOutput:
+    async with aclosing(outputs):
+        found: list[RequestOutput] = [output async for output in outputs]
+    return found[-1]
+
+
+def comparable(output: RequestOutput) -> Any:
+    rows = [
+        (each.index, each.text, each.token_ids, each.finish_reason, each.stop_reason, each.logprobs)
+        for each in output.outputs
+    ]
+    return output.prompt, output.prompt_token_ids, output.prompt_logprobs, rows
+
+
+def left_behind() -> set[str]:
+    folders = Path(tempfile.gettempdir()).glob("paged-core-*")
+    return {str(path) for path in (*folders, *Path("/dev/shm").glob("*paged*"))}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Loop, AsyncLLM]]:
+    loop = Loop()
+
+    async def start() -> AsyncLLM:
+        llm = AsyncLLM.from_client(make_client())
+        await llm.start()
+        return llm
+
+    llm = loop.run(start())
+    try:
+        yield loop, llm
+    finally:
+        loop.run(llm.close())
+        loop.stop()
+
+
+@pytest.fixture(scope="module")
+def expected() -> Iterator[LLM]:
+    with LLM(**SETTINGS) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_answers_as_llm_does(shared: tuple[Loop, AsyncLLM], expected: LLM, name: str) -> None:
+    loop, llm = shared
+
+    async def ask() -> list[RequestOutput]:
+        return await asyncio.gather(*(last(llm.generate(each, CASES[name])) for each in PROMPTS))
+
+    wanted = expected.generate(PROMPTS, CASES[name])
+    assert [comparable(each) for each in loop.run(ask())] == [comparable(each) for each in wanted]
+
+
+def test_what_a_front_end_may_ask(shared: tuple[Loop, AsyncLLM]) -> None:
+    loop, llm = shared
+
+    async def ask() -> None:
+        pin = await llm.pin_prefix("What is a block table? " * 6)
+        assert not await llm.reset_prefix_cache()
+        await llm.release(pin)
+        assert await llm.reset_prefix_cache()
+        found = await llm.get_metrics()
+        assert found.num_free_blocks == found.num_blocks == 256
+        assert found.num_finished
+        with pytest.raises(RequestError, match="no pin 'x'"):
+            await llm.release("x")
+        with pytest.raises(RequestError, match="no observer 'none'"):
+            await llm.client.report("none")
+        with pytest.raises(RequestError, match=r"longer|max_model_len"):
+            await last(llm.generate([1] * 300))
+        with pytest.raises(RequestError, match="shout"):
+            await last(llm.generate("Hi", SamplingParams(logits_processors=[shout])))
+
+    loop.run(ask())
+
+
+def shout(tokens: Any, logits: Any) -> Any:
+    return logits
+
+
+def test_a_reader_that_leaves_frees_its_blocks(shared: tuple[Loop, AsyncLLM]) -> None:
+    loop, llm = shared
+
+    async def ask() -> None:
+        async with aclosing(llm.generate("Hello", FOREVER)) as outputs:
+            await anext(outputs)
+        while (found := await llm.get_metrics()).num_unfinished:
+            await asyncio.sleep(0.01)
+        assert found.num_free_blocks == found.num_blocks
+
+    loop.run(ask())
+
+
+def test_the_beat_goes_on_while_nothing_is_asked(shared: tuple[Loop, AsyncLLM]) -> None:
+    loop, llm = shared
+
+    async def ask() -> None:
+        before = time.monotonic()
+        while llm.client.health().silent_for > time.monotonic() - before:
+            await asyncio.sleep(0.05)
+
+    loop.run(ask(), 30)
+
+
+def test_no_pickle_and_nothing_named_is_left_once_it_runs(shared: tuple[Loop, AsyncLLM]) -> None:
+    _, llm = shared
+    assert isinstance(llm.client, ProcessClient)
+    assert llm.client.pid is not None
+    assert llm.client.pid in {each.pid for each in psutil.Process().children(recursive=True)}
+    package = Path(sys.modules[ProcessClient.__module__].__file__ or "").parent
+    for path in package.glob("*.py"):
+        assert "import pickle" not in path.read_text("utf-8")
+    assert not left_behind()
+
+
+async def unread_is_served_again(llm: AsyncLLM, client: ProcessClient, number: int) -> None:
+    """Lose the engine by a signal: what was read ends with an error, and the rest is answered."""
+    read = llm.generate("Hello", FOREVER)
+    await anext(read)
+    pid = client.pid
+    assert pid is not None
+    if number == signal.SIGSTOP:
+        os.kill(pid, number)
+    unread = [asyncio.create_task(last(llm.generate(each))) for each in PROMPTS]
+    while client.health().num_unfinished < 1 + len(PROMPTS):
+        await asyncio.sleep(0)
+    if number != signal.SIGSTOP:
+        os.kill(pid, number)
+    with pytest.raises(EngineLost, match=str(pid)):
+        await last(read)
+    state = client.health()
+    assert state.state is ClientState.RESTARTING
+    assert state.reason
+    with pytest.raises(EngineError, match="no requests are taken"):
+        await last(llm.generate("Hello"))
+    answers = await asyncio.gather(*unread)
+    assert all(each.finished and each.outputs[0].finish_reason != "error" for each in answers)
+    assert client.health().state is ClientState.READY
+    assert client.pid != pid
+    assert not psutil.pid_exists(pid)
+    found = await llm.get_metrics()
+    assert found.num_free_blocks == found.num_blocks
+
+
+def test_a_killed_engine_is_started_again() -> None:
+    served(lambda llm, client: unread_is_served_again(llm, client, signal.SIGKILL))
+    assert not left_behind()
+
+
+def test_a_stopped_engine_is_found_and_started_again() -> None:
+    served(
+        lambda llm, client: unread_is_served_again(llm, client, signal.SIGSTOP), hang_seconds=1.5
+    )
+    assert not left_behind()
+
+
+def test_a_request_is_not_served_again_for_ever() -> None:
+    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
+        killed: set[int | None] = {None}
+        while not asked.done():
+            if client.pid not in killed and client.health().state is ClientState.READY:
+                killed.add(client.pid)
+                with suppress(ProcessLookupError):
+                    os.kill(client.pid or 0, signal.SIGKILL)
+            await asyncio.sleep(0)
+        with pytest.raises(EngineLost):
+            await asked
+        assert len(killed) == 3
+        with pytest.raises(EngineLost, match="served 2 times"):
+            await asked
+
+    served(test)
+
+
+def test_an_engine_that_cannot_be_started_again_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from paged_plugins.server.process import client as module
+
+    monkeypatch.setattr(module, "_BACKOFF", (0.0, 0.0))
+
+    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
+        await asyncio.sleep(0)
+        os.kill(client.pid or 0, signal.SIGKILL)
+        with pytest.raises(EngineLost, match=r"given up.*exit status 1"):
+            await asked
+        assert client.health().state is ClientState.FAILED
+        with pytest.raises(EngineError, match="SIGKILL"):
+            await last(llm.generate("Hello"))
+
+    served(test)
+
+
+def test_what_cannot_start_says_what_it_would_say_in_this_process() -> None:
+    async def start(**settings: Any) -> None:
+        registry = Registry.discover()
+        client = ProcessClient(settings_class(registry)(**settings), registry)
+        try:
+            with pytest.raises(EngineError, match="cannot be asked"):
+                await client.metrics()
+            await client.start()
+        finally:
+            await client.close()
+
+    with pytest.raises(CheckpointError, match="no/such/folder"):
+        asyncio.run(start(model="no/such/folder"))
+    assert not left_behind()
+
+
+def test_parts_of_a_program_are_refused_by_name() -> None:
+    from paged_core.plugins.component import Profile
+
+    registry = Registry.discover().extended(Profile("mine", "{}"), plugin="of-mine")
+    with pytest.raises(SettingsError, match="of-mine"):
+        ProcessClient(settings_class(registry)(), registry)
+
+
+FRONT = """
+import asyncio, sys
+from paged_core import AsyncLLM, SamplingParams
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import settings_class
+from paged_plugins.server.process.client import ProcessClient
+
+async def main():
+    registry = Registry.discover()
+    client = ProcessClient(settings_class(registry)(num_blocks=256, max_model_len=256), registry)
+    async with AsyncLLM.from_client(client) as llm:
+        print(client.pid, flush=True)
+        async for _ in llm.generate("Hello", SamplingParams(max_tokens=200, ignore_eos=True)):
+            pass
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_engine_ends_with_a_front_end_that_is_killed(stopped: bool) -> None:
+    front = subprocess.Popen([sys.executable, "-c", FRONT], stdout=subprocess.PIPE, text=True)
+    try:
+        assert front.stdout is not None
+        engine = psutil.Process(int(front.stdout.readline()))
+        if stopped and sys.platform == "linux":
+            engine.suspend()
+    finally:
+        front.kill()
+        front.wait()
+        front.stdout and front.stdout.close()
+    engine.wait(30)
+    assert not left_behind()

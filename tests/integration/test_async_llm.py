@@ -1,0 +1,210 @@
+"""``AsyncLLM`` over an engine in a thread: it gives what ``LLM`` gives, as it grows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from paged_core import LLM, AsyncLLM, RequestOutput, SamplingParams
+from paged_core.client.engine_client import ClientState
+from paged_core.errors import EngineError, EngineLost, PagedCoreError, RequestError, SettingsError
+from paged_core.plugins.registry import Registry
+
+PROMPTS = ["What is a block table?", "What does copy-on-write do?", "Hello", "3 + 4 ="]
+CASES = {
+    "greedy": SamplingParams(max_tokens=24),
+    "stop string": SamplingParams(max_tokens=40, stop=["block", "."]),
+    "kept stop string": SamplingParams(max_tokens=40, stop=[" a"], include_stop_str_in_output=True),
+    "several": SamplingParams(max_tokens=16, n=3, temperature=0.9, seed=5),
+    "best of": SamplingParams(max_tokens=16, n=2, best_of=4, temperature=0.9, seed=5),
+    "beams": SamplingParams(max_tokens=12, n=2, beam_width=3),
+    "log-probabilities": SamplingParams(max_tokens=8, logprobs=3, prompt_logprobs=2),
+    "no text": SamplingParams(max_tokens=8, detokenize=False),
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(num_blocks=256, max_model_len=256) as llm:
+        yield llm
+
+
+def run(test: Callable[[AsyncLLM], Awaitable[Any]], **settings: Any) -> Any:
+    async def main() -> Any:
+        async with AsyncLLM(num_blocks=256, max_model_len=256, **settings) as served:
+            return await asyncio.wait_for(test(served), 60)
+
+    return asyncio.run(main())
+
+
+async def last(outputs: Any) -> RequestOutput:
+    async with aclosing(outputs):
+        found: list[RequestOutput] = [output async for output in outputs]
+    return found[-1]
+
+
+def comparable(output: RequestOutput) -> Any:
+    rows = [
+        (each.index, each.text, each.token_ids, each.finish_reason, each.stop_reason, each.logprobs)
+        for each in output.outputs
+    ]
+    return output.prompt, output.prompt_token_ids, output.prompt_logprobs, rows, output.finished
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_answers_as_llm_does(llm: LLM, name: str) -> None:
+    sampling = CASES[name]
+    expected = llm.generate(PROMPTS, sampling)
+
+    async def ask(served: AsyncLLM) -> list[RequestOutput]:
+        return await asyncio.gather(*(last(served.generate(each, sampling)) for each in PROMPTS))
+
+    found = run(ask)
+    assert [comparable(each) for each in found] == [comparable(each) for each in expected]
+
+
+def test_a_conversation_is_answered() -> None:
+    async def ask(served: AsyncLLM) -> RequestOutput:
+        messages = [{"role": "user", "content": "What is a block table?"}]
+        return await last(served.chat(messages, SamplingParams(max_tokens=12)))
+
+    with LLM(num_blocks=256, max_model_len=256) as llm:
+        messages = [{"role": "user", "content": "What is a block table?"}]
+        (expected,) = llm.chat(messages, SamplingParams(max_tokens=12))
+    assert comparable(run(ask)) == comparable(expected)
+
+
+def test_outputs_grow_and_a_slow_reader_gets_several_steps_as_one() -> None:
+    async def ask(served: AsyncLLM) -> tuple[list[str], list[str]]:
+        sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+        fast = [o.outputs[0].text async for o in served.generate(PROMPTS[0], sampling)]
+        slow = []
+        async for output in served.generate(PROMPTS[0], sampling):
+            slow.append(output.outputs[0].text)
+            await asyncio.sleep(0.05)
+        return fast, slow
+
+    fast, slow = run(ask)
+    assert all(later.startswith(text) for text, later in pairwise(fast))
+    assert fast[-1] == slow[-1]
+    assert len(slow) < 40
+
+
+def test_leaving_the_loop_and_cancelling_abort_the_request() -> None:
+    async def ask(served: AsyncLLM) -> None:
+        forever = SamplingParams(max_tokens=200, ignore_eos=True)
+        async with aclosing(served.generate("Hello", forever)) as outputs:
+            async for _ in outputs:
+                break
+        task = asyncio.create_task(last(served.generate("Hello", forever)))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        while (found := await served.get_metrics()).num_unfinished:
+            await asyncio.sleep(0.01)
+        assert found.num_free_blocks == found.num_blocks
+        assert served.client.health().num_unfinished == 0
+        assert served.client.health().num_waiting_tokens == 0
+
+    run(ask)
+
+
+def test_refusals_come_from_the_loop_that_asks() -> None:
+    async def ask(served: AsyncLLM) -> None:
+        with pytest.raises(RequestError, match=r"max_model_len|longer"):
+            await last(served.generate([1] * 300))
+        with pytest.raises(RequestError, match="being served already"):
+            await asyncio.gather(
+                *(last(served.generate("Hello", request_id="same")) for _ in range(2))
+            )
+        with pytest.raises(RequestError, match="no observer 'block_map' that reports"):
+            await served.client.report("block_map")
+        with pytest.raises(RequestError, match="pin 'x'"):
+            await served.release("x")
+        assert (await last(served.generate("Hello"))).finished
+
+    run(ask)
+
+
+def test_a_prefix_is_pinned_and_found() -> None:
+    async def ask(served: AsyncLLM) -> None:
+        prompt = "What is a block table? " * 6
+        pin = await served.pin_prefix(prompt)
+        assert not await served.reset_prefix_cache()
+        output = await last(served.generate(prompt, SamplingParams(max_tokens=2)))
+        assert output.num_cached_tokens
+        await served.release(pin)
+        assert await served.reset_prefix_cache()
+        with pytest.raises(RequestError, match="does not fill a block"):
+            await served.pin_prefix("Hi")
+
+    run(ask)
+
+
+def test_drain_finishes_what_was_accepted_and_takes_no_more() -> None:
+    async def ask(served: AsyncLLM) -> None:
+        first = asyncio.create_task(last(served.generate("Hello", SamplingParams(max_tokens=32))))
+        while not served.client.health().num_unfinished:
+            await asyncio.sleep(0)
+        draining = asyncio.create_task(served.client.drain())
+        await asyncio.sleep(0)
+        assert served.client.health().state is ClientState.DRAINING
+        with pytest.raises(EngineError, match="shut down"):
+            await last(served.generate("Hello"))
+        await draining
+        assert (await first).finished
+
+    run(ask)
+
+
+def test_what_cannot_start_says_why() -> None:
+    async def start() -> None:
+        async with AsyncLLM(model="no/such/folder"):
+            pass
+
+    with pytest.raises(PagedCoreError):
+        asyncio.run(start())
+    with pytest.raises(SettingsError, match="no such setting"):
+        AsyncLLM(no_such_setting=1)
+
+
+def test_closing_ends_what_is_read() -> None:
+    async def main() -> RequestOutput:
+        served = AsyncLLM(num_blocks=256, max_model_len=256)
+        async with served:
+            outputs = served.generate("Hello", SamplingParams(max_tokens=200, ignore_eos=True))
+            await anext(outputs)
+        return await last(outputs)
+
+    output = asyncio.run(main())
+    assert output.outputs[0].finish_reason == "abort"
+
+
+def test_an_engine_that_fails_ends_its_requests_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from paged_core.engine.engine import Engine
+
+    async def ask(served: AsyncLLM) -> None:
+        outputs = served.generate("Hello", SamplingParams(max_tokens=200, ignore_eos=True))
+        await anext(outputs)
+
+        def fail(self: Engine) -> Any:
+            raise RuntimeError("out of paper")
+
+        monkeypatch.setattr(Engine, "step", fail)
+        with pytest.raises(EngineLost, match="out of paper"):
+            await last(outputs)
+        assert served.client.health().state is ClientState.FAILED
+        with pytest.raises(EngineError, match="out of paper"):
+            await last(served.generate("Hello"))
+        with pytest.raises(EngineError, match="out of paper"):
+            await served.get_metrics()
+
+    run(ask)
+    assert Registry.discover()
