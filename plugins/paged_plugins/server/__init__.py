@@ -1,1 +1,1 @@
-"""Serving: an HTTP server, and engines in processes of their own."""
+"""The plugin ``server``: engines as a service over HTTP."""

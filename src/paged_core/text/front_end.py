@@ -45,7 +45,7 @@ class FrontEnd:
 
     def __init__(self, tokenizer: Tokenizer | None, *, max_model_len: int, name: str) -> None:
         self.tokenizer = tokenizer
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._name = name
         self._numbers = count()
         self._warned_of_greedy = self._warned_of_tools = False
@@ -147,7 +147,7 @@ class FrontEnd:
             RequestError: it is no prompt, or too long.
         """
         truncates = sampling is not None and sampling.truncate_prompt_tokens is not None
-        limit = None if truncates else self._max_model_len
+        limit = None if truncates else self.max_model_len
         return encode_prompt(prompt, self.need_tokenizer, limit)
 
     # ------------------------------------------------------------------ requests
@@ -193,7 +193,7 @@ class FrontEnd:
             found = _bad_words_ids(sampling.bad_words, self.need_tokenizer("a bad word"))
             changes = {"bad_words": (), "bad_words_ids": (*sampling.bad_words_ids, *found)}
         if sampling.truncate_prompt_tokens == -1:
-            changes["truncate_prompt_tokens"] = self._max_model_len - 1
+            changes["truncate_prompt_tokens"] = self.max_model_len - 1
         return sampling.clone(**changes) if changes else sampling
 
     def _warn_of_greedy(self, sampling: SamplingParams) -> None:

@@ -1,0 +1,150 @@
+"""``paged-core serve``: a model as a service."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paged_core.cli import INTERRUPTED, OK
+from paged_core.cli.options import SettingsArgs
+from paged_core.cli.output import echo
+from paged_core.errors import SettingsError
+from paged_core.settings.layers import Entry, Origin
+
+if TYPE_CHECKING:
+    from paged_core.settings.schema import Resolved
+    from paged_plugins.server.interfaces import Server
+    from paged_plugins.server.service import Service
+
+OBSERVERS = ("metrics",)
+"""Of the engine, if the settings name none: what the server's pages report."""
+
+
+def command(
+    given: SettingsArgs,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen at (127.0.0.1; 0.0.0.0: all).")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port (8000; 0: a free one).")] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="What requests call the model; repeatable."),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A file with a key a line; requests need one of them.")
+    ] = None,
+) -> int:
+    """Serve a model over HTTP, as OpenAI does.
+
+    These options are settings of the server: `server.host` and so on, see --help-settings. SIGTERM
+    and Ctrl-C let what runs finish; a second one stops at once.
+    """
+    options = {
+        "host": host,
+        "port": port,
+        "served_model_name": served_model_name or None,
+        "api_key_file": api_key_file,
+    }
+    own = [
+        Entry(("server", name), value, Origin("cli", f"--{name}".replace("_", "-")))
+        for name, value in options.items()
+        if value is not None
+    ]
+    below = [Entry(("observers",), OBSERVERS, Origin("default", "paged-core serve"))]
+    resolved = replace(given, options=[*given.options, *own]).resolve(below)
+    chosen: Any = resolved.settings.server  # type: ignore[attr-defined]
+    reason = resolved.registry.of("server")[chosen.name].unavailable_reason(chosen)
+    if reason is not None:
+        raise SettingsError(f"server {chosen.name!r} cannot run here: {reason}")
+    return _run(resolved, chosen)
+
+
+def _run(resolved: Resolved, chosen: Any) -> int:
+    import asyncio
+
+    from paged_core.client.in_process import InProcessClient
+    from paged_core.engine.contexts import make_component
+    from paged_plugins.server.service import Service
+
+    client = InProcessClient(resolved.settings, resolved.registry)
+    service = Service(client, resolved, chosen)
+    server: Server = make_component(resolved.registry, "server", chosen, service)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(server, service))
+
+
+def _loop_factory() -> Any:
+    """Return what makes the fastest event loop of this platform; ``None``: Python's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _serve(server: Server, service: Service) -> int:
+    """Serve until a signal ends it; return the exit status."""
+    import asyncio
+
+    stop = _Stop()
+    client = service.client
+    await server.start()
+    try:
+        echo(f"{service.settings.model} is being loaded; {server.address} listens", err=True)
+        starting = asyncio.create_task(client.start())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            echo(f"{', '.join(service.model_names)} is served at {server.address}", err=True)
+            await stopping
+            await _drain(service)
+        starting.cancel()
+    finally:
+        await client.close()
+        await server.close()
+        service.close()
+    return stop.status
+
+
+async def _drain(service: Service) -> None:
+    """Let what runs finish, for as long as the grace period is."""
+    import asyncio
+
+    seconds = service.options.grace_period
+    left = service.client.health().num_unfinished
+    echo(f"stopping: {left} requests have {seconds:g} s to finish", err=True)
+    try:
+        async with asyncio.timeout(seconds):
+            await service.client.drain()
+    except TimeoutError:
+        left = service.client.health().num_unfinished
+        echo(f"{left} requests have not finished in time, and are ended", err=True)
+
+
+class _Stop:
+    """Waits for SIGTERM or Ctrl-C; the second one ends the process at once."""
+
+    def __init__(self) -> None:
+        import asyncio
+
+        self.status = OK
+        self._asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ask, number)
+
+    async def wait(self) -> None:
+        """Return when one has come."""
+        await self._asked.wait()
+
+    def _ask(self, number: int) -> None:
+        if self._asked.is_set():
+            os._exit(128 + number)
+        self.status = INTERRUPTED if number == signal.SIGINT else OK
+        self._asked.set()

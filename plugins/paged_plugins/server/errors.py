@@ -1,0 +1,168 @@
+"""What goes wrong with a request, as OpenAI's API says it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from paged_core.errors import EngineError, EngineLost, RequestError, error_text, stack_text
+from paged_core.log import get_logger
+from paged_core.terminal import printable
+
+_MAX_BYTES = 1024
+"""Of a message; what a client sent may be repeated in it."""
+_FIELD = re.compile(r"[a-z_]+(?=[\s(,:]|$)")
+_PLACE = re.compile(r"^(.*) - at (?:`key` in )?`\$(?:\.)?(.*)`$", re.DOTALL)
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+RETRY_SECONDS = 1
+
+_log = get_logger()
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    """The field of the request that is to blame."""
+    code: str | None = None
+    """A name for programs."""
+
+
+class ErrorAnswer(msgspec.Struct):
+    """The body of every answer that is an error, and of the event that ends a stream with one."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of HTTP.
+        code: a name for programs; ``None``: OpenAI has none for it.
+        retry_after: seconds after which the same request may be answered.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+        self.headers = headers or {}
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        self.answer = ErrorAnswer(
+            ErrorBody(
+                message=_shortened(message),
+                type=_TYPES.get(status, kind),
+                param=param,
+                code=code,
+            )
+        )
+
+    @property
+    def body(self) -> bytes:
+        """The answer as JSON."""
+        return msgspec.json.encode(self.answer)
+
+    @property
+    def event(self) -> bytes:
+        """The last event of a stream that ends with it."""
+        return b"event: error\ndata: " + self.body + b"\n\n"
+
+    def all_headers(self) -> dict[str, str]:
+        """Return the headers of the answer, besides those of its body."""
+        if self.retry_after is None:
+            return self.headers
+        return {"retry-after": str(max(1, round(self.retry_after))), **self.headers}
+
+
+def refused(param: str, message: str) -> ApiError:
+    """Return the error of a field that has a wrong value."""
+    return ApiError(400, message, param=param)
+
+
+def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
+    """Return what to answer for something that was raised; what nobody foresaw is logged.
+
+    Args:
+        fields: of the request, one of which a message may begin with.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        message = str(error)
+        found = _FIELD.match(message)
+        param = found[0] if found and found[0] in fields else None
+        code = "context_length_exceeded" if "max_model_len" in message else None
+        return ApiError(400, message, param=param, code=code)
+    if isinstance(error, msgspec.ValidationError):
+        return invalid(error)
+    if isinstance(error, EngineLost):
+        return ApiError(500, str(error), code="engine_lost")
+    if isinstance(error, EngineError):
+        return ApiError(503, str(error), code="not_ready", retry_after=RETRY_SECONDS)
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "the request's deadline has passed", code="deadline_exceeded")
+    _log.error("request_failed", reason=error_text(error), traceback=stack_text(error))
+    return ApiError(500, "the server failed to answer; its log says why", code="internal_error")
+
+
+def invalid(error: msgspec.ValidationError) -> ApiError:
+    """Return the error of a body that is JSON and not what it should be."""
+    text = str(error)
+    place = _PLACE.match(text)
+    what, param = (place[1], place[2]) if place else (text, "")
+    unknown = re.match(r"Object contains unknown field `(.*)`$", what, re.DOTALL)
+    missing = re.match(r"Object missing required field `(.*)`$", what, re.DOTALL)
+    if unknown or missing:
+        name = (unknown or missing)[1]  # type: ignore[index]
+        path = f"{param}.{name}" if param else name
+        if missing:
+            return refused(path, f"{path} is missing; give it")
+        hint = _INSTEAD.get(name, "leave it out, or see the server's /openapi.json")
+        return ApiError(
+            400, f"{path} is no field of this request: {hint}", param=path, code="unknown_field"
+        )
+    where = f"{param}: " if param else "the body: "
+    return ApiError(400, f"{where}{what[:1].lower()}{what[1:]}", param=param or None)
+
+
+_INSTEAD = {
+    "use_beam_search": "set beam_width",
+    "guided_json": "use response_format",
+    "guided_regex": "use structured_outputs",
+    "guided_choice": "use structured_outputs",
+    "guided_grammar": "use structured_outputs",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "logits_processors": "a server runs no code of its clients",
+    "image_url": "only text is served",
+    "input_audio": "only text is served",
+    "audio": "only text is served",
+}
+"""What to do instead of fields that other servers have or had."""
+
+
+def _shortened(message: str) -> str:
+    """Return a message in one line, of at most so many bytes."""
+    line = " ".join(printable(message).split())
+    encoded = line.encode("utf-8", "replace")
+    if len(encoded) <= _MAX_BYTES:
+        return encoded.decode()
+    return encoded[: _MAX_BYTES - 3].decode("utf-8", "ignore") + "..."

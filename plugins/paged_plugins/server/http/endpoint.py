@@ -1,0 +1,187 @@
+"""One path of the API: its body is checked before it is called, and it is in the document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from paged_core._version import __version__
+from paged_plugins.server.errors import ApiError, ErrorAnswer, as_api_error
+
+Handler = Callable[..., Awaitable[Response]]
+"""Takes Starlette's request and, if the endpoint has one, its body."""
+
+EVENTS = "text/event-stream"
+MAX_DEPTH = 64
+"""Of arrays and objects in each other, where any JSON may be given."""
+_COMMON: Mapping[int, str] = {
+    400: "The request is wrong; `param` names the field.",
+    401: "A key is needed, or is wrong.",
+    403: "It comes from a page of a site that is not allowed.",
+    421: "It is for a host that is not served.",
+    500: "The server or the engine failed.",
+}
+_WITH_BODY = {
+    408: "The request did not arrive in time.",
+    413: "The body is too large.",
+}
+GENERATES = {
+    404: "There is no such model.",
+    429: "Too much waits already; `Retry-After` says when to try again.",
+    499: "The request was aborted by another one.",
+    503: "The engine takes no requests now.",
+    504: "The deadline of the request has passed.",
+}
+"""What else may be answered by what is generated."""
+
+
+class Endpoint(Route):
+    """A route that is in the OpenAPI document.
+
+    Args:
+        body: a msgspec ``Struct`` that the body must be; ``None``: there is none.
+        answer: a ``Struct`` or type that the answer is, as JSON; a string: a media type.
+        streams: answers with events instead, if the body has ``"stream": true``.
+        errors: statuses besides those of all endpoints, and what they mean.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        summary: str,
+        answer: Any,
+        body: type[msgspec.Struct] | None = None,
+        streams: bool = False,
+        errors: Mapping[int, str] | None = None,
+    ) -> None:
+        self.method, self.handler, self.summary = method, handler, summary
+        self.body, self.answer, self.streams = body, answer, streams
+        self.errors = {**_COMMON, **(_WITH_BODY if body else {}), **(errors or {})}
+        self._decoder = None if body is None else msgspec.json.Decoder(body)
+        super().__init__(path, self._handle, methods=[method], name=f"{method} {path}")
+
+    async def _handle(self, request: Request) -> Response:
+        if self._decoder is None:
+            return await self.handler(request)
+        body = decode(self._decoder, await request.body())
+        try:
+            return await self.handler(request, body)
+        except Exception as error:
+            raise as_api_error(error, type(body).__struct_fields__) from error
+
+
+def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """Return the value of a body.
+
+    Raises:
+        ApiError: it is no JSON, or not what it should be.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise as_api_error(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deep", code="invalid_json") from None
+
+
+def check_depth(name: str, value: Any) -> None:
+    """Refuse JSON that is nested deeper than whatever works on it might stand.
+
+    Raises:
+        ApiError: it is.
+    """
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            message = f"{name} is nested deeper than {MAX_DEPTH} levels"
+            raise ApiError(400, message, param=name)
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        level = inner
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """Return an answer as JSON."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def openapi(routes: Iterable[BaseRoute], *, has_keys: bool, public: Iterable[str]) -> Any:
+    """Return the OpenAPI document of the endpoints among some routes.
+
+    Args:
+        public: paths that need no key.
+    """
+    endpoints = [route for route in routes if isinstance(route, Endpoint)]
+    types = {each.body for each in endpoints if each.body is not None}
+    types |= {each.answer for each in endpoints if not isinstance(each.answer, str)}
+    ordered = sorted(types, key=str)
+    schemas, components = msgspec.json.schema_components(
+        [*ordered, ErrorAnswer], ref_template="#/components/schemas/{name}"
+    )
+    by_type = dict(zip([*ordered, ErrorAnswer], schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for each in endpoints:
+        operation = _operation(each, by_type)
+        if has_keys and each.path not in public:
+            operation["security"] = [{"bearer": []}, {"basic": []}]
+        path = re.sub(r":\w+}", "}", each.path)
+        paths.setdefault(path, {})[each.method.lower()] = operation
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "paged_core", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if has_keys:
+        document["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "basic": {"type": "http", "scheme": "basic"},
+        }
+    return document
+
+
+def _operation(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    answer = endpoint.answer
+    media = (
+        {answer: {"schema": {"type": "string"}}}
+        if isinstance(answer, str)
+        else {"application/json": {"schema": schemas[answer]}}
+    )
+    if endpoint.streams:
+        media[EVENTS] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": media}}
+    for status, meaning in sorted(endpoint.errors.items()):
+        error = {"application/json": {"schema": schemas[ErrorAnswer]}}
+        responses[str(status)] = {"description": meaning, "content": error}
+    name = re.sub(r"\W+", "_", endpoint.path).strip("_")
+    operation: dict[str, Any] = {
+        "operationId": f"{endpoint.method.lower()}_{name}",
+        "summary": endpoint.summary,
+        "responses": responses,
+    }
+    if endpoint.body is not None:
+        content = {"application/json": {"schema": schemas[endpoint.body]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    parameters = re.findall(r"\{(\w+)(?::\w+)?\}", endpoint.path)
+    if parameters:
+        operation["parameters"] = [
+            {"name": each, "in": "path", "required": True, "schema": {"type": "string"}}
+            for each in parameters
+        ]
+    return operation

@@ -1,0 +1,111 @@
+"""A response of server-sent events: pings where nothing happens, and slow readers are cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from paged_core.log import get_logger
+from paged_plugins.server.errors import as_api_error
+from paged_plugins.server.service import Answer
+from paged_plugins.server.settings import HttpSettings
+
+DONE = b"data: [DONE]\n\n"
+_PING = b": ping\n\n"
+_START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+
+_log = get_logger()
+
+
+class EventStream:
+    """Sends the events of an answer, which it closes when it ends, however it ends.
+
+    It starts with the first event, or with a ping if that takes long: what goes wrong before is an
+    answer with a status of its own, and what goes wrong later is an event ``error``, which is the
+    last. Otherwise ``done`` is.
+
+    A reader that is slower than the engine gets fewer and longer deltas: none is made before the
+    one before it is sent.
+
+    Args:
+        events: encoded; one is asked for when the one before it was sent.
+        done: the last one, where all went well.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        events: AsyncGenerator[bytes, None],
+        options: HttpSettings,
+        done: bytes = DONE,
+    ) -> None:
+        self._answer, self._events, self._options = answer, events, options
+        self._done = done
+        self._has_started = False
+        self._sending_since: float | None = None
+        self._last_sent = 0.0
+        self._ping: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._send = scope, send
+        self._loop = asyncio.get_running_loop()
+        self._last_sent = self._loop.time()
+        self._watch()
+        try:
+            with self._answer:
+                await self._send_events()
+        finally:
+            self._timer.cancel()
+            if self._ping is not None:
+                self._ping.cancel()
+            await self._events.aclose()
+
+    async def _send_events(self) -> None:
+        try:
+            async with self._answer.within_deadline():
+                async for event in self._events:
+                    await self._write(event)
+            last = self._done
+        except Exception as error:
+            if not self._has_started:
+                raise
+            last = as_api_error(error).event
+        await self._write(last)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, data: bytes) -> None:
+        self._sending_since = self._loop.time()
+        if not self._has_started:
+            self._has_started = True
+            await self._send(_START)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sending_since, self._last_sent = None, self._loop.time()
+
+    def _watch(self) -> None:
+        """Look now and then whether a ping is due, or a write takes too long."""
+        options, now = self._options, self._loop.time()
+        if self._sending_since is not None:
+            if now - self._sending_since > options.slow_reader_timeout:
+                _log.warning("slow_reader_cut", seconds=round(now - self._sending_since, 1))
+                self._abort_connection()
+                return
+        elif now - self._last_sent >= options.ping_interval:
+            self._ping = self._loop.create_task(self._write(_PING))
+        every = min(options.ping_interval, options.slow_reader_timeout) / 4
+        self._timer = self._loop.call_later(every, self._watch)
+
+    def _abort_connection(self) -> None:
+        abort: Any = self._scope["state"].get("abort")
+        if abort is not None:  # what was written and not read must not be waited for
+            abort()

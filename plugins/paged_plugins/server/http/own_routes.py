@@ -1,0 +1,186 @@
+"""The server's own routes: how it is, what it counts, and what an operator may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from paged_core._version import __version__
+from paged_core.client.engine_client import ClientState
+from paged_core.errors import RequestError
+from paged_plugins.server.errors import ApiError
+from paged_plugins.server.http.endpoint import Endpoint, json_response
+from paged_plugins.server.service import Service
+
+_NOT_ALIVE = {ClientState.RESTARTING, ClientState.FAILED}
+_METRICS = "text/plain"
+_UNAVAILABLE = {503: "The engine cannot answer now."}
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """How the engine is."""
+
+    state: str
+    """starting, ready, restarting, draining or failed."""
+    reason: str | None = None
+
+
+class Version(msgspec.Struct):
+    """Of paged_core."""
+
+    version: str
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """What is being served."""
+
+    server_load: int
+    """Requests of HTTP that are being answered, without this one."""
+    num_unfinished: int
+    """Requests that the engine has accepted and that have not ended."""
+    num_waiting: int
+    """Those of them without a token yet."""
+    num_waiting_tokens: int
+    """Tokens of the prompts of these."""
+    engine_silent_for: float
+    """Seconds since the engine last showed that it lives."""
+
+
+class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What to abort."""
+
+    request_id: str
+    """The id of the answer: cmpl-..., chatcmpl-..."""
+
+
+class Aborted(msgspec.Struct):
+    """What was aborted."""
+
+    aborted: bool
+    """Whether it was being generated."""
+
+
+class Reset(msgspec.Struct):
+    """What was done."""
+
+    reset: bool
+
+
+class OwnRoutes:
+    """The routes that are there whatever else is.
+
+    Args:
+        document: returns the OpenAPI document.
+    """
+
+    def __init__(self, service: Service, document: Callable[[], Any]) -> None:
+        self._service, self._document = service, document
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Return them."""
+        return [
+            Endpoint(
+                "GET",
+                "/health",
+                self.health,
+                summary="Whether the engine is alive; it may not take requests yet, or any more.",
+                answer=Health,
+                errors={503: "It is not alive."},
+            ),
+            Endpoint(
+                "GET",
+                "/ready",
+                self.ready,
+                summary="Whether requests are taken.",
+                answer=Health,
+                errors={503: "They are not."},
+            ),
+            Endpoint("GET", "/version", self.version, summary="The version.", answer=Version),
+            Endpoint("GET", "/load", self.load, summary="What is being served.", answer=Load),
+            Endpoint(
+                "GET",
+                "/metrics",
+                self.metrics,
+                summary="What the engine has counted, for Prometheus.",
+                answer=_METRICS,
+                errors={404: "The observer `metrics` is not in the settings.", **_UNAVAILABLE},
+            ),
+            Endpoint(
+                "POST",
+                "/abort",
+                self.abort,
+                summary="Abort what is being generated.",
+                body=AbortRequest,
+                answer=Aborted,
+            ),
+            Endpoint(
+                "POST",
+                "/reset_prefix_cache",
+                self.reset_prefix_cache,
+                summary="Forget all cached prefixes.",
+                answer=Reset,
+                errors={409: "Requests or pins hold some of them.", **_UNAVAILABLE},
+            ),
+            Endpoint(
+                "GET",
+                "/openapi.json",
+                self.openapi,
+                summary="This document.",
+                answer=dict[str, Any],
+            ),
+        ]
+
+    async def health(self, _: Request) -> Response:
+        return self._state(self._service.client.health().state not in _NOT_ALIVE)
+
+    async def ready(self, _: Request) -> Response:
+        return self._state(self._service.client.health().state is ClientState.READY)
+
+    def _state(self, is_well: bool) -> Response:
+        health = self._service.client.health()
+        if not is_well:
+            why = health.reason or f"the engine is {health.state.value}"
+            raise ApiError(503, why, code=f"engine_{health.state.value}")
+        return json_response(Health(state=health.state.value, reason=health.reason))
+
+    async def version(self, _: Request) -> Response:
+        return json_response(Version(__version__))
+
+    async def load(self, _: Request) -> Response:
+        health = self._service.client.health()
+        found = Load(
+            server_load=self._service.num_open - 1,
+            num_unfinished=health.num_unfinished,
+            num_waiting=health.num_waiting,
+            num_waiting_tokens=health.num_waiting_tokens,
+            engine_silent_for=health.silent_for,
+        )
+        return json_response(found)
+
+    async def metrics(self, _: Request) -> Response:
+        try:
+            text: str = await self._service.client.report("metrics")
+        except RequestError as error:
+            raise ApiError(404, str(error), code="no_metrics") from None
+        return Response(text, media_type=_METRICS, headers={"cache-control": "no-store"})
+
+    async def abort(self, _: Request, body: AbortRequest) -> Response:
+        answer = self._service.answers.get(body.request_id)
+        if answer is not None:
+            answer.abort()
+        return json_response(Aborted(answer is not None))
+
+    async def reset_prefix_cache(self, _: Request) -> Response:
+        if not await self._service.client.reset_prefix_cache():
+            raise ApiError(
+                409, "requests or pinned prefixes hold cached blocks; nothing was forgotten"
+            )
+        return json_response(Reset(True))
+
+    async def openapi(self, _: Request) -> Response:
+        return json_response(self._document())

@@ -1,0 +1,1 @@
+"""The routes ``openai``: the API of OpenAI, with vLLM's extras."""

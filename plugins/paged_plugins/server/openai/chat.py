@@ -1,0 +1,332 @@
+"""``/v1/chat/completions``, and conversations for other APIs that are translations onto it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from paged_core.text.outputs import OutputDelta
+from paged_core.text.prompts import Prompt
+from paged_plugins.server.errors import refused
+from paged_plugins.server.http.endpoint import check_depth, json_response
+from paged_plugins.server.http.event_stream import EventStream
+from paged_plugins.server.openai.chunks import Chunks, encode, usage_of
+from paged_plugins.server.openai.formats import ChatDelta, Parser, format_of
+from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
+from paged_plugins.server.openai.parameters import (
+    answer_id,
+    check_choices,
+    request_fields,
+    sampling_params,
+    token_texts,
+)
+from paged_plugins.server.openai.protocol import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatMessage,
+    ChatRequest,
+    MadeToolCall,
+    Message,
+    MessageDelta,
+    TokenizeRequest,
+)
+from paged_plugins.server.service import Answer, Service
+
+_ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+_PLAIN_END = b'},"logprobs":null,"finish_reason":null}'
+
+
+async def chat(service: Service, request: Request, body: ChatRequest) -> Any:
+    """Answer a conversation, whole or as events."""
+    made = await open_chat(service, body)
+    request.state.log["id"] = made.answer.id
+    if body.stream:
+        return EventStream(made.answer, made.events(), service.options)
+    with made.answer as answer:
+        async with answer.within_deadline():
+            return json_response(await made.whole())
+
+
+async def open_chat(service: Service, body: ChatRequest) -> Chat:
+    """Give a conversation to the engine.
+
+    Raises:
+        ApiError, RequestError: it can never be answered, or not now.
+    """
+    model = service.check_model(body.model)
+    service.check_room()
+    asked = format_of(service, body)
+    max_tokens = body.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = body.max_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    if body.top_logprobs and not body.logprobs:
+        raise refused("top_logprobs", "top_logprobs needs logprobs; set it to true")
+    sampling = sampling_params(body, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling)
+    check_choices(sampling, 1, service.options)
+    name, fields = answer_id(body, "chatcmpl"), request_fields(body)
+    render = partial(chat_prompt, service, body)
+    generations = await service.off_loop(
+        lambda: service.generations(name, [render()], sampling, fields, body.deadline),
+        size_of(body.messages),
+    )
+    answer = Answer(service, name, generations, body.deadline)
+    return Chat(service, body, model, answer, asked.make_parser)
+
+
+def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt:
+    """Return the prompt that the chat template makes of a conversation.
+
+    Raises:
+        ApiError, RequestError: it is empty, or the template refuses it.
+    """
+    if not body.messages:
+        raise refused("messages", "messages is empty; give at least one message")
+    check_depth("chat_template_kwargs", body.chat_template_kwargs)
+    check_depth("tools", body.tools)
+    (prompt,) = service.client.front_end.chat_prompts(
+        [_plain(message) for message in body.messages],
+        tools=body.tools or None,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    if body.add_special_tokens and isinstance(prompt, Mapping):
+        return {**prompt, "add_special_tokens": True}
+    return prompt
+
+
+def size_of(messages: Sequence[Message]) -> int:
+    """Return how many characters messages have."""
+    size = 0
+    for each in messages:
+        parts = each.content if isinstance(each.content, list) else ()
+        size += len(each.content or "") + sum(len(part.text or "") for part in parts)
+    return size
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Return a message as templates know it: with arguments of functions as objects.
+
+    Raises:
+        ApiError: arguments are no JSON.
+    """
+    made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.role == "developer":
+        made["role"] = "system"
+    if isinstance(message.content, list):
+        texts = [part.text or part.refusal or "" for part in message.content]
+        made["content"] = [{"type": "text", "text": text} for text in texts]
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            made[name] = value
+    if reasoning := message.reasoning_content or message.reasoning:
+        made["reasoning_content"] = reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return made
+
+
+def _arguments(text: str) -> Any:
+    try:
+        found = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise refused("messages", "the arguments of a tool call are no JSON") from None
+    check_depth("messages", found)
+    return found
+
+
+class Chat:
+    """A conversation that the engine answers; iterating gives what each answer gains.
+
+    It knows nothing of HTTP. Close it, as a ``with`` block of its :attr:`answer` does, to abort
+    what has not ended.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        body: ChatRequest,
+        model: str,
+        answer: Answer,
+        make_parser: Any = None,
+    ) -> None:
+        self.answer, self.body, self.model = answer, body, model
+        self._make_parser = make_parser
+        self._parsers: dict[int, Parser] = {}
+        self._logprobs: LogprobFormat | None = None
+        if body.logprobs:
+            self._logprobs = LogprobFormat(token_texts(service, body), body.top_logprobs or 0)
+
+    async def __aiter__(self) -> AsyncIterator[ChatDelta]:
+        """Yield what each answer gains.
+
+        Raises:
+            ApiError, RequestError, EngineLost: as :meth:`Answer.deltas`.
+        """
+        async for _, delta in self.answer.deltas():
+            found: ChatDelta | None = _chat_delta(delta)
+            if self._make_parser is not None and found is not None:
+                parser = self._parsers.get(found.index)
+                if parser is None:
+                    parser = self._parsers[found.index] = self._make_parser()
+                found = parser(found)
+            if found is not None:
+                yield found
+
+    # ------------------------------------------------------------------ whole
+
+    async def whole(self) -> ChatCompletion:
+        """Return the whole answer, once it is there.
+
+        Raises: as iterating.
+        """
+        made: dict[int, _Gathered] = {}
+        num_generated = 0
+        async for delta in self:
+            num_generated += len(delta.token_ids)
+            made.setdefault(delta.index, _Gathered()).add(delta)
+        body, output = self.body, self.answer.streams[0].output()
+        return ChatCompletion(
+            id=self.answer.id,
+            object="chat.completion",
+            created=int(time.time()),
+            model=self.model,
+            choices=[self._choice(index, made[index]) for index in sorted(made)],
+            usage=usage_of(self.answer, num_generated),
+            prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
+            prompt_logprobs=(
+                None if body.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs)
+            ),
+        )
+
+    def _choice(self, index: int, made: _Gathered) -> ChatChoice:
+        calls = list(made.tool_calls.values())
+        content = "".join(made.content)
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(
+                role="assistant",
+                content=None if calls and not content else content,
+                refusal=None,
+                reasoning_content="".join(made.reasoning) or None,
+                tool_calls=calls or None,
+            ),
+            logprobs=self._formatted(made.logprobs),
+            finish_reason=made.finish_reason,  # type: ignore[arg-type]
+            stop_reason=made.stop_reason,
+            token_ids=made.token_ids if self.body.return_token_ids else None,
+        )
+
+    def _formatted(self, entries: Any) -> Any:
+        if self._logprobs is None or entries is None:
+            return None
+        return self._logprobs.chat(entries)
+
+    # ------------------------------------------------------------------ as events
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield what each answer gains, encoded."""
+        body = self.body
+        first = {}
+        if body.return_token_ids:
+            first["prompt_token_ids"] = list(self.answer.streams[0].request.prompt)
+        chunks = Chunks("chat.completion.chunk", body, self.answer, self.model, **first)
+        is_plain = self._logprobs is None and not body.return_token_ids
+        heads: dict[int, bytes] = {}
+        async for delta in self:
+            head = heads.get(delta.index)
+            if head is None:
+                place = b'{"index":%d' % delta.index
+                head = heads[delta.index] = place + b',"delta":{"content":'
+                yield chunks.chunk(place + _ROLE)
+            chunks.num_shown += len(delta.token_ids)
+            if (
+                is_plain
+                and delta.finish_reason is None
+                and delta.reasoning_content is None
+                and delta.tool_calls is None
+            ):
+                if delta.content:
+                    yield chunks.chunk(head + encode(delta.content) + _PLAIN_END)
+                continue
+            yield chunks.chunk(encode(self._gained(delta)))
+        if (usage := chunks.usage()) is not None:
+            yield usage
+
+    def _gained(self, delta: ChatDelta) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=delta.index,
+            delta=MessageDelta(
+                content=delta.content or None,
+                reasoning_content=delta.reasoning_content,
+                tool_calls=delta.tool_calls,
+            ),
+            logprobs=self._formatted(delta.logprobs),
+            finish_reason=delta.finish_reason,  # type: ignore[arg-type]
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self.body.return_token_ids else None,
+        )
+
+
+class _Gathered:
+    """All that one answer gained."""
+
+    def __init__(self) -> None:
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.tool_calls: dict[int, MadeToolCall] = {}
+        self.token_ids: list[int] = []
+        self.logprobs: list[Any] | None = None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    def add(self, delta: ChatDelta) -> None:
+        """Add what it gained."""
+        self.content.append(delta.content or "")
+        self.reasoning.append(delta.reasoning_content or "")
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        for gain in delta.tool_calls or ():
+            self._add_call(gain)
+
+    def _add_call(self, gain: MadeToolCall) -> None:
+        place = gain.index or 0
+        call = self.tool_calls.get(place)
+        if call is None:
+            self.tool_calls[place] = msgspec.structs.replace(
+                gain, index=None, function=msgspec.structs.replace(gain.function)
+            )
+            return
+        call.function.arguments = (call.function.arguments or "") + (gain.function.arguments or "")
+
+
+def _chat_delta(delta: OutputDelta) -> ChatDelta:
+    reason = delta.finish_reason
+    return ChatDelta(
+        delta.index,
+        delta.text,
+        delta.token_ids,
+        delta.logprobs,
+        None if reason is None else reason.value,
+        delta.stop_reason,
+    )

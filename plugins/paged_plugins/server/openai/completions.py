@@ -1,0 +1,216 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+
+from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestOutput
+from paged_plugins.server.errors import refused
+from paged_plugins.server.http.endpoint import json_response
+from paged_plugins.server.http.event_stream import EventStream
+from paged_plugins.server.openai.chunks import Chunks, encode, usage_of
+from paged_plugins.server.openai.formats import format_of
+from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
+from paged_plugins.server.openai.parameters import (
+    answer_id,
+    check_choices,
+    prompts_of,
+    request_fields,
+    sampling_params,
+    token_texts,
+)
+from paged_plugins.server.openai.protocol import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from paged_plugins.server.service import Answer, Service
+
+_MAX_TOKENS = 16
+_PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
+
+
+async def complete(service: Service, request: Request, body: CompletionRequest) -> Any:
+    """Answer a request, whole or as events."""
+    made = await open_completion(service, body)
+    request.state.log["id"] = made.answer.id
+    if body.stream:
+        return EventStream(made.answer, made.events(), service.options)
+    with made.answer as answer:
+        async with answer.within_deadline():
+            outputs = await answer.outputs()
+    return json_response(made.whole(outputs))
+
+
+async def open_completion(service: Service, body: CompletionRequest) -> Completing:
+    """Give a request to the engine.
+
+    Raises:
+        ApiError, RequestError: it can never be served, or not now.
+    """
+    model = service.check_model(body.model)
+    service.check_room()
+    max_tokens = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    only_echo = max_tokens == 0
+    if only_echo and not body.echo:
+        raise refused("max_tokens", "max_tokens is 0, and nothing is echoed; give at least 1")
+    if body.suffix:
+        raise refused("suffix", "suffix is not served here; leave it out")
+    changes = dict(format_of(service, body).sampling)
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        changes["prompt_logprobs"] = body.logprobs
+    sampling = sampling_params(body, max_tokens=max_tokens or 1, logprobs=body.logprobs, **changes)
+    prompts = prompts_of(body.prompt, special=body.add_special_tokens)
+    check_choices(sampling, len(prompts), service.options)
+    name, fields = answer_id(body, "cmpl"), request_fields(body)
+    size = len(body.prompt) if isinstance(body.prompt, str) else _size(body.prompt)
+    generations = await service.off_loop(
+        lambda: service.generations(name, prompts, sampling, fields, body.deadline), size
+    )
+    answer = Answer(service, name, generations, body.deadline)
+    return Completing(service, body, model, answer, only_echo=only_echo)
+
+
+def _size(prompts: list[Any]) -> int:
+    return sum(len(each) for each in prompts if isinstance(each, str))
+
+
+class Completing:
+    """A request that the engine has taken, and how it is answered."""
+
+    def __init__(
+        self,
+        service: Service,
+        body: CompletionRequest,
+        model: str,
+        answer: Answer,
+        *,
+        only_echo: bool,
+    ) -> None:
+        self.answer = answer
+        self._body, self._model, self._only_echo = body, model, only_echo
+        self._tokenizer = service.client.front_end.tokenizer
+        self._logprobs: LogprobFormat | None = None
+        if body.logprobs is not None:
+            self._logprobs = LogprobFormat(token_texts(service, body), body.logprobs)
+
+    # ------------------------------------------------------------------ whole
+
+    def whole(self, outputs: list[RequestOutput]) -> Completion:
+        """Return the whole answer."""
+        choices = [
+            self._choice(place * len(output.outputs) + each.index, output, each)
+            for place, output in enumerate(outputs)
+            for each in output.outputs
+        ]
+        generated = sum(len(each.token_ids) for output in outputs for each in output.outputs)
+        return Completion(
+            id=self.answer.id,
+            object="text_completion",
+            created=int(time.time()),
+            model=self._model,
+            choices=choices,
+            usage=usage_of(self.answer, 0 if self._only_echo else generated),
+        )
+
+    def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> CompletionChoice:
+        body, prompt_ids = self._body, output.prompt_token_ids
+        text, ids, entries = one.text or "", one.token_ids, one.logprobs
+        if self._only_echo:
+            text, ids, entries = "", [], entries and []
+        shown, prompt = ids, ""
+        if body.echo:
+            prompt, shown = self._echoed(output.prompt, prompt_ids), prompt_ids + ids
+            entries = None if entries is None else [*(output.prompt_logprobs or ()), *entries]
+        return CompletionChoice(
+            index=index,
+            text=prompt + text,
+            logprobs=self._formatted(entries, shown, 0),
+            finish_reason=one.finish_reason and one.finish_reason.value,  # type: ignore[arg-type]
+            stop_reason=one.stop_reason,
+            token_ids=ids if body.return_token_ids else None,
+            prompt_token_ids=prompt_ids if body.return_token_ids else None,
+            prompt_logprobs=(
+                None if body.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs)
+            ),
+        )
+
+    def _echoed(self, text: str | None, token_ids: list[int]) -> str:
+        """Return the text of a prompt, however it was given."""
+        if text is not None:
+            return text
+        return "" if self._tokenizer is None else self._tokenizer.decode(token_ids)
+
+    def _formatted(
+        self, entries: Any, token_ids: list[int], start: int
+    ) -> CompletionLogprobs | None:
+        if self._logprobs is None or entries is None:
+            return None
+        return self._logprobs.completion(entries, token_ids, start)
+
+    # ------------------------------------------------------------------ as events
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield what each sequence gains, encoded."""
+        body = self._body
+        chunks = Chunks("text_completion", body, self.answer, self._model)
+        has_first = bool(body.echo or body.return_token_ids)
+        is_plain = self._logprobs is None and not body.return_token_ids
+        heads: dict[int, bytes] = {}
+        offsets: dict[int, int] = {}
+        async for place, delta in self.answer.deltas():
+            index = place * (body.n or 1) + delta.index
+            if index not in heads:
+                heads[index] = b'{"index":%d,"text":' % index
+                offsets[index] = 0
+                if has_first:
+                    first = self._first(index, place)
+                    offsets[index] = len(first.text)
+                    yield chunks.chunk(encode(first))
+            if self._only_echo:
+                delta = replace(delta, text="", token_ids=[], logprobs=delta.logprobs and [])
+            chunks.num_shown += len(delta.token_ids)
+            if not is_plain or delta.finish_reason is not None:
+                gained = self._gained(index, delta, offsets[index])
+                offsets[index] += sum(map(len, gained.logprobs.tokens)) if gained.logprobs else 0
+                yield chunks.chunk(encode(gained))
+            elif delta.text:
+                yield chunks.chunk(heads[index] + encode(delta.text) + _PLAIN_END)
+        if (usage := chunks.usage()) is not None:
+            yield usage
+
+    def _first(self, index: int, place: int) -> CompletionChoice:
+        """Return what a choice begins with before anything is generated."""
+        stream, body = self.answer.streams[place], self._body
+        ids = list(stream.request.prompt)
+        echoed, logprobs = "", None
+        if body.echo:
+            echoed = self._echoed(stream.prompt, ids)
+            if self._logprobs is not None:
+                logprobs = self._formatted(stream.output().prompt_logprobs, ids, 0)
+        wants_ids = body.return_token_ids
+        return CompletionChoice(
+            index=index,
+            text=echoed,
+            logprobs=logprobs,
+            finish_reason=None,
+            stop_reason=None,
+            token_ids=[] if wants_ids else None,
+            prompt_token_ids=ids if wants_ids else None,
+        )
+
+    def _gained(self, index: int, delta: OutputDelta, offset: int) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
+            text=delta.text or "",
+            logprobs=self._formatted(delta.logprobs, delta.token_ids, offset),
+            finish_reason=delta.finish_reason and delta.finish_reason.value,  # type: ignore[arg-type]
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self._body.return_token_ids else None,
+        )

@@ -1,0 +1,391 @@
+"""What clients send and get: OpenAI's fields, and vLLM's extras under vLLM's names.
+
+A field that is not here is refused by its name. ``null`` is the same as leaving a field out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A part of a request."""
+
+
+class StreamOptions(Sent):
+    """Of a stream."""
+
+    include_usage: bool | None = None
+    """Say at the end how many tokens there were."""
+    continuous_usage_stats: bool | None = None
+    """Say it in every chunk."""
+    include_obfuscation: Literal[False] | None = None
+    """Chunks are never padded."""
+
+
+class Generated(Sent, kw_only=True):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    """One of the served names; the first, if there is none."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: int | None = None
+    temperature: float | None = None
+    """1 if there is none; 0 is greedy."""
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer's special tokens are put around a text; a chat template has its own."""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """In log-probabilities, write tokens as ``token_id:17``."""
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    """Of the answer's id, what comes after ``cmpl-`` or ``chatcmpl-``."""
+    deadline: float | None = None
+    """Seconds after which it ends with the error 504."""
+    user: str | None = None
+    """Whose it is, for queue orders that are fair to users."""
+
+    store: Literal[False] | None = None
+    """Nothing is ever stored."""
+    metadata: dict[str, str] | None = None
+    """Without effect: it belongs to what is stored."""
+    service_tier: Literal["auto", "default"] | None = None
+    """Without effect: there is one."""
+    safety_identifier: str | None = None
+    """Without effect."""
+    prompt_cache_key: str | None = None
+    """Without effect: prefixes are found by their content."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+class CompletionRequest(Generated, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[Any]
+    """Text, token ids, or a list of either."""
+    echo: bool | None = None
+    """Begin with the prompt."""
+    logprobs: int | None = None
+    """Of each token, and of so many best ones."""
+    suffix: Literal[""] | None = None
+    """Filling in between two texts is not served."""
+
+
+class FunctionCall(Sent):
+    """A function that the model has called."""
+
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class ToolCall(Sent):
+    """A call in a message of the assistant."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class TextPart(Sent):
+    """A part of a message; only text is served."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Message(Sent):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    """``developer`` is ``system``."""
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    """Without effect: clients send back what they got."""
+    audio: None = None
+    function_call: None = None
+
+
+class ChatRequest(Generated, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    """The newer name of ``max_tokens``."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    modalities: list[Literal["text"]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """What else the template is to know, such as ``enable_thinking``."""
+
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class TokenizeRequest(Sent):
+    """``POST /tokenize``: of a text, or of a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(Sent):
+    """``POST /detokenize``."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+# ---------------------------------------------------------------------- answers
+
+
+class Answered(msgspec.Struct, kw_only=True):
+    """A part of an answer."""
+
+
+class PromptTokensDetails(Answered):
+    """Of the tokens of prompts."""
+
+    cached_tokens: int
+    """Served by the cache."""
+
+
+class Usage(Answered):
+    """How many tokens there were."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionLogprobs(Answered):
+    """Per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(Answered):
+    """Of one token of a prompt."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+
+
+class CompletionChoice(Answered, omit_defaults=True):
+    """One sequence, or what it gained."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(Answered, omit_defaults=True):
+    """The answer of ``/v1/completions``, and each chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class TopLogprob(Answered):
+    """Of a token that might have been."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """Of a token."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answered):
+    """Per token."""
+
+    content: list[TokenLogprob]
+
+
+class CalledFunction(Answered, omit_defaults=True):
+    """A function, or what the text of its arguments gained."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class MadeToolCall(Answered, omit_defaults=True):
+    """A call of a tool, or what it gained."""
+
+    function: CalledFunction
+    index: int | None = None
+    """In a stream: which of the calls gained it."""
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class ChatMessage(Answered, omit_defaults=True):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[MadeToolCall] | None = None
+
+
+class ChatChoice(Answered, omit_defaults=True):
+    """One answer to a conversation."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Answered, omit_defaults=True):
+    """The answer of ``/v1/chat/completions``."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class MessageDelta(Answered, omit_defaults=True):
+    """What a message gained."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[MadeToolCall] | None = None
+
+
+class ChatChunkChoice(Answered, omit_defaults=True):
+    """What one answer gained."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Answered, omit_defaults=True):
+    """A chunk of a stream of ``/v1/chat/completions``."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Model(Answered):
+    """A model that is served."""
+
+    id: str
+    created: int
+    root: str
+    """Its name in the settings."""
+    max_model_len: int
+    object: Literal["model"] = "model"
+    owned_by: str = "paged_core"
+    parent: None = None
+
+
+class ModelList(Answered):
+    """The answer of ``/v1/models``."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class Tokenized(Answered, omit_defaults=True):
+    """The answer of ``/tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Answered):
+    """The answer of ``/detokenize``."""
+
+    prompt: str

@@ -1,0 +1,156 @@
+"""The routes ``openai``: the API of OpenAI, with vLLM's extras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from paged_plugins.server.errors import refused
+from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
+from paged_plugins.server.interfaces import Routes
+from paged_plugins.server.openai.chat import chat, chat_prompt, size_of
+from paged_plugins.server.openai.completions import complete
+from paged_plugins.server.openai.protocol import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    Detokenized,
+    DetokenizeRequest,
+    Model,
+    ModelList,
+    Tokenized,
+    TokenizeRequest,
+)
+from paged_plugins.server.service import Service
+from paged_plugins.server.settings import OpenAISettings
+
+_NO_MODEL = {404: GENERATES[404], 503: GENERATES[503]}
+
+
+class OpenAIRoutes(Routes):
+    """What clients of OpenAI's API and of vLLM's server ask."""
+
+    def __init__(self, _: OpenAISettings, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> Sequence[BaseRoute]:
+        service = self._service
+        return [
+            Endpoint(
+                "GET",
+                "/v1/models",
+                self.models,
+                summary="The names of the model.",
+                answer=ModelList,
+                errors={503: GENERATES[503]},
+            ),
+            Endpoint(
+                "GET",
+                "/v1/models/{model:path}",
+                self.model,
+                summary="One of them.",
+                answer=Model,
+                errors=_NO_MODEL,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/completions",
+                partial(complete, service),
+                summary="Complete prompts.",
+                body=CompletionRequest,
+                answer=Completion,
+                streams=True,
+                errors=GENERATES,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/chat/completions",
+                partial(chat, service),
+                summary="Answer a conversation.",
+                body=ChatRequest,
+                answer=ChatCompletion,
+                streams=True,
+                errors=GENERATES,
+            ),
+            Endpoint(
+                "POST",
+                "/tokenize",
+                self.tokenize,
+                summary="The tokens of a text or a conversation.",
+                body=TokenizeRequest,
+                answer=Tokenized,
+                errors=_NO_MODEL,
+            ),
+            Endpoint(
+                "POST",
+                "/detokenize",
+                self.detokenize,
+                summary="The text of tokens.",
+                body=DetokenizeRequest,
+                answer=Detokenized,
+                errors=_NO_MODEL,
+            ),
+        ]
+
+    async def models(self, _: Request) -> Response:
+        return json_response(
+            ModelList(data=[self._model(name) for name in self._service.model_names])
+        )
+
+    async def model(self, request: Request) -> Response:
+        return json_response(self._model(self._service.check_model(request.path_params["model"])))
+
+    def _model(self, name: str) -> Model:
+        service = self._service
+        return Model(
+            id=name,
+            created=service.created,
+            root=service.settings.model,
+            max_model_len=service.front_end.max_model_len,
+        )
+
+    async def tokenize(self, _: Request, body: TokenizeRequest) -> Response:
+        service = self._service
+        service.check_model(body.model)
+        front_end = service.front_end
+        if (body.prompt is None) == (body.messages is None):
+            raise refused("prompt", "give either prompt or messages")
+        tokenizer = front_end.need_tokenizer("/tokenize")
+
+        def encode() -> list[int]:
+            if body.messages is not None:
+                prompt = chat_prompt(service, body)
+                return list(front_end.encode(prompt)[1])
+            special = body.add_special_tokens is not False
+            return tokenizer.encode(body.prompt or "", add_special_tokens=special)
+
+        size = size_of(body.messages or ()) + len(body.prompt or "")
+        tokens = await service.off_loop(encode, size)
+        texts = None
+        if body.return_token_strs:
+            texts = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+        return json_response(
+            Tokenized(
+                count=len(tokens),
+                max_model_len=front_end.max_model_len,
+                tokens=tokens,
+                token_strs=texts,
+            )
+        )
+
+    async def detokenize(self, _: Request, body: DetokenizeRequest) -> Response:
+        service = self._service
+        service.check_model(body.model)
+        tokenizer = service.front_end.need_tokenizer("/detokenize")
+        if any(token < 0 for token in body.tokens):
+            raise refused("tokens", "tokens holds a negative number, which is no token")
+
+        def decode() -> str:
+            return tokenizer.decode(body.tokens, skip_special_tokens=False)
+
+        return json_response(Detokenized(prompt=await service.off_loop(decode, len(body.tokens))))

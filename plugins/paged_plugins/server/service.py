@@ -1,0 +1,315 @@
+"""What is served: a model behind an engine client, its names, and how much may wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
+from typing import Any, TypeVar
+
+from paged_core.client.engine_client import (
+    ClientHealth,
+    ClientState,
+    EngineClient,
+    OutputStream,
+)
+from paged_core.request import FinishReason
+from paged_core.sampling_params import SamplingParams
+from paged_core.settings.schema import Resolved
+from paged_core.text.front_end import FrontEnd
+from paged_core.text.generation import Generation
+from paged_core.text.outputs import OutputDelta, RequestOutput
+from paged_core.text.prompts import Prompt
+from paged_plugins.server.errors import RETRY_SECONDS, ApiError
+from paged_plugins.server.settings import HttpSettings
+
+_SHORT = 4096
+"""Characters that are formatted and tokenised between two events of the loop, and not beside it."""
+_LONGEST_RETRY = 60
+
+Result = TypeVar("Result")
+
+
+class Service:
+    """A model that is served.
+
+    Args:
+        client: started, or about to be.
+        resolved: the settings of the engine and of the server, and where each was written.
+        options: of the server.
+    """
+
+    def __init__(self, client: EngineClient, resolved: Resolved, options: HttpSettings) -> None:
+        self.client, self.options = client, options
+        self.settings, self.origins = resolved.settings, resolved.origins
+        self.registry = resolved.registry
+        self.model_names = options.served_model_name or (self.settings.model,)
+        self.created = int(time.time())
+        self.num_open = 0
+        """Requests of HTTP that are being answered."""
+        self.answers: dict[str, Answer] = {}
+        """What is being generated, by the id of the answer."""
+        self._thread = ThreadPoolExecutor(1, "paged_core tokenizer")
+        self._num_in_thread = 0
+        self._wait = 0.0
+        """Seconds that requests waited for their first token lately."""
+
+    def close(self) -> None:
+        """End the thread that tokenises long prompts."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def front_end(self) -> FrontEnd:
+        """What makes requests of prompts.
+
+        Raises:
+            ApiError: the client has not started yet.
+        """
+        if self.client.health().state is ClientState.STARTING:
+            raise self._not_ready(self.client.health())
+        return self.client.front_end
+
+    # ------------------------------------------------------------------ before the engine
+
+    def check_model(self, name: str | None) -> str:
+        """Return the name that an answer has; ``None``: the first one.
+
+        Raises:
+            ApiError: no such model is served.
+        """
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            served = ", ".join(self.model_names)
+            message = f"no model is called {name!r} here; there is {served}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return name
+
+    def check_room(self, num_tokens: int = 0) -> None:
+        """Refuse a request if the engine takes none, or too much waits for it already.
+
+        An engine for which nothing waits takes any request that it can serve.
+
+        Raises:
+            ApiError: 503 or 429.
+        """
+        health = self.client.health()
+        if health.state is not ClientState.READY:
+            raise self._not_ready(health)
+        waiting = health.num_waiting + self._num_in_thread
+        tokens = health.num_waiting_tokens + num_tokens
+        options = self.options
+        if waiting and (
+            waiting >= options.max_waiting_requests or tokens > options.max_waiting_tokens
+        ):
+            raise ApiError(
+                429,
+                f"{waiting} requests with {health.num_waiting_tokens} tokens of prompts wait "
+                f"already; at most {options.max_waiting_requests} with "
+                f"{options.max_waiting_tokens} may: try again later",
+                code="queue_full",
+                retry_after=min(ceil(self._wait), _LONGEST_RETRY),
+            )
+
+    def _not_ready(self, health: ClientHealth) -> ApiError:
+        why = health.reason or f"the engine is {health.state.value}"
+        return ApiError(
+            503,
+            f"no requests are taken: {why}",
+            code=f"engine_{health.state.value}",
+            retry_after=RETRY_SECONDS,
+        )
+
+    async def off_loop(self, call: Callable[[], Result], size: int) -> Result:
+        """Call something that uses the front end: at once if it is short, or else in a thread.
+
+        The front end is used by one thread at a time, so what is short waits for what is not.
+
+        Args:
+            size: characters that it has to look at.
+        """
+        if size <= _SHORT and not self._num_in_thread:
+            return call()
+        self._num_in_thread += 1
+        running = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        running.add_done_callback(self._left_thread)
+        return await running
+
+    def _left_thread(self, _: object) -> None:
+        self._num_in_thread -= 1
+
+    def generations(
+        self,
+        answer_id: str,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        fields: Mapping[str, Any],
+        deadline: float | None,
+    ) -> list[Generation]:
+        """Return what an engine is to be given for each prompt.
+
+        Args:
+            fields: of :class:`~paged_core.request.Request`.
+            deadline: seconds from now by which it is to have ended.
+
+        Raises:
+            RequestError: a prompt or a parameter can never be served.
+        """
+        arrival = self.client.clock()
+        when = None if deadline is None else arrival + deadline
+        single = len(prompts) == 1
+        return [
+            self.client.front_end.generation(
+                prompt,
+                sampling,
+                arrival=arrival,
+                request_id=answer_id if single else f"{answer_id}-{place}",
+                deadline=when,
+                **fields,
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+
+    def waited(self, seconds: float) -> None:
+        """Note how long a request waited for its first token."""
+        self._wait += 0.1 * (seconds - self._wait)
+
+
+class Answer:
+    """What the engine generates for one request of the API: a stream for each of its prompts.
+
+    Use it in a ``with`` block: leaving it before the end aborts what has not ended.
+
+    Raises:
+        RequestError: the id is in use.
+        EngineError, ApiError: no requests are taken, or too many wait.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        answer_id: str,
+        generations: Sequence[Generation],
+        deadline: float | None = None,
+    ) -> None:
+        service.check_room(sum(len(each.request.prompt) for each in generations))
+        self.id, self.streams = answer_id, list[OutputStream]()
+        self.num_generated = 0
+        """Tokens generated so far."""
+        self._service = service
+        self._began = time.monotonic()
+        self._deadline = None if deadline is None else self._began + deadline
+        self._has_begun = False
+        try:
+            for each in generations:
+                made = service.client.generate(each.request, prompt=each.prompt)
+                self.streams.append(made)
+        except BaseException:
+            self._close_streams()
+            raise
+        service.answers[answer_id] = self
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts."""
+        return sum(len(stream.request.prompt) for stream in self.streams)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Those of them that the cache served."""
+        return sum(stream.num_cached_tokens or 0 for stream in self.streams)
+
+    def within_deadline(self) -> asyncio.Timeout:
+        """Return a context that raises ``TimeoutError`` once the deadline has passed."""
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        return asyncio.timeout(left)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, OutputDelta]]:
+        """Yield what the sequences gain, each beside the place of its prompt.
+
+        Raises:
+            ApiError: a sequence ended with an error, or was aborted.
+            RequestError: the engine refuses the request.
+            EngineLost: the engine ended.
+        """
+        merged = self._one() if len(self.streams) == 1 else self._all()
+        async for place, delta in merged:
+            if not self._has_begun:
+                self._has_begun = True
+                self._service.waited(time.monotonic() - self._began)
+            if delta.finish_reason is not None:
+                self._check_end(delta)
+            self.num_generated += len(delta.token_ids)
+            yield place, delta
+
+    async def outputs(self) -> list[RequestOutput]:
+        """Return the outputs when all have ended.
+
+        Raises: as :meth:`deltas`.
+        """
+        async for _ in self.deltas():
+            pass
+        return [stream.output() for stream in self.streams]
+
+    async def _one(self) -> AsyncIterator[tuple[int, OutputDelta]]:
+        async for delta in self.streams[0]:
+            yield 0, delta
+
+    async def _all(self) -> AsyncIterator[tuple[int, OutputDelta]]:
+        """Read all streams at once; none is read on while the reader is busy with another."""
+        queue: asyncio.Queue[tuple[int, OutputDelta] | Exception | None] = asyncio.Queue(1)
+
+        async def read(place: int, stream: OutputStream) -> None:
+            try:
+                async for delta in stream:
+                    await queue.put((place, delta))
+            except Exception as error:  # noqa: BLE001 - whoever reads the queue raises it
+                await queue.put(error)
+            else:
+                await queue.put(None)
+
+        readers = [asyncio.create_task(read(*each)) for each in enumerate(self.streams)]
+        try:
+            left = len(readers)
+            while left:
+                found = await queue.get()
+                if found is None:
+                    left -= 1
+                elif isinstance(found, Exception):
+                    raise found
+                else:
+                    yield found
+        finally:
+            for reader in readers:
+                reader.cancel()
+
+    def _check_end(self, delta: OutputDelta) -> None:
+        reason = delta.finish_reason
+        if reason is FinishReason.ERROR:
+            raise ApiError(500, f"generating failed: {delta.error}", code="generation_failed")
+        if reason is FinishReason.IGNORED:
+            raise ApiError(400, f"it can never run: {delta.error}", code="cannot_run")
+        if reason is FinishReason.ABORT:
+            health = self._service.client.health()
+            if health.state is not ClientState.READY:
+                why = health.reason or f"the engine is {health.state.value}"
+                raise ApiError(503, f"the request was ended: {why}", code="engine_stopped")
+            raise ApiError(499, "the request was aborted", code="aborted")
+
+    def abort(self) -> None:
+        """Abort it; whoever reads it is told."""
+        for stream in self.streams:
+            self._service.client.abort(stream.request.id)
+
+    def _close_streams(self) -> None:
+        for stream in self.streams:
+            stream.close()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._service.answers.pop(self.id, None)
+        self._close_streams()

@@ -1,0 +1,60 @@
+"""Options of the server and of what it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+
+from paged_core.plugins.component import ComponentSettings
+from paged_core.settings.types import memory_size
+
+Bytes = Annotated[int, BeforeValidator(memory_size)]
+
+
+class HttpSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.server.http.server.HttpServer`."""
+
+    name: Literal["http"] = "http"
+    host: str = Field("127.0.0.1", description="the address to listen at; 0.0.0.0: all")
+    port: int = Field(8000, ge=0, le=65535, description="0: a free one")
+    served_model_name: tuple[str, ...] = Field(
+        (), description="what requests may call the model; none: its name in the settings"
+    )
+    api_key_file: Path | None = Field(
+        None, description="a file with a key a line; keys are also taken from PAGED_CORE_API_KEY"
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (), description="names in Host besides addresses, localhost and `host`; *.x, * match"
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        (), description="pages of other sites that may ask: https://x.org, or *"
+    )
+    tls_certificate: Path | None = Field(None, description="a PEM file: serve HTTPS")
+    tls_key: Path | None = Field(None, description="its private key, if in another file")
+    max_body_size: Bytes = Field(32 << 20, description="of a request, in bytes (32MiB)")
+    max_choices: PositiveInt = Field(
+        1024, description="sequences of a request: its prompts by n or best_of"
+    )
+    max_waiting_requests: PositiveInt = Field(
+        1024, description="waiting for their first token; more are refused with 429"
+    )
+    max_waiting_tokens: PositiveInt = Field(
+        1 << 20, description="of the prompts of these; more are refused with 429"
+    )
+    read_timeout: PositiveFloat = Field(30.0, description="seconds to receive a request in")
+    ping_interval: PositiveFloat = Field(15.0, description="seconds of silence before a ping")
+    slow_reader_timeout: PositiveFloat = Field(
+        60.0, description="seconds that a reader may take none of what is sent to it"
+    )
+    grace_period: float = Field(
+        30.0, ge=0, description="seconds that running requests have to finish in after SIGTERM"
+    )
+    access_log: bool = Field(True, description="log a line for each request")
+
+
+class OpenAISettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.server.openai.routes.OpenAIRoutes`."""
+
+    name: Literal["openai"] = "openai"
