@@ -47,7 +47,7 @@ class Endpoint(Route):
     Args:
         body: a msgspec ``Struct`` that the body must be; ``None``: there is none.
         answer: a ``Struct`` or type that the answer is, as JSON; a string: a media type.
-        streams: answers with events instead, if the body has ``"stream": true``.
+        events: what the data of events is, if the body has ``"stream": true``; ``None``: it cannot.
         errors: statuses besides those of all endpoints, and what they mean.
     """
 
@@ -60,11 +60,11 @@ class Endpoint(Route):
         summary: str,
         answer: Any,
         body: type[msgspec.Struct] | None = None,
-        streams: bool = False,
+        events: Any = None,
         errors: Mapping[int, str] | None = None,
     ) -> None:
         self.method, self.handler, self.summary = method, handler, summary
-        self.body, self.answer, self.streams = body, answer, streams
+        self.body, self.answer, self.events = body, answer, events
         self.errors = {**_COMMON, **(_WITH_BODY if body else {}), **(errors or {})}
         self._decoder = None if body is None else msgspec.json.Decoder(body)
         super().__init__(path, self._handle, methods=[method], name=f"{method} {path}")
@@ -130,6 +130,7 @@ def openapi(routes: Iterable[BaseRoute], *, has_keys: bool, public: Iterable[str
     endpoints = [route for route in routes if isinstance(route, Endpoint)]
     types = {each.body for each in endpoints if each.body is not None}
     types |= {each.answer for each in endpoints if not isinstance(each.answer, str)}
+    types |= {each.events for each in endpoints if each.events is not None}
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components(
         [*ordered, ErrorAnswer], ref_template="#/components/schemas/{name}"
@@ -163,8 +164,9 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]
         if isinstance(answer, str)
         else {"application/json": {"schema": schemas[answer]}}
     )
-    if endpoint.streams:
-        media[EVENTS] = {"schema": {"type": "string"}}
+    if endpoint.events is not None:
+        schema = {"type": "string", "contentMediaType": "application/json"}
+        media[EVENTS] = {"schema": {**schema, "contentSchema": schemas[endpoint.events]}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": media}}
     for status, meaning in sorted(endpoint.errors.items()):
         error = {"application/json": {"schema": schemas[ErrorAnswer]}}

@@ -189,7 +189,7 @@ class DetokenizeRequest(Sent):
 # ---------------------------------------------------------------------- answers
 
 
-class Answered(msgspec.Struct, kw_only=True):
+class Answered(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A part of an answer."""
 
 

@@ -15,6 +15,7 @@ from paged_plugins.server.interfaces import Routes
 from paged_plugins.server.openai.chat import chat, chat_prompt, size_of
 from paged_plugins.server.openai.completions import complete
 from paged_plugins.server.openai.protocol import (
+    ChatChunk,
     ChatCompletion,
     ChatRequest,
     Completion,
@@ -64,7 +65,7 @@ class OpenAIRoutes(Routes):
                 summary="Complete prompts.",
                 body=CompletionRequest,
                 answer=Completion,
-                streams=True,
+                events=Completion,
                 errors=GENERATES,
             ),
             Endpoint(
@@ -74,7 +75,7 @@ class OpenAIRoutes(Routes):
                 summary="Answer a conversation.",
                 body=ChatRequest,
                 answer=ChatCompletion,
-                streams=True,
+                events=ChatChunk,
                 errors=GENERATES,
             ),
             Endpoint(

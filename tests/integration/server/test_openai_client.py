@@ -1,0 +1,389 @@
+"""The client of OpenAI gets what the library gives, whole and as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from integration.server.served import Served, ask, events
+from paged_core import LLM, SamplingParams
+from paged_plugins.server.openai.protocol import ChatChunk, Completion
+
+PROMPT = "What is a block table?"
+MESSAGES: Any = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served({"served_model_name": ["demo", "other/name"]}) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(num_blocks=256) as llm:
+        yield llm
+
+
+def text_of(llm: LLM, **parameters: Any) -> str:
+    (output,) = llm.generate(PROMPT, SamplingParams(**parameters))
+    return output.outputs[0].text or ""
+
+
+# ---------------------------------------------------------------------- completions
+
+
+def test_a_completion_is_what_the_library_gives(client: openai.OpenAI, llm: LLM) -> None:
+    made = client.completions.create(model="demo", prompt=PROMPT, temperature=0)
+    assert made.choices[0].text == text_of(llm)
+    assert made.choices[0].finish_reason == "length"
+    assert made.object == "text_completion"
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 16, "OpenAI's default"
+    assert made.usage.total_tokens == made.usage.prompt_tokens + 16
+
+
+def test_a_streamed_completion_is_the_same(client: openai.OpenAI, llm: LLM) -> None:
+    stream = client.completions.create(
+        model="demo",
+        prompt=PROMPT,
+        temperature=0,
+        max_tokens=24,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert "".join(each.choices[0].text for each in chunks[:-1]) == text_of(llm, max_tokens=24)
+    assert [each.choices[0].finish_reason for each in chunks[-3:-1]] == [None, "length"]
+    assert not chunks[-1].choices
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 24
+    assert {each.usage for each in chunks[:-1]} == {None}
+
+
+def test_prompts_may_be_texts_or_token_ids_or_lists_of_either(
+    client: openai.OpenAI, llm: LLM
+) -> None:
+    ids = llm.get_tokenizer().encode(PROMPT)
+    alone = client.completions.create(model="demo", prompt=PROMPT, temperature=0).choices[0].text
+    for prompt in (ids, [PROMPT, "Hello"], [ids, [1, 2, 3]]):
+        given: Any = prompt
+        made = client.completions.create(model="demo", prompt=given, temperature=0)
+        assert made.choices[0].text == alone
+        assert len(made.choices) == (1 if prompt is ids else 2)
+
+
+def test_choices_of_several_prompts_are_in_their_order(client: openai.OpenAI) -> None:
+    prompts = [PROMPT, "Hello"]
+    options: Any = {"model": "demo", "n": 2, "temperature": 1, "seed": 3, "max_tokens": 8}
+    alone = [
+        choice.text
+        for prompt in prompts
+        for choice in client.completions.create(prompt=prompt, **options).choices
+    ]
+    made = client.completions.create(prompt=prompts, **options)
+    assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in made.choices] == alone
+    texts = dict.fromkeys(range(4), "")
+    for chunk in client.completions.create(prompt=prompts, stream=True, **options):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert list(texts.values()) == alone
+
+
+def test_the_temperature_is_one_unless_it_is_said(client: openai.OpenAI) -> None:
+    texts = {
+        client.completions.create(model="demo", prompt="The", max_tokens=12, seed=seed)
+        .choices[0]
+        .text
+        for seed in range(6)
+    }
+    assert len(texts) > 1
+
+
+def test_log_probabilities_of_a_completion(client: openai.OpenAI, llm: LLM) -> None:
+    options: Any = {"model": "demo", "prompt": PROMPT, "temperature": 0, "logprobs": 2}
+    (choice,) = client.completions.create(**options).choices
+    found: Any = choice.logprobs
+    (output,) = llm.generate(PROMPT, SamplingParams(logprobs=2))
+    expected: Any = output.outputs[0].logprobs
+    chosen = [next(iter(entry.values())) for entry in expected]
+    assert found.tokens == [each.decoded_token for each in chosen]
+    assert found.token_logprobs == pytest.approx([each.logprob for each in chosen])
+    assert found.text_offset[0] == 0
+    assert found.text_offset[1] == len(found.tokens[0])
+    assert all(len(top) >= 2 for top in found.top_logprobs)
+    streamed = list(client.completions.create(stream=True, **options))
+    parts: list[Any] = [chunk.choices[0].logprobs for chunk in streamed]
+    assert [token for part in parts for token in part.tokens] == found.tokens
+    assert [offset for part in parts for offset in part.text_offset] == found.text_offset
+
+
+def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(
+    client: openai.OpenAI, llm: LLM
+) -> None:
+    options: Any = {
+        "model": "demo",
+        "prompt": PROMPT,
+        "temperature": 0,
+        "echo": True,
+        "logprobs": 0,
+        "max_tokens": 4,
+    }
+    (choice,) = client.completions.create(**options).choices
+    found: Any = choice.logprobs
+    assert choice.text == PROMPT + text_of(llm, max_tokens=4)
+    assert "".join(found.tokens).endswith(choice.text)
+    assert found.token_logprobs[0] is None
+    assert all(value <= 0 for value in found.token_logprobs[1:])
+    chunks = list(client.completions.create(stream=True, **options))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    logprobs: list[Any] = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [token for each in logprobs for token in each.tokens] == found.tokens
+    assert [value for each in logprobs for value in each.token_logprobs] == found.token_logprobs
+
+
+def test_an_echo_alone_generates_nothing_that_is_shown(client: openai.OpenAI) -> None:
+    made = client.completions.create(
+        model="demo", prompt=PROMPT, echo=True, max_tokens=0, logprobs=1
+    )
+    assert made.choices[0].text == PROMPT
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 0
+    found: Any = made.choices[0].logprobs
+    assert len(found.tokens) == made.usage.prompt_tokens
+    echoed, last = client.completions.create(
+        model="demo", prompt=PROMPT, echo=True, max_tokens=0, stream=True
+    )
+    assert echoed.choices[0].text == PROMPT
+    assert (last.choices[0].text, last.choices[0].finish_reason) == ("", "length")
+
+
+def test_best_of_returns_the_best(client: openai.OpenAI) -> None:
+    made = client.completions.create(
+        model="demo", prompt=PROMPT, n=2, best_of=3, temperature=0.8, seed=1
+    )
+    assert [choice.index for choice in made.choices] == [0, 1]
+
+
+def test_extras_of_vllm(client: openai.OpenAI, llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode(PROMPT)
+    extra = {
+        "top_k": 3,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "stop_token_ids": [3],
+        "priority": 1,
+        "cache_salt": "salt",
+        "return_token_ids": True,
+        "truncate_prompt_tokens": 4,
+        "prompt_logprobs": 1,
+        "request_id": "mine",
+        "deadline": 50,
+    }
+    made = client.completions.create(model="demo", prompt=PROMPT, user="u", extra_body=extra)
+    choice: Any = made.choices[0]
+    assert made.id == "cmpl-mine"
+    assert choice.prompt_token_ids == ids[-4:]
+    assert len(choice.token_ids) == 16
+    assert choice.prompt_logprobs[0] is None
+    assert set(choice.prompt_logprobs[1][str(ids[-3])]) == {"logprob", "rank", "decoded_token"}
+
+
+def test_stop_strings_and_reasons(client: openai.OpenAI) -> None:
+    made = client.completions.create(
+        model="demo", prompt=PROMPT, temperature=0, max_tokens=50, stop=[" maps", "zzz"]
+    )
+    assert made.choices[0].text == " A block table"
+    assert made.choices[0].finish_reason == "stop"
+    assert made.choices[0].stop_reason == " maps"  # type: ignore[attr-defined]
+
+
+def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
+    prompt = "A long prompt that fills blocks. " * 8
+    first, second = (
+        client.completions.create(model="demo", prompt=prompt, max_tokens=1) for _ in range(2)
+    )
+    found: list[Any] = [each.usage.prompt_tokens_details for each in (first, second) if each.usage]
+    assert found[0].cached_tokens == 0
+    assert found[1].cached_tokens >= 16
+
+
+def test_usage_in_every_chunk(served: Served) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": PROMPT, "stream": True, "stream_options": options, "max_tokens": 5}
+    *chunks, usage, done = events(ask(served.port, "POST", "/v1/completions", body)[1])
+    counts = [each["usage"]["completion_tokens"] for each in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == usage["usage"]["completion_tokens"] == 5
+    assert done == "[DONE]"
+
+
+@pytest.mark.parametrize("extra", [{}, {"return_token_ids": True, "logprobs": 1}])
+def test_chunks_are_as_the_document_says(served: Served, extra: dict[str, Any]) -> None:
+    body = {"prompt": PROMPT, "stream": True, "stream_options": {"include_usage": True}, **extra}
+    *chunks, done = events(ask(served.port, "POST", "/v1/completions", body)[1])
+    assert len(chunks) > 3
+    assert done == "[DONE]"
+    for each in chunks:
+        msgspec.convert(each, Completion)
+    chat = {"messages": MESSAGES, "stream": True, "max_tokens": 5, **extra}
+    if extra:
+        chat["logprobs"] = True
+    *chunks, done = events(ask(served.port, "POST", "/v1/chat/completions", chat)[1])
+    for each in chunks:
+        msgspec.convert(each, ChatChunk)
+
+
+# ---------------------------------------------------------------------- chat
+
+
+def test_a_chat_is_what_the_library_gives(client: openai.OpenAI, llm: LLM) -> None:
+    made = client.chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
+    (output,) = llm.chat(MESSAGES, SamplingParams(max_tokens=None))
+    assert made.choices[0].message.content == output.outputs[0].text
+    assert made.choices[0].message.role == "assistant"
+    assert made.choices[0].finish_reason == "stop", "up to the model's length"
+    assert made.usage is not None
+    assert made.usage.prompt_tokens == len(output.prompt_token_ids)
+
+
+def test_a_streamed_chat_is_the_same(client: openai.OpenAI) -> None:
+    options: Any = {"model": "demo", "messages": MESSAGES, "temperature": 0}
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    with client.chat.completions.create(stream=True, **options) as stream:
+        chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+
+
+def test_several_answers_with_log_probabilities(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(
+        model="other/name",
+        messages=MESSAGES,
+        n=3,
+        seed=4,
+        max_completion_tokens=6,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert made.model == "other/name"
+    assert [choice.index for choice in made.choices] == [0, 1, 2]
+    for choice in made.choices:
+        assert choice.logprobs is not None
+        content = choice.logprobs.content or []
+        assert "".join(each.token for each in content).startswith(choice.message.content or "")
+        assert [len(each.top_logprobs) for each in content] == [2] * len(content)
+        assert bytes(content[0].bytes or ()).decode() == content[0].token
+
+
+def test_messages_are_as_clients_send_them(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=4, temperature=0
+    )
+    messages: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": PROMPT}]},
+        first.choices[0].message,
+        {"role": "user", "content": "Go on", "name": "x"},
+    ]
+    made = client.chat.completions.create(
+        model="demo",
+        messages=messages,
+        max_tokens=4,
+        store=False,
+        metadata={"a": "b"},
+        service_tier="auto",
+        response_format={"type": "text"},
+    )
+    assert made.choices[0].message.content
+
+
+def test_the_last_message_can_be_continued(client: openai.OpenAI, llm: LLM) -> None:
+    messages: Any = [*MESSAGES, {"role": "assistant", "content": "A block"}]
+    made = client.chat.completions.create(
+        model="demo",
+        messages=messages,
+        temperature=0,
+        max_tokens=8,
+        extra_body={"continue_final_message": True, "add_generation_prompt": False},
+    )
+    (output,) = llm.chat(messages, SamplingParams(max_tokens=8), continue_final_message=True)
+    assert made.choices[0].message.content == output.outputs[0].text
+
+
+def test_many_streams_at_once(served: Served) -> None:
+    async def one(client: openai.AsyncOpenAI, number: int) -> str:
+        stream = await client.completions.create(
+            model="demo", prompt=f"{number}", max_tokens=6, temperature=0, stream=True
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def main() -> list[str]:
+        address = f"{served.address}/v1"
+        async with openai.AsyncOpenAI(base_url=address, api_key="x", max_retries=0) as client:
+            return await asyncio.gather(*(one(client, number % 4) for number in range(40)))
+
+    texts = asyncio.run(main())
+    assert all(texts)
+    assert len(set(texts)) <= 4
+
+
+# ---------------------------------------------------------------------- the rest
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo", "other/name"]
+    assert client.models.retrieve("other/name").object == "model"
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.models.retrieve("third")
+    assert raised.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError, match="no model is called 'third'"):
+        client.completions.create(model="third", prompt="x")
+
+
+def test_tokens_of_texts_and_conversations(served: Served, llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    asked = {"prompt": PROMPT, "return_token_strs": True}
+    _, found, _ = served.ask("POST", "/tokenize", asked)
+    assert found["tokens"] == tokenizer.encode(PROMPT)
+    assert found["count"] == len(found["tokens"])
+    assert found["max_model_len"] == 1024
+    assert "".join(found["token_strs"]).endswith(PROMPT)
+    _, text, _ = served.ask("POST", "/detokenize", {"tokens": found["tokens"]})
+    assert text["prompt"].endswith(PROMPT)
+    _, found, _ = served.ask("POST", "/tokenize", {"messages": MESSAGES})
+    assert found["tokens"] == tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)
+    assert served.error("/tokenize", {})[0] == 400
+
+
+def test_how_it_is(served: Served) -> None:
+    for path in ("/health", "/ready"):
+        assert served.ask("GET", path)[:2] == (200, {"state": "ready", "reason": None})
+    assert served.ask("GET", "/version")[1]["version"]
+    assert served.ask("GET", "/load")[1]["num_unfinished"] == 0
+    assert served.ask("POST", "/reset_prefix_cache")[:2] == (200, {"reset": True})
+    assert served.ask("POST", "/abort", {"request_id": "x"})[1] == {"aborted": False}
+
+
+def test_request_ids_are_the_clients(served: Served) -> None:
+    assert (
+        served.ask("GET", "/version", headers={"X-Request-Id": "a.b-1"})[2]["x-request-id"]
+        == "a.b-1"
+    )
+    made = served.ask("GET", "/version", headers={"X-Request-Id": "a b\x00"[:3]})[2]
+    assert made["x-request-id"] != "a b"
