@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -61,7 +60,8 @@ async def open_chat(service: Service, body: ChatRequest) -> Chat:
     """
     model = service.check_model(body.model)
     service.check_room()
-    asked = format_of(service, body)
+    (prompt,) = await service.off_loop(lambda: [chat_prompt(service, body)], size_of(body.messages))
+    asked = format_of(service, body, prompt["prompt"] if isinstance(prompt, Mapping) else None)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
         max_tokens = body.max_tokens
@@ -71,9 +71,8 @@ async def open_chat(service: Service, body: ChatRequest) -> Chat:
     sampling = sampling_params(body, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling)
     check_choices(sampling, 1, service.options)
     name, fields = answer_id(body, "chatcmpl"), request_fields(body)
-    render = partial(chat_prompt, service, body)
     generations = await service.off_loop(
-        lambda: service.generations(name, [render()], sampling, fields, body.deadline),
+        lambda: service.generations(name, [prompt], sampling, fields, body.deadline),
         size_of(body.messages),
     )
     answer = Answer(service, name, generations, body.deadline)
@@ -181,14 +180,13 @@ class Chat:
             ApiError, RequestError, EngineLost: as :meth:`Answer.deltas`.
         """
         async for _, delta in self.answer.deltas():
-            found: ChatDelta | None = _chat_delta(delta)
-            if self._make_parser is not None and found is not None:
+            found = _chat_delta(delta)
+            if self._make_parser is not None:
                 parser = self._parsers.get(found.index)
                 if parser is None:
                     parser = self._parsers[found.index] = self._make_parser()
                 found = parser(found)
-            if found is not None:
-                yield found
+            yield found
 
     # ------------------------------------------------------------------ whole
 
