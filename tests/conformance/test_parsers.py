@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
 from paged_plugins.server.parsers.testing import (
     ReasoningParserConformance,
     ToolParserConformance,
@@ -10,7 +13,7 @@ from paged_plugins.server.parsers.testing import (
 
 class TestHermes(ToolParserConformance):
     component = "hermes"
-    written = {
+    written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": "}\\""}]}}\n</tool_call>': [
             ("f", {"a": [1, {"b": '}"'}]})
         ],
@@ -30,7 +33,7 @@ class TestHermes(ToolParserConformance):
 
 class TestLlama3Json(ToolParserConformance):
     component = "llama3_json"
-    written = {
+    written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '{"name": "f", "parameters": {"a": 1}}': [("f", {"a": 1})],
         '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}; '
         '{"name": "weather", "parameters": {"b": null}}': [("f", {}), ("weather", {"b": None})],
@@ -46,7 +49,7 @@ class TestLlama3Json(ToolParserConformance):
 
 class TestMistral(ToolParserConformance):
     component = "mistral"
-    written = {
+    written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]': [
             ("f", {"a": 1}),
             ("g", {}),
@@ -58,7 +61,7 @@ class TestMistral(ToolParserConformance):
 
 class TestPythonic(ToolParserConformance):
     component = "pythonic"
-    written = {
+    written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '[f(a=1, b="x", c=[True, None, -2.5], d={"k": (1, 2)})]': [
             ("f", {"a": 1, "b": "x", "c": [True, None, -2.5], "d": {"k": [1, 2]}})
         ],
@@ -67,12 +70,20 @@ class TestPythonic(ToolParserConformance):
             ("weather", {"city": "Paris", "here": True}),
         ],
     }
-    broken = ("[f(1)]", "[g(a=1)]", "[f(a=1)] and more", "[f(a=b)]", "[f(**{})]", "[f(a=1j)]", "[f(")
+    broken = (
+        "[f(1)]",
+        "[g(a=1)]",
+        "[f(a=1)] and more",
+        "[f(a=b)]",
+        "[f(**{})]",
+        "[f(a=1j)]",
+        "[f(",
+    )
 
 
 class TestQwen3(ReasoningParserConformance):
     component = "qwen3"
-    written = {
+    written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
         ("", "Hello"): ("", "Hello"),
         ("", "<think>\nwhy\n</think>\n\nso </think> what"): ("why", "so </think> what"),
         ("", "\n<think>why"): ("why", ""),
@@ -84,7 +95,7 @@ class TestQwen3(ReasoningParserConformance):
 
 class TestDeepseekR1(ReasoningParserConformance):
     component = "deepseek_r1"
-    written = {
+    written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
         ("", "why</think>so"): ("why", "so"),
         ("", "<think>why</think>so"): ("why", "so"),
         ("<think>\n\n</think>\n\n", "so"): ("", "so"),
@@ -93,4 +104,6 @@ class TestDeepseekR1(ReasoningParserConformance):
 
 class TestNone(ReasoningParserConformance):
     component = "none"
-    written = {("", "<think>a</think>b"): ("", "<think>a</think>b")}
+    written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
+        ("", "<think>a</think>b"): ("", "<think>a</think>b")
+    }

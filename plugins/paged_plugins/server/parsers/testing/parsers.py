@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -54,14 +55,14 @@ class _ParserConformance(ComponentConformance):
 class ToolParserConformance(_ParserConformance):
     """Subclass it for a parser of calls, and say how it writes them::
 
-        class TestMyParser(ToolParserConformance):
-            component = "my_parser"
-            written = {"[call f]": [("f", {})]}
+    class TestMyParser(ToolParserConformance):
+        component = "my_parser"
+        written = {"[call f]": [("f", {})]}
     """
 
     slot: ClassVar[str] = "tool_parser"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]]
-    """Answers that consist of calls, and what these are; functions are called ``f``, ``weather``."""
+    """Answers that consist of calls, and what these are; ``f`` and ``weather`` are functions."""
     broken: ClassVar[Sequence[str]] = ()
     """Answers that begin as calls do, and are none: they are text."""
 
@@ -112,7 +113,7 @@ class ToolParserConformance(_ParserConformance):
         assert self.parsed(*pieces) == found
         if not any(isinstance(piece, CallBegins) for piece in found):
             assert found == ([Text(whole)] if whole else []), "text was lost, or added"
-        for piece, after in zip(found, found[1:], strict=False):
+        for piece, after in pairwise(found):
             if isinstance(after, Arguments):
                 assert isinstance(piece, CallBegins), "arguments without a call"
 
@@ -120,9 +121,9 @@ class ToolParserConformance(_ParserConformance):
 class ReasoningParserConformance(_ParserConformance):
     """Subclass it for a parser of thoughts, and say how they are marked::
 
-        class TestMyParser(ReasoningParserConformance):
-            component = "my_parser"
-            written = {("", "[why]because[/why]so"): ("because", "so")}
+    class TestMyParser(ReasoningParserConformance):
+        component = "my_parser"
+        written = {("", "[why]because[/why]so"): ("because", "so")}
     """
 
     slot: ClassVar[str] = "reasoning_parser"
