@@ -91,14 +91,14 @@ LANES = {
         ),
     ),
     "server": Lane(  # engines in processes of their own, servers on sockets
-        tests=("integration/server/*",),
+        tests=("server/test_*.py",),
         paths=(
             "plugins/paged_plugins/server/*",
             "src/paged_core/client/*",
             "src/paged_core/async_llm.py",
             "src/paged_core/engine/driver.py",
             "src/paged_core/text/*",
-            "tests/integration/server/*",
+            "tests/server/*",
         ),
     ),
     "kernels": Lane(  # attention, samples and products on the CPU, by each component

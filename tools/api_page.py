@@ -72,8 +72,9 @@ def _definition(subject: Any) -> Any:
     return ast.parse(dedent(inspect.getsource(subject))).body[0]
 
 
-def _functions(tree: ast.ClassDef) -> list[ast.FunctionDef]:
-    return [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+def _functions(tree: ast.ClassDef) -> list[Any]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in tree.body if isinstance(node, kinds)]
 
 
 def _function(function: Any, name: str, skip: int = 0) -> Iterator[str]:
@@ -112,10 +113,11 @@ def _signature(function: Any, name: str, *, skip: int) -> str:
     result = f" -> {_source(function.returns)}" if function.returns else ""
     if function.name == "__init__":
         result = ""
-    line = f"{name}({', '.join(parts)}){result}"
+    awaited = "async " if isinstance(function, ast.AsyncFunctionDef) else ""
+    line = f"{awaited}{name}({', '.join(parts)}){result}"
     if len(line) <= _WIDTH:
         return line
-    return "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){result}"])
+    return "\n".join([f"{awaited}{name}(", *(f"    {part}," for part in parts), f"){result}"])
 
 
 def _parameter(one: ast.arg, default: Any) -> str:

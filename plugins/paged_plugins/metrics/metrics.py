@@ -9,7 +9,8 @@ from typing import Any
 from paged_core.engine.contexts import ObserverContext
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
-from paged_plugins.metrics.instruments import EngineInstruments, exposition
+from paged_plugins.instruments import exposition
+from paged_plugins.metrics.instruments import EngineInstruments
 from paged_plugins.metrics.plugin import MetricsSettings
 from paged_plugins.written_files import prepare_file, write_text
 
@@ -27,6 +28,7 @@ class _Progress:
     """Generated so far, by all of its sequences."""
     last_at: float = 0.0
     """When the newest of them were there."""
+    num_preemptions: int = 0
 
     def count(self) -> int:
         """Return how many tokens there are now."""
@@ -48,7 +50,14 @@ class Metrics(Observer):
 
     def __init__(self, options: MetricsSettings, context: ObserverContext, /) -> None:
         settings = context.settings
-        self._counts = EngineInstruments(settings.max_model_len or _LONGEST)
+        cache = {
+            "block_size": str(settings.block_size),
+            "cache_dtype": settings.kv_cache_dtype,
+            "enable_prefix_caching": str(settings.block_allocator.name != "uncached"),
+            "num_gpu_blocks": str(context.num_blocks),
+            "num_cpu_blocks": str(settings.num_host_blocks or 0),
+        }
+        self._counts = EngineInstruments(settings.max_model_len or _LONGEST, cache)
         self.labels = {"model_name": settings.model, "engine": "0"}
         self._num_blocks = context.num_blocks
         self._live: dict[str, _Progress] = {}
@@ -65,6 +74,10 @@ class Metrics(Observer):
         """Return every value in Prometheus' text format."""
         return exposition(self._counts, self.labels)
 
+    def report(self, since: int, /) -> str:
+        """Return :meth:`text`; a front end that is scraped asks for it."""
+        return self.text()
+
     def on_step(self, step: StepRecord, /) -> None:
         counts, queues = self._counts, step.queues
         live = self._live
@@ -74,6 +87,7 @@ class Metrics(Observer):
         counts.evicted_blocks.add(len(step.evicted))
         counts.num_requests_running.set(len(queues.running))
         counts.num_requests_waiting.set(len(queues.waiting))
+        counts.num_requests_waiting_by_reason.set(len(queues.waiting), "capacity")
         counts.num_requests_swapped.set(len(queues.swapped))
         counts.kv_cache_usage.set(1 - step.free_blocks / self._num_blocks)
 
@@ -87,6 +101,8 @@ class Metrics(Observer):
             counts.prefix_cache_hits.add(group.num_cached or 0)
         elif event in {"preempted", "swapped_out"}:
             counts.num_preemptions.add(1)
+            if group.id in self._live:
+                self._live[group.id].num_preemptions += 1
         elif event == "finished" and group.id in self._live:
             self._finish(self._live.pop(group.id))
 
@@ -107,8 +123,7 @@ class Metrics(Observer):
                 last_at = progress.last_at
                 gained_since[last_at] = gained_since.get(last_at, 0) + gained
             else:
-                counts.prompt_tokens.add(progress.num_prompt)
-                counts.time_to_first_token.observe(now - progress.group.arrival)
+                counts.first_token(progress.group, now)
             total += gained
             progress.num_tokens, progress.last_at = num_tokens, now
         for last_at, gained in gained_since.items():
@@ -121,3 +136,4 @@ class Metrics(Observer):
         assert ended is not None
         self._advance([progress], ended)
         self._counts.ended(progress.group, ended, progress.num_tokens)
+        self._counts.request_num_preemptions.observe(progress.num_preemptions)

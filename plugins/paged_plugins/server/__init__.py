@@ -1,1 +1,1 @@
-"""The plugin ``server``: engines as a service over HTTP."""
+"""Serving: an HTTP server, and engines in processes of their own."""

@@ -18,7 +18,7 @@ from paged_core.settings.layers import Entry, Origin
 
 if TYPE_CHECKING:
     from paged_core.settings.schema import Resolved
-    from paged_plugins.server.interfaces import Server
+    from paged_plugins.server.server import Server
     from paged_plugins.server.service import Service
 
 OBSERVERS = ("metrics",)
@@ -67,11 +67,11 @@ def command(
 def _run(resolved: Resolved, chosen: Any) -> int:
     import asyncio
 
-    from paged_core.client.in_process import InProcessClient
     from paged_core.engine.contexts import make_component
+    from paged_plugins.server.process.client import ProcessClient
     from paged_plugins.server.service import Service
 
-    client = InProcessClient(resolved.settings, resolved.registry)
+    client = ProcessClient(resolved.settings, resolved.registry)
     service = Service(client, resolved, chosen)
     server: Server = make_component(resolved.registry, "server", chosen, service)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

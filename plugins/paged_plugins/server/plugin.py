@@ -22,13 +22,13 @@ from paged_plugins.server.settings import HttpSettings, OpenAISettings
 def paged_core_slots() -> Iterator[Slot]:
     yield Slot(
         "server",
-        "paged_plugins.server.interfaces:Server",
+        "paged_plugins.server.server:Server",
         "http",
         summary="how requests come in from outside",
     )
     yield Slot(
         "routes",
-        "paged_plugins.server.interfaces:Routes",
+        "paged_plugins.server.routes:Routes",
         ("openai",),
         many=True,
         summary="what the server answers",

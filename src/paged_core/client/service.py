@@ -28,11 +28,16 @@ class _Told:
     """What the front end knows of a request."""
 
     number: int
+    num_prompt: int
+    """Tokens of its prompt."""
     is_plain: bool
-    """Whether its tokens are all there is to tell of it."""
+    """Whether the tokens of its only sequence are all there is to tell of it."""
+    chooses_at_end: bool
     has_started: bool = False
-    num_tokens: dict[SequenceState, int] = field(default_factory=dict)
-    """Generated tokens that were told, by sequence."""
+    num_tokens: int = 0
+    """Generated tokens that were told of its first sequence."""
+    others: dict[int, int] = field(default_factory=dict)
+    """The same of the other ones, by their index."""
     ended: set[SequenceState] = field(default_factory=set)
 
 
@@ -203,7 +208,9 @@ class EngineService:
             return
         sampling = own.sampling
         is_plain = sampling.width == 1 and sampling.needed_logprobs is None
-        self._told[group] = _Told(number, is_plain)
+        self._told[group] = _Told(
+            number, len(own.prompt), is_plain, chooses_at_end=sampling.chooses_at_end
+        )
         self._groups[number] = group
         if not is_wanted:
             engine.abort(group.id)
@@ -213,12 +220,21 @@ class EngineService:
     def _came_of(self, outcome: StepOutcome) -> None:
         """Tell what a step has changed."""
         news = News()
-        for sequence in dict.fromkeys(outcome.advanced):
-            told = self._told.get(sequence.group)
-            if told is not None and not sequence.group.request.sampling.chooses_at_end:
-                self._advance(news, told, sequence)
+        numbers, token_ids, requests = news.numbers, news.token_ids, self._told
+        for sequence in outcome.advanced:
+            told = requests.get(sequence.group)
+            if told is None or told.chooses_at_end:
+                continue
+            if told.is_plain and told.has_started and sequence.finish_reason is None:
+                end = len(sequence.tokens) - told.num_prompt
+                if end == told.num_tokens + 1:
+                    told.num_tokens = end
+                    numbers.append(told.number)
+                    token_ids.append(sequence.tokens[-1])
+                    continue
+            self._advance(news, told, sequence)
         for group in outcome.finished:
-            told = self._told.pop(group, None)
+            told = requests.pop(group, None)
             if told is None:
                 continue
             self._start(news, told, group)
@@ -232,23 +248,22 @@ class EngineService:
             self._answer_pins()
 
     def _advance(self, news: News, told: _Told, sequence: SequenceState) -> None:
-        """Add what a sequence gained."""
+        """Add what a sequence gained, if anything."""
         if sequence in told.ended:
             return
-        group = sequence.group
-        if not told.has_started:
-            self._start(news, told, group)
-        start = told.num_tokens.get(sequence, 0)
-        end = len(sequence.tokens) - len(group.request.prompt)
-        told.num_tokens[sequence] = end
+        self._start(news, told, sequence.group)
+        index, end = sequence.index, len(sequence.tokens) - told.num_prompt
+        start = told.others.get(index, 0) if index else told.num_tokens
         ended = sequence.finish_reason is not None
+        if not ended and end == start:
+            return
+        if index:
+            told.others[index] = end
+        else:
+            told.num_tokens = end
         if ended:
             told.ended.add(sequence)
-        if told.is_plain and not ended and end == start + 1:
-            news.numbers.append(told.number)
-            news.token_ids.append(sequence.tokens[-1])
-        elif ended or end > start:
-            news.gains.append(gain_of(told.number, sequence, start))
+        news.gains.append(gain_of(told.number, sequence, start))
 
     def _start(self, news: News, told: _Told, group: SequenceGroup) -> None:
         if told.has_started:

@@ -10,7 +10,7 @@ import jsonschema
 import openai
 import pytest
 
-from integration.server.served import Served
+from server.served import Served
 
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 SCHEMA = {
