@@ -106,7 +106,7 @@ PARTS = {
         "text/ llm.py field_rules.py sampling_params.py structured_outputs.py",
         1490,
     ),
-    "the line between front ends and engines": ("client/ async_llm.py", 950),
+    "the line between front ends and engines": ("client/ async_llm.py", 970),
     "settings and plugins": (
         "settings/ plugins/ plugin.py engine/wiring.py engine/policies.py former_names.py log.py "
         "__init__.py __main__.py",
@@ -124,7 +124,7 @@ PARTS = {
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 3160
+ENGINE_LINES = 3180
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,9 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from paged_backends.text.tokenizer import CheckpointTokenizer
 from paged_core import LLM, CompletionOutput, SamplingParams, StructuredOutputs
 from paged_core.engine.contexts import GrammarContext
-from paged_core.errors import RequestError
+from paged_core.errors import ExecutorLost, RequestError
 from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Matcher
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
@@ -389,3 +392,65 @@ def test_the_masks_of_a_step_are_filled_in_one_call(faulty: LLM) -> None:
     FaultyGrammar.calls.clear()
     faulty.generate(PROMPTS, random(StructuredOutputs(regex="sound"), max_tokens=4))
     assert FaultyGrammar.calls == [3, 3, 3, 3]
+
+
+# ---------------------------------------------------------------------- processes, vocabularies
+
+
+def test_a_process_that_has_ended_compiles_nothing_and_the_next_one_does() -> None:
+    form = StructuredOutputs(choice=["a"])
+    with LLM(executor="process") as llm:
+        executor: Any = llm.engine.executor
+        assert ask(llm, random(form), PROMPTS[:1]) == ["a"]
+        pid = executor._worker.pid
+        os.kill(pid, signal.SIGSTOP)
+        waiting = executor.compile_grammar(StructuredOutputs(choice=["b"]))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ExecutorLost, match="has ended"):
+            waiting.result(60)
+        with pytest.raises(ExecutorLost):
+            executor.compile_grammar(form).result(60)
+        (lost,) = completions(llm, random(max_tokens=2), PROMPTS[:1])
+        assert lost.finish_reason == "error"
+        assert ask(llm, random(form), PROMPTS[:1]) == ["a"]
+
+
+def test_a_form_is_served_after_a_fork(llm: LLM) -> None:
+    form = StructuredOutputs(regex="[ab]{4}")
+    expected = ask(llm, random(form))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, json.dumps(ask(llm, random(form))).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        found = file.read()
+    os.waitpid(child, 0)
+    assert json.loads(found) == expected
+    assert ask(llm, random(form)) == expected
+
+
+def test_the_texts_of_tokens() -> None:
+    pieces = ["<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581a", "\u4e16"]
+
+    def encode(text: str, special: bool) -> list[int]:
+        assert not special
+        return [pieces.index(f"<0x{byte:02X}>") for byte in f" {text}".encode()]
+
+    def make(**changes: Any) -> CheckpointTokenizer:
+        values: dict[str, Any] = {
+            "special_ids": frozenset({0, 1}),
+            "byte_ids": frozenset(range(2, 258)),
+            "id_to_token": lambda n: pieces[n] if n < len(pieces) else None,
+        }
+        return CheckpointTokenizer(encode, lambda _: "", **{**values, **changes})
+
+    texts = make().token_texts(300)
+    assert texts[:3] == [None, None, b"\0"]
+    assert texts[258:261] == [b" a", "\u4e16".encode(), None]
+    assert len(texts) == 300
+    with pytest.raises(RequestError, match="no pieces of text"):
+        make(byte_ids=frozenset()).token_texts(300)

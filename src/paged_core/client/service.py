@@ -16,7 +16,7 @@ from paged_core.engine.wiring import executor_tokenizer
 from paged_core.errors import EngineError, PluginError, RequestError
 from paged_core.interfaces.observer import SupportsReport
 from paged_core.request import Request
-from paged_core.requests.grammars import compile_grammar
+from paged_core.requests.grammars import compile_grammar, refusal
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sequence import SequenceGroup, SequenceState
 from paged_core.settings.schema import EngineSettings
@@ -110,7 +110,7 @@ class EngineService:
             waited = age + monotonic() - began
             self._driver.post(lambda engine: self._add(engine, number, request, waited, form))
 
-        form = self._compile(request)
+        form = compile_grammar(self.engine.executor, request.sampling)
         if form is None:
             add()
         else:
@@ -176,13 +176,6 @@ class EngineService:
             raise RequestError(f"this engine has no pin {pin!r}")
         self.engine.release(self._pins.pop(pin))
 
-    def _compile(self, request: Request) -> Future[None] | None:
-        """Have the form of a request compiled before the engine is given it."""
-        try:
-            return compile_grammar(self.engine.executor, request.sampling)
-        except EngineError:  # it was lost: a step starts it again, and compiles the form
-            return None
-
     def _add(
         self,
         engine: Engine,
@@ -197,7 +190,7 @@ class EngineService:
         own = replace(request, arrival=arrival, deadline=deadline)
         generation = Generation(own, None, self._tokenizer)
         try:
-            if form is not None and isinstance(error := form.exception(), RequestError):
+            if form is not None and (error := refusal(form)) is not None:
                 raise error
             if own.sampling.stop and self._tokenizer is None:
                 raise RequestError("a stop string needs a tokenizer, and this engine has none")
