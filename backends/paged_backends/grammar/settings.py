@@ -15,7 +15,10 @@ class LlguidanceSettings(ComponentSettings):
 
     name: Literal["llguidance"] = "llguidance"
     num_threads: int | None = Field(
-        None, ge=1, le=1024, description="that fill masks; null: one for each core, at most eight"
+        default=None,
+        ge=1,
+        le=1024,
+        description="that fill masks; null: one for each core, at most eight",
     )
 
 
@@ -23,7 +26,7 @@ class XgrammarSettings(ComponentSettings):
     """The package xgrammar: forms are compiled ahead of their use."""
 
     name: Literal["xgrammar"] = "xgrammar"
-    num_threads: int = Field(1, ge=1, le=1024, description="that compile a form")
+    num_threads: int = Field(default=1, ge=1, le=1024, description="that compile a form")
 
 
 def no_llguidance() -> str | None:
