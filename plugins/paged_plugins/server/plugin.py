@@ -15,7 +15,7 @@ from paged_plugins.server.parsers.settings import (
     PythonicSettings,
     Qwen3Settings,
 )
-from paged_plugins.server.settings import HttpSettings, OpenAISettings
+from paged_plugins.server.settings import HttpSettings, OpenAISettings, PageSettings
 
 
 @hookimpl
@@ -29,7 +29,7 @@ def paged_core_slots() -> Iterator[Slot]:
     yield Slot(
         "routes",
         "paged_plugins.server.routes:Routes",
-        ("openai",),
+        ("openai", "page"),
         many=True,
         summary="what the server answers",
     )
@@ -105,10 +105,19 @@ def paged_core_components() -> Iterator[Component]:
         "paged_plugins.server.parsers.reasoning:NoReasoningFormat",
         summary="all text is the answer",
     )
+    yield Component(
+        "routes",
+        PageSettings,
+        "paged_plugins.server.page.routes:Page",
+        summary="the page at /: a chat, and the engine as it works",
+    )
 
 
 @hookimpl
 def paged_core_commands() -> Iterator[Command]:
     yield Command(
         "serve", "paged_plugins.server.command:command", "Serve a model over HTTP, as OpenAI does."
+    )
+    yield Command(
+        "chat", "paged_plugins.server.chat_command:command", "Talk to a model that is served."
     )
