@@ -11,3 +11,11 @@ class TestHttp(ServerConformance):
 
 class TestOpenAI(RoutesConformance):
     component = "openai"
+
+
+class TestResponses(RoutesConformance):
+    component = "responses"
+
+
+class TestAnthropic(RoutesConformance):
+    component = "anthropic"

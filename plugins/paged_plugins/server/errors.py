@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -50,6 +50,18 @@ class ErrorAnswer(msgspec.Struct):
 
     error: ErrorBody
 
+    @classmethod
+    def of(cls, error: ApiError) -> ErrorAnswer:
+        """Return what is answered for an error."""
+        return error.answer
+
+
+class ErrorForm(Protocol):
+    """How an API says what went wrong: a ``msgspec.Struct``, of which this is the class."""
+
+    def of(self, error: ApiError, /) -> msgspec.Struct:
+        """Return what is answered for an error."""
+
 
 class ApiError(Exception):
     """An answer that is an error.
@@ -84,14 +96,9 @@ class ApiError(Exception):
         )
 
     @property
-    def body(self) -> bytes:
-        """The answer as JSON."""
-        return msgspec.json.encode(self.answer)
-
-    @property
     def event(self) -> bytes:
         """The last event of a stream that ends with it."""
-        return b"event: error\ndata: " + self.body + b"\n\n"
+        return b"event: error\ndata: " + msgspec.json.encode(self.answer) + b"\n\n"
 
     def all_headers(self) -> dict[str, str]:
         """Return the headers of the answer, besides those of its body."""
