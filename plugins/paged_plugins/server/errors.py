@@ -157,7 +157,10 @@ def invalid(error: msgspec.ValidationError) -> ApiError:
             400, f"{path} is no field of this request: {hint}", param=path, code="unknown_field"
         )
     where = f"{param}: " if param else "the body: "
-    return ApiError(400, f"{where}{what[:1].lower()}{what[1:]}", param=param or None)
+    unserved = re.match(r"Expected `null`|Invalid (?:enum )?value '(\w+)'$", what)
+    hint = _INSTEAD.get(unserved[1] or param.rpartition(".")[2]) if unserved else None
+    message = f"{where}{what[:1].lower()}{what[1:]}{f'; {hint}' if hint else ''}"
+    return ApiError(400, message, param=param or None)
 
 
 _INSTEAD = {
@@ -169,11 +172,16 @@ _INSTEAD = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "logits_processors": "a server runs no code of its clients",
-    "image_url": "only text is served",
-    "input_audio": "only text is served",
-    "audio": "only text is served",
+    "previous_response_id": "nothing is stored: send what was said before as input",
+    "conversation": "nothing is stored: send what was said before as input",
+    "item_reference": "nothing is stored: send the item itself",
+    "encrypted_content": "thoughts are sent as they are, as content",
+    **dict.fromkeys(
+        ("audio", "document", "image", "image_url", "input_audio", "input_file", "input_image"),
+        "only text is served",
+    ),
 }
-"""What to do instead of fields that other servers have or had."""
+"""What to do instead of fields and values that other servers have or had."""
 
 
 def _shortened(message: str) -> str:
