@@ -14,7 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from paged_plugins.server.responses.protocol import AnyEvent
-from server.served import Served
+from server.served import Served, wait_until
 from server.streams import named_events, response_of
 from server.test_formats import SCHEMA, bias_to
 from server.test_holding_up import LONG, open_request, read_until
@@ -244,6 +244,7 @@ def test_a_response_that_fails_before_it_began_is_told_whole() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_leaves_nothing(served: Served, *, stream: bool) -> None:
     with open_request(served, {**ENDLESS, "stream": stream}, PATH) as connection:
+        wait_until(lambda: served.health().num_unfinished == 1, "it was not taken")
         if stream:
             read_until(connection, b"data: ")
     served.wait_until_idle()
