@@ -33,11 +33,6 @@ def _write(method: str, *args: Any, **values: Any) -> None:
             getattr(structlog.PrintLogger(sys.stderr), method)(*lines, **values)
 
 
-def get_logger(level: int | None = None) -> Any:
-    """Return a logger for a module; nothing is decided before its first line.
-
-    Args:
-        level: log lines from it on, whichever level was chosen for the others.
-    """
-    wrapper = None if level is None else structlog.make_filtering_bound_logger(level)
-    return structlog.wrap_logger(_Sink(), wrapper_class=wrapper)
+def get_logger(**options: Any) -> Any:
+    """Return a logger for a module, with structlog's options; nothing is decided before a line."""
+    return structlog.wrap_logger(_Sink(), **options)

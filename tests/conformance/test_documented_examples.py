@@ -16,6 +16,7 @@ from architecture.snippets import ROOT, blocks
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.testing import CostModelConformance, RouterConformance
+from paged_plugins.server.testing import RoutesConformance
 from paged_testing import (
     BlockAllocatorConformance,
     ComponentConformance,
@@ -38,6 +39,7 @@ SHOWN: dict[type[ComponentConformance], str] = {
     ObserverConformance: "Preemptions",
     CostModelConformance: "PerToken",
     RouterConformance: "FewestTokens",
+    RoutesConformance: "CountTokens",
 }
 """The class of each slot, and the component that the page of the slot shows."""
 NAMES = {kind.slot: name for kind, name in SHOWN.items()}

@@ -18,8 +18,13 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 
+import msgspec
+from starlette.routing import Match
+
 from paged_core.client.in_process import InProcessClient
 from paged_core.settings.schema import load_settings
+from paged_plugins.server.errors import ErrorAnswer
+from paged_plugins.server.http.endpoint import EVENTS, Endpoint
 from paged_plugins.server.http.server import HttpServer
 from paged_plugins.server.service import Service
 
@@ -32,10 +37,14 @@ class Served:
 
     Args:
         server: options of the server.
+        start: the engine, too.
         engine: settings of the engine.
     """
 
-    def __init__(self, server: Mapping[str, Any] | None = None, **engine: Any) -> None:
+    def __init__(
+        self, server: Mapping[str, Any] | None = None, *, start: bool = True, **engine: Any
+    ) -> None:
+        self._start = start
         table = {"host": "127.0.0.1", "port": 0, "access_log": False, **(server or {})}
         given = {"num_blocks": 256, "observers": ["metrics"], **engine, "server": table}
         self._resolved = load_settings(overrides=given, environ={})
@@ -60,7 +69,8 @@ class Served:
             self.service = Service(self.client, self._resolved, options)
             self.server = HttpServer(options, self.service)
             await self.server.start()
-            await self.client.start()
+            if self._start:
+                await self.client.start()
         except BaseException as error:
             self._started.set_exception(error)
             raise
@@ -112,8 +122,23 @@ class Served:
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any, Mapping[str, str]]:
-        """Return the status, the body (read as JSON if it is that) and the headers."""
-        return ask(self.port, method, path, body, headers)
+        """Return the status, the body (read as JSON if it is that) and the headers.
+
+        What an endpoint answers is checked: it is as the OpenAPI document says.
+        """
+        status, found, answered = ask(self.port, method, path, body, headers)
+        scope = {"type": "http", "path": path, "method": method}
+        for route in self.server.routes:
+            if isinstance(route, Endpoint) and route.matches(scope)[0] is Match.FULL:
+                if status != 200:
+                    assert status in route.errors, f"{method} {path}: {status} is not documented"
+                    if method != "HEAD":
+                        msgspec.convert(found, ErrorAnswer)
+                elif answered["content-type"].startswith(EVENTS):
+                    assert route.events is not None
+                elif not isinstance(route.answer, str) and method != "HEAD":
+                    msgspec.convert(found, route.answer, strict=False)
+        return status, found, answered
 
     def error(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
         """Return the status and the error of an answer that is one, as OpenAI's are."""
@@ -135,7 +160,7 @@ def ask(
         answer = connection.getresponse()
         content = answer.read()
         found = {name.lower(): value for name, value in answer.getheaders()}
-        if found.get("content-type", "").startswith("application/json"):
+        if content and found.get("content-type", "").startswith("application/json"):
             return answer.status, json.loads(content), found
         return answer.status, content.decode(), found
     finally:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-from tests.server.served import Served, ask, events
 
 from paged_core import LLM, SamplingParams
 from paged_plugins.server.openai.protocol import ChatChunk, Completion
+from server.served import Served, ask, events
 
 PROMPT = "What is a block table?"
 MESSAGES: Any = [{"role": "user", "content": PROMPT}]

@@ -36,6 +36,8 @@ SUMMARIES = {
     "observers": "counts steps, tokens and requests, and writes the sums at the end",
     "cost_model": "predicts the time of a step from the tokens that it computes and reads",
     "router": "keeps sessions on their replica, unless that is too busy",
+    "server": "completes lines: a prompt a line comes in, and what follows it goes out",
+    "routes": "says how many tokens a text has",
 }
 """Slots with a template, and what the component that it makes does."""
 
@@ -43,6 +45,8 @@ _GENERATE = 'paged-core generate "What is a block table?" --config engine.yaml'
 USAGES = {
     "cost_model": "paged-core simulate chat --config engine.yaml",
     "router": "paged-core simulate chat --replicas 4 --config engine.yaml",
+    "server": "paged-core serve --config engine.yaml",
+    "routes": "paged-core serve --config engine.yaml",
 }
 """What uses a component, where that is not an engine that generates."""
 

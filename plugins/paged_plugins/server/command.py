@@ -19,7 +19,7 @@ from paged_core.settings.layers import Entry, Origin
 if TYPE_CHECKING:
     from paged_core.client.engine_client import EngineClient
     from paged_core.settings.schema import Resolved
-    from paged_plugins.server.interfaces import Server
+    from paged_plugins.server.server import Server
     from paged_plugins.server.service import Service
 
 OBSERVERS = ("metrics", "live_view")

@@ -7,7 +7,14 @@ from typing import Any
 
 import msgspec
 
-from paged_core.errors import EngineError, EngineLost, RequestError, error_text, stack_text
+from paged_core.errors import (
+    EngineError,
+    EngineLost,
+    PluginError,
+    RequestError,
+    error_text,
+    stack_text,
+)
 from paged_core.log import get_logger
 from paged_core.terminal import printable
 
@@ -15,6 +22,7 @@ _MAX_BYTES = 1024
 """Of a message; what a client sent may be repeated in it."""
 _FIELD = re.compile(r"[a-z_]+(?=[\s(,:]|$)")
 _PLACE = re.compile(r"^(.*) - at (?:`key` in )?`\$(?:\.)?(.*)`$", re.DOTALL)
+_TOO_LONG = re.compile(r"room to generate within max_model_len|tokens that a sequence may have")
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -109,7 +117,7 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
         message = str(error)
         found = _FIELD.match(message)
         param = found[0] if found and found[0] in fields else None
-        code = "context_length_exceeded" if "max_model_len" in message else None
+        code = "context_length_exceeded" if _TOO_LONG.search(message) else None
         return ApiError(400, message, param=param, code=code)
     if isinstance(error, msgspec.ValidationError):
         return invalid(error)
@@ -119,6 +127,8 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
         return ApiError(503, str(error), code="not_ready", retry_after=RETRY_SECONDS)
     if isinstance(error, TimeoutError):
         return ApiError(504, "the request's deadline has passed", code="deadline_exceeded")
+    if isinstance(error, PluginError):
+        return ApiError(500, str(error), code="component_failed")
     _log.error("request_failed", reason=error_text(error), traceback=stack_text(error))
     return ApiError(500, "the server failed to answer; its log says why", code="internal_error")
 

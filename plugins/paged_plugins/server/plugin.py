@@ -13,13 +13,13 @@ from paged_plugins.server.settings import HttpSettings, OpenAISettings, PageSett
 def paged_core_slots() -> Iterator[Slot]:
     yield Slot(
         "server",
-        "paged_plugins.server.interfaces:Server",
+        "paged_plugins.server.server:Server",
         "http",
         summary="how requests come in from outside",
     )
     yield Slot(
         "routes",
-        "paged_plugins.server.interfaces:Routes",
+        "paged_plugins.server.routes:Routes",
         ("openai", "page"),
         many=True,
         summary="what the server answers",
@@ -52,4 +52,7 @@ def paged_core_components() -> Iterator[Component]:
 def paged_core_commands() -> Iterator[Command]:
     yield Command(
         "serve", "paged_plugins.server.command:command", "Serve a model over HTTP, as OpenAI does."
+    )
+    yield Command(
+        "chat", "paged_plugins.server.chat_command:command", "Talk to a model that is served."
     )

@@ -249,9 +249,15 @@ class Answer:
 
         Raises: as :meth:`deltas`.
         """
-        async for _ in self.deltas():
-            pass
-        return [stream.output() for stream in self.streams]
+        outputs = await asyncio.gather(*(stream.wait() for stream in self.streams))
+        for output in outputs:
+            for each in output.outputs:
+                self._check_end(each)
+                self.num_generated += len(each.token_ids)
+            began = output.metrics.first_token
+            if began is not None:
+                self._service.waited(began - output.metrics.arrival)
+        return outputs
 
     async def _one(self) -> AsyncIterator[tuple[int, OutputDelta]]:
         async for delta in self.streams[0]:

@@ -66,6 +66,15 @@ class OutputStream(ABC, AsyncIterator[OutputDelta]):
         """Return what one sequence gained next."""
 
     @abstractmethod
+    async def wait(self) -> RequestOutput:
+        """Return all that it gains, once it has ended.
+
+        Nothing counts as read before, so that it may be served again if the engine ends.
+
+        Raises: as iterating.
+        """
+
+    @abstractmethod
     def output(self) -> RequestOutput:
         """Return all that it has gained so far."""
 

@@ -39,7 +39,7 @@ class CopiedStream(OutputStream):
         self.has_started = False
         self._generation = generation
         self._stop, self._clock = stop, clock
-        self._has_news = asyncio.Event()
+        self._has_news, self._end = asyncio.Event(), asyncio.Event()
         self._deltas: deque[OutputDelta] = deque()
         self._error: Exception | None = None
         self._make_group()
@@ -72,6 +72,12 @@ class CopiedStream(OutputStream):
             await self._has_news.wait()
         self.was_read = True
         return self._deltas.popleft()
+
+    async def wait(self) -> RequestOutput:
+        await self._end.wait()
+        if self._error is not None:
+            raise self._error
+        return self.output()
 
     def output(self) -> RequestOutput:
         return self._generation.output()
@@ -121,11 +127,13 @@ class CopiedStream(OutputStream):
         self.group.status, self.group.live = Status.FINISHED, []
         self.group.finished_at = self._clock()
         self._has_news.set()
+        self._end.set()
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come: what is unread is given first, then the error is raised."""
         self._error = self._error or error
         self._has_news.set()
+        self._end.set()
 
     def begin_again(self) -> None:
         """Forget what was gained and not read: the request is served from its start."""

@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 from uuid import uuid4
 
+import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,7 +32,8 @@ _ALLOWED_HEADERS = "authorization, content-type, x-api-key, x-request-id"
 _CLOSED = 499
 """The status in the log of a request whose client has gone."""
 
-_access_log = get_logger(logging.INFO)
+_access_log = get_logger(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
+"""It is there whatever `--log-level` is: a setting turns it off."""
 
 
 class Keys:

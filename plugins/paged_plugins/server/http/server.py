@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from paged_core.engine.contexts import make_component
 from paged_core.errors import SettingsError
-from paged_plugins.server.interfaces import Routes, Server
+from paged_plugins.server.routes import Routes
+from paged_plugins.server.server import Server
 from paged_plugins.server.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _CLOSE_SECONDS = 2.0
 
 def missing_packages() -> str | None:
     """Say what is missing for this server; it is the check of the component."""
-    needed = ("httptools", "msgspec", "starlette", "uvicorn")
+    needed = ("httptools", "msgspec", "starlette", "uvicorn", "zmq")
     missing = [name for name in needed if find_spec(name) is None]
     if not missing:
         return None

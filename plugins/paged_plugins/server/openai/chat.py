@@ -62,9 +62,12 @@ async def open_chat(service: Service, body: ChatRequest) -> Chat:
     model = service.check_model(body.model)
     service.check_room()
     asked = format_of(service, body)
-    max_tokens = body.max_completion_tokens
-    if max_tokens is None:
-        max_tokens = body.max_tokens
+    max_tokens = body.max_tokens
+    if body.max_completion_tokens is not None:
+        max_tokens = body.max_completion_tokens
+        if max_tokens < 1:
+            message = f"max_completion_tokens must be at least 1, not {max_tokens}"
+            raise refused("max_completion_tokens", message)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "top_logprobs needs logprobs; set it to true")
@@ -181,14 +184,26 @@ class Chat:
             ApiError, RequestError, EngineLost: as :meth:`Answer.deltas`.
         """
         async for _, delta in self.answer.deltas():
-            found: ChatDelta | None = _chat_delta(delta)
-            if self._make_parser is not None and found is not None:
-                parser = self._parsers.get(found.index)
-                if parser is None:
-                    parser = self._parsers[found.index] = self._make_parser()
-                found = parser(found)
-            if found is not None:
+            if (found := self._parsed(delta)) is not None:
                 yield found
+
+    def _parsed(self, delta: OutputDelta) -> ChatDelta | None:
+        """Return what is shown of what an answer gained."""
+        reason = delta.finish_reason
+        found = ChatDelta(
+            delta.index,
+            delta.text,
+            delta.token_ids,
+            delta.logprobs,
+            None if reason is None else reason.value,
+            delta.stop_reason,
+        )
+        if self._make_parser is None:
+            return found
+        parser = self._parsers.get(found.index)
+        if parser is None:
+            parser = self._parsers[found.index] = self._make_parser()
+        return parser(found)
 
     # ------------------------------------------------------------------ whole
 
@@ -197,19 +212,20 @@ class Chat:
 
         Raises: as iterating.
         """
+        (output,) = await self.answer.outputs()
         made: dict[int, _Gathered] = {}
-        num_generated = 0
-        async for delta in self:
-            num_generated += len(delta.token_ids)
-            made.setdefault(delta.index, _Gathered()).add(delta)
-        body, output = self.body, self.answer.streams[0].output()
+        for each in output.outputs:
+            gathered = made[each.index] = _Gathered()
+            if (delta := self._parsed(each)) is not None:
+                gathered.add(delta)
+        body = self.body
         return ChatCompletion(
             id=self.answer.id,
             object="chat.completion",
             created=int(time.time()),
             model=self.model,
             choices=[self._choice(index, made[index]) for index in sorted(made)],
-            usage=usage_of(self.answer, num_generated),
+            usage=usage_of(self.answer, self.answer.num_generated),
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
             prompt_logprobs=(
                 None if body.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs)
@@ -318,15 +334,3 @@ class _Gathered:
             )
             return
         call.function.arguments = (call.function.arguments or "") + (gain.function.arguments or "")
-
-
-def _chat_delta(delta: OutputDelta) -> ChatDelta:
-    reason = delta.finish_reason
-    return ChatDelta(
-        delta.index,
-        delta.text,
-        delta.token_ids,
-        delta.logprobs,
-        None if reason is None else reason.value,
-        delta.stop_reason,
-    )

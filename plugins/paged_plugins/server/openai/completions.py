@@ -109,14 +109,13 @@ class Completing:
             for place, output in enumerate(outputs)
             for each in output.outputs
         ]
-        generated = sum(len(each.token_ids) for output in outputs for each in output.outputs)
         return Completion(
             id=self.answer.id,
             object="text_completion",
             created=int(time.time()),
             model=self._model,
             choices=choices,
-            usage=usage_of(self.answer, 0 if self._only_echo else generated),
+            usage=usage_of(self.answer, 0 if self._only_echo else self.answer.num_generated),
         )
 
     def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> CompletionChoice:

@@ -5,9 +5,13 @@ A field that is not here is refused by its name. ``null`` is the same as leaving
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+
+_Some = msgspec.Meta(max_length=64)
+_Many = msgspec.Meta(max_length=4096)
+"""What is looked at for each token has a bound."""
 
 
 class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -39,9 +43,9 @@ class Generated(Sent, kw_only=True):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[int, float], _Many] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], _Some] | None = None
     max_tokens: int | None = None
 
     top_k: int | None = None
@@ -52,8 +56,8 @@ class Generated(Sent, kw_only=True):
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    bad_words: Annotated[list[str], _Some] | None = None
+    stop_token_ids: Annotated[list[int], _Many] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None

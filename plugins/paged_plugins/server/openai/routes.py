@@ -11,7 +11,6 @@ from starlette.routing import BaseRoute
 
 from paged_plugins.server.errors import refused
 from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
-from paged_plugins.server.interfaces import Routes
 from paged_plugins.server.openai.chat import chat, chat_prompt, size_of
 from paged_plugins.server.openai.completions import complete
 from paged_plugins.server.openai.protocol import (
@@ -27,6 +26,7 @@ from paged_plugins.server.openai.protocol import (
     Tokenized,
     TokenizeRequest,
 )
+from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import OpenAISettings
 

@@ -1,0 +1,13 @@
+"""First-party servers and routes pass the conformance classes of their slots."""
+
+from __future__ import annotations
+
+from paged_plugins.server.testing import RoutesConformance, ServerConformance
+
+
+class TestHttp(ServerConformance):
+    component = {"name": "http", "port": 0}  # noqa: RUF012
+
+
+class TestOpenAI(RoutesConformance):
+    component = "openai"

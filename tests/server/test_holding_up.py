@@ -1,0 +1,392 @@
+"""What users and strangers do to a server, on real sockets: it stays as it was."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tracemalloc
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+from server.served import Served, ask, events, wait_until
+
+COMPLETIONS = "/v1/completions"
+LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}
+"""A request that takes long, in tokens."""
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served() as served:
+        yield served
+
+
+@contextmanager
+def open_request(served: Served, body: dict[str, Any], path: str = COMPLETIONS) -> Iterator[Any]:
+    """Send a request, and hold its connection."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
+    with served.connect() as connection:
+        connection.sendall(head.encode() + data)
+        yield connection
+
+
+def read_until(connection: socket.socket, what: bytes) -> bytes:
+    """Read until something was received; fail at the end of the connection."""
+    data = b""
+    while what not in data:
+        part = connection.recv(4096)
+        assert part, data
+        data += part
+    return data
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """Read until the other side closes."""
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    return data
+
+
+# ---------------------------------------------------------------------- clients that go
+
+
+def test_a_client_that_goes_in_the_midst_of_a_stream_leaves_nothing(served: Served) -> None:
+    with open_request(served, LONG) as connection:
+        read_until(connection, b"data: ")
+        assert served.health().num_unfinished == 1
+    served.wait_until_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_before_its_answer_leaves_nothing(served: Served, stream: bool) -> None:
+    with open_request(served, {**LONG, "stream": stream}):
+        wait_until(lambda: served.health().num_unfinished == 1, "it was not taken")
+    served.wait_until_idle()
+
+
+def test_a_client_that_goes_while_it_waits_leaves_nothing() -> None:
+    with Served(scheduler={"max_num_seqs": 1}) as served:
+        with open_request(served, LONG) as first:
+            read_until(first, b"data: ")
+            with open_request(served, {**LONG, "prompt": [1, 2]}):
+                wait_until(lambda: served.health().num_waiting == 1, "it does not wait")
+            wait_until(lambda: served.health().num_waiting == 0, "it still waits")
+            assert served.health().num_unfinished == 1
+        served.wait_until_idle()
+
+
+def test_all_choices_of_a_client_that_goes_are_aborted(served: Served) -> None:
+    with open_request(served, {**LONG, "prompt": ["a", "b", "c"], "n": 2}) as connection:
+        read_until(connection, b"data: ")
+        assert served.health().num_unfinished == 3
+    served.wait_until_idle()
+
+
+# ---------------------------------------------------------------------- endings
+
+
+def test_an_aborted_stream_ends_with_an_error_and_no_done(served: Served) -> None:
+    with open_request(served, {**LONG, "request_id": "this"}) as connection:
+        begun = read_until(connection, b"data: ")
+        assert served.ask("POST", "/abort", {"request_id": "cmpl-this"})[1] == {"aborted": True}
+        ended = begun + read_until(connection, b"0\r\n\r\n")
+    assert ended.count(b"event: error\n") == 1
+    assert b'"code":"aborted"' in ended
+    assert b"[DONE]" not in ended
+    served.wait_until_idle()
+
+
+def test_a_deadline_ends_a_request(served: Served) -> None:
+    whole = {**LONG, "stream": False, "deadline": 0.2}
+    status, error = served.error(COMPLETIONS, whole)
+    assert (status, error["code"]) == (504, "deadline_exceeded")
+    with open_request(served, {**LONG, "deadline": 0.3}) as connection:
+        ended = read_until(connection, b"0\r\n\r\n")
+    assert b'"code":"deadline_exceeded"' in ended
+    assert b"[DONE]" not in ended
+    served.wait_until_idle()
+
+
+def test_silence_is_filled_with_pings() -> None:
+    with Served({"ping_interval": 0.05}, scheduler={"max_num_seqs": 1}) as served:
+        with open_request(served, LONG) as first:
+            read_until(first, b"data: ")
+            with open_request(served, {**LONG, "max_tokens": 2}) as second:
+                begun = read_until(second, b": ping\n\n")
+                assert begun.startswith(b"HTTP/1.1 200 OK")
+                first.close()
+                ended = begun + read_until(second, b"0\r\n\r\n")
+        assert b"data: [DONE]" in ended
+        assert ended.index(b": ping") < ended.index(b"data: ")
+
+
+def test_an_error_after_a_ping_is_an_event() -> None:
+    with Served({"ping_interval": 0.05}, scheduler={"max_num_seqs": 1}) as served:
+        with open_request(served, LONG) as first:
+            read_until(first, b"data: ")
+            with open_request(served, {**LONG, "deadline": 0.5}) as second:
+                ended = read_until(second, b"0\r\n\r\n")
+        assert b"event: error" in ended
+        assert b"[DONE]" not in ended
+
+
+def test_a_reader_that_reads_nothing_is_cut() -> None:
+    with Served({"slow_reader_timeout": 0.2}, num_blocks=2048) as served:
+        body = {**LONG, "n": 8, "logprobs": 20, "return_token_ids": True, "max_tokens": 1000}
+        data = json.dumps(body).encode()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", served.port))
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}\r\n\r\n"
+            connection.sendall(head.replace("host: a", "host: localhost").encode() + data)
+            wait_until(lambda: served.health().num_unfinished == 1, "it was not taken")
+            served.wait_until_idle()
+            connection.settimeout(60)
+            with pytest.raises(OSError, match="reset"):
+                while connection.recv(65536):
+                    pass
+                raise OSError("closed, not reset")
+
+
+# ---------------------------------------------------------------------- more load than fits
+
+
+def test_more_requests_than_may_wait_are_told_to_come_again() -> None:
+    with Served({"max_waiting_requests": 2}, scheduler={"max_num_seqs": 1}) as served:
+        with open_request(served, LONG) as first:
+            read_until(first, b"data: ")
+            with open_request(served, LONG), open_request(served, LONG):
+                wait_until(lambda: served.health().num_waiting == 2, "they do not wait")
+                status, found, headers = served.ask("POST", COMPLETIONS, LONG)
+                assert status == 429
+                assert found["error"]["type"] == "rate_limit_error"
+                assert found["error"]["code"] == "queue_full"
+                assert int(headers["retry-after"]) >= 1
+                chat = {"messages": [{"role": "user", "content": "x"}]}
+                assert served.error("/v1/chat/completions", chat)[0] == 429
+        served.wait_until_idle()
+        assert served.ask("POST", COMPLETIONS, {"prompt": "x"})[0] == 200
+
+
+def test_more_tokens_than_may_wait_are_told_to_come_again() -> None:
+    with Served({"max_waiting_tokens": 20}, scheduler={"max_num_seqs": 1}) as served:
+        large = {**LONG, "prompt": [5] * 30}
+        with open_request(served, large) as first:
+            read_until(first, b"data: ")  # alone, it is taken
+            with open_request(served, {**LONG, "prompt": [5] * 15}):
+                wait_until(lambda: served.health().num_waiting == 1, "it does not wait")
+                assert served.error(COMPLETIONS, {"prompt": [5] * 6})[0] == 429
+                with open_request(served, {**LONG, "prompt": [5] * 5}):
+                    wait_until(lambda: served.health().num_waiting == 2, "it was refused")
+        served.wait_until_idle()
+
+
+# ---------------------------------------------------------------------- what is sent
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_sent(served: Served) -> None:
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {10 << 30}\r\n\r\n"
+    with served.connect() as connection:
+        connection.sendall(head.encode())
+        answer = read_to_end(connection)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"max_body_size" in answer
+
+
+def test_a_body_of_unknown_length_is_refused_when_it_is_too_large() -> None:
+    with Served({"max_body_size": 10_000}) as served, served.connect() as connection:
+        head = (
+            f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        connection.sendall(head.encode())
+        tracemalloc.start()
+        try:
+            chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+            try:
+                for _ in range(2000):
+                    connection.sendall(chunk)
+                pytest.fail("all of it was taken")
+            except OSError:
+                pass
+            assert tracemalloc.get_traced_memory()[1] < 20 << 20
+        finally:
+            tracemalloc.stop()
+        served.wait_until_idle()
+        assert served.ask("GET", "/ready")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /health HT",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{",
+    ],
+)
+def test_a_request_that_does_not_come_in_time_is_ended(sent: bytes) -> None:
+    with Served({"read_timeout": 0.3}) as served, served.connect() as connection:
+        connection.sendall(sent)
+        assert read_to_end(connection).startswith(b"HTTP/1.1 408 ")
+        assert served.ask("GET", "/load")[1]["server_load"] == 0
+
+
+def test_an_answer_may_take_longer_than_its_request(served: Served) -> None:
+    with Served({"read_timeout": 0.2}) as served:
+        text = ask(served.port, "POST", COMPLETIONS, {**LONG, "max_tokens": 200})[1]
+        assert events(text)[-1] == "[DONE]"
+
+
+def test_headers_have_an_end(served: Served) -> None:
+    with served.connect() as connection, pytest.raises(OSError, match="ended"):
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
+        line = b"x: " + b"y" * 8000 + b"\r\n"
+        for _ in range(2000):
+            try:
+                connection.sendall(line)
+            except OSError:
+                raise OSError("ended") from None
+    assert served.ask("GET", "/health")[0] == 200
+
+
+def test_what_is_no_http_is_refused(served: Served) -> None:
+    for sent in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/9.9\r\n\r\n", b"\x00" * 100):
+        with served.connect() as connection:
+            connection.sendall(sent)
+            assert read_to_end(connection)[:12] in (b"HTTP/1.1 400", b"")
+
+
+# ---------------------------------------------------------------------- strangers
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    path: Path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text("first-key\nsecond-key\n")
+    with Served({"api_key_file": str(path)}) as served:
+        yield served
+
+
+def test_every_route_but_two_needs_a_key(locked: Served) -> None:
+    routes = [route for route in locked.server.routes if isinstance(route, Route)]
+    assert len(routes) > 10
+    paths = {route.path.replace("{model:path}", "demo") for route in routes}
+    for path in {*paths, "/nothing", "/v1", "/health/", "//health"}:
+        for method in ("GET", "POST", "HEAD", "OPTIONS"):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": ""}):
+                status, _, _ = locked.ask(method, path, headers=headers)
+                public = path in {"/health", "/ready"}
+                assert (status == 401) != public, (method, path, headers, status)
+
+
+@pytest.mark.parametrize("key", ["first-key", "second-key"])
+def test_a_key_opens_in_each_of_its_forms(locked: Served, key: str) -> None:
+    basic = b64encode(f"any:{key}".encode()).decode()
+    for name, value in (
+        ("Authorization", f"Bearer {key}"),
+        ("authorization", f"bearer {key}"),
+        ("x-api-key", key),
+        ("Authorization", f"Basic {basic}"),
+    ):
+        assert locked.ask("GET", "/v1/models", headers={name: value})[0] == 200
+    for name, value in (
+        ("Authorization", key),
+        ("Authorization", f"Bearer {key} x"),
+        ("Authorization", f"Bearer {key[:-1]}"),
+        ("Authorization", "Basic !"),
+        ("x-api-key", key.upper()),
+    ):
+        status, found, headers = locked.ask("GET", "/v1/models", headers={name: value})
+        assert (status, found["error"]["type"]) == (401, "authentication_error")
+        assert headers["www-authenticate"].startswith("Bearer")
+    assert locked.ask("GET", "/", headers={"Accept": "text/html"})[2][
+        "www-authenticate"
+    ].startswith("Basic")
+
+
+def test_a_page_of_another_site_is_refused(served: Served) -> None:
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+        status, found, headers = served.ask("GET", "/v1/models", headers={"Origin": origin})
+        assert (status, found["error"]["code"]) == (403, "origin_not_allowed")
+        assert "access-control-allow-origin" not in headers
+    own = {"Origin": f"http://127.0.0.1:{served.port}"}
+    assert served.ask("GET", "/v1/models", headers=own)[0] == 200
+
+
+def test_a_page_that_is_allowed_may_ask() -> None:
+    origin = "https://pages.example"
+    with Served({"allowed_origins": [origin]}) as served:
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        status, _, found = served.ask("OPTIONS", COMPLETIONS, headers=headers)
+        assert status == 204
+        assert found["access-control-allow-origin"] == origin
+        assert "authorization" in found["access-control-allow-headers"]
+        status, _, found = served.ask("POST", COMPLETIONS, {"prompt": "x"}, {"Origin": origin})
+        assert (status, found["access-control-allow-origin"]) == (200, origin)
+        status, _, found = served.ask("POST", COMPLETIONS, {}, {"Origin": origin})
+        assert (status, found["access-control-allow-origin"]) == (400, origin)
+        assert served.ask("GET", "/", headers={"Origin": "https://x.example"})[0] == 403
+
+
+def test_a_forged_host_is_refused(served: Served) -> None:
+    for host in ("evil.example", "localhost.evil.example", "", "127.0.0.1.evil.example:80"):
+        status, found, _ = served.ask("GET", "/v1/models", headers={"Host": host})
+        assert (status, found["error"]["code"]) == (421, "host_not_allowed"), host
+    for host in ("localhost", "LOCALHOST:99", "127.0.0.1", "[::1]:8000", "10.1.2.3:80"):
+        assert served.ask("GET", "/v1/models", headers={"Host": host})[0] == 200, host
+
+
+def test_hosts_that_are_named_are_served() -> None:
+    with Served({"allowed_hosts": ["llm.example", "*.inner.example"]}) as served:
+        for host, status in (
+            ("llm.example", 200),
+            ("a.inner.example:1", 200),
+            ("inner.example", 421),
+            ("other.example", 421),
+        ):
+            assert served.ask("GET", "/health", headers={"Host": host})[0] == status, host
+
+
+# ---------------------------------------------------------------------- the engine is not there
+
+
+def test_before_the_engine_is_ready_requests_are_told_so() -> None:
+    with Served(start=False) as served:
+        assert served.ask("GET", "/health")[:2] == (200, {"state": "starting", "reason": None})
+        for method, path, body in (
+            ("GET", "/ready", None),
+            ("GET", "/v1/models", None),
+            ("POST", COMPLETIONS, {"prompt": "x"}),
+            ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("POST", "/tokenize", {"prompt": "x"}),
+            ("GET", "/metrics", None),
+            ("POST", "/reset_prefix_cache", None),
+        ):
+            status, found, _ = served.ask(method, path, body)
+            assert status == 503, path
+            assert found["error"]["code"] in ("engine_starting", "not_ready"), path
+        served.call(served.client.start())
+        assert served.ask("GET", "/ready")[0] == 200
+        assert served.ask("POST", COMPLETIONS, {"prompt": "x"})[0] == 200
+
+
+def test_an_engine_that_has_ended_is_no_secret() -> None:
+    with Served() as served:
+        with open_request(served, LONG) as connection:
+            begun = read_until(connection, b"data: ")
+            served.call(served.client.close())
+            ended = begun + read_until(connection, b"0\r\n\r\n")
+        assert b"event: error" in ended
+        assert b"[DONE]" not in ended
+        for path in ("/health", "/ready"):
+            status, found, _ = served.ask("GET", path)
+            assert (status, found["error"]["code"]) == (503, "engine_failed")
+        assert served.error(COMPLETIONS, {"prompt": "x"})[0] == 503

@@ -1,0 +1,73 @@
+"""The OpenAPI document: all endpoints are in it, and it refers to nothing that is not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paged_plugins.server.http.endpoint import Endpoint
+from server.served import Served
+
+
+@pytest.fixture(scope="module")
+def document() -> Iterator[dict[str, Any]]:
+    with Served() as served:
+        found: dict[str, Any] = served.ask("GET", "/openapi.json")[1]
+        found["routes"] = list(served.server.routes)
+        yield found
+
+
+def references(value: Any) -> Iterator[str]:
+    """Yield what parts of a document refer to."""
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from references(each)
+
+
+def test_every_endpoint_is_in_it(document: dict[str, Any]) -> None:
+    for route in document["routes"]:
+        assert isinstance(route, Endpoint)
+        path = route.path.replace(":path", "")
+        operation = document["paths"][path][route.method.lower()]
+        assert operation["summary"]
+        assert "200" in operation["responses"]
+        assert ("requestBody" in operation) == (route.body is not None)
+        named = {each["name"] for each in operation.get("parameters", ())}
+        assert named == set(re.findall(r"{(\w+)}", path))
+
+
+def test_operations_have_names_of_their_own(document: dict[str, Any]) -> None:
+    names = [
+        operation["operationId"]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+    ]
+    assert len(names) == len(set(names))
+
+
+def test_what_it_refers_to_is_there(document: dict[str, Any]) -> None:
+    del document["routes"]
+    found = set(references(document))
+    assert len(found) > 20
+    for each in found:
+        place: Any = document
+        for key in each.removeprefix("#/").split("/"):
+            place = place[key]
+
+
+def test_keys_are_in_it_where_they_are_needed(tmp_path: Any) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key")
+    with Served({"api_key_file": str(path)}) as served:
+        headers = {"x-api-key": "key"}
+        document = served.ask("GET", "/openapi.json", headers=headers)[1]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert ("security" in operation) == (path not in ("/health", "/ready"))

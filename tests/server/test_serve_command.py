@@ -1,0 +1,157 @@
+"""``paged-core serve`` as a process: what it says, its signals, its exit status."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.served import SECONDS, ask, events, serve_process, wait_until
+
+COMPLETIONS = "/v1/completions"
+LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}
+SMALL = ("--num-blocks", "256")
+
+
+def open_stream(port: int, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, Any]:
+    """Send a request, and return what its answer is read from once it has begun."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    connection.request("POST", COMPLETIONS, json.dumps(body))
+    answer = connection.getresponse()
+    assert answer.status == 200
+    return connection, answer
+
+
+def test_sigterm_lets_what_runs_finish_and_takes_no_more() -> None:
+    with serve_process(*SMALL) as served:
+        port = served.port()
+        connection, answer = open_stream(port, LONG)
+        served.send(signal.SIGTERM)
+        served.wait_for(r"stopping: 1 requests have 30 s")
+        for method, path in (("GET", "/ready"), ("POST", COMPLETIONS)):
+            status, found, _ = ask(port, method, path, {"prompt": "x"})
+            assert status == 503
+            assert found["error"]["code"] == "engine_draining"
+        assert ask(port, "GET", "/health")[0] == 200
+        found = events(answer.read().decode())
+        connection.close()
+        assert found[-1] == "[DONE]"
+        assert found[-2]["choices"][0]["finish_reason"] == "length"
+        assert served.wait() == 0
+
+
+def test_what_does_not_finish_in_time_is_told() -> None:
+    with serve_process(*SMALL, "--server.grace-period", "0.1") as served:
+        connection, answer = open_stream(served.port(), {**LONG, "n": 4})
+        served.send(signal.SIGTERM)
+        text = answer.read().decode()
+        connection.close()
+        assert "[DONE]" not in text
+        assert events(text)[-1]["error"]["code"] == "engine_stopped"
+        assert served.wait() == 0
+        assert any("1 requests have not finished" in line for line in served.lines)
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with serve_process(*SMALL) as served:
+        connection, _ = open_stream(served.port(), {**LONG, "n": 8})
+        served.send(signal.SIGTERM)
+        served.wait_for("stopping")
+        served.send(signal.SIGTERM)
+        assert served.wait() == 128 + signal.SIGTERM
+        connection.close()
+
+
+def test_ctrl_c_stops_as_sigterm_does() -> None:
+    with serve_process(*SMALL) as served:
+        served.port()
+        served.send(signal.SIGINT)
+        assert served.wait() == 130
+        assert not any("Traceback" in line for line in served.lines)
+
+
+def test_a_signal_while_the_model_is_loaded_ends_it() -> None:
+    with serve_process(*SMALL) as served:
+        served.wait_for("listens")
+        served.send(signal.SIGTERM)
+        assert served.wait() == 0
+
+
+def test_the_log_has_a_line_for_each_request_and_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("secret-of-the-file\n")
+    with serve_process(
+        *SMALL, "--api-key-file", str(path), PAGED_CORE_API_KEY="secret-of-the-environment"
+    ) as served:
+        port = served.port()
+        for key in ("secret-of-the-file", "secret-of-the-environment", "secret-of-nobody"):
+            headers = {"Authorization": f"Bearer {key}", "X-Request-Id": f"id-{len(key)}"}
+            status = ask(port, "POST", f"{COMPLETIONS}?{len(key)}", {"prompt": "x"}, headers)[0]
+            assert status == (401 if "nobody" in key else 200)
+        served.send(signal.SIGTERM)
+        assert served.wait() == 0
+        logged = [line for line in served.lines if "answered" in line]
+        assert len(logged) == 3
+        assert ["status=200" in line for line in logged] == [True, True, False]
+        assert "request_id=id-18" in logged[0]
+        assert "id=cmpl-" in logged[0]
+        assert "secret" not in "".join(served.lines)
+
+
+def test_settings_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("num_blocks: 256\nserver: {served_model_name: [mine], port: 1}\n")
+    with serve_process(
+        "--config", str(path), PAGED_CORE_SERVER__ALLOWED_HOSTS='["llm.example"]'
+    ) as served:
+        port = served.port()
+        found = ask(port, "GET", "/v1/models", headers={"Host": "llm.example"})[1]
+        assert [model["id"] for model in found["data"]] == ["mine"]
+        served.send(signal.SIGTERM)
+        assert served.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--port", "{taken}"], r"cannot listen at 127.0.0.1, port \d+: .*--port"),
+        (["--host", "no.such.host.invalid"], "server.host: .*is no address"),
+        (["--api-key-file", "/nothing"], "server.api_key_file: cannot read /nothing"),
+        (["--server.tls-certificate", "/nothing"], "server.tls_certificate"),
+        (["--server.max-body-size", "0.5"], "server.max_body_size"),
+        (["--model", "/nothing"], "/nothing"),
+        (["--server", "htpp"], "did you mean 'http'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_mistake_is_one_line(options: list[str], what: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = str(taken.getsockname()[1])
+        given = [option.replace("{taken}", number) for option in options]
+        command = [sys.executable, "-m", "paged_core", "serve", *SMALL, "--port", "0", *given]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode in (1, 2)
+    errors = [line for line in done.stderr.splitlines() if "listens" not in line]
+    assert len(errors) == 1, done.stderr
+    assert re.search(what, errors[0]), errors
+    assert "Traceback" not in done.stderr
+
+
+def test_metrics_are_those_of_the_engine() -> None:
+    with serve_process(*SMALL) as served:
+        port = served.port()
+        status, text, headers = ask(port, "GET", "/metrics")
+        if status == 200:
+            assert headers["content-type"].startswith("text/plain")
+            assert "vllm:" in text
+        else:
+            assert status == 404
+        wait_until(lambda: ask(port, "GET", "/ready")[0] == 200, "it is not ready")
