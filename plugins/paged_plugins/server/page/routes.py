@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from paged_core.cli.plugins import choices
-from paged_plugins.server.routes import Routes
 from paged_plugins.server.page.feed import LiveFeed
 from paged_plugins.server.page.files import page_files
+from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import PageSettings
 
