@@ -41,3 +41,7 @@ class TestBlockMap(ObserverConformance):
 
     def table(self, folder: Path) -> dict[str, Any]:
         return {"name": "block_map", "path": str(folder / "blocks.jsonl")}
+
+
+class TestLiveView(ObserverConformance):
+    component = "live_view"

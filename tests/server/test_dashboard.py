@@ -12,7 +12,7 @@ from paged_core import AsyncLLM, SamplingParams
 
 pytest.importorskip("prometheus_client")
 
-from tests.server.promql import Scrapes, values
+from server.promql import Scrapes, values
 
 EXPRESSIONS = [
     line

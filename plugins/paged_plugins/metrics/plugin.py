@@ -39,6 +39,15 @@ class BlockMapSettings(ComponentSettings):
     )
 
 
+class LiveViewSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.metrics.live_view.LiveView`."""
+
+    name: Literal["live_view"] = "live_view"
+    steps: int = Field(
+        default=512, ge=1, le=10_000, description="how many of the last steps to keep"
+    )
+
+
 @hookimpl
 def paged_core_components() -> Iterator[Component]:
     yield Component(
@@ -58,4 +67,10 @@ def paged_core_components() -> Iterator[Component]:
         BlockMapSettings,
         "paged_plugins.metrics.block_map:BlockMap",
         summary="writes which request owns which block over time",
+    )
+    yield Component(
+        "observers",
+        LiveViewSettings,
+        "paged_plugins.metrics.live_view:LiveView",
+        summary="reports blocks, requests and steps of a running engine, as differences",
     )

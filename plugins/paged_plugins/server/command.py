@@ -17,11 +17,12 @@ from paged_core.errors import SettingsError
 from paged_core.settings.layers import Entry, Origin
 
 if TYPE_CHECKING:
+    from paged_core.client.engine_client import EngineClient
     from paged_core.settings.schema import Resolved
     from paged_plugins.server.server import Server
     from paged_plugins.server.service import Service
 
-OBSERVERS = ("metrics",)
+OBSERVERS = ("metrics", "live_view")
 """Of the engine, if the settings name none: what the server's pages report."""
 
 
@@ -68,14 +69,24 @@ def _run(resolved: Resolved, chosen: Any) -> int:
     import asyncio
 
     from paged_core.engine.contexts import make_component
-    from paged_plugins.server.process.client import ProcessClient
     from paged_plugins.server.service import Service
 
-    client = ProcessClient(resolved.settings, resolved.registry)
-    service = Service(client, resolved, chosen)
+    service = Service(_client(resolved, chosen), resolved, chosen)
     server: Server = make_component(resolved.registry, "server", chosen, service)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(server, service))
+
+
+def _client(resolved: Resolved, chosen: Any) -> EngineClient:
+    """Return what reaches the engine that serves."""
+    settings, registry = resolved.settings, resolved.registry
+    if chosen.engine == "thread":
+        from paged_core.client.in_process import InProcessClient
+
+        return InProcessClient(settings, registry)
+    from paged_plugins.server.process.client import ProcessClient
+
+    return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout)
 
 
 def _loop_factory() -> Any:

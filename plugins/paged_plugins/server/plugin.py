@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paged_core.plugins.component import Command, Component, Slot
 from paged_core.plugins.hooks import hookimpl
-from paged_plugins.server.settings import HttpSettings, OpenAISettings
+from paged_plugins.server.settings import HttpSettings, OpenAISettings, PageSettings
 
 
 @hookimpl
@@ -20,7 +20,7 @@ def paged_core_slots() -> Iterator[Slot]:
     yield Slot(
         "routes",
         "paged_plugins.server.routes:Routes",
-        ("openai",),
+        ("openai", "page"),
         many=True,
         summary="what the server answers",
     )
@@ -40,10 +40,19 @@ def paged_core_components() -> Iterator[Component]:
         "paged_plugins.server.openai.routes:OpenAIRoutes",
         summary="the API of OpenAI with vLLM's extras: models, completions, chat, tokens",
     )
+    yield Component(
+        "routes",
+        PageSettings,
+        "paged_plugins.server.page.routes:Page",
+        summary="the page at /: a chat, and the engine as it works",
+    )
 
 
 @hookimpl
 def paged_core_commands() -> Iterator[Command]:
     yield Command(
         "serve", "paged_plugins.server.command:command", "Serve a model over HTTP, as OpenAI does."
+    )
+    yield Command(
+        "chat", "paged_plugins.server.chat_command:command", "Talk to a model that is served."
     )

@@ -19,6 +19,14 @@ class HttpSettings(ComponentSettings):
     name: Literal["http"] = "http"
     host: str = Field("127.0.0.1", description="the address to listen at; 0.0.0.0: all")
     port: int = Field(8000, ge=0, le=65535, description="0: a free one")
+    engine: Literal["process", "thread"] = Field(
+        "process", description="where it runs: in a process of its own, or in a thread of this one"
+    )
+    hang_timeout: PositiveFloat = Field(
+        10.0,
+        description="seconds that the engine's process may show no life, beyond what it expects a "
+        "step to take, before it is started again",
+    )
     served_model_name: tuple[str, ...] = Field(
         (), description="what requests may call the model; none: its name in the settings"
     )
@@ -58,3 +66,9 @@ class OpenAISettings(ComponentSettings):
     """Options of :class:`~paged_plugins.server.openai.routes.OpenAIRoutes`."""
 
     name: Literal["openai"] = "openai"
+
+
+class PageSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.server.page.routes.Page`."""
+
+    name: Literal["page"] = "page"

@@ -89,6 +89,11 @@ class KVCache:
         """Host blocks that hold nothing."""
         return len(self._free_host)
 
+    def block_use(self) -> tuple[Sequence[int], Set[BlockId]]:
+        """Return how often each device block is referenced, and which ones the prefix cache finds;
+        neither is a copy."""
+        return self._allocator.references, self._allocator.content.keys()
+
     @property
     def newly_added(self) -> Set[SeqId]:
         """Sequences that the step being planned makes known to the executor."""

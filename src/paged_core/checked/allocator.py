@@ -48,7 +48,8 @@ class CheckedBlocks(BlockAllocator):
     def __init__(self, inner: BlockAllocator, num_blocks: int) -> None:
         self.inner = inner
         self._release = inner.release if isinstance(inner, SupportsLastStep) else None
-        self._references = [0] * num_blocks
+        self.references = [0] * num_blocks
+        """Of each block."""
         self.content: dict[BlockId, BlockKey] = {}
         """What each cached block holds, referenced or not."""
         self.evicted: list[BlockId] = []
@@ -65,7 +66,7 @@ class CheckedBlocks(BlockAllocator):
         shared = list(blocks)
         self.inner.share(shared)
         for block in shared:
-            self._references[block] += 1
+            self.references[block] += 1
 
     def free(self, blocks: Iterable[BlockId], last_step: int | None = None, /) -> None:
         """Free blocks: those of a sequence that was last scheduled in ``last_step``, if given."""
@@ -75,10 +76,10 @@ class CheckedBlocks(BlockAllocator):
         else:
             self._release(freed, last_step)
         for block in freed:
-            self._references[block] -= 1
+            self.references[block] -= 1
 
     def ref_count(self, block: BlockId, /) -> int:
-        return self._references[block]
+        return self.references[block]
 
     def take_evicted(self) -> list[BlockId]:
         """Return :attr:`evicted` and start another list."""
@@ -87,7 +88,7 @@ class CheckedBlocks(BlockAllocator):
 
     def _handed_out(self, blocks: list[BlockId], count: int) -> list[BlockId]:
         """Reference these blocks once, if they are ``count`` blocks that are not in use."""
-        references, last = self._references, len(self._references) - 1
+        references, last = self.references, len(self.references) - 1
         if len(blocks) != count:
             raise PluginError(f"it handed out {len(blocks)} blocks where {count} were asked for")
         for block in blocks:
@@ -137,8 +138,8 @@ class CheckedAllocator(CheckedBlocks):
             return held
         if self.content.get(held) != key:
             raise PluginError(f"cache() merged block {block} with {held!r}, of other tokens")
-        self._references[held] += 1
-        self._references[block] -= 1
+        self.references[held] += 1
+        self.references[block] -= 1
         return held
 
     def uncache(self, blocks: Iterable[BlockId], /) -> None:

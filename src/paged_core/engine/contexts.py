@@ -119,6 +119,8 @@ class ObserverContext:
 
     settings: EngineSettings
     num_blocks: int
+    kv_cache: KVCache
+    """To be read, between steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

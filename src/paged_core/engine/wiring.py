@@ -56,7 +56,10 @@ def build_engine(
         with blaming(registry, "executor", settings.executor, "started"):
             capacity = executor.start()
         check_capacity(capacity)
-        watching = ObserverContext(settings=settings, num_blocks=capacity.num_blocks)
+        kv_cache = policies.make_kv_cache(capacity)
+        watching = ObserverContext(
+            settings=settings, num_blocks=capacity.num_blocks, kv_cache=kv_cache
+        )
         named: list[Observer] = []
         for one in settings.observers:
             named.append(make_component(registry, "observers", one, watching))
@@ -64,7 +67,7 @@ def build_engine(
         mode = settings.async_scheduling
         engine = Engine(
             policies=policies,
-            kv_cache=policies.make_kv_cache(capacity),
+            kv_cache=kv_cache,
             executor=executor,
             capacity=capacity,
             faults=FaultNames.of(settings),

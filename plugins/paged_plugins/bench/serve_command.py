@@ -1,0 +1,220 @@
+"""``paged-core bench serve``: a load for any server that speaks OpenAI's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paged_core.cli.options import SettingsArgs
+from paged_core.cli.output import echo, print_table
+from paged_core.errors import EngineError, SettingsError
+from paged_plugins.bench.serve_load import (
+    Load,
+    find_model,
+    find_vocab_size,
+    random_requests,
+    spread,
+)
+from paged_plugins.bench.serve_measures import LATENCIES, TITLES, measures, read_goals
+from paged_plugins.bench.serve_plot import check_plot, plot
+from paged_plugins.bench.workloads import NAMED, LabWorkload
+from paged_plugins.command_options import JsonFile, check_writable, refuse_settings, report
+from paged_plugins.http_client import HttpClient
+from paged_plugins.progress import progress
+from paged_plugins.workloads.named import names, workload_spec
+from paged_plugins.workloads.request import WorkloadRequest
+
+_GENERATED = "random", "prefix_repetition"
+
+
+def serve_command(
+    given: SettingsArgs,
+    url: Annotated[str, typer.Argument(help="Of the server.")] = "http://127.0.0.1:8000",
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help=f"{', '.join(_GENERATED)}, {', '.join(NAMED)}, {', '.join(names())}, or a file "
+            "that `lab workload` reads.",
+        ),
+    ] = "random",
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Requests (200, or as many as the workload has).")
+    ] = None,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="Requests a second (all at once, or as the workload has them)."
+        ),
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=0.01, help="1: a Poisson process; less: bursts; more: even.")
+    ] = 1.0,
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests that are at the server at once.")
+    ] = None,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a random prompt.")] = 1024,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens of its answer.")] = 128,
+    prefix_len: Annotated[int, typer.Option(min=0, help="Tokens of a prefix before them.")] = 0,
+    num_prefixes: Annotated[int, typer.Option(min=1, help="Prefixes of prefix_repetition.")] = 10,
+    range_ratio: Annotated[
+        float, typer.Option(help="Random lengths are uniform within this share of those.")
+    ] = 0.0,
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:MS", help="A good answer keeps to ttft:, tpot:, e2el:MS."),
+    ] = None,
+    percentiles: Annotated[str, typer.Option(help="Of latencies, comma-separated.")] = "90,99",
+    model: Annotated[str | None, typer.Option(help="What requests name; the first one.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=2, help="Token ids are below it; found by trying.")
+    ] = None,
+    extra_body: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Added to each request.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
+    label: Annotated[str | None, typer.Option(help="Kept with the results.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    output: JsonFile = None,
+    plot_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw latencies (PNG, SVG).", callback=check_writable
+        ),
+    ] = None,
+) -> int:
+    """Send a load to a server and measure what its users would see.
+
+    Greedy, ignoring end-of-sequence tokens, streamed, prompts as token ids. The measures and their
+    names in JSON are those of `vllm bench serve`. A key is taken from OPENAI_API_KEY.
+    """
+    refuse_settings(given, "the server has its own settings; give them to `paged-core serve`")
+    goals, shares = read_goals(goodput or ()), _shares(percentiles)
+    body = _body(extra_body)
+    check_plot(plot_file)
+    client = HttpClient(url, api_key=os.environ.get("OPENAI_API_KEY"))
+
+    async def run() -> dict[str, Any]:
+        name = model or await find_model(client)
+        size = vocab_size or await find_vocab_size(client, name)
+        if workload in _GENERATED:
+            requests = random_requests(
+                num_prompts or 200,
+                num_input=input_len,
+                num_output=output_len,
+                num_prefix=prefix_len or (256 if workload == "prefix_repetition" else 0),
+                num_prefixes=1 if workload == "random" else num_prefixes,
+                range_ratio=range_ratio,
+                vocab_size=size,
+                seed=seed,
+            )
+        else:
+            requests = _named(workload, size)[:num_prompts]
+        if request_rate is not None:
+            requests = spread(requests, request_rate, burstiness, seed)
+        total = sum(1 for first in requests for _ in first.family())
+        with progress(total, "sending") as advance:
+            load = Load(
+                client,
+                name,
+                vocab_size=size,
+                max_concurrency=max_concurrency,
+                extra=body,
+                told=advance,
+            )
+            answers, seconds = await load.run(requests)
+        return {
+            "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+            "backend": "openai",
+            "endpoint_type": "openai",
+            "label": label,
+            "model_id": name,
+            "workload": workload,
+            "num_prompts": total,
+            "request_rate": request_rate if request_rate is not None else "inf",
+            "burstiness": burstiness,
+            "max_concurrency": max_concurrency,
+            "max_concurrent_requests": load.most_running,
+            **measures(answers, seconds, goals=goals, shares=shares),
+        }
+
+    found = asyncio.run(run())
+    if plot_file is not None:
+        plot(found, plot_file)
+    report(found, output, as_json, lambda each: _print(each, shares))
+    if found["failed"]:
+        first = next(error for error in found["errors"] if error)
+        if not found["completed"]:
+            raise EngineError(f"all {found['failed']} requests failed, the first with: {first}")
+        echo(f"{found['failed']} requests failed, the first with: {first}", err=True)
+        return 1
+    return 0
+
+
+def _named(workload: str, vocab_size: int) -> list[WorkloadRequest]:
+    """Return the requests of a workload of the benchmarks or of the lab.
+
+    Raises:
+        SettingsError: there is none of that name, and no such file.
+    """
+    if workload in NAMED:
+        return NAMED[workload].requests(vocab_size=vocab_size)
+    if workload in names() or Path(workload).exists():
+        return LabWorkload(workload_spec(workload)).requests(vocab_size=vocab_size)
+    known = ", ".join([*_GENERATED, *NAMED, *names()])
+    raise SettingsError(
+        f"no workload is called {workload!r:.80}, and there is no such file; there are {known}"
+    )
+
+
+def _shares(text: str) -> list[int]:
+    try:
+        shares = [int(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 < share < 100 for share in shares):
+        raise SettingsError(f"--percentiles: {text!r:.40} is no list of numbers from 1 to 99")
+    return shares
+
+
+def _body(text: str | None) -> dict[str, Any]:
+    try:
+        body = json.loads(text or "{}")
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise SettingsError(f"--extra-body: {text!r:.60} is no JSON object")
+    return body
+
+
+def _print(found: dict[str, Any], shares: Sequence[int]) -> None:
+    totals = [
+        ("requests", f"{found['completed']} answered, {found['failed']} failed"),
+        ("seconds", f"{found['duration']:.2f}"),
+        ("requests per second", f"{found['request_throughput']:.2f}"),
+        ("output tokens per second", f"{found['output_throughput']:.1f}"),
+        ("tokens per second, prompts included", f"{found['total_token_throughput']:.1f}"),
+        ("requests at once, at most", found["max_concurrent_requests"]),
+    ]
+    if found["request_goodput"] is not None:
+        totals.append(("good requests per second", f"{found['request_goodput']:.2f}"))
+    if found["cached_share"] is not None:
+        totals.append(("prompt tokens from the cache", f"{100 * found['cached_share']:.1f}%"))
+    print_table(f"{found['workload']} on {found['model_id']}", ["", ""], totals)
+    columns = ["mean", "median", *(f"p{share}" for share in shares)]
+    rows = [
+        [TITLES[name], *(_ms(found[f"{column}_{name}_ms"]) for column in columns)]
+        for name in LATENCIES
+    ]
+    print_table("milliseconds", ["", *columns], rows)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,89 @@
+"""The routes of the page: its files, the stream that feeds it, and what is in force."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from paged_core.cli.plugins import choices
+from paged_plugins.server.page.feed import LiveFeed
+from paged_plugins.server.page.files import page_files
+from paged_plugins.server.routes import Routes
+from paged_plugins.server.service import Service
+from paged_plugins.server.settings import PageSettings
+
+
+class Page(Routes):
+    """Serves the page at ``/``, and to it ``/live/events`` and ``/live/about``."""
+
+    def __init__(self, options: PageSettings, service: Service, /) -> None:
+        self._service = service
+        self._feed: LiveFeed | None = None
+
+    def routes(self) -> Sequence[BaseRoute]:
+        files = page_files()
+        return [
+            Route("/", files["index.html"].answer, methods=["GET"], include_in_schema=False),
+            *(
+                Route(f"/page/{name}", file.answer, methods=["GET"], include_in_schema=False)
+                for name, file in files.items()
+            ),
+            Route("/live/events", self.events, methods=["GET"], include_in_schema=False),
+            Route("/live/about", self.about, methods=["GET"], include_in_schema=False),
+        ]
+
+    async def events(self, request: Request) -> Response:
+        """Stream differences, from the cursor of the last event on that a viewer has had."""
+        if self._feed is None:
+            self._feed = LiveFeed(self._service.client)
+        given = request.headers.get("Last-Event-ID", "")
+        since = int(given) if given.isascii() and given.isdigit() and len(given) < 19 else 0
+        return StreamingResponse(
+            self._feed.events(since),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    async def about(self, request: Request) -> Response:
+        """Answer with the settings in force, where each is from, and what is installed."""
+        service = self._service
+        plugins = [
+            {
+                "name": plugin.name,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "status": plugin.status,
+                "reason": plugin.reason,
+            }
+            for plugin in service.registry.plugins
+        ]
+        components = [
+            {
+                "slot": choice.slot,
+                "name": choice.name,
+                "plugin": choice.plugin.name,
+                "summary": choice.summary,
+            }
+            for choice in choices(service.registry)
+        ]
+        body = {
+            "models": list(service.model_names),
+            "settings": list(self._settings()),
+            "plugins": plugins,
+            "components": components,
+        }
+        return JSONResponse(body, headers={"Cache-Control": "no-store"})
+
+    def _settings(self) -> Iterator[dict[str, Any]]:
+        settings = self._service.settings.model_dump(mode="json")
+        for key, origin in self._service.origins.items():
+            slot, _, option = key.partition(".")
+            value = settings[slot][option] if option else settings[slot]
+            where = "" if origin.layer == "default" else str(origin)
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield {"key": key, "value": text, "layer": origin.layer, "from": where}

@@ -1,0 +1,201 @@
+"""``bench serve``: a load over real sockets, and what is made of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from paged_core.errors import SettingsError
+from paged_plugins.bench.serve_load import Answer, random_requests, spread
+from paged_plugins.bench.serve_measures import measures, read_goals
+from paged_plugins.http_client import HttpClient, ServerError
+from server.served import Served
+
+KEYS = {
+    *("date", "backend", "label", "model_id", "num_prompts", "request_rate", "burstiness"),
+    *("max_concurrency", "duration", "completed", "failed", "total_input_tokens"),
+    *("total_output_tokens", "request_throughput", "request_goodput", "output_throughput"),
+    *("total_token_throughput", "input_lens", "output_lens", "ttfts", "itls", "errors"),
+    *("max_output_tokens_per_s", "max_concurrent_requests"),
+    *(
+        f"{how}_{what}_ms"
+        for how in ("mean", "median", "std", "p90", "p99")
+        for what in ("ttft", "tpot", "itl", "e2el")
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served(num_blocks=512, max_model_len=1024) as server:
+        yield server
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paged_core", "bench", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def found_by(served: Served, *arguments: str) -> dict[str, Any]:
+    done = bench(served.address, *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_random_load(served: Served, tmp_path: Path) -> None:
+    picture = tmp_path / "load.png"
+    found = found_by(
+        served,
+        *("--num-prompts", "12", "--input-len", "40", "--output-len", "6", "--range-ratio", "0.5"),
+        *("--goodput", "ttft:60000 e2el:60000", "--max-concurrency", "4"),
+        *("--plot", str(picture)),
+    )
+    assert found.keys() >= KEYS
+    assert (found["completed"], found["failed"]) == (12, 0)
+    assert found["max_concurrent_requests"] == 4
+    assert all(20 <= length <= 60 for length in found["input_lens"])
+    assert all(3 <= length <= 9 for length in found["output_lens"])
+    assert found["request_goodput"] == pytest.approx(found["request_throughput"])
+    assert found["mean_ttft_ms"] == pytest.approx(1000 * fmean(found["ttfts"]))
+    assert picture.stat().st_size > 1000
+
+
+def test_conversations_continue_the_answers_that_came(served: Served) -> None:
+    found = found_by(served, "--workload", "W7", "--num-prompts", "1")
+    assert found["completed"] == found["num_prompts"] == 4
+    assert found["cached_share"] > 0.4
+
+
+def test_prefixes_are_repeated(served: Served) -> None:
+    found = found_by(
+        served,
+        *("--workload", "prefix_repetition", "--num-prompts", "8", "--num-prefixes", "2"),
+        *("--prefix-len", "64", "--input-len", "4", "--output-len", "2"),
+        *("--request-rate", "50", "--burstiness", "0.5", "--max-concurrency", "1"),
+    )
+    assert found["cached_share"] == pytest.approx(6 * 64 / (8 * 68), abs=0.01)
+
+
+def test_what_fails_is_told(served: Served) -> None:
+    def failing(*arguments: str) -> str:
+        done = bench(*arguments)
+        assert done.returncode in (1, 2)
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    assert "cannot be reached" in failing("http://127.0.0.1:9")
+    told = failing(served.address, "--num-prompts", "3", "--input-len", "5000")
+    assert "all 3 requests failed, the first with: 400" in told
+    assert "no workload is called 'W99'" in failing(served.address, "--workload", "W99")
+    assert "has no effect here" in failing(served.address, "--num-blocks", "7")
+
+
+def test_measures_are_those_of_the_answers() -> None:
+    good = Answer(10, 0.0, num_output=5, ttft=0.2, latency=1.0, itls=[0.2] * 4, num_cached=4)
+    slow = Answer(30, 0.5, num_output=3, ttft=0.6, latency=1.0, itls=[0.2] * 2, num_cached=0)
+    lost = Answer(50, 0.5, error="429")
+    found = measures([good, slow, lost], 2.0, goals=read_goals(["ttft:300 tpot:250"]), shares=[90])
+    assert (found["completed"], found["failed"]) == (2, 1)
+    assert found["request_throughput"] == 1.0
+    assert found["request_goodput"] == 0.5
+    assert found["output_throughput"] == 4.0
+    assert found["total_token_throughput"] == 24.0
+    assert found["mean_ttft_ms"] == pytest.approx(400)
+    assert found["median_tpot_ms"] == pytest.approx(200)
+    assert found["std_e2el_ms"] == 0
+    assert found["p90_itl_ms"] == pytest.approx(200)
+    assert found["cached_share"] == 0.1
+    assert found["max_output_tokens_per_s"] == pytest.approx(4.0)
+    assert measures([lost], 2.0, goals={}, shares=[50])["p50_ttft_ms"] is None
+
+
+@pytest.mark.parametrize("goal", ["ttft", "ttft:x", "ttft:-1", "itl:5", "e2el:0"])
+def test_goals_that_are_none(goal: str) -> None:
+    with pytest.raises(SettingsError, match="is no goal"):
+        read_goals([goal])
+
+
+def test_arrivals_have_their_rate_whatever_their_burstiness() -> None:
+    requests = random_requests(
+        4000,
+        num_input=1,
+        num_output=1,
+        num_prefix=0,
+        num_prefixes=1,
+        range_ratio=0.0,
+        vocab_size=100,
+        seed=1,
+    )
+    for burstiness in (0.3, 1.0, 10.0):
+        times = [each.at for each in spread(requests, 8.0, burstiness, 3)]
+        assert times[0] == 0
+        assert times == sorted(times)
+        assert times[-1] == pytest.approx(4000 / 8, rel=0.1)
+
+
+def answered(answer: bytes) -> Any:
+    """What the client makes of a server's bytes."""
+
+    async def main() -> list[str]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            client = HttpClient(f"http://127.0.0.1:{port}/base/", api_key="k")
+            return [data async for data in client.events("/x", {})]
+
+    return asyncio.run(main())
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+def chunked(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+
+
+def test_events_come_whole_however_they_are_cut() -> None:
+    body = chunked(b": ping\n\ndata: a\n", b"\nda", b"ta: b\r\ndata: c\r\n\r\n") + b"0\r\n\r\n"
+    head = EVENTS + b"Transfer-Encoding: chunked\r\n\r\n"
+    assert answered(head + body) == ["a", "b\nc"]
+    assert answered(EVENTS + b"Content-Length: 9\r\n\r\ndata: a\n\n") == ["a"]
+    assert answered(EVENTS + b"\r\ndata: a\n\n") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "broke off"),
+        (b"SSH-2.0\r\n", "no answer of HTTP"),
+        (EVENTS + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"data: a\n\n"), "broke off"),
+        (EVENTS + b"Content-Length: 99\r\n\r\ndata: a\n\n", "bytes are missing"),
+        (
+            b"HTTP/1.1 429 No\r\nContent-Length: 27\r\n\r\n" + b'{"error":{"message":"full"}}',
+            "full",
+        ),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 4\r\n\r\nbad!", "bad!"),
+    ],
+)
+def test_what_is_no_answer_is_told(answer: bytes, message: str) -> None:
+    with pytest.raises(ServerError, match=message):
+        answered(answer)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "//"])
+def test_what_is_no_url_is_told(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"no URL|no port"):
+        HttpClient(url)

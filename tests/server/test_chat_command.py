@@ -1,0 +1,101 @@
+"""``chat``: what a user types, and what the server answers."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from server.served import Served
+
+CHAT = [sys.executable, "-m", "paged_core", "chat"]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served(num_blocks=512, max_model_len=1024) as server:
+        yield server
+
+
+def chat(served: Served, typed: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*CHAT, served.address, "--temperature", "0", "--max-tokens", "12", *options]
+    return subprocess.run(command, input=typed, capture_output=True, text=True, check=False)
+
+
+def test_messages_are_answered_in_their_conversation(served: Served) -> None:
+    done = chat(served, "What is a block table?\n\n/retry\n/undo\n/retry\nHello\n/quit\nmore\n")
+    assert done.returncode == 0, done.stderr
+    first, again, hello = done.stdout.splitlines()
+    assert first == again
+    assert first
+    assert hello
+    assert "no message to answer again" in done.stderr
+
+
+def test_settings_are_shown_changed_and_sent(served: Served) -> None:
+    done = chat(
+        served,
+        '/set max_tokens 1\n/set stop ["x"]\n/set seed\n/system Be brief.\n/settings\nHello\n'
+        "/set max_tokens nonsense\nHello\n/what\n/help\n",
+    )
+    assert done.returncode == 1
+    assert "max_tokens: 1" in done.stdout
+    assert 'system: "Be brief."' in done.stdout
+    assert 'stop: ["x"]' in done.stdout
+    assert "error: " in done.stderr
+    assert "max_tokens" in done.stderr
+    assert "there is no /what" in done.stderr
+    assert "/retry" in done.stdout
+
+
+def test_without_a_server_it_says_what_to_do() -> None:
+    done = subprocess.run(
+        [*CHAT, "http://127.0.0.1:9"], input="", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "paged-core serve" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_stops_an_answer_and_the_talk_goes_on(served: Served) -> None:
+    """In a terminal: a pseudo-terminal is standard input and output."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [*CHAT, served.address, "--max-tokens", "900"])
+    seen = b""
+
+    def wait_for(text: bytes) -> None:
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(terminal, 4096)
+        seen = seen.partition(text)[2]
+
+    try:
+        wait_for(b"> ")
+        os.write(terminal, b"/set ignore_eos true\n")
+        wait_for(b"> ")
+        os.write(terminal, b"Hello\n")
+        wait_for(b"Hello\r\n")
+        while not seen:
+            seen += os.read(terminal, 4096)
+        os.kill(pid, signal.SIGINT)
+        wait_for(b"> ")
+        os.write(terminal, b"/quit\n")
+        _, status = os.waitpid(pid, 0)
+        pid = 0
+        assert os.waitstatus_to_exitcode(status) in (0, 130)
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(terminal)
+    deadline = time.monotonic() + 60
+    while served.client.health().num_unfinished and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not served.client.health().num_unfinished
