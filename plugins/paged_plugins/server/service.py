@@ -221,6 +221,15 @@ class Answer:
         """Those of them that the cache served."""
         return sum(stream.num_cached_tokens or 0 for stream in self.streams)
 
+    @property
+    def counts(self) -> dict[str, int | str]:
+        """What the access log says of it."""
+        return {
+            "id": self.id,
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_generated,
+        }
+
     def within_deadline(self) -> asyncio.Timeout:
         """Return a context that raises ``TimeoutError`` once the deadline has passed."""
         left = None if self._deadline is None else self._deadline - time.monotonic()
