@@ -50,7 +50,7 @@ check-memory: $(VENV)/.installed-dev ## the CPU kernels under AddressSanitizer, 
 test-long: $(VENV)/.installed-dev ## the long versions of tests too, with examples by chance
 	$(BIN)/pytest -n 2 --hypothesis-profile=exploring $(ARGS)
 
-mutants: $(VENV)/.installed-dev ## which conformance test finds each component that is wrong on purpose
+mutants: $(VENV)/.installed-dev ## which test finds each component that is wrong on purpose, and each planted fault
 	$(BIN)/python tools/mutants.py $(ARGS)
 
 # On a GPU machine without a package index: the Python there, and what it lacks from WHEELS=folder.

@@ -62,6 +62,7 @@ LANES = {
             "backends/paged_backends/kernels/triton/*",
             "backends/paged_backends/*triton*.py",
             "tests/unit/*triton*.py",
+            "tools/count_instructions.py",
         ),
     ),
     "cuda": Lane(  # emulated on the CPU, or over stand-ins for packages
@@ -86,7 +87,10 @@ LANES = {
             "tests/unit/attention_packages/*",
             "tests/unit/simt_kernels/*",
             "tests/unit/emulated_kernels.py",
+            "tools/count_instructions.py",
+            "tools/figures.py",
             "tools/gpu_*.py",
+            "tools/offline.py",
             "tools/stages.py",
         ),
     ),
@@ -141,6 +145,7 @@ LANES = {
             "integration/test_structured_outputs.py",
             "unit/test_device_sampling.py",
             "unit/test_emulated_accelerator.py",
+            "unit/test_sampling_selection.py",
         ),
         paths=(
             "backends/*",
