@@ -19,3 +19,7 @@ class TestResponses(RoutesConformance):
 
 class TestAnthropic(RoutesConformance):
     component = "anthropic"
+
+
+class TestPage(RoutesConformance):
+    component = "page"

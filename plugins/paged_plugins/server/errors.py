@@ -96,6 +96,11 @@ class ApiError(Exception):
         )
 
     @property
+    def code(self) -> str:
+        """What a log calls it."""
+        return self.answer.error.code or self.answer.error.param or self.answer.error.type
+
+    @property
     def event(self) -> bytes:
         """The last event of a stream that ends with it."""
         return b"event: error\ndata: " + msgspec.json.encode(self.answer) + b"\n\n"
@@ -158,8 +163,8 @@ def invalid(error: msgspec.ValidationError) -> ApiError:
         )
     where = f"{param}: " if param else "the body: "
     unserved = re.match(r"Expected `null`|Invalid (?:enum )?value '(\w+)'$", what)
-    hint = _INSTEAD.get(unserved[1] or param.rpartition(".")[2]) if unserved else None
-    message = f"{where}{what[:1].lower()}{what[1:]}{f'; {hint}' if hint else ''}"
+    instead = _INSTEAD.get(unserved[1] or param.rpartition(".")[2]) if unserved else None
+    message = f"{where}{what[:1].lower()}{what[1:]}{f'; {instead}' if instead else ''}"
     return ApiError(400, message, param=param or None)
 
 

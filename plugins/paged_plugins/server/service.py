@@ -228,6 +228,15 @@ class Answer:
         """Those of them that the cache served."""
         return sum(stream.num_cached_tokens or 0 for stream in self.streams)
 
+    @property
+    def counts(self) -> dict[str, int | str]:
+        """What the access log says of it."""
+        return {
+            "id": self.id,
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_generated,
+        }
+
     def within_deadline(self) -> asyncio.Timeout:
         """Return a context that raises ``TimeoutError`` once the deadline has passed."""
         left = None if self._deadline is None else self._deadline - time.monotonic()
@@ -241,15 +250,22 @@ class Answer:
             RequestError: the engine refuses the request.
             EngineLost: the engine ended.
         """
-        merged = self._one() if len(self.streams) == 1 else self._all()
-        async for place, delta in merged:
-            if not self._has_begun:
-                self._has_begun = True
-                self._service.waited(time.monotonic() - self._began)
-            if delta.finish_reason is not None:
-                self._check_end(delta)
-            self.num_generated += len(delta.token_ids)
+        if len(self.streams) == 1:
+            async for delta in self.streams[0]:
+                self._note(delta)
+                yield 0, delta
+            return
+        async for place, delta in self._all():
+            self._note(delta)
             yield place, delta
+
+    def _note(self, delta: OutputDelta) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._service.waited(time.monotonic() - self._began)
+        if delta.finish_reason is not None:
+            self._check_end(delta)
+        self.num_generated += len(delta.token_ids)
 
     async def outputs(self) -> list[RequestOutput]:
         """Return the outputs when all have ended.
@@ -265,10 +281,6 @@ class Answer:
             if began is not None:
                 self._service.waited(began - output.metrics.arrival)
         return outputs
-
-    async def _one(self) -> AsyncIterator[tuple[int, OutputDelta]]:
-        async for delta in self.streams[0]:
-            yield 0, delta
 
     async def _all(self) -> AsyncIterator[tuple[int, OutputDelta]]:
         """Read all streams at once; none is read on while the reader is busy with another."""

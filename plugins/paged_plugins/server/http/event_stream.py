@@ -68,9 +68,10 @@ class EventStream:
         self._last_sent = self._loop.time()
         self._watch()
         try:
-            with self._answer:
+            with self._answer as answer:
                 await self._send_events()
         finally:
+            scope["state"]["log"] |= answer.counts
             self._timer.cancel()
             if self._ping is not None:
                 self._ping.cancel()
@@ -85,7 +86,9 @@ class EventStream:
         except Exception as error:
             if not self._has_started:
                 raise
-            last = self._failed(as_api_error(error))
+            found = as_api_error(error)
+            self._scope["state"]["log"]["error"] = found.code
+            last = self._failed(found)
         await self._write(last)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
