@@ -238,6 +238,15 @@ def test_errors_of_all_paths_are_anthropic_s(served: Served) -> None:
     assert "error" in served.ask("POST", "/v1/chat/completions", {})[1], "and others are OpenAI's"
 
 
+def test_the_document_says_whose_the_errors_are(served: Served) -> None:
+    document = served.ask("GET", "/openapi.json")[1]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            schema = operation["responses"]["500"]["content"]["application/json"]["schema"]
+            name = "AnthropicError" if path.startswith(PATH) else "ErrorAnswer"
+            assert schema == {"$ref": f"#/components/schemas/{name}"}
+
+
 def test_a_key_may_be_sent_as_anthropic_s_client_does(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret\n")

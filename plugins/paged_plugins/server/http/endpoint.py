@@ -143,7 +143,7 @@ def openapi(routes: Iterable[BaseRoute], *, has_keys: bool, public: Iterable[str
     for each in endpoints:
         operation = _operation(each, by_type)
         if has_keys and each.path not in public:
-            operation["security"] = [{"bearer": []}, {"basic": []}]
+            operation["security"] = [{"bearer": []}, {"basic": []}, {"x-api-key": []}]
         path = re.sub(r":\w+}", "}", each.path)
         paths.setdefault(path, {})[each.method.lower()] = operation
     document: dict[str, Any] = {
@@ -156,6 +156,7 @@ def openapi(routes: Iterable[BaseRoute], *, has_keys: bool, public: Iterable[str
         document["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "basic": {"type": "http", "scheme": "basic"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
     return document
 
