@@ -33,6 +33,17 @@ ENDLESS = {"messages": MESSAGES, "stream": True, "ignore_eos": True, "max_tokens
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
+USE = {"type": "tool_use", "id": "1", "name": "now"}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    """An object in so many others."""
+    made: dict[str, Any] = {}
+    for _ in range(levels):
+        made = {"a": made}
+    return made
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with Served() as served:
@@ -116,6 +127,22 @@ def test_the_assistant_s_last_words_are_continued(served: Served) -> None:
     chat = {**body, "continue_final_message": True}
     whole = served.ask("POST", "/v1/chat/completions", chat)[1]["choices"][0]["message"]
     assert served.ask("POST", PATH, body)[1]["content"][0]["text"] == whole["content"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        "",
+        [{"type": "thinking", "thinking": "x"}],
+        [{"type": "text", "text": "x"}, {**USE, "input": {}}],
+    ],
+)
+def test_last_words_that_are_none_are_not_continued(served: Served, content: Any) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": content}]
+    body = {"messages": messages, "max_tokens": 1}
+    assert served.ask("POST", PATH, body)[0] == 200
+    assert served.ask("POST", f"{PATH}/count_tokens", {"messages": messages})[0] == 200
 
 
 def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
@@ -208,6 +235,11 @@ def test_thoughts_are_a_block(*, stream: bool) -> None:
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
             "messages.0.content.0: a thinking block is for messages of the assistant",
         ),
+        (
+            {"messages": [{"role": "assistant", "content": [{**USE, "input": deep(70)}]}]},
+            "messages.0.content.0 is nested deeper",
+        ),
+        ({"tools": [{**TOOLS[0], "input_schema": deep(70)}]}, "tools is nested deeper"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tools": [{**TOOLS[0], "name": ""}], "tool_choice": {"type": "any"}}, "tools.0.name"),
         ({**CALL, "tool_choice": {"type": "tool"}}, "tool_choice.name is for the type tool"),

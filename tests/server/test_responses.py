@@ -18,6 +18,7 @@ from server.served import Served, wait_until
 from server.streams import named_events, response_of
 from server.test_formats import SCHEMA, bias_to
 from server.test_holding_up import LONG, open_request, read_until
+from server.test_messages import deep
 
 PATH = "/v1/responses"
 PROMPT = "What is the weather in Paris?"
@@ -187,6 +188,12 @@ def test_thoughts_are_an_item(*, stream: bool) -> None:
         ("tool_choice", {**CALL, "tool_choice": {"type": "mcp"}}, "'type': 'function', 'name'"),
         ("text.format", {"text": {"format": {"type": "json_schema", "name": "a"}}}, "no schema"),
         ("text.format.type", {"text": {"format": {"type": "yaml"}}}, "must be text"),
+        (
+            "text.format",
+            {"text": {"format": {"type": "json_schema", "schema": deep(70)}}},
+            "nested deeper",
+        ),
+        ("tools", {"tools": [{**TOOLS[0], "parameters": deep(70)}]}, "nested deeper"),
         ("include[0]", {"include": ["message.output_text.logprobs"]}, "include"),
     ],
 )

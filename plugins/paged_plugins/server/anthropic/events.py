@@ -30,15 +30,16 @@ from paged_plugins.server.anthropic.protocol import (
 )
 from paged_plugins.server.errors import ApiError
 from paged_plugins.server.openai.formats import ChatDelta
-from paged_plugins.server.translation.answers import Gain, event, gains
+from paged_plugins.server.translation.answers import Gain, Growing, event
 
 PING = event("ping", b'{"type":"ping"}')
 
 
-class Growing:
-    """A message that grows; each method returns the events of what happened."""
+class GrowingMessage(Growing):
+    """A message."""
 
     def __init__(self, answer_id: str, model: str) -> None:
+        super().__init__()
         usage = MessagesUsage(
             input_tokens=0,
             cache_read_input_tokens=0,
@@ -48,27 +49,11 @@ class Growing:
         self.message = Message(
             id=answer_id, model=model, content=[], stop_reason=None, stop_sequence=None, usage=usage
         )
-        self.thoughts: list[str] = []
-        self._texts: list[str] = []
-        """Of the block that grows."""
-        self._open: Block | None = None
 
     def begin(self, usage: MessagesUsage) -> bytes:
         """Say that it begins."""
         self.message.usage = usage
         return _encoded(MessageStart(message=self.message))
-
-    def take(self, delta: ChatDelta) -> Iterator[bytes]:
-        """Add what the answer gained."""
-        for gain in gains(delta):
-            if not self._goes_on(gain):
-                yield from self._close()
-                yield self._begin_block(gain)
-            if gain.kind == "thoughts":
-                self.thoughts.append(gain.text)
-            if gain.text:
-                self._texts.append(gain.text)
-                yield self._delta(gain)
 
     def end(self, delta: ChatDelta, usage: MessagesUsage) -> Iterator[bytes]:
         """End it.
@@ -84,14 +69,7 @@ class Growing:
         yield _encoded(MessageDelta(delta=ending, usage=usage))
         yield _encoded(MessageStop())
 
-    # ------------------------------------------------------------------ blocks
-
-    def _goes_on(self, gain: Gain) -> bool:
-        """Whether the open block gained it."""
-        kinds = {"thoughts": ThinkingBlock, "text": TextBlock, "call": ToolUseBlock}
-        return gain.call is None and isinstance(self._open, kinds[gain.kind])
-
-    def _begin_block(self, gain: Gain) -> bytes:
+    def _begin_section(self, gain: Gain) -> Iterator[bytes]:
         block: Block
         if gain.call is not None:
             call = gain.call
@@ -100,11 +78,10 @@ class Growing:
             block = ThinkingBlock(thinking="")
         else:
             block = TextBlock(text="")
-        self._open, self._texts = block, []
         self.message.content.append(block)
-        return _encoded(BlockStart(index=self._index, content_block=block))
+        yield _encoded(BlockStart(index=self._index, content_block=block))
 
-    def _delta(self, gain: Gain) -> bytes:
+    def _grow_section(self, gain: Gain) -> bytes:
         delta: TextDelta | ThinkingDelta | InputDelta
         if gain.kind == "text":
             delta = TextDelta(text=gain.text)
@@ -114,11 +91,8 @@ class Growing:
             delta = InputDelta(partial_json=gain.text)
         return _encoded(BlockDelta(index=self._index, delta=delta))
 
-    def _close(self) -> Iterator[bytes]:
-        """End the block that is open."""
-        block, text = self._open, "".join(self._texts)
-        if block is None:
-            return
+    def _end_section(self, text: str, *, is_cut: bool) -> Iterator[bytes]:
+        block = self.message.content[-1]
         if isinstance(block, ToolUseBlock):
             # of what was cut, as much as there is; clients read their streams so, too
             block.input = from_json(text or "{}", allow_partial="trailing-strings")
@@ -127,7 +101,6 @@ class Growing:
         else:
             block.text = text
         yield _encoded(BlockStop(index=self._index))
-        self._open = None
 
     @property
     def _index(self) -> int:

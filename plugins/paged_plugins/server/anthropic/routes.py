@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from paged_plugins.server.anthropic.events import PING, Growing, failed
+from paged_plugins.server.anthropic.events import PING, GrowingMessage, failed
 from paged_plugins.server.anthropic.protocol import (
     AnthropicError,
     AnyEvent,
@@ -64,7 +64,7 @@ class AnthropicRoutes(Routes):
         with renamed(NAMES):
             chat = await open_chat(self._service, chat_request(body), "msg_")
         request.state.log["id"] = chat.answer.id
-        made = Growing(chat.answer.id, chat.model)
+        made = GrowingMessage(chat.answer.id, chat.model)
         if body.stream:
             return EventStream(
                 chat.answer,
@@ -96,7 +96,7 @@ class AnthropicRoutes(Routes):
             number = await service.off_loop(count, size_of(asked.messages or ()))
         return json_response(TokenCount(input_tokens=number))
 
-    async def _events(self, chat: Chat, made: Growing) -> AsyncGenerator[bytes, None]:
+    async def _events(self, chat: Chat, made: GrowingMessage) -> AsyncGenerator[bytes, None]:
         last = None
         async for delta in chat:
             if last is None:
@@ -107,7 +107,7 @@ class AnthropicRoutes(Routes):
         if last is not None:
             yield b"".join(made.end(last, await self._last_usage(chat, made)))
 
-    async def _last_usage(self, chat: Chat, made: Growing) -> MessagesUsage:
+    async def _last_usage(self, chat: Chat, made: GrowingMessage) -> MessagesUsage:
         usage = _usage(chat)
         number = await number_of_tokens(self._service, made.thoughts)
         if number:

@@ -75,7 +75,9 @@ def _prompt(body: MessagesRequest | CountTokensRequest) -> dict[str, Any]:
     for place, message in enumerate(body.messages):
         _add(made, message, f"messages.{place}")
     last = made.messages[-1] if made.messages else None
-    continues = last is not None and last.role == "assistant" and not last.tool_calls
+    continues = (
+        last is not None and last.role == "assistant" and last.content and not last.tool_calls
+    )
     tools = [
         {
             "type": "function",
@@ -96,11 +98,12 @@ def _prompt(body: MessagesRequest | CountTokensRequest) -> dict[str, Any]:
 
 
 def _add(made: Conversation, message: SentMessage, path: str) -> None:
-    if isinstance(message.content, str):
-        made.say(message.role, message.content)
+    content = message.content or ""
+    if isinstance(content, str):
+        made.say(message.role, content)
         return
     place = 0
-    for kind, group in groupby(message.content, type):
+    for kind, group in groupby(content, type):
         blocks: Sequence[Any] = list(group)
         where = f"{path}.content.{place}"
         place += len(blocks)

@@ -10,7 +10,6 @@ from uuid import uuid4
 import msgspec
 
 from paged_plugins.server.errors import ApiError
-from paged_plugins.server.openai.formats import ChatDelta
 from paged_plugins.server.responses.protocol import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -37,11 +36,10 @@ from paged_plugins.server.responses.protocol import (
     ResponseError,
     ResponsesRequest,
     ResponsesUsage,
-    Status,
     TextDelta,
     TextDone,
 )
-from paged_plugins.server.translation.answers import Gain, event, gains
+from paged_plugins.server.translation.answers import Gain, Growing, event
 
 _CODES: dict[int, Literal["invalid_prompt", "rate_limit_exceeded"]] = {
     400: "invalid_prompt",
@@ -49,10 +47,11 @@ _CODES: dict[int, Literal["invalid_prompt", "rate_limit_exceeded"]] = {
 }
 
 
-class Growing:
-    """A response that grows; each method returns the events of what happened."""
+class GrowingResponse(Growing):
+    """A response."""
 
     def __init__(self, answer_id: str, model: str, body: ResponsesRequest) -> None:
+        super().__init__()
         reasoning, text = body.reasoning, body.text
         self.response = Response(
             id=answer_id,
@@ -70,10 +69,6 @@ class Growing:
             top_p=1.0 if body.top_p is None else body.top_p,
             user=body.user,
         )
-        self.thoughts: list[str] = []
-        self._texts: list[str] = []
-        """Of the item that grows."""
-        self._open: OutputItem | None = None
         self._number = 0
 
     def begin(self) -> Iterator[bytes]:
@@ -81,22 +76,10 @@ class Growing:
         yield self._made(Created, response=self.response)
         yield self._made(InProgress, response=self.response)
 
-    def take(self, delta: ChatDelta) -> Iterator[bytes]:
-        """Add what the answer gained."""
-        for gain in gains(delta):
-            if not self._goes_on(gain):
-                yield from self._close("completed")
-                yield from self._begin_item(gain)
-            if gain.kind == "thoughts":
-                self.thoughts.append(gain.text)
-            if gain.text:
-                self._texts.append(gain.text)
-                yield self._delta(gain.text)
-
     def end(self, finish_reason: str | None, usage: ResponsesUsage) -> Iterator[bytes]:
         """End it, as the answer has ended."""
         is_cut = finish_reason == "length"
-        yield from self._close("incomplete" if is_cut else "completed")
+        yield from self._close(is_cut=is_cut)
         response = self.response
         response.usage = usage
         if is_cut:
@@ -110,7 +93,7 @@ class Growing:
     def fail(self, error: ApiError) -> bytes:
         """End it with an error."""
         begun = [] if self._number else list(self.begin())
-        begun += self._close("incomplete")
+        begun += self._close(is_cut=True)
         response = self.response
         response.status = "failed"
         response.error = ResponseError(
@@ -120,13 +103,9 @@ class Growing:
 
     # ------------------------------------------------------------------ items
 
-    def _goes_on(self, gain: Gain) -> bool:
-        """Whether the open item gained it."""
-        kinds = {"thoughts": OutputReasoning, "text": OutputMessage, "call": OutputCall}
-        return gain.call is None and isinstance(self._open, kinds[gain.kind])
-
-    def _begin_item(self, gain: Gain) -> Iterator[bytes]:
-        name, item = uuid4().hex, self._open
+    def _begin_section(self, gain: Gain) -> Iterator[bytes]:
+        name = uuid4().hex
+        item: OutputItem
         if gain.call is not None:
             item = OutputCall(
                 id=f"fc_{name}",
@@ -139,58 +118,46 @@ class Growing:
             item = OutputReasoning(id=f"rs_{name}", status="in_progress", content=[])
         else:
             item = OutputMessage(id=f"msg_{name}", status="in_progress", content=[])
-        self._open, self._texts = item, []
         self.response.output.append(item)
-        yield self._made(ItemAdded, **self._place(), item=item)
-        if not isinstance(item, OutputCall):
-            yield self._made(PartAdded, **self._place_in(item), part=_part(item, ""))
+        yield self._made(ItemAdded, **self._index(), item=item)
+        if gain.kind != "call":
+            part = (ReasoningText if gain.kind == "thoughts" else OutputText)(text="")
+            yield self._made(PartAdded, **self._place(), part=part)
 
-    def _delta(self, text: str) -> bytes:
-        item = self._open
-        assert item is not None
-        kinds: dict[type[OutputItem], type[Event]] = {
-            OutputCall: ArgumentsDelta,
-            OutputReasoning: ReasoningDelta,
-            OutputMessage: TextDelta,
+    def _grow_section(self, gain: Gain) -> bytes:
+        kinds: dict[str, type[Event]] = {
+            "call": ArgumentsDelta,
+            "thoughts": ReasoningDelta,
+            "text": TextDelta,
         }
-        return self._made(kinds[type(item)], **self._place_in(item), delta=text)
+        return self._made(kinds[gain.kind], **self._place(), delta=gain.text)
 
-    def _close(self, status: Status) -> Iterator[bytes]:
-        """End the item that is open."""
-        item, text = self._open, "".join(self._texts)
-        if item is None:
-            return
-        place = self._place_in(item)
+    def _end_section(self, text: str, *, is_cut: bool) -> Iterator[bytes]:
+        item = self.response.output[-1]
         if isinstance(item, OutputCall):
             item.arguments = text
-            yield self._made(ArgumentsDone, **place, arguments=text)
+            yield self._made(ArgumentsDone, **self._place(), arguments=text)
+        elif isinstance(item, OutputReasoning):
+            item.content = [ReasoningText(text=text)]
+            yield self._made(ReasoningDone, **self._place(), text=text)
         else:
-            part = _part(item, text)
-            if isinstance(item, OutputReasoning):
-                item.content = [part]  # type: ignore[list-item]
-                yield self._made(ReasoningDone, **place, text=text)
-            else:
-                item.content = [part]  # type: ignore[list-item]
-                yield self._made(TextDone, **place, text=text)
-            yield self._made(PartDone, **place, part=part)
-        item.status = status
-        yield self._made(ItemDone, **self._place(), item=item)
-        self._open = None
+            item.content = [OutputText(text=text)]
+            yield self._made(TextDone, **self._place(), text=text)
+        if not isinstance(item, OutputCall):
+            yield self._made(PartDone, **self._place(), part=item.content[0])
+        item.status = "incomplete" if is_cut else "completed"
+        yield self._made(ItemDone, **self._index(), item=item)
 
     # ------------------------------------------------------------------ events
 
-    def _place(self) -> dict[str, Any]:
+    def _index(self) -> dict[str, Any]:
         return {"output_index": len(self.response.output) - 1}
 
-    def _place_in(self, item: OutputItem) -> dict[str, Any]:
-        return {"item_id": item.id, **self._place()}
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.response.output[-1].id, **self._index()}
 
     def _made(self, kind: type[Event], **fields: Any) -> bytes:
         made = kind(sequence_number=self._number, **fields)
         self._number += 1
         tag = made.__struct_config__.tag
         return event(str(tag), msgspec.json.encode(made))
-
-
-def _part(item: OutputMessage | OutputReasoning, text: str) -> OutputText | ReasoningText:
-    return ReasoningText(text=text) if isinstance(item, OutputReasoning) else OutputText(text=text)

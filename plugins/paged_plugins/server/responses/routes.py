@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
 from paged_plugins.server.http.event_stream import EventStream
 from paged_plugins.server.openai.chat import Chat, open_chat
-from paged_plugins.server.responses.events import Growing
+from paged_plugins.server.responses.events import GrowingResponse
 from paged_plugins.server.responses.protocol import (
     AnyEvent,
     InputTokensDetails,
@@ -53,7 +53,7 @@ class ResponsesRoutes(Routes):
         with renamed(NAMES):
             chat = await open_chat(self._service, chat_request(body), "resp_")
         request.state.log["id"] = chat.answer.id
-        made = Growing(chat.answer.id, chat.model, body)
+        made = GrowingResponse(chat.answer.id, chat.model, body)
         if body.stream:
             events = self._events(chat, made)
             options = self._service.options
@@ -67,7 +67,7 @@ class ResponsesRoutes(Routes):
                 pass
             return json_response(made.response)
 
-    async def _events(self, chat: Chat, made: Growing) -> AsyncGenerator[bytes, None]:
+    async def _events(self, chat: Chat, made: GrowingResponse) -> AsyncGenerator[bytes, None]:
         reason, has_begun = None, False
         async for delta in chat:
             if not has_begun:
@@ -78,7 +78,7 @@ class ResponsesRoutes(Routes):
                 yield data
         yield b"".join(made.end(reason, await self._usage(chat, made)))
 
-    async def _usage(self, chat: Chat, made: Growing) -> ResponsesUsage:
+    async def _usage(self, chat: Chat, made: GrowingResponse) -> ResponsesUsage:
         answer = chat.answer
         num_input, num_output = answer.num_prompt_tokens, answer.num_generated
         num_thoughts = await number_of_tokens(self._service, made.thoughts)

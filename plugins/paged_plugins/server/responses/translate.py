@@ -98,6 +98,7 @@ def _form(body: ResponsesRequest) -> dict[str, Any] | None:
     given = body.text.format if body.text else None
     if given is None or given.get("type") != "json_schema":
         return given
+    check_depth("text.format", given)
     schema = {name: value for name, value in given.items() if name != "type" and value is not None}
     return {"type": "json_schema", "json_schema": schema}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -37,6 +38,51 @@ def gains(delta: ChatDelta) -> Iterator[Gain]:
     for each in calls:
         if each.id is not None:
             yield Gain("call", each.function.arguments or "", each)
+
+
+class Growing(ABC):
+    """An answer in the form of another API, as it grows: sections, of which one is open at a time.
+
+    Its methods return the events of what happened.
+    """
+
+    def __init__(self) -> None:
+        self.thoughts: list[str] = []
+        self._open: str | None = None
+        """The kind of the section that grows."""
+        self._texts: list[str] = []
+        """Of that section."""
+
+    def take(self, delta: ChatDelta) -> Iterator[bytes]:
+        """Add what the answer gained."""
+        for gain in gains(delta):
+            if gain.call is not None or gain.kind != self._open:
+                yield from self._close()
+                self._open, self._texts = gain.kind, []
+                yield from self._begin_section(gain)
+            if gain.kind == "thoughts":
+                self.thoughts.append(gain.text)
+            if gain.text:
+                self._texts.append(gain.text)
+                yield self._grow_section(gain)
+
+    def _close(self, *, is_cut: bool = False) -> Iterator[bytes]:
+        """End the section that is open, if one is."""
+        if self._open is not None:
+            self._open = None
+            yield from self._end_section("".join(self._texts), is_cut=is_cut)
+
+    @abstractmethod
+    def _begin_section(self, gain: Gain) -> Iterator[bytes]:
+        """Add a section, which this gain begins; its text is added later."""
+
+    @abstractmethod
+    def _grow_section(self, gain: Gain) -> bytes:
+        """Say what the section gained."""
+
+    @abstractmethod
+    def _end_section(self, text: str, *, is_cut: bool) -> Iterator[bytes]:
+        """Give the section all of its text."""
 
 
 async def whole(chat: Chat) -> ChatDelta:
