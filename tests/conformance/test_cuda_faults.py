@@ -165,6 +165,17 @@ FAULTS = {
     "tiles: a scale is lost": Fault(
         "tiles.h", "floats.at[d] *= scale", "floats.at[d] *= 1", *CHUNKS, RESULTS, "fp8_e4m3"
     ),
+    "tiles: places beyond the last key": Fault(
+        "tiles.h", "min(first + key, end - 1)", "first + key", *CHUNKS, "beyond the end of tables"
+    ),
+    "tiles: the place of another row": Fault(
+        "tiles.h", "some[i] = places[row_of(first + i)]", "some[i] = places[row_of(first)]",
+        *CHUNKS, RESULTS,
+    ),
+    "tiles: another row's scale": Fault(
+        "tiles.h", "unsigned(places[row_of(i)].scale)", "unsigned(places[row_of(0)].scale)",
+        *CHUNKS, RESULTS, "fp8_e4m3",
+    ),
 }  # fmt: skip
 
 IN_SHORT = (
@@ -176,6 +187,7 @@ IN_SHORT = (
     "decode: a key's scale is lost",
     "tiles: no barrier before the values are used",
     "tiles: no wait for the keys",
+    "tiles: places beyond the last key",
 )
 """Those that are not slow."""
 

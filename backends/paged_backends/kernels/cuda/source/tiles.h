@@ -17,15 +17,22 @@
 constexpr int kGap = 8;
 
 /// Keys or values of some tokens, as T; in a cache of 8-bit floats they come through an inbox.
+///
+/// A thread brings the same pieces of every `kStep`-th row: its addresses are a pointer of its own
+/// and what is added for a row, in global memory the row's place, in shared memory a constant.
 template <class T, class Stored, int kDim, int kKeys, int kThreads>
 struct KeyTile {
-  static constexpr int kPieces = kDim / kPiece, kCount = kKeys * kPieces / kThreads;
+  static constexpr int kPieces = kDim / kPiece, kLanes = kPieces & -kPieces;  // of a row
+  static constexpr int kSlices = kPieces / kLanes, kStep = kThreads / kLanes;
+  static constexpr int kCount = kKeys / kStep;
+  static constexpr int kMost = kIsFloat8<Stored> ? 4 : 8, kAtOnce = kCount < kMost ? kCount : kMost;
+  static_assert(kThreads % kLanes == 0 && kKeys % (kStep * kAtOnce) == 0, "uneven work");
 
   alignas(16) T at[kKeys][kDim + kGap];
   struct Nothing {};
   template <bool kIsNeeded, class Unused = void>
   struct Choice {
-    using Type = Inbox<Stored, kCount, kThreads>;
+    using Type = Inbox<Stored, kCount * kSlices, kThreads>;
   };
   template <class Unused>
   struct Choice<false, Unused> {
@@ -33,46 +40,61 @@ struct KeyTile {
   };
   typename Choice<kIsFloat8<Stored>>::Type inbox;
 
-  /// Starts to bring the first `count` tokens of `places`; zeros stand for the others, and for
-  /// dimensions that there are not.
-  __device__ __forceinline__ void bring(const Call& call, const Stored* head, const Place* places,
-                                        int count) {
-#pragma unroll 4  // more would take registers
-    for (int i = 0; i < kCount; ++i) {
-      int row = row_of(i);
-      bool is_there = row < count && dim_of(i) < call.dim;
-      Place place = {0, 0};
-      if (is_there) place = places[row];
-      if constexpr (kIsFloat8<Stored>) {
-        inbox.bring(i, head, place, dim_of(i), is_there);
-      } else {
-        const Stored* from = is_there ? head + place.row + dim_of(i) : head;
-        copy_async<16>(&at[row][dim_of(i)], from, is_there);
-      }
+  /// Starts to bring the tokens of `places`, which count bytes; all of them are there. Zeros stand
+  /// for dimensions that there are not.
+  __device__ __forceinline__ void bring(const Call& call, const Stored* head,
+                                        const Place* places) {
+#pragma unroll
+    for (int first = 0; first < kCount; first += kAtOnce) {
+      Place some[kAtOnce];  // as many as registers hold: each read after a copy makes copies wait
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) some[i] = places[row_of(first + i)];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) bring_row(call, head, first + i, some[i]);
     }
     copy_commit();
   }
   /// To be called when this thread's copies are there.
-  __device__ __forceinline__ void arrive(const Place* places, int count) {
+  __device__ __forceinline__ void arrive(const Place* places) {
     if constexpr (kIsFloat8<Stored>) {
 #pragma unroll 1  // more would take registers
       for (int i = 0; i < kCount; ++i) {
-        int row = row_of(i);
-        float scale;
-        Floats floats = inbox.take(i, row < count ? int(places[row].scale % 4) : 0, scale);
+        unsigned shift = unsigned(places[row_of(i)].scale) % 4 * 8;
 #pragma unroll
-        for (int d = 0; d < kPiece; ++d) floats.at[d] *= scale;
-        floats.rounded<T>().store(&at[row][dim_of(i)]);
+        for (int slice = 0; slice < kSlices; ++slice) {
+          int number = i * kSlices + slice;
+          float scale = scale_of(inbox.scales[number][threadIdx.x] >> shift & 0xff);
+          Floats floats = unscaled(inbox.pieces[number][threadIdx.x]);
+#pragma unroll
+          for (int d = 0; d < kPiece; ++d) floats.at[d] *= scale;
+          floats.rounded<T>().store(&at[row_of(i)][dim_of(slice)]);
+        }
       }
     }
   }
 
  private:
   static __device__ __forceinline__ int row_of(int i) {
-    return (i * kThreads + int(threadIdx.x)) / kPieces;
+    return int(threadIdx.x) / kLanes + i * kStep;
   }
-  static __device__ __forceinline__ int dim_of(int i) {
-    return (i * kThreads + int(threadIdx.x)) % kPieces * kPiece;
+  static __device__ __forceinline__ int dim_of(int slice) {
+    return (int(threadIdx.x) % kLanes + slice * kLanes) * kPiece;
+  }
+  __device__ __forceinline__ void bring_row(const Call& call, const Stored* head, int i,
+                                            const Place& place) {
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      bool is_there = dim_of(slice) < call.dim;
+      const char* from = reinterpret_cast<const char*>(is_there ? head + dim_of(slice) : head);
+      if constexpr (kIsFloat8<Stored>) {
+        int number = i * kSlices + slice;
+        copy_async<8>(&inbox.pieces[number][threadIdx.x], from + place.row, is_there);
+        from = reinterpret_cast<const char*>(head) + (place.scale & ~3ll);
+        copy_async<4>(&inbox.scales[number][threadIdx.x], from, true);
+      } else {
+        copy_async<16>(&at[row_of(i)][dim_of(slice)], from + place.row, is_there);
+      }
+    }
   }
 };
 
@@ -93,7 +115,7 @@ class Tiles {
   struct Shared {
     alignas(16) T queries[kRows][kDim + kGap];
     Keys keys, values;
-    Place places[2][kKeys];  // of the keys that are used, and of the next ones
+    Place places[2][kKeys];  // in bytes: of the keys that are used, and of the next ones
   };
 
   static __device__ __forceinline__ void run(const Call& call) {
@@ -105,8 +127,10 @@ class Tiles {
     if (sequence.tokens < call.tiles_from || tile * kRows >= sequence.tokens * call.group()) return;
     SIMT_SHARED(Shared, shared);
     Tiles tiles(call, sequence, shared, tile);
-    tiles.bring_queries();
-    tiles.attend();
+    if (tiles.begin < tiles.end) {
+      tiles.bring_queries();
+      tiles.attend();
+    }
     tiles.store();
   }
 
@@ -184,36 +208,38 @@ class Tiles {
     const Stored* values = static_cast<const Stored*>(call.values) + kv_head * call.cache_head;
     find_places(begin, 0);
     __syncthreads();  // the first places are there
-    shared.keys.bring(call, keys, shared.places[0], end - begin);
+    shared.keys.bring(call, keys, shared.places[0]);
     for (int first = begin, turn = 0; first < end; first += kKeys, turn ^= 1) {
       const Place *places = shared.places[turn], *next = shared.places[turn ^ 1];
       bool sees = first <= last_position;  // the same for all lanes of a warp
-      shared.values.bring(call, values, places, end - first);
+      shared.values.bring(call, values, places);
       find_places(first + kKeys, turn ^ 1);
       copy_wait<1>();
-      shared.keys.arrive(places, end - first);
+      shared.keys.arrive(places);
       __syncthreads();  // the keys are there
       if (sees) multiply_queries_and_keys();
       __syncthreads();  // all have used the keys
       if (first + kKeys < end)
-        shared.keys.bring(call, keys, next, end - first - kKeys);
+        shared.keys.bring(call, keys, next);
       else
         copy_commit();
       if (sees) weigh(first);
       copy_wait<1>();
-      shared.values.arrive(places, end - first);
+      shared.values.arrive(places);
       __syncthreads();  // the values are there
       if (sees) multiply_weights_and_values();
       __syncthreads();  // all have used the values
     }
-    copy_wait<0>();  // of queries, if there are no keys
   }
 
-  /// Finds where the keys from `first` on lie.
+  /// Finds where the keys from `first` on lie. For those beyond the end, which no row sees, the
+  /// last key is brought.
   __device__ __forceinline__ void find_places(int first, int turn) {
-    int key = threadIdx.x, position = first + key;
-    if (key < kKeys && position < end)
-      shared.places[turn][key] = Place::of(call, sequence, position);
+    int key = threadIdx.x;
+    if (key >= kKeys) return;
+    Place place = Place::of(call, sequence, min(first + key, end - 1));
+    place.row *= sizeof(Stored);
+    shared.places[turn][key] = place;
   }
 
   __device__ __forceinline__ void multiply_queries_and_keys() {

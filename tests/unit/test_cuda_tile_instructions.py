@@ -1,0 +1,39 @@
+"""Prefill attention `cuda` issues products for some keys, and little that computes addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cuda.kernel import Variant
+from unit.peer_scripts import TOOLS, script
+
+counting = script("count_instructions", TOOLS)
+
+MAIN = (128, "auto")
+CASES = {
+    MAIN: (256, 16, 890),
+    (64, "auto"): (128, 8, 690),
+    (96, "auto"): (192, 12, 800),
+    (256, "auto"): (128, 16, 500),
+    (128, "fp8_e4m3"): (256, 32, 1060),
+}
+"""Products, copies and the most instructions in all for 64 keys (32 of head dimension 256), by head
+dimension and cache."""
+
+
+@pytest.mark.parametrize(
+    ("dim", "cache"),
+    [case if case == MAIN else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+)
+def test_instructions_of_a_turn(dim: int, cache: str) -> None:
+    products, copies, most = CASES[dim, cache]
+    try:
+        variant = Variant("bfloat16", dim, 1, cache)
+        loop = counting.compiled(variant)[variant.tiles].loop()
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    opcodes = loop.opcodes()
+    assert opcodes["HMMA"] == products
+    assert opcodes["LDGSTS"] == copies  # all are unrolled, and counted
+    assert len(loop) <= most
