@@ -1,7 +1,7 @@
 """Counts the instructions in the inner loops of compiled GPU kernels; no GPU is needed.
 
-    python tools/count_instructions.py                    decode attention of `cuda`, for its main shapes
-    python tools/count_instructions.py kernels.cubin      the kernels of a file, such as Triton's
+    python tools/count_instructions.py                  decode attention of `cuda`, per key
+    python tools/count_instructions.py kernels.cubin    the kernels of a file, such as Triton's
 
 What is counted is one turn of a loop as a warp issues it: of the ways through the loop without a
 soft cap's reciprocals (`--avoiding`), those that have the most matrix products, copies and powers
@@ -187,11 +187,13 @@ def compiled(variant: Variant, architecture: str = ARCHITECTURE) -> dict[str, Ke
     compilers = find_compilers()
     if isinstance(compilers, CannotCompile):
         raise compilers
-    build = variant.cubin(architecture)
+    kernels: dict[str, Kernel] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernels.cubin")
-        compilers[0].build(build.paths(), build.arguments(), path)
-        return disassemble(path)
+        for build in variant.cubins(architecture):
+            compilers[0].build(build.paths(), build.arguments(), path)
+            kernels |= disassemble(path)
+    return kernels
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from unit.emulated_kernels import Workshop
 KERNELS = """\
 #include "kernels.h"
 PAGED_WRITE(bfloat16, {cache})
-PAGED_DECODE(bfloat16, 64, 4, {cache})
+PAGED_DECODE(bfloat16, 64, 16, {cache})
 PAGED_COMBINE(bfloat16)
 PAGED_TILES(bfloat16, 64, {cache})
 """
@@ -52,36 +52,45 @@ class Fault:
     said: str
     """A pattern of the error."""
     cache: KVCacheDtype = "auto"
+    multiprocessors: int = 132
+    """Of the device: on few, the keys are split into few parts."""
 
 
 EDGES = "test_equals_dense_attention_on_short_sequences", [(15, 1), (16, 1), (17, 1), (16, 16)]
+LONG = "test_equals_dense_attention_on_short_sequences", [(400, 1)]
 DECODES = "test_equals_dense_attention_on_short_sequences", [(150, 1)]
 CHUNKS = "test_equals_dense_attention_on_short_sequences", [(140, 70)]
 HEADS = "test_each_query_head_has_its_key_head", (8, 2)
 
 FAULTS = {
     "decode: a key too many": Fault(
-        "decode.h", "min(row.position + 1, begin", "min(row.position + 2, begin", *EDGES, RESULTS
+        "joint.h", "min(row.position + 1, begin", "min(row.position + 2, begin", *EDGES, RESULTS
     ),
     "decode: the last key is lost": Fault(
-        "decode.h", "min(row.position + 1, begin", "min(row.position, begin", *EDGES, RESULTS
+        "joint.h", "min(row.position + 1, begin", "min(row.position, begin", *EDGES, RESULTS
     ),
     "decode: the block after the last one": Fault(
         "cache.h", "sequence.table + slot.entry", "sequence.table + slot.entry + 1", *EDGES,
         f"{RESULTS}|beyond the end of tables",
     ),
     "decode: wrong group": Fault(
-        "decode.h", "head = kv_head * group + first;", "head = kv_head + first;", *HEADS,
+        "joint.h", "kv_head, kv_head * group + first", "kv_head, kv_head + first", *HEADS,
         f"{RESULTS}|{RACE}",
     ),
     "decode: the softmax is not rescaled": Fault(
-        "softmax.h", "    sum *= factor;\n", "", *DECODES, RESULTS
+        "decode.h", "    sum[i] *= factor;\n", "", *DECODES, RESULTS
+    ),
+    "decode: the result is not rescaled": Fault(
+        "decode.h", "      out[column][i * 2 + 1] *= factor;\n", "", *DECODES, RESULTS
+    ),
+    "decode: a warp is not rescaled": Fault(
+        "joint.h", "all.sum += factor * sum[part][j]", "all.sum += sum[part][j]", *DECODES, RESULTS
     ),
     "decode: a split is not rescaled": Fault(
-        "combine.h", "all.sum += factor * partial[1]", "all.sum += partial[1]", *DECODES, RESULTS
+        "combine.h", "all.sum += factor * partial[1]", "all.sum += partial[1]", *LONG, RESULTS
     ),
     "decode: a split too many": Fault(
-        "combine.h", "split < splits;", "split <= splits;", *DECODES,
+        "combine.h", "split < splits;", "split <= splits;", *LONG,
         f"{RESULTS}|beyond the end of partials",
     ),
     "decode: no barrier after the keys": Fault(
@@ -91,17 +100,60 @@ FAULTS = {
         "decode.h", "    __syncthreads();  // the joint is complete\n", "", *DECODES,
         f"{RACE}|{UNWRITTEN}",
     ),
-    "decode: no wait": Fault(
-        "decode.h", "copy_wait<kStages - 2>()", "copy_wait<kStages - 1>()", *DECODES, UNWRITTEN
+    "decode: no wait for the keys": Fault(
+        "decode.h", "copy_wait<kStages * 2 - 1>();\n      __syncwarp();  // the keys",
+        "copy_wait<kStages * 2>();\n      __syncwarp();  // the keys", *DECODES, UNWRITTEN,
+    ),
+    "decode: no wait for the values": Fault(
+        "decode.h", "copy_wait<kStages * 2 - 1>();\n      __syncwarp();  // the values",
+        "copy_wait<kStages * 2>();\n      __syncwarp();  // the values", *DECODES, UNWRITTEN,
+    ),
+    "decode: no barrier of the warp before the keys are used": Fault(
+        "decode.h", "      __syncwarp();  // the keys are there\n", "", *DECODES,
+        f"{RACE}|{UNWRITTEN}",
+    ),
+    "decode: no barrier of the warp before the values are used": Fault(
+        "decode.h", "      __syncwarp();  // the values are there\n", "", *DECODES,
+        f"{RACE}|{UNWRITTEN}",
+    ),
+    "decode: no barrier of the warp after the keys are used": Fault(
+        "decode.h", "      __syncwarp();  // all have used the keys\n", "", *LONG,
+        f"{RACE}|{UNWRITTEN}", multiprocessors=1,
+    ),
+    "decode: no barrier of the warp after the values are used": Fault(
+        "decode.h", "      __syncwarp();  // all have used the values\n", "", *LONG,
+        f"{RACE}|{UNWRITTEN}", multiprocessors=1,
+    ),
+    "decode: keys of another step": Fault(
+        "decode.h", "(step * kWarps + warp) * kKeys", "(step * kWarps + warp % 3) * kKeys",
+        *DECODES, RESULTS,
+    ),
+    "decode: the weights of the other head": Fault(
+        "decode.h", "scores[i / 2][i % 2 * 2], scores", "scores[i % 2][i / 2 * 2], scores",
+        *DECODES, RESULTS,
+    ),
+    "decode: dimensions of the queries are swapped": Fault(
+        "decode.h", "half * 8 + t * 2)", "half * 2 + t * 4)", *DECODES, RESULTS
+    ),
+    "decode: dimensions of the result are swapped": Fault(
+        "decode.h", "(t * 2 + k) * 2 + column % 2", "t * 2 + k + column % 2 * 8", *DECODES, RESULTS,
+        "fp8_e4m3",
+    ),
+    "decode: the keys after the last one count": Fault(
+        "decode.h", "if (position >= share.end) score = -INFINITY;", "", *EDGES, RESULTS
     ),
     "decode: a key's scale is lost": Fault(
-        "decode.h", "key_scale[i] * dot", "dot", *DECODES, RESULTS, "fp8_e4m3"
+        "decode.h", "scale_columns(scale, 0);", ";", *DECODES, RESULTS, "fp8_e4m3"
     ),
     "decode: a value's scale is lost": Fault(
-        "decode.h", "        weight *= value_scale[i];\n", "", *DECODES, RESULTS, "fp8_e4m3"
+        "decode.h", "scale_columns(scale, kKeys);", ";", *DECODES, RESULTS, "fp8_e4m3"
+    ),
+    "decode: the scale of another key": Fault(
+        "decode.h", "scale, first + column * 8 + t * 2 + k", "scale, first + column * 8 + t + k",
+        *DECODES, RESULTS, "fp8_e4m3",
     ),
     "decode: the scale of another token": Fault(
-        "cache.h", ">> offset % 4 * 8", ">> offset % 4 / 2 * 16", *EDGES, RESULTS, "fp8_e4m3"
+        "decode.h", "offset % 4 * 8", "offset % 4 / 2 * 16", *EDGES, RESULTS, "fp8_e4m3"
     ),
     "write: a slot too far": Fault(
         "write.h", "int(slot % call.block_size)", "int(slot % call.block_size) + 1", *EDGES,
@@ -183,7 +235,8 @@ IN_SHORT = (
     "decode: wrong group",
     "decode: the softmax is not rescaled",
     "decode: no barrier after the keys",
-    "decode: no wait",
+    "decode: no wait for the keys",
+    "decode: no barrier of the warp before the values are used",
     "decode: a key's scale is lost",
     "tiles: no barrier before the values are used",
     "tiles: no wait for the keys",
@@ -197,19 +250,22 @@ class OneModule:
     """A target whose only kernels are these."""
 
     module_: EmulatedModule
+    count: int
     groups: Sequence[int] = (4,)
 
     def problem(self, device: torch.device, /) -> str | None:
         return None
 
     def multiprocessors(self, device: torch.device, /) -> int:
-        return 132
+        return self.count
 
     def module(self, variant: Variant, device: torch.device, /) -> EmulatedModule:
         return self.module_
 
 
-def conformance(module: EmulatedModule, cache: KVCacheDtype) -> AttentionConformance:
+def conformance(
+    module: EmulatedModule, cache: KVCacheDtype, multiprocessors: int = 132
+) -> AttentionConformance:
     """Return the class's tests, of the component with these kernels."""
 
     class Case(AttentionConformance):
@@ -220,7 +276,7 @@ def conformance(module: EmulatedModule, cache: KVCacheDtype) -> AttentionConform
         def make(self) -> AttentionBackend:
             made = self.build(AttentionContext(settings=EngineSettings()))
             assert isinstance(made, CudaAttention)
-            made.target = OneModule(module)
+            made.target = OneModule(module, multiprocessors)
             return made
 
     return Case()
@@ -251,7 +307,7 @@ def with_fault(name: str) -> Any:
 @pytest.mark.parametrize("name", [with_fault(name) for name in FAULTS])
 def test_a_fault_is_caught(workshop: Workshop, name: str) -> None:
     fault = FAULTS[name]
-    case = conformance(build(workshop, name, fault), fault.cache)
+    case = conformance(build(workshop, name, fault), fault.cache, fault.multiprocessors)
     with pytest.raises((AssertionError, KernelError), match=fault.said):
         getattr(case, fault.test)(fault.argument)
 
@@ -263,5 +319,5 @@ def test_without_a_fault_nothing_is_caught(
     unit = tmp_path / f"sound_{cache}.cu"
     unit.write_text(KERNELS.format(cache=cache))
     case = conformance(workshop.module(unit), cache)
-    for test, argument in (EDGES, DECODES, CHUNKS, HEADS):
+    for test, argument in (EDGES, DECODES, LONG, CHUNKS, HEADS):
         getattr(case, test)(argument)

@@ -231,7 +231,7 @@ def test_what_each_compiler_makes_can_be_loaded(
         pytest.skip(str(error))
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     torch.zeros(1, device="cuda")
-    variant = Variant(dtype, 128, 2, "auto")
+    variant = Variant.of(replace(LAYER, dtype=dtype, head_dim=128))
     module = load_variant(variant, Context(Driver(), 0), architecture(0), [compiler])
     for name in (variant.write, variant.decode, variant.combine, variant.tiles):
         if name is not None:

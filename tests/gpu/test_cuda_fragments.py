@@ -29,7 +29,7 @@ def module(tmp_path: Path) -> GpuModule:
     assert not isinstance(compilers, CannotCompile), str(compilers)
     torch.zeros(1, device="cuda")  # makes the context
     code = library(build, compilers[0], tmp_path).read_bytes()
-    return GpuModule(Context(Driver(), 0), code, build.name)
+    return GpuModule(Context(Driver(), 0), [code], build.name)
 
 
 class TestOnGpu(FragmentCases):

@@ -78,4 +78,4 @@ class FakeModule(GpuModule):
 
 def fake_module(driver: FakeDriver, *kernels: str, device: int = 0) -> FakeModule:
     """Return a module of these kernels."""
-    return FakeModule(Context(driver, device), image(*kernels), "fake code")
+    return FakeModule(Context(driver, device), [image(*kernels)], "fake code")

@@ -100,7 +100,7 @@ def test_a_decode_is_split_and_combined() -> None:
     write, decode, combine = launches_of(LAYER, [(3000, 1), (40, 1)])
     assert (write.kernel, write.grid) == ("paged_write_bfloat16_auto", (2, 1, 1))
     splits = 47  # of 64 keys: there are thread blocks for more
-    assert (decode.kernel, decode.grid) == ("paged_decode_bfloat16_64_2_auto", (2, 2, splits))
+    assert (decode.kernel, decode.grid) == ("paged_decode_bfloat16_64_16_auto", (2, 2, splits))
     assert (combine.kernel, combine.grid) == ("paged_combine_bfloat16", (2, 4, 1))
     assert {launch.stream for launch in (write, decode, combine)} == {7}
     call = Call.from_buffer_copy(decode.argument)
@@ -112,7 +112,7 @@ def test_a_decode_is_split_and_combined() -> None:
 
 def test_a_large_batch_needs_no_splits() -> None:
     kernels = [launch.kernel for launch in launches_of(LAYER, [(300, 1)] * 264)]
-    assert kernels == ["paged_write_bfloat16_auto", "paged_decode_bfloat16_64_2_auto"]
+    assert kernels == ["paged_write_bfloat16_auto", "paged_decode_bfloat16_64_16_auto"]
 
 
 def test_chunks_are_computed_in_tiles() -> None:

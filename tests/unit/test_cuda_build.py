@@ -30,7 +30,7 @@ from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, find_compilers, loa
 from unit.cuda_fakes import FakeDriver, fake_library, fake_module, image
 from unit.test_cpu_build import script
 
-VARIANT = Variant("bfloat16", 128, 2, "auto")
+VARIANT = Variant("bfloat16", 128, 16, "auto")
 COPY = f"paged_copy_blocks 256 0 0 {ctypes.sizeof(BlockCopies)}"
 
 
@@ -72,35 +72,43 @@ def test_an_nvcc_that_does_not_run_is_passed_over(
 
 
 def test_nvcc_gets_the_variant_and_the_folders(tmp_path: Path) -> None:
-    build = VARIANT.cubin("sm_90")
-    made = library(build, Nvcc(str(fake_nvcc(tmp_path / "bin")), "1"), tmp_path)
-    said = made.read_text()
-    assert made.suffix == ".cubin"
-    for argument in (
-        *("-cubin", "-O3", "--gpu-architecture=sm_90", "-DPAGED_DTYPE=bfloat16"),
-        *("-DPAGED_DIM=128", "-DPAGED_GROUP=2", "-DPAGED_CACHE=auto", "variant.cu"),
-        f"-I{build.includes[0]}",
-    ):
-        assert argument in said
+    compiler = Nvcc(str(fake_nvcc(tmp_path / "bin")), "1")
+    decode, others = VARIANT.cubins("sm_90")
+    for build, unit in ((decode, "decode.cu"), (others, "others.cu")):
+        made = library(build, compiler, tmp_path)
+        said = made.read_text()
+        assert made.suffix == ".cubin"
+        for argument in (
+            *("-cubin", "-O3", "--gpu-architecture=sm_90", "-DPAGED_DTYPE=bfloat16"),
+            *("-DPAGED_DIM=128", "-DPAGED_CACHE=auto", unit, f"-I{build.includes[0]}"),
+        ):
+            assert argument in said
+        assert ("-DPAGED_GROUP=16" in said) == (build is decode), "others serve every group"
 
 
 def test_what_nvcc_says_is_told(tmp_path: Path) -> None:
     failing = script(tmp_path, "nvcc", "echo 'call.h(3): error: no such thing' >&2; exit 2")
     with pytest.raises(CannotCompile, match="no such thing"):
-        library(VARIANT.cubin("sm_90"), Nvcc(str(failing), "1"), tmp_path)
+        library(VARIANT.cubins("sm_90")[0], Nvcc(str(failing), "1"), tmp_path)
     with pytest.raises(CannotCompile, match="CUDA_HOME"):
-        library(VARIANT.cubin("sm_90"), Nvcc(str(tmp_path / "gone"), "1"), tmp_path)
+        library(VARIANT.cubins("sm_90")[0], Nvcc(str(tmp_path / "gone"), "1"), tmp_path)
 
 
 def test_each_architecture_and_variant_has_a_file_of_its_own(tmp_path: Path) -> None:
     compiler = Nvcc(str(fake_nvcc(tmp_path / "bin")), "1")
     variants = [
-        *(VARIANT, Variant("float16", 128, 2, "auto"), Variant("bfloat16", 64, 2, "auto")),
-        *(Variant("bfloat16", 128, 4, "auto"), Variant("bfloat16", 128, 2, "fp8_e4m3")),
+        *(VARIANT, Variant("float16", 128, 16, "auto"), Variant("bfloat16", 64, 16, "auto")),
+        *(Variant("float32", 128, group, "auto") for group in (2, 4)),
+        Variant("bfloat16", 128, 16, "fp8_e4m3"),
     ]
-    builds = [one.cubin(arch) for one in variants for arch in ("sm_80", "sm_90")]
+    builds = [
+        build for one in variants for arch in ("sm_80", "sm_90") for build in one.cubins(arch)
+    ]
+    shared = {one for one in builds if builds.count(one) > 1}
+    assert {one.units for one in shared} == {("others.cu",)}, "that of two groups"
+    builds = [*{*builds}]
     paths = {library(build, compiler, tmp_path) for build in builds}
-    paths.add(library(VARIANT.cubin("sm_90"), Nvcc(compiler.path, "2"), tmp_path))
+    paths.add(library(VARIANT.cubins("sm_90")[0], Nvcc(compiler.path, "2"), tmp_path))
     assert len(paths) == len(builds) + 1
 
 
@@ -124,8 +132,8 @@ def test_nvrtc_compiles_with_the_headers_beside_it(
     home = fake_toolkit(tmp_path / "home")
     found = Nvrtc.find({"CUDA_HOME": str(home)})
     assert found.headers == (home / "include",)
-    said = library(VARIANT.cubin("sm_90"), found, tmp_path).read_text()
-    for argument in ("--gpu-architecture=sm_90", "-DPAGED_GROUP=2", f"-I{home / 'include'}"):
+    said = library(VARIANT.cubins("sm_90")[0], found, tmp_path).read_text()
+    for argument in ("--gpu-architecture=sm_90", "-DPAGED_GROUP=16", f"-I{home / 'include'}"):
         assert f"{argument}\n" in said
     assert "-O3" not in said, "NVRTC refuses what only nvcc knows"
 
@@ -160,7 +168,7 @@ def test_an_nvrtc_that_cannot_serve_is_told(
     monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([damaged]))
     found = Nvrtc.find({})  # it is not loaded before it is used
     with pytest.raises(CannotCompile, match="cannot be loaded"):
-        library(VARIANT.cubin("sm_90"), found, tmp_path)
+        library(VARIANT.cubins("sm_90")[0], found, tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
@@ -192,7 +200,8 @@ def test_what_nvrtc_says_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Nvcc, Nvrtc])
 @pytest.mark.parametrize(
-    "variant", [VARIANT, Variant("float32", 64, 1, "auto"), Variant("float16", 256, 3, "fp8_e4m3")]
+    "variant",
+    [VARIANT, Variant("float32", 64, 1, "auto"), Variant("float16", 256, 16, "fp8_e4m3")],
 )
 def test_what_is_installed_compiles_the_kernels(
     tmp_path: Path, kind: type[Nvcc | Nvrtc], variant: Variant
@@ -202,8 +211,10 @@ def test_what_is_installed_compiles_the_kernels(
     except CannotCompile as error:
         pytest.skip(str(error))
     for architecture in ("sm_80", "sm_90"):
-        code = library(variant.cubin(architecture), compiler, tmp_path).read_bytes()
-        assert code.startswith(b"\x7fELF")
+        builds = variant.cubins(architecture)
+        parts = [library(build, compiler, tmp_path).read_bytes() for build in builds]
+        assert all(code.startswith(b"\x7fELF") for code in parts)
+        code = b"".join(parts)
         names = (variant.write, variant.decode, variant.combine, variant.tiles, COPY_BLOCKS)
         for name in filter(None, names):
             assert f"{name}_geometry".encode() in code

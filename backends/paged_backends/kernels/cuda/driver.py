@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
@@ -137,11 +138,11 @@ class GpuModule:
 
     declares = False
 
-    def __init__(self, context: Context, code: bytes, name: str) -> None:
+    def __init__(self, context: Context, code: Sequence[bytes], name: str) -> None:
         """
         Args:
-            code: a cubin.
-            name: of it, for messages.
+            code: cubins.
+            name: of them, for messages.
 
         Raises:
             KernelError: the driver refuses it.
@@ -149,14 +150,14 @@ class GpuModule:
         self._context = context
         self._name = name
         self._kernels: dict[str, GpuKernel] = {}
-        module = c_void_p()
+        self._modules = [c_void_p() for _ in code]
         entered = context.enter()
         try:
-            context.driver.call("cuModuleLoadData", byref(module), code, subject=name)
+            for module, cubin in zip(self._modules, code, strict=True):
+                context.driver.call("cuModuleLoadData", byref(module), cubin, subject=name)
         finally:
             if entered:
                 context.leave()
-        self._module = module
 
     def kernel(self, name: str, argument_bytes: int, /) -> GpuKernel:
         """See :class:`~paged_backends.kernels.cuda.kernel.KernelModule`."""
@@ -181,10 +182,10 @@ class GpuModule:
     def _find(self, name: str, argument_bytes: int) -> GpuKernel:
         call = self._context.driver.call
         subject = f"kernel {name} of {self._name}"
-        geometry = self._geometry(name, subject)
+        module, geometry = self._geometry(name, subject)
         geometry.check(name, argument_bytes)
         function = c_void_p()
-        call("cuModuleGetFunction", byref(function), self._module, name.encode(), subject=subject)
+        call("cuModuleGetFunction", byref(function), module, name.encode(), subject=subject)
         if geometry.shared_bytes > _SHARED_BYTES:
             wanted = (_MAX_DYNAMIC_SHARED_SIZE_BYTES, geometry.shared_bytes)
             call("cuFuncSetAttribute", function, *wanted, subject=subject)
@@ -197,15 +198,19 @@ class GpuModule:
         address = int(function.value or 0)
         return GpuKernel(self._context, name, address, geometry, max(1, resident.value))
 
-    def _geometry(self, name: str, subject: str) -> Geometry:
-        call = self._context.driver.call
+    def _geometry(self, name: str, subject: str) -> tuple[c_void_p, Geometry]:
+        """The module that has the kernel, and what it says of it."""
+        driver = self._context.driver
         address, size, numbers = c_void_p(), c_size_t(), (c_uint32 * 4)()
         symbol = f"{name}_geometry"
-        call(
-            *("cuModuleGetGlobal_v2", byref(address), byref(size), self._module, symbol.encode()),
-            subject=subject,
-        )
+        for module in self._modules:
+            find = driver.functions["cuModuleGetGlobal_v2"]
+            code = find(byref(address), byref(size), module, symbol.encode())
+            if not code:
+                break
+        else:
+            raise driver.error(code, "cuModuleGetGlobal_v2", subject)
         if size.value != ctypes.sizeof(numbers):
             raise KernelError(f"{subject}: {symbol} has {size.value} bytes, not 16")
-        call("cuMemcpyDtoH_v2", numbers, address, size.value, subject=subject)
-        return Geometry(*numbers)
+        driver.call("cuMemcpyDtoH_v2", numbers, address, size.value, subject=subject)
+        return module, Geometry(*numbers)

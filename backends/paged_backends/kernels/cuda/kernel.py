@@ -8,7 +8,7 @@ emulation of one. How the keys of a row are divided, and how blocks are copied, 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,8 +161,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 _DIMS = (64, 96, 128, 256)
 MAX_HEAD_DIM = _DIMS[-1]
 HEAD_DIM_MULTIPLE = 8
+MATRIX_ROWS = 16
+"""Query heads of one key head that a thread block takes when it decodes on tensor cores."""
 GPU_GROUPS = tuple(range(1, 9))
-"""Query heads of one key head that a thread block may take when it decodes."""
+"""Those that it may take in float32, by the variant."""
 EMULATED_GROUPS = (1, 4)
 """Those of them that are compiled for the CPU."""
 
@@ -177,7 +179,8 @@ class Variant:
     dim: int
     """The head dimension, rounded up to what there are kernels for."""
     group: int
-    """One of :data:`GPU_GROUPS`."""
+    """Query heads of a thread block that decodes: :data:`MATRIX_ROWS`, and in float32 one of
+    :data:`GPU_GROUPS`."""
     cache: str
     """``kv_cache_dtype`` of the layers."""
 
@@ -185,8 +188,11 @@ class Variant:
     def of(cls, layer: LayerSpec, groups: Sequence[int] = GPU_GROUPS) -> Variant:
         """Return that of ``layer``, whose head dimension is at most :data:`MAX_HEAD_DIM`."""
         dim = next(dim for dim in _DIMS if dim >= layer.head_dim)
-        heads = layer.num_heads // layer.num_kv_heads
-        group = next((group for group in groups if group >= heads), groups[-1])
+        if layer.dtype == "float32":
+            heads = layer.num_heads // layer.num_kv_heads
+            group = next((group for group in groups if group >= heads), groups[-1])
+        else:
+            group = MATRIX_ROWS
         return cls(layer.dtype, dim, group, layer.kv_cache_dtype)
 
     @property
@@ -211,21 +217,26 @@ class Variant:
             return None
         return f"paged_tiles_{self.dtype}_{self.dim}_{self.cache}"
 
-    def cubin(self, architecture: str) -> Build:
-        """Return the build of the kernels for GPUs of ``architecture``, such as ``sm_90``."""
-        macros = {"DTYPE": self.dtype, "DIM": self.dim, "GROUP": self.group, "CACHE": self.cache}
-        return Build(
-            name=f"cuda-{architecture}-{self.dtype}-{self.dim}-{self.group}-{self.cache}",
-            sources=SOURCES,
-            units=("variant.cu",),
-            flags=(
-                f"--gpu-architecture={architecture}",
-                "--std=c++17",
-                *(f"-DPAGED_{name}={value}" for name, value in macros.items()),
-            ),
-            includes=(SHIM_SOURCES,),
-            suffix=".cubin",
-        )
+    def cubins(self, architecture: str) -> tuple[Build, Build]:
+        """Return the builds of the kernels for GPUs of ``architecture``, such as ``sm_90``: of
+        that which decodes, and of the others, which are the same for all groups."""
+        macros = {"DTYPE": self.dtype, "DIM": str(self.dim), "CACHE": self.cache}
+
+        def build(unit: str, macros: Mapping[str, str]) -> Build:
+            return Build(
+                name="-".join(["cuda", unit, architecture, *macros.values()]),
+                sources=SOURCES,
+                units=(f"{unit}.cu",),
+                flags=(
+                    f"--gpu-architecture={architecture}",
+                    "--std=c++17",
+                    *(f"-DPAGED_{name}={value}" for name, value in macros.items()),
+                ),
+                includes=(SHIM_SOURCES,),
+                suffix=".cubin",
+            )
+
+        return build("decode", macros | {"GROUP": str(self.group)}), build("others", macros)
 
 
 class BlockCopier:

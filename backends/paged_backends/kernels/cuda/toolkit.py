@@ -9,9 +9,11 @@ import ctypes
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_char_p, c_size_t, c_void_p
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +229,8 @@ def load_variant(
     architecture: str,
     compilers: Sequence[Compiler] | CannotCompile,
 ) -> GpuModule:
-    """Return the kernels on a device, compiled first if they are not in the cache.
+    """Return the kernels on a device, compiled first if they are not in the cache: their parts at
+    the same time.
 
     What a compiler makes and the driver refuses, as an old driver does with what a newer nvcc made,
     is made by the next one, with a warning.
@@ -235,12 +238,15 @@ def load_variant(
     Raises:
         CannotCompile: no compiler makes what the driver takes.
     """
-    build = variant.cubin(architecture)
+    builds = variant.cubins(architecture)
     candidates = [compilers] if isinstance(compilers, CannotCompile) else list(compilers)
     reasons = []
     for candidate in candidates:
         try:
-            return GpuModule(context, library(build, candidate).read_bytes(), build.name)
+            with ThreadPoolExecutor(len(builds)) as pool:
+                paths = list(pool.map(library, builds, repeat(candidate)))
+            code = [path.read_bytes() for path in paths]
+            return GpuModule(context, code, builds[0].name)
         except (CannotCompile, KernelError) as error:
             reasons.append(str(error))
             if candidate is not candidates[-1]:

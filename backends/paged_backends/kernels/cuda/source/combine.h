@@ -1,4 +1,4 @@
-// Puts the splits of decode.h together: of each split of a row and head there are, in `partials`,
+// Puts the splits of a row together: of each split of a row and head there are, in `partials`,
 // the greatest score, the sum of the weights, and the weighted values.
 #pragma once
 

@@ -28,24 +28,35 @@ __device__ __forceinline__ unsigned to_e4m3(float value) {
   return sign | (((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3));
 }
 
-/// Two E4M3 numbers in the lower half of `pair` as floats.
-__device__ __forceinline__ void from_e4m3(unsigned pair, float& first, float& second) {
+/// Four E4M3 numbers as floats.
+__device__ __forceinline__ void from_e4m3(unsigned word, float* to) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  unsigned halves;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(pair)));
-  __half numbers[2];
-  memcpy(numbers, &halves, 4);
-  first = __half2float(numbers[0]), second = __half2float(numbers[1]);
-#else
-  float* to[2] = {&first, &second};
+  unsigned pairs[2];
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
+      : "=r"(pairs[0]), "=r"(pairs[1])
+      : "r"(word));
+  __half numbers[4];
+  memcpy(numbers, pairs, 8);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    unsigned byte = pair >> i * 8, size = byte & 0x7f;
+  for (int i = 0; i < 4; ++i) to[i] = __half2float(numbers[i]);
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    unsigned byte = word >> i * 8, size = byte & 0x7f;
     // exponent and fraction, moved to where a float has them, are too small by 2^120
     float value = __uint_as_float((byte & 0x80) << 24 | size << 20) * 0x1p120f;
-    *to[i] = size == 0x7f ? __uint_as_float(0x7fc00000) : value;
+    to[i] = size == 0x7f ? __uint_as_float(0x7fc00000) : value;
   }
 #endif
+}
+
+/// The same, packed as T, in which they are exact.
+template <class T>
+__device__ __forceinline__ void widen(unsigned word, unsigned& low, unsigned& high) {
+  float numbers[4];
+  from_e4m3(word, numbers);
+  low = pack<T>(numbers[0], numbers[1]), high = pack<T>(numbers[2], numbers[3]);
 }
 
 /// The numbers of a piece, without their scale.
@@ -54,8 +65,7 @@ __device__ __forceinline__ Floats unscaled(const Piece<Float8>& piece) {
   memcpy(words, &piece, 8);
   Floats floats;
 #pragma unroll
-  for (int i = 0; i < kPiece; i += 2)
-    from_e4m3(words[i / 4] >> i % 4 * 8 & 0xffff, floats.at[i], floats.at[i + 1]);
+  for (int i = 0; i < 2; ++i) from_e4m3(words[i], floats.at + i * 4);
   return floats;
 }
 template <class T>

@@ -1,10 +1,11 @@
-// Defines kernels: PAGED_DECODE(bfloat16, 128, 2, auto) is paged_decode_bfloat16_128_2_auto. Types
+// Defines kernels: PAGED_DECODE(bfloat16, 128, 16, auto) is paged_decode_bfloat16_128_16_auto. Types
 // and caches are named as in LayerSpec.
 #pragma once
 
 #include "combine.h"
 #include "copies.h"
 #include "decode.h"
+#include "decode_float32.h"
 #include "tiles.h"
 #include "write.h"
 
@@ -15,6 +16,17 @@ template <class T>
 using paged_stored_auto = T;
 template <class T>
 using paged_stored_fp8_e4m3 = Float8;
+
+/// The class of a decode kernel for `kGroup` query heads.
+template <class T, class Stored, int kDim, int kGroup>
+struct DecodeOf {
+  static_assert(kGroup == Decode<T, Stored, kDim>::kRows, "one kernel serves all groups");
+  using Type = Decode<T, Stored, kDim>;
+};
+template <class Stored, int kDim, int kGroup>
+struct DecodeOf<float, Stored, kDim, kGroup> {
+  using Type = DecodeFloat32<Stored, kDim, kGroup>;
+};
 
 // macros in arguments are expanded before names are made of them
 #define PAGED_WRITE(dtype, cache) PAGED_WRITE_(dtype, cache)
@@ -33,15 +45,12 @@ using paged_stored_fp8_e4m3 = Float8;
     write_token<paged_##dtype, paged_stored_##cache<paged_##dtype>>(call);       \
   }
 
-/// As many lanes have a key of 96 numbers as one of 128. Registers are left for four blocks of
-/// threads on a multiprocessor, if a group is small.
-#define PAGED_DECODE_(dtype, dim, group, cache)                                                   \
-  using decode_##dtype##_##dim##_##group##_##cache =                                              \
-      Decode<paged_##dtype, paged_stored_##cache<paged_##dtype>, dim == 96 ? 128 : dim, group>;   \
-  SIMT_KERNEL(paged_decode_##dtype##_##dim##_##group##_##cache, Call,                             \
-              (decode_##dtype##_##dim##_##group##_##cache::kThreads), group <= 2 ? 4 : 2,         \
-              sizeof(decode_##dtype##_##dim##_##group##_##cache::Shared), group) {                \
-    decode_##dtype##_##dim##_##group##_##cache::run(call);                                        \
+#define PAGED_DECODE_(dtype, dim, group, cache) \
+  PAGED_DECODE_OF(decode_##dtype##_##dim##_##group##_##cache, dtype, dim, group, cache)
+#define PAGED_DECODE_OF(name, dtype, dim, group, cache)                                         \
+  using name = DecodeOf<paged_##dtype, paged_stored_##cache<paged_##dtype>, dim, group>::Type;  \
+  SIMT_KERNEL(paged_##name, Call, name::kThreads, name::kBlocks, sizeof(name::Shared), group) { \
+    name::run(call);                                                                            \
   }
 
 #define PAGED_COMBINE_(dtype)                                          \

@@ -50,6 +50,12 @@ inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  uint64_t both = uint64_t(b) << 32 | a;
+  unsigned made = 0;
+  for (int i = 0; i < 4; ++i) made |= unsigned(both >> (selector >> i * 4 & 7) * 8 & 0xff) << i * 8;
+  return made;
+}
 inline float __uint_as_float(unsigned value) { return simt::bits<float>(value); }
 inline unsigned __float_as_uint(float value) { return simt::bits<unsigned>(value); }
 template <class T>

@@ -1,0 +1,7 @@
+// All kernels but that of decode.cu for one kind of layer, whatever its group.
+#include "kernels.h"
+
+PAGED_WRITE(PAGED_DTYPE, PAGED_CACHE)
+PAGED_COMBINE(PAGED_DTYPE)
+PAGED_TILES(PAGED_DTYPE, PAGED_DIM, PAGED_CACHE)
+PAGED_COPY_BLOCKS()
