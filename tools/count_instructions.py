@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cuda.kernel import Variant
+from paged_backends.kernels.build import Build, CannotCompile
+from paged_backends.kernels.cuda.kernel import MATRIX_ROWS, Variant
 from paged_backends.kernels.cuda.toolkit import find_compilers
 
 ARCHITECTURE = "sm_90"
@@ -32,6 +32,11 @@ HOLDING = r"HMMA|LDGSTS|MUFU\.EX2"
 """What a turn of the loop has of attention on tensor cores."""
 AVOIDING = r"MUFU\.RCP"
 """What it has only with a soft cap."""
+
+WITHOUT_POWERS = r"HMMA|LDGSTS"
+"""The same where a part of the powers is left out."""
+_DECODE_KEYS = 16
+"""That a warp decodes in a turn: as many as a product has."""
 
 _SECTION = re.compile(r"\.section\s+\.text\.(\w+)")
 _LABEL = re.compile(r"(\.L_\w+):")
@@ -183,6 +188,10 @@ def compiled(variant: Variant, architecture: str = ARCHITECTURE) -> dict[str, Ke
     Raises:
         CannotCompile: there is no compiler or disassembler, or one fails.
     """
+    return _kernels(variant.cubins(architecture))
+
+
+def _kernels(builds: Sequence[Build]) -> dict[str, Kernel]:
     disassembler()
     compilers = find_compilers()
     if isinstance(compilers, CannotCompile):
@@ -190,36 +199,61 @@ def compiled(variant: Variant, architecture: str = ARCHITECTURE) -> dict[str, Ke
     kernels: dict[str, Kernel] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernels.cubin")
-        for build in variant.cubins(architecture):
+        for build in builds:
             compilers[0].build(build.paths(), build.arguments(), path)
             kernels |= disassemble(path)
     return kernels
 
 
+def decode_counts(variant: Variant, architecture: str = ARCHITECTURE) -> dict[int, float]:
+    """Return the instructions that a warp issues for each key of a key head while it decodes, by
+    the number of query heads that share the key: for up to 8, and for up to 16.
+
+    Raises:
+        CannotCompile: there is no compiler or disassembler, or one fails.
+    """
+    decode, _ = variant.cubins(architecture)
+    kernel = _kernels([decode])[variant.decode]
+    # the lower half of the rows has no weights where there are at most 8 query heads
+    loops = {8: kernel.loop(WITHOUT_POWERS), 16: kernel.loop()}
+    return {heads: len(loop) / _DECODE_KEYS for heads, loop in loops.items()}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="*", type=Path, help="cubins")
     parser.add_argument("--holding", default=HOLDING, help="opcodes of the loop (%(default)s)")
     parser.add_argument("--avoiding", default=AVOIDING, help="those of rare ways (%(default)s)")
     options = parser.parse_args()
-    kernels: dict[str, Kernel] = {}
     try:
-        for file in options.files:
-            kernels |= disassemble(file)
-        if not options.files:
-            for group, cache in ((2, "auto"), (4, "auto"), (8, "auto"), (8, "fp8_e4m3")):
-                variant = Variant("bfloat16", 128, group, cache)
-                kernels[variant.decode] = compiled(variant)[variant.decode]
+        lines = _of_files(options) if options.files else _of_decoding()
+        for line in lines:
+            sys.stdout.write(f"{line}\n")
     except CannotCompile as error:
         sys.exit(str(error))
-    for name, kernel in kernels.items():
-        try:
-            loop = kernel.loop(options.holding, options.avoiding)
-        except LookupError as error:
-            sys.stdout.write(f"{error}\n")
-            continue
-        opcodes = ", ".join(f"{count} {opcode}" for opcode, count in loop.opcodes().most_common())
-        sys.stdout.write(f"{name}: {len(loop)} instructions in a turn of its loop: {opcodes}\n")
+
+
+def _of_files(options: argparse.Namespace) -> Iterator[str]:
+    for file in options.files:
+        for name, kernel in disassemble(file).items():
+            try:
+                loop = kernel.loop(options.holding, options.avoiding)
+            except LookupError as error:
+                yield str(error)
+                continue
+            counts = (f"{count} {opcode}" for opcode, count in loop.opcodes().most_common())
+            yield f"{name}: {len(loop)} instructions in a turn of its loop: {', '.join(counts)}"
+
+
+def _of_decoding() -> Iterator[str]:
+    yield "instructions per key and key head, up to 8 and up to 16 query heads:"
+    for dim in (64, 128, 256):
+        for cache in ("auto", "fp8_e4m3"):
+            variant = Variant("bfloat16", dim, MATRIX_ROWS, cache)
+            few, many = decode_counts(variant).values()
+            yield f"{variant.decode}: {few:.1f}, {many:.1f}"
 
 
 if __name__ == "__main__":

@@ -149,6 +149,9 @@ FAULTS = {
         "decode.h", "(t * 2 + k) * 2 + column % 2", "t * 2 + k + column % 2 * 8", *DECODES, RESULTS,
         "fp8_e4m3",
     ),
+    "decode: dimensions of two values are swapped": Fault(
+        "decode.h", "0x3120), low", "0x3210), low", *DECODES, RESULTS, "fp8_e4m3"
+    ),
     "decode: the keys after the last one count": Fault(
         "decode.h", "if (position >= share.end) score = -INFINITY;", "", *EDGES, RESULTS
     ),

@@ -4,6 +4,7 @@ here, and run on a GPU by tests/gpu/test_cuda_kernels.py."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -144,22 +145,28 @@ def all_kinds_of_rows(dtype: torch.dtype, dim: int) -> Tensor:
     return torch.cat(found).to(dtype)
 
 
-def check_a_block(run: Launcher, block: int, in_tiles: bool) -> None:
-    """Write a block, attend to it from all its tokens, and compare with dense attention."""
+def check_blocks(
+    run: Launcher, blocks: Sequence[int], in_tiles: bool, queries: int | None = None
+) -> None:
+    """Write a sequence's blocks, attend from its last tokens, by default all of them, and compare
+    with dense attention."""
     spec, dtype = run.layer, getattr(torch, run.layer.dtype)
     size, heads = spec.block_size, spec.num_kv_heads
-    key, value = torch.randn(2, size, heads, spec.head_dim).to(dtype)
-    run.write(key, value, torch.arange(size) + block * size)
-    table = torch.tensor([block], dtype=torch.int32)
-    query = torch.randn(size, spec.num_heads, spec.head_dim).to(dtype)
-    got = run.attend(query, size, table, in_tiles).float()
+    table = torch.tensor(blocks, dtype=torch.int32)
+    tokens = size * len(table)
+    key, value = torch.randn(2, tokens, heads, spec.head_dim).to(dtype)
+    run.write(key, value, (table.long()[:, None] * size + torch.arange(size)).flatten())
+    count = queries or tokens
+    query = torch.randn(count, spec.num_heads, spec.head_dim).to(dtype)
+    got = run.attend(query, tokens, table, in_tiles).float()
     rows = [key.float(), value.float()]
     if spec.kv_cache_dtype != "auto":
         rows = [float8.unpack(float8.pack(row)) for row in rows]
     keys, values = (row.repeat_interleave(spec.num_heads // heads, 1) for row in rows)
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * spec.scale
-    scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -torch.inf)
-    wanted = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+    hidden = torch.ones(count, tokens).triu(1 + tokens - count).bool()
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    wanted = torch.einsum("hqk,khd->qhd", weights, values)
     bound = 2e-5 if spec.dtype == "float32" else 2e-2
     torch.testing.assert_close(got, wanted, rtol=bound, atol=bound)
 
@@ -243,7 +250,7 @@ class KernelCases:
         run = self.launcher(spec, 2**31 // per_block + 2)  # of which little is touched
         last = len(run.cache) - 1
         assert run.cache.stride(0) * last >= 2**31
-        check_a_block(run, last, kernel == "tiles")
+        check_blocks(run, [last], kernel == "tiles")
 
     @pytest.mark.parametrize("kernel", ["decode", "tiles"])
     def test_results_beyond_two_billion_numbers(self, kernel: str) -> None:
@@ -264,14 +271,25 @@ class KernelCases:
     def test_scales_that_are_not_positive(self, mode: str, scale: float) -> None:
         dtype, kernel = mode.split()
         spec = layer(dtype, scale=scale)
-        check_a_block(self.launcher(spec, 2), 1, kernel == "tiles")
+        check_blocks(self.launcher(spec, 2), [1], kernel == "tiles")
 
     @pytest.mark.parametrize("group", [16, 17, 71])
+    @pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
     @pytest.mark.parametrize("mode", MODES)
-    def test_large_groups(self, mode: str, group: int) -> None:
+    def test_large_groups(self, mode: str, cache: KVCacheDtype, group: int) -> None:
         dtype, kernel = mode.split()
-        spec = layer(dtype, num_heads=2 * group, num_kv_heads=2)
-        check_a_block(self.launcher(spec, 2), 1, kernel == "tiles")
+        spec = layer(dtype, cache, num_heads=2 * group, num_kv_heads=2)
+        check_blocks(self.launcher(spec, 2), [1], kernel == "tiles")
+
+    @pytest.mark.parametrize("dim", [40, 96, 128, 256])
+    @pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_many_keys_in_one_part(self, dtype: str, cache: KVCacheDtype, dim: int) -> None:
+        """So many that shared memory is filled again and again; blocks are no multiples of what a
+        warp takes at once."""
+        spec = layer(dtype, cache, num_heads=9, head_dim=dim, block_size=5, scale=dim**-0.5)
+        blocks = torch.randperm(120)[:111].tolist()
+        check_blocks(self.launcher(spec, 120), blocks, in_tiles=False, queries=3)
 
     @pytest.mark.parametrize("numbers", [(64, 400), (12, 1000)], ids=["by 16", "by 8"])
     def test_blocks_are_copied_in_all_caches(self, numbers: tuple[int, int]) -> None:

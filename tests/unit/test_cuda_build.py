@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,23 @@ def test_the_next_compiler_makes_what_the_driver_takes(
     assert "cuModuleLoadData returned CUDA_ERROR_INVALID_IMAGE" in reasons[1]
     with pytest.raises(CannotCompile, match=r"not supported; .*INVALID_IMAGE"):
         load_variant(VARIANT, context, "sm_90", compilers[:2])
+
+
+def test_the_kernel_that_decodes_and_the_others_are_compiled_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    both = threading.Barrier(2, timeout=60)
+
+    class Meeting(Writing):
+        def build(self, sources: Sequence[Path], flags: object, target: Path, /) -> None:
+            both.wait()
+            kernel = COPY if sources[0].stem == "others" else f"{VARIANT.decode} 128 0 16 40"
+            target.write_bytes(image(kernel))
+
+    module = load_variant(VARIANT, Context(FakeDriver(), 0), "sm_90", [Meeting(None)])
+    assert module.kernel(COPY_BLOCKS, 40).geometry.threads == 256
+    assert module.kernel(VARIANT.decode, 40).geometry.threads == 128
 
 
 def test_without_a_compiler_code_in_the_cache_serves(

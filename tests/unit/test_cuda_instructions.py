@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import pytest
 
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cuda.kernel import Variant
+from paged_core.interfaces.layer import LayerSpec
 from unit.peer_scripts import TOOLS, script
 
 counting = script("count_instructions", TOOLS)
@@ -56,3 +62,26 @@ def test_a_turn_of_the_loop_with_the_products() -> None:
         first.loop("FFMA")
     with pytest.raises(LookupError, match="second"):
         second.loop()
+
+
+@functools.cache
+def decode_counts(variant: Variant) -> dict[int, float]:
+    try:
+        return dict(counting.decode_counts(variant))
+    except CannotCompile as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("group", "bounds"), [(2, (18, 38)), (4, (18, 38)), (8, (18, 38)), (16, (21, 41))]
+)
+def test_a_key_takes_few_instructions_to_decode(group: int, bounds: tuple[int, int]) -> None:
+    """While a GPU reads a key and a value from memory, its warps can issue some hundred, and half
+    as many in float8."""
+    layer = LayerSpec(
+        num_heads=group, num_kv_heads=1, head_dim=128, scale=0.1, block_size=16, dtype="bfloat16",
+        device="cuda",
+    )  # fmt: skip
+    for bound, cache in zip(bounds, ("auto", "fp8_e4m3"), strict=True):
+        found = decode_counts(Variant.of(replace(layer, kv_cache_dtype=cache)))
+        assert found[8 if group <= 8 else 16] <= bound, cache

@@ -1,8 +1,9 @@
 """Component ``cuda``: attention over the paged cache by our own CUDA C++ kernels.
 
 A cache is read head by head (see :mod:`~paged_backends.attention.cache`). New keys and values are
-written into their slots; then rows that decode are computed key by key, the keys of a row shared
-among thread blocks and the results combined, and chunks of several tokens in tiles on tensor cores.
+written into their slots; then rows that decode are computed, the keys of a row shared among thread
+blocks and the results combined, and chunks of several tokens in tiles; both on tensor cores, unless
+the layer is of float32, which is computed row by row on CUDA cores.
 
 The bits of a result may depend on how many sequences the batch has, since the keys of few are
 shared among more thread blocks, and on whether a token was computed alone or in a chunk. With

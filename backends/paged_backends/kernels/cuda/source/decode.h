@@ -76,12 +76,12 @@ class Decode {
   Shared& shared;
   Scorer scorer;
   Share share;
-  int warp, lane, g, t;          // see tensor_core.h
-  const Stored* keys;            // of the head, in the first block
-  long long values;              // from there on
-  Slot next;                     // of the key of this lane that is brought next
+  int warp, lane, g, t;        // see tensor_core.h
+  const Stored* keys;          // of the head, in the first block
+  long long values;            // so far behind the keys
+  Slot next;                   // of the key of this lane that is brought next
   int next_block;
-  const Stored* rows[kTurns];    // that this lane brings, from its first dimension on
+  const Stored* rows[kTurns];  // that this lane brings, from its first dimension on
   unsigned queries[kSteps][4];
   float slope[2];
   float scores[2][4];
