@@ -231,7 +231,8 @@ FAULTS = {
         "tile_rows.h", "floats.at[d] *= scale", "floats.at[d] *= 1", *CHUNKS, RESULTS, "fp8_e4m3"
     ),
     "tiles: places beyond the last key": Fault(
-        "tile_rows.h", "min(first + key, end - 1)", "first + key", *CHUNKS, "beyond the end of tables"
+        "tile_rows.h", "min(first + key, end - 1)", "first + key", *CHUNKS,
+        "beyond the end of tables",
     ),
     "tiles: the place of another row": Fault(
         "tile_rows.h", "some[i] = places[row_of(first + i)]", "some[i] = places[row_of(first)]",
@@ -250,8 +251,8 @@ FAULTS = {
         "      __syncthreads();  // the values", *CHUNKS, NOT_SHOWN,
     ),
     "warpgroups: no barrier before the keys are used": Fault(
-        WGMMA, "      __syncthreads();  // the keys are there, and all have used those before\n", "",
-        *CHUNKS, f"{RACE}|{UNWRITTEN}|{NOT_SHOWN}",
+        WGMMA, "      __syncthreads();  // the keys are there, and all have used those before\n",
+        "", *CHUNKS, f"{RACE}|{UNWRITTEN}|{NOT_SHOWN}",
     ),
     "warpgroups: no barrier before the values are used": Fault(
         WGMMA, "      __syncthreads();  // the values are there, and all have used those before\n",

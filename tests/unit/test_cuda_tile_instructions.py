@@ -37,3 +37,16 @@ def test_instructions_of_a_turn(dim: int, cache: str) -> None:
     assert opcodes["HMMA"] == products
     assert opcodes["LDGSTS"] == copies  # all are unrolled, and counted
     assert len(loop) <= most
+
+
+def test_instructions_of_a_turn_with_warpgroups() -> None:
+    """For 16 rows of a warp; above, they are for 32."""
+    try:
+        variant = Variant("bfloat16", 128, 16, "auto", warpgroups=True)
+        loop = counting.compiled(variant)[variant.tiles].loop("HGMMA|LDGSTS|MUFU.EX2")
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    opcodes = loop.opcodes()
+    assert opcodes["HGMMA"] == 8 + 4  # 16 dimensions, or keys, in each
+    assert opcodes["LDGSTS"] == 8
+    assert len(loop) <= 410

@@ -45,9 +45,9 @@ class CudaSettings(ComponentSettings):
     )
     prefill_tile: Literal["mma", "wgmma"] = Field(
         "mma",
-        description="products of chunks: mma, by single warps; wgmma, by warpgroups, on GPUs of "
-        "compute capability 9.0 for 16-bit caches and head dimensions of 64 and 128 (else mma, with "
-        "a warning); not yet tried on a GPU",
+        description="what multiplies in prefill: mma, single warps; wgmma, warpgroups, on GPUs of "
+        "compute capability 9.0, for caches of 16 bits and head dimensions of 64 and 128 (else "
+        "mma, with a warning); not yet tried on a GPU",
     )
 
 

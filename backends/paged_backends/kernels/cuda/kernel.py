@@ -186,8 +186,7 @@ class Variant:
     cache: str
     """``kv_cache_dtype`` of the layers."""
     warpgroups: bool = False
-    """Whether tiles are multiplied by warpgroups, where :meth:`warpgroup_problem` has nothing
-    against it."""
+    """Whether warpgroups multiply tiles; only where :meth:`warpgroup_problem` allows it."""
 
     @classmethod
     def of(cls, layer: LayerSpec, groups: Sequence[int] = GPU_GROUPS) -> Variant:
@@ -226,11 +225,14 @@ class Variant:
     def warpgroup_problem(self) -> str | None:
         """Return why there are no tiles of warpgroups for such layers, or ``None``."""
         if self.dtype == "float32":
-            return "tensor cores would round float32"
+            return "float32 is computed without tensor cores, which round it"
         if self.cache != "auto":
-            return f"they take keys as they are cached, and kv_cache_dtype is {self.cache}"
+            return (
+                f"kv_cache_dtype is {self.cache}, and warpgroups multiply what is cached as it is"
+            )
         if self.dim not in WARPGROUP_DIMS:
-            return f"they serve head dimensions of {WARPGROUP_DIMS}, and it is rounded to {self.dim}"
+            dims = " and ".join(map(str, WARPGROUP_DIMS))
+            return f"warpgroups have kernels for head dimensions of {dims}, not for {self.dim}"
         return None
 
     def cubins(self, architecture: str) -> tuple[Build, Build]:
