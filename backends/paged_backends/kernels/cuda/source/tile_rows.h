@@ -1,5 +1,5 @@
-// Rows of attention of several new tokens, whatever multiplies them: which a block of threads takes,
-// the softmax of their scores, and how keys and values come to shared memory. See tiles.h.
+// Rows of attention of several new tokens, whatever multiplies them: which ones a block of threads
+// takes, the softmax of their scores, and how keys and values come to shared memory. See tiles.h.
 #pragma once
 
 #include "cache.h"

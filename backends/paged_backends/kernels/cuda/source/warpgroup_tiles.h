@@ -1,10 +1,10 @@
-// Attention of several new tokens as in tiles.h, by products of warpgroups (sm_90a; FlashAttention-3;
-// Shah et al., 2024).
+// Attention of several new tokens as in tiles.h, by products of warpgroups (sm_90a;
+// FlashAttention-3; Shah et al., 2024).
 //
 // Two warpgroups have 64 rows each. Queries, keys and values lie in shared memory as products of
-// warpgroups read them; weights stay in registers. There are two places for keys and for values: the
-// next come while the present ones are used. Copies are those of threads: a block of the cache may
-// have any number of tokens, and those of TMA would be as small, or need eight tokens in it.
+// warpgroups read them; weights stay in registers. There are two places for keys and for values:
+// the next come while the present ones are used. Threads copy them, not TMA: a block of the cache
+// may have any number of tokens, and what TMA copies is at most a block, of multiples of eight.
 #pragma once
 
 #include "tile_rows.h"
@@ -44,14 +44,13 @@ class WarpgroupTiles : TileRows<T, Stored, kDim, 8, 1, 64> {
   using Base::call, Base::kv_head, Base::first_row, Base::rows, Base::begin, Base::end;
   using Base::out, Base::scores, Base::find_places, Base::weigh, Base::position_of;
   Shared& shared;
-  int last_seen;
+  int last_seen;  // of the keys, by a row of the warpgroup
   unsigned weights[kKeys / 16][4];
 
   __device__ __forceinline__ WarpgroupTiles(const Call& call, const Sequence& sequence,
                                             Shared& shared, int tile)
       : Base(call, sequence, tile), shared(shared) {
-    int group_row = threadIdx.x / 128 * 64;
-    int first = first_row + group_row;
+    int first = first_row + threadIdx.x / 128 * 64;
     last_seen = first < rows ? position_of(min(first + 64, rows) - 1) : -1;
   }
 

@@ -166,8 +166,8 @@ void touch_by_product(const void* address, size_t bytes, Where where) {
     const Access& write = (shared_record + i)->write;
     const auto& shown = write.thread == self->index.x ? state.shown : state.shown_before;
     if (shown[write.thread] == write.shown)
-      fail(where, "byte %zu of shared memory is read by a product, and thread %u has written it and "
-           "not shown it to products", i, write.thread);
+      fail(where, "byte %zu of shared memory is read by a product, and thread %u has written it "
+           "and not shown it to products", i, write.thread);
   }
 }
 

@@ -32,7 +32,7 @@ struct State {
 };
 extern State state;
 
-/// Products of warpgroups, see warpgroup.cpp: before a block's threads run, and after they have ended.
+/// Products of warpgroups (warpgroup.cpp), before the threads of a block run and after they ended.
 void begin_products();
 void end_products();
 

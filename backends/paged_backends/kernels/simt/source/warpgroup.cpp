@@ -1,8 +1,8 @@
 // Products of warpgroups on the CPU; see warpgroup.h. Each warp computes its rows.
 //
-// A product ends when it is waited for: until then its result is poison, and nothing may change what
-// it reads. Registers must have been handed over since a thread has used them, and what threads have
-// written to shared memory must have been shown to products before the barrier that orders it.
+// A product ends when it is waited for: until then its result is poison, and nothing may change
+// what it reads. Registers must have been handed over since a thread has used them, and what threads
+// have written to shared memory must have been shown to products before the barrier that orders it.
 #include "warpgroup.h"
 
 #include <vector>
@@ -21,7 +21,8 @@ struct Descriptor {
 
   static Descriptor of(SharedMatrix matrix, Where where) {
     uint64_t bits = uint64_t(SharedMatrix::kUpper) << 32 | matrix.lower;
-    constexpr uint64_t kFields = 0x3fff | 0x3fffull << 16 | 0x3fffull << 32 | 7ull << 49 | 3ull << 62;
+    constexpr uint64_t kFields =
+        0x3fff | 0x3fffull << 16 | 0x3fffull << 32 | 7ull << 49 | 3ull << 62;
     if (bits & ~kFields) fail(where, "descriptor %#llx has unknown bits", (long long)bits);
     if (bits >> 49 & 7) fail(where, "descriptor %#llx has a base offset", (long long)bits);
     constexpr unsigned kWidths[] = {1, 8, 4, 2};

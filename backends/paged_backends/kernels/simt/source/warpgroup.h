@@ -1,7 +1,7 @@
 // Products of larger matrices by a warpgroup, four warps whose first is a multiple of four (wgmma;
-// sm_90a), as PTX and on the CPU (warpgroup.cpp). They read shared memory on their own and end when
-// they are waited for. The layouts are those of the PTX manual, "Asynchronous Warpgroup Level Matrix
-// Multiply-Accumulate Instructions".
+// sm_90a), as PTX and on the CPU (warpgroup.cpp). They read shared memory on their own, and end when
+// they are waited for. The layouts are those of the PTX manual, "Asynchronous Warpgroup Level
+// Matrix Multiply-Accumulate Instructions".
 //
 // A is 64 x 16, B 16 x 8n, C 64 x 8n; a warp has 16 rows of C, and of A if it is in registers, as
 // fragments of tensor_core.h. In shared memory, pieces of 8 numbers lie in rows of 128 bytes, eight
@@ -21,8 +21,8 @@ inline unsigned shared_address(const void* place) {
 }
 #endif
 
-/// Where 64 columns of a matrix begin in shared memory, whose rows are numbers of k (A and B) or, if
-/// B is transposed, of n: the lower half of a descriptor.
+/// Where a matrix begins in shared memory: the lower half of its descriptor. A row of 128 bytes has
+/// 64 numbers, which differ in k, or in n if B is transposed.
 struct SharedMatrix {
   unsigned lower;
   /// The other half: atoms of 1,024 bytes, in the swizzle of 128 bytes.
@@ -35,12 +35,11 @@ struct SharedMatrix {
   __device__ __forceinline__ SharedMatrix plus(int bytes) const { return {lower + (bytes >> 4)}; }
 };
 
-/// Where piece `dim / 8` of a row lies, in bytes from the beginning of `rows` rows of numbers of two
-/// bytes: 64 columns of all of them after another.
+/// Where the piece of a row from `dim` on lies, in bytes from the beginning: after 64 numbers of
+/// each of the `rows` rows come the next 64.
 __device__ __forceinline__ int swizzled(int rows, int row, int dim) {
   return dim / 64 * rows * 128 + row * 128 + (dim % 64 / 8 ^ row % 8) * 16;
 }
-
 
 #if defined(__CUDACC__)
 
@@ -67,12 +66,12 @@ __device__ __forceinline__ int swizzled(int rows, int row, int dim) {
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" SIMT_NAMES_32             \
         "}, a, b, p, 1, 1, 0, 0; }"                                                                \
         : SIMT_PLACES_32(c)                                                                        \
-        : "r"(a.lower), "r"(b.lower), "r"(int(adds)), "n"(SharedMatrix::kUpper));                 \
+        : "r"(a.lower), "r"(b.lower), "r"(int(adds)), "n"(SharedMatrix::kUpper));                  \
   }                                                                                                \
   __device__ __forceinline__ void product(T, float (&c)[8][4], const unsigned (&a)[4],             \
                                           SharedMatrix b) {                                        \
     asm volatile(                                                                                  \
-        "{ .reg .pred p; .reg .b64 b; setp.eq.b32 p, 0, 0; mov.b64 b, {%36, %37}; "               \
+        "{ .reg .pred p; .reg .b64 b; setp.eq.b32 p, 0, 0; mov.b64 b, {%36, %37}; "                \
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" SIMT_NAMES_32             \
         "}, {%32,%33,%34,%35}, b, p, 1, 1, 1; }"                                                   \
         : SIMT_PLACES_32(c)                                                                        \
@@ -81,7 +80,7 @@ __device__ __forceinline__ int swizzled(int rows, int row, int dim) {
   __device__ __forceinline__ void product(T, float (&c)[16][4], const unsigned (&a)[4],            \
                                           SharedMatrix b) {                                        \
     asm volatile(                                                                                  \
-        "{ .reg .pred p; .reg .b64 b; setp.eq.b32 p, 0, 0; mov.b64 b, {%68, %69}; "               \
+        "{ .reg .pred p; .reg .b64 b; setp.eq.b32 p, 0, 0; mov.b64 b, {%68, %69}; "                \
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" SIMT_NAMES_64            \
         "}, {%64,%65,%66,%67}, b, p, 1, 1, 1; }"                                                   \
         : SIMT_PLACES_64(c)                                                                        \
