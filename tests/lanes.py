@@ -95,7 +95,7 @@ LANES = {
         ),
     ),
     "server": Lane(  # engines in processes of their own, servers on sockets
-        tests=("server/test_*.py",),
+        tests=("server/test_*.py", "conformance/test_servers.py"),
         paths=(
             "plugins/paged_plugins/server/*",
             "src/paged_core/client/*",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OBSERVERS = ("metrics", "live_view")
 """Of the engine, if the settings name none: what the server's pages report."""
+_EXPORTER = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""Variables of OpenTelemetry: with one of them the engine sends spans, too."""
 
 
 def command(
@@ -56,28 +58,30 @@ def command(
         for name, value in options.items()
         if value is not None
     ]
-    below = [Entry(("observers",), OBSERVERS, Origin("default", "paged-core serve"))]
+    traced = any(given.environ.get(name) for name in _EXPORTER)
+    observers = (*OBSERVERS, "spans") if traced else OBSERVERS
+    below = [Entry(("observers",), observers, Origin("default", "paged-core serve"))]
     resolved = replace(given, options=[*given.options, *own]).resolve(below)
     chosen: Any = resolved.settings.server  # type: ignore[attr-defined]
     reason = resolved.registry.of("server")[chosen.name].unavailable_reason(chosen)
     if reason is not None:
         raise SettingsError(f"server {chosen.name!r} cannot run here: {reason}")
-    return _run(resolved, chosen)
+    return _run(resolved, chosen, given.log_level)
 
 
-def _run(resolved: Resolved, chosen: Any) -> int:
+def _run(resolved: Resolved, chosen: Any, log_level: str | None) -> int:
     import asyncio
 
     from paged_core.engine.contexts import make_component
     from paged_plugins.server.service import Service
 
-    service = Service(_client(resolved, chosen), resolved, chosen)
+    service = Service(_client(resolved, chosen, log_level), resolved, chosen)
     server: Server = make_component(resolved.registry, "server", chosen, service)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(server, service))
 
 
-def _client(resolved: Resolved, chosen: Any) -> EngineClient:
+def _client(resolved: Resolved, chosen: Any, log_level: str | None) -> EngineClient:
     """Return what reaches the engine that serves."""
     settings, registry = resolved.settings, resolved.registry
     if chosen.engine == "thread":
@@ -86,7 +90,7 @@ def _client(resolved: Resolved, chosen: Any) -> EngineClient:
         return InProcessClient(settings, registry)
     from paged_plugins.server.process.client import ProcessClient
 
-    return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout)
+    return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout, log_level=log_level)
 
 
 def _loop_factory() -> Any:

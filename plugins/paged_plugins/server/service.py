@@ -30,6 +30,8 @@ from paged_plugins.server.settings import HttpSettings
 _SHORT = 4096
 """Characters that are formatted and tokenised between two events of the loop, and not beside it."""
 _LONGEST_RETRY = 60
+_RULED_OUT = "every token is ruled out"
+"""What executors say where a request's own parameters leave nothing to sample."""
 
 Result = TypeVar("Result")
 
@@ -313,6 +315,8 @@ class Answer:
     def _check_end(self, delta: OutputDelta) -> None:
         reason = delta.finish_reason
         if reason is FinishReason.ERROR:
+            if (delta.error or "").startswith(_RULED_OUT):
+                raise ApiError(400, f"generating failed: {delta.error}", code="ruled_out")
             raise ApiError(500, f"generating failed: {delta.error}", code="generation_failed")
         if reason is FinishReason.IGNORED:
             raise ApiError(400, f"it can never run: {delta.error}", code="cannot_run")
