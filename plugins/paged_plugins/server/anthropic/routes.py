@@ -63,7 +63,6 @@ class AnthropicRoutes(Routes):
         """Answer a conversation, whole or as events."""
         with renamed(NAMES):
             chat = await open_chat(self._service, chat_request(body), "msg_")
-        request.state.log["id"] = chat.answer.id
         made = GrowingMessage(chat.answer.id, chat.model)
         if body.stream:
             return EventStream(
@@ -81,6 +80,7 @@ class AnthropicRoutes(Routes):
                 pass
             for _ in made.end(delta, await self._last_usage(chat, made)):
                 pass
+            request.state.log |= answer.counts
             return json_response(made.message)
 
     async def count_tokens(self, _: Request, body: CountTokensRequest) -> Any:

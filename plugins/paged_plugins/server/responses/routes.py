@@ -52,7 +52,6 @@ class ResponsesRoutes(Routes):
         """Answer an input, whole or as events."""
         with renamed(NAMES):
             chat = await open_chat(self._service, chat_request(body), "resp_")
-        request.state.log["id"] = chat.answer.id
         made = GrowingResponse(chat.answer.id, chat.model, body)
         if body.stream:
             events = self._events(chat, made)
@@ -65,6 +64,7 @@ class ResponsesRoutes(Routes):
                 pass
             for _ in made.end(delta.finish_reason, await self._usage(chat, made)):
                 pass
+            request.state.log |= answer.counts
             return json_response(made.response)
 
     async def _events(self, chat: Chat, made: GrowingResponse) -> AsyncGenerator[bytes, None]:
