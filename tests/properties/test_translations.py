@@ -154,10 +154,11 @@ def checked(sent: list[bytes], kind: Any) -> list[Any]:
 # ---------------------------------------------------------------------- conversations
 
 
-@given(st.lists(st.tuples(st.sampled_from("tuac"), words), min_size=1, max_size=8))
+@given(st.lists(st.tuples(st.sampled_from("tuacl"), words), min_size=1, max_size=8))
 def test_conversations_lose_nothing(said: list[tuple[str, str]]) -> None:
-    """Thoughts, what users and the assistant say, and calls with what they gave."""
+    """Thoughts, what users and the assistant say, and calls with what they gave, or give later."""
     items, messages = [], []
+    later: list[tuple[Any, Any]] = []
     for place, (who, text) in enumerate(said):
         call, name = f"call_{place}", f"f{place}"
         item: Any = {"role": "user", "content": [{"type": "input_text", "text": text}]}
@@ -168,7 +169,7 @@ def test_conversations_lose_nothing(said: list[tuple[str, str]]) -> None:
             part = {"type": "reasoning_text", "text": text}
             item = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [part]}
             block = {"type": "thinking", "thinking": text, "signature": ""}
-        elif who == "c":
+        elif who in "cl":
             arguments = json.dumps({"a": text})
             item = {"type": "function_call", "call_id": call, "name": name, "arguments": arguments}
             block = {"type": "tool_use", "id": call, "name": name, "input": {"a": text}}
@@ -176,9 +177,15 @@ def test_conversations_lose_nothing(said: list[tuple[str, str]]) -> None:
             messages.append({"role": "assistant", "content": [block]})
             item = {"type": "function_call_output", "call_id": call, "output": text}
             block = {"type": "tool_result", "tool_use_id": call, "content": text}
+        if who == "l":
+            later.append((item, {"role": "user", "content": [block]}))
+            continue
         items.append(item)
         role = "assistant" if who in "ta" else "user"
         messages.append({"role": role, "content": [block]})
+    items += [item for item, _ in later]
+    messages += [message for _, message in later]
+    said = [("c" if who == "l" else who, text) for who, text in said]
     asked = {"model": "demo", "input": items}
     first = from_responses.chat_request(msgspec.convert(asked, responses.ResponsesRequest))
     asked = {"model": "demo", "messages": messages, "max_tokens": 1}
