@@ -14,6 +14,7 @@ from paged_backends.attention.settings import (
     TritonSettings,
 )
 from paged_backends.executors.settings import LocalSettings, MemorySettings, ProcessSettings
+from paged_backends.grammar.settings import LlguidanceSettings, XgrammarSettings
 from paged_backends.kernels.triton.availability import rank as triton_rank
 from paged_backends.runners.settings import (
     NativeSettings,
@@ -124,4 +125,18 @@ def paged_core_components() -> Iterator[Component]:
         ProcessSettings,
         "paged_backends.executors.process:ProcessExecutor",
         summary="another executor in a process of its own",
+    )
+    yield Component(
+        "grammar",
+        LlguidanceSettings,
+        "paged_backends.grammar.llguidance_grammar:LlguidanceGrammar",
+        check="paged_backends.grammar.settings:no_llguidance",
+        summary="the package llguidance: refuses what it cannot enforce",
+    )
+    yield Component(
+        "grammar",
+        XgrammarSettings,
+        "paged_backends.grammar.xgrammar_grammar:XgrammarGrammar",
+        check="paged_backends.grammar.settings:no_xgrammar",
+        summary="the package xgrammar: compiles ahead of use",
     )

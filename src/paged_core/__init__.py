@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paged_core.request import Request
     from paged_core.sampling_params import BeamSearchParams, SamplingParams
     from paged_core.settings.schema import EngineSettings
+    from paged_core.structured_outputs import StructuredOutputs
     from paged_core.text.outputs import CompletionOutput, Logprob, RequestOutput
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Request",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 
@@ -42,6 +44,7 @@ _HOMES = {
     "Request": "paged_core.request",
     "RequestOutput": "paged_core.text.outputs",
     "SamplingParams": "paged_core.sampling_params",
+    "StructuredOutputs": "paged_core.structured_outputs",
 }
 
 former_names.install()

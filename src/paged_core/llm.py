@@ -14,6 +14,7 @@ from paged_core.errors import EngineError, RequestError
 from paged_core.field_rules import instance
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
+from paged_core.requests.grammars import compile_grammars
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import BeamSearchParams, SamplingParams
 from paged_core.settings.schema import EngineSettings, load_settings, settings_class
@@ -249,10 +250,11 @@ class LLM:
             RequestError: a prompt can never be served; nothing was started.
         """
         batch = self.front_end.batch(prompts, sampling_params, priority)
+        compile_grammars(self.engine.executor, [params for _, params, _ in batch])
         started: list[Generation] = []
         try:
             for prompt, params, urgency in batch:
-                started.append(self.add(prompt, params, priority=urgency))
+                started.append(self._add(prompt, params, priority=urgency))
         except BaseException:
             self.abort(started)
             raise
@@ -275,8 +277,13 @@ class LLM:
         Raises:
             RequestError: it can never be served.
         """
+        compile_grammars(self.engine.executor, [check_sampling(sampling)])
+        return self._add(prompt, sampling, request_id=request_id, **fields)
+
+    def _add(self, prompt: Prompt, sampling: SamplingParams | None, **fields: Any) -> Generation:
+        """As :meth:`add`; the form of the output has been compiled."""
         generation = self.front_end.generation(
-            prompt, sampling, arrival=self.engine.clock(), request_id=request_id, **fields
+            prompt, sampling, arrival=self.engine.clock(), **fields
         )
         generation.group = self.driver.add(generation.request, generation.stop_check)
         return generation

@@ -21,6 +21,7 @@ from paged_core.field_rules import (
     token_sequences,
     whole,
 )
+from paged_core.structured_outputs import StructuredOutputs, structured_outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ _RULES: Mapping[str, Rule] = {
     "detokenize": flag,
     "skip_special_tokens": flag,
     "logits_processors": listed(callable, "a list of functions"),
+    "structured_outputs": structured_outputs,
 }
 _NO_SAMPLING = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "best_of": None}
 """What a beam search leaves as it is."""
@@ -161,6 +163,8 @@ class SamplingParams:
     """Leave special tokens out of the text."""
     logits_processors: Sequence[LogitsProcessor] = ()
     """Called in turn on this request's row of logits before anything else; see the type."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that each sequence must have when it ends by itself."""
 
     def __post_init__(self) -> None:
         apply_rules(self, _RULES)
@@ -212,6 +216,8 @@ class SamplingParams:
         stopping = self.early_stopping
         if not isinstance(stopping, bool | str) or stopping not in (True, False, "never"):
             yield f"early_stopping must be True, False or 'never', not {shown(stopping)}"
+        if self.structured_outputs is not None and self.ignore_eos:
+            yield ("ignore_eos goes on past the end that structured_outputs sets; drop one of them")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             yield f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})"
         if self.beam_width is not None:
@@ -234,6 +240,8 @@ class SamplingParams:
         if sampled:
             names = " and ".join(sampled)
             yield f"{names} cannot go with beam_width: beam search samples nothing by chance"
+        if self.structured_outputs is not None:
+            yield "structured_outputs cannot go with beam_width: beams are not held to a form"
         if self.stop:
             yield (
                 "stop cannot go with beam_width: beams end at tokens, not at strings; use "

@@ -31,6 +31,7 @@ from paged_testing.engines import (
 from paged_testing.evictor import EvictorConformance
 from paged_testing.evictor_model import IdleBlock
 from paged_testing.executor import ExecutorConformance
+from paged_testing.grammar import GrammarConformance
 from paged_testing.observer import ObserverConformance
 from paged_testing.options import component_options
 from paged_testing.preemption import PreemptionConformance, VictimConformance
@@ -48,6 +49,7 @@ __all__ = [
     "EvictorConformance",
     "ExecutorConformance",
     "FailingExecutor",
+    "GrammarConformance",
     "IdleBlock",
     "ObserverConformance",
     "PreemptionConformance",

@@ -103,14 +103,14 @@ def test_every_slot_has_an_interface_of_its_own_file() -> None:
 
 PARTS = {
     "prompts, parameters and text": (
-        "text/ llm.py field_rules.py sampling_params.py",
-        1375,
+        "text/ llm.py field_rules.py sampling_params.py structured_outputs.py",
+        1490,
     ),
-    "the line between front ends and engines": ("client/ async_llm.py", 950),
+    "the line between front ends and engines": ("client/ async_llm.py", 970),
     "settings and plugins": (
         "settings/ plugins/ plugin.py engine/wiring.py engine/policies.py former_names.py log.py "
         "__init__.py __main__.py",
-        1790,
+        1800,
     ),
     "checks of what components do": ("checked/", 400),
     "the planner that schedulers ask": (
@@ -119,12 +119,12 @@ PARTS = {
     ),
     "the command, the contracts and their contexts": (
         "cli/ interfaces/ engine/contexts.py testing.py terminal.py",
-        2250,
+        2310,
     ),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 3130
+ENGINE_LINES = 3180
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:

@@ -55,6 +55,7 @@ def settings(folder: Path | str, **changes: Any) -> Any:
         "enforce_eager": False,
         "deterministic": False,
         "scheduler": SimpleNamespace(max_num_seqs=8),
+        "grammar": SimpleNamespace(name="llguidance"),
     }
     return SimpleNamespace(**(values | changes))
 

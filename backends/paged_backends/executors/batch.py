@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged_backends.grammar.masks import SequenceGrammar
 from paged_backends.sampling import Row
 from paged_core.interfaces.attention import AttentionBatch
 from paged_core.step import NewSequence
@@ -37,12 +38,16 @@ class KnownSequence:
         self.fan_out = new.fan_out
         self.num_candidates = new.num_candidates
         self.prompt_logprobs = new.sampling.prompt_logprobs
+        form = new.sampling.structured_outputs
         self.sampling = Row(
             sampling=new.sampling,
             tokens=self.tokens,
             num_prompt_tokens=new.num_prompt_tokens,
             index=new.index,
             request_id=new.request_id,
+            grammar=None
+            if form is None
+            else SequenceGrammar(form, new.sampling, self.tokens, new.num_prompt_tokens),
         )
         self.asks_host = bool(
             self.sampling.processed

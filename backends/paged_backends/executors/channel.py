@@ -9,13 +9,15 @@ from __future__ import annotations
 import select
 import socket
 import struct
+from contextlib import suppress
 from threading import Lock
 
 _HEADER = struct.Struct("<cQ")
 _CHUNK = 1 << 20
 
-START, STEP, COLLECT, CLOSE, PING = b"I", b"S", b"C", b"Q", b"P"
-"""To the process: the parts of its executor, first; a step; collect all steps; end; answer now."""
+START, STEP, COLLECT, CLOSE, PING, COMPILE = b"I", b"S", b"C", b"Q", b"P", b"G"
+"""To the process: the parts of its executor, first; a step; collect all steps; end; answer now;
+on a channel of its own: compile a form."""
 ANSWER, ERROR, PONG = b"A", b"E", b"O"
 """From it: one ``ANSWER`` or ``ERROR`` for the start and for each step, in order; ``PONG``."""
 
@@ -68,6 +70,11 @@ class Channel:
         content = bytes(memoryview(self._buffer)[_HEADER.size : end])
         del self._buffer[:end]
         return kind, content
+
+    def shut(self) -> None:
+        """Let both ends read to the end, also where a thread waits for a message."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()

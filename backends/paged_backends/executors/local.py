@@ -7,6 +7,8 @@ collected; ``docs/architecture.md`` says in what order things happen there.
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import psutil
@@ -31,18 +33,22 @@ from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
 from paged_backends.executors.settings import LocalSettings
 from paged_backends.executors.step_sampler import DeviceSampler, StepSampler
 from paged_backends.executors.steps import DeviceSteps, HostSteps
+from paged_backends.grammar.compiler import GrammarCompiler
+from paged_backends.grammar.masks import GrammarMasks
 from paged_backends.kernels.cpu.tensor_kernels import UsesKernels
 from paged_backends.sampling import Sampler, kernel_random_sample, random_sample
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.engine.contexts import ExecutorContext
-from paged_core.errors import EngineError, SettingsError
+from paged_core.errors import EngineError, RequestError, SettingsError
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.executor import Capacity, Executor
+from paged_core.interfaces.grammar import GrammarBackend, Vocabulary
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import Runner, SupportsModelSize
 from paged_core.log import get_logger
 from paged_core.settings.schema import EngineSettings
 from paged_core.step import StepInput, StepResult
+from paged_core.structured_outputs import StructuredOutputs
 
 _SPARE_ROWS = 64
 """Of sequences that are known beyond those that run, for which the device can sample."""
@@ -59,6 +65,7 @@ class LocalExecutor(Executor):
         self._loaded: LoadedModel | None = None
         self._steps: HostSteps | DeviceSteps | None = None
         self._populator: PagePopulator | None = None
+        self._grammars: GrammarCompiler | None = None
 
     # ------------------------------------------------------------------ life
 
@@ -80,8 +87,13 @@ class LocalExecutor(Executor):
             profile=profile,
         )
         self._loaded = _load(settings, accelerator, runner, backend, size)
+        self._grammars = GrammarCompiler(
+            settings.grammar.name,
+            partial(self._make_grammar, runner.vocab_size, runner.eos_token_ids),
+            self._options.grammar_timeout,
+        )
         with torch.inference_mode():
-            self._steps = _make_steps(settings, self._loaded, size)
+            self._steps = _make_steps(settings, self._loaded, size, self._grammars)
         self._populator = _make_populator(
             self._options.populate_ahead, self._loaded, size.num_blocks
         )
@@ -92,13 +104,14 @@ class LocalExecutor(Executor):
             max_model_len=size.max_model_len,
             vocab_size=runner.vocab_size,
             eos_token_ids=runner.eos_token_ids,
+            grammars=True,
         )
 
     def close(self) -> None:
         """Release the model and the cache."""
         if self._populator is not None:
             self._populator.close()
-        self._loaded = self._steps = self._populator = None
+        self._loaded = self._steps = self._populator = self._grammars = None
 
     def model_size(self) -> ModelSize | None:
         """Return the model's size; ``None`` before the start, or if its runner cannot tell."""
@@ -115,6 +128,33 @@ class LocalExecutor(Executor):
         return load_tokenizer(
             settings.tokenizer or settings.model, trust_remote_code=settings.trust_remote_code
         )
+
+    def compile_grammar(self, form: StructuredOutputs, /) -> Future[None]:
+        """Begin to compile a form in a thread of its own."""
+        if self._grammars is None:
+            raise EngineError("the executor is not running; start it first")
+        return self._grammars.compile(form)
+
+    def _make_grammar(
+        self, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> tuple[Vocabulary, GrammarBackend]:
+        """Return the vocabulary of the model, and the chosen grammar for it.
+
+        Raises:
+            RequestError, SettingsError: there can be none.
+        """
+        tokenizer, name = self.tokenizer(), f"model {self._context.settings.model!r}"
+        if tokenizer is None:
+            raise RequestError(f"{name} has no tokenizer; set `tokenizer`")
+        if not eos_token_ids:
+            raise RequestError(f"{name} has no token to end a sequence with")
+        texts = tokenizer.token_texts(vocab_size)
+        vocabulary = Vocabulary(
+            token_bytes=[None if n in eos_token_ids else text for n, text in enumerate(texts)],
+            eos_token_ids=eos_token_ids,
+            encode=partial(tokenizer.encode, add_special_tokens=False),
+        )
+        return vocabulary, self._context.make_grammar(vocabulary)
 
     def _make_accelerator(self, device: torch.device) -> Accelerator:
         if self._options.accelerator == "emulated":
@@ -218,7 +258,7 @@ def _num_device_rows(settings: EngineSettings) -> int:
 
 
 def _make_steps(
-    settings: EngineSettings, model: LoadedModel, size: CacheSize
+    settings: EngineSettings, model: LoadedModel, size: CacheSize, grammars: GrammarCompiler
 ) -> HostSteps | DeviceSteps:
     """Return what runs the steps of ``model``."""
     runner = model.runner
@@ -230,7 +270,8 @@ def _make_steps(
         device=model.accelerator.device,
         random_sample=random_sample if kernels is None else kernel_random_sample(kernels.sample),
     )
-    host_steps = HostSteps(model, StepSampler(runner, sampler, model.rows))
+    masks = GrammarMasks(grammars, runner.vocab_size)
+    host_steps = HostSteps(model, StepSampler(runner, sampler, model.rows, masks))
     if not model.accelerator.runs_ahead:
         return host_steps
     device_sampler = DeviceSampler(

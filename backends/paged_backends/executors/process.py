@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,13 @@ from paged_backends.executors.worker_main import Started
 from paged_backends.executors.worker_process import WorkerProcess
 from paged_core import errors
 from paged_core.engine.contexts import ExecutorContext, make_component
-from paged_core.errors import EngineError, ExecutorLost
+from paged_core.errors import EngineError, ExecutorLost, RequestError
 from paged_core.interfaces.executor import Capacity, Executor, SupportsText
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.log import get_logger
 from paged_core.step import StepInput, StepResult
+from paged_core.structured_outputs import StructuredOutputs
 
 _log = get_logger()
 
@@ -107,6 +109,16 @@ class ProcessExecutor(Executor):
             worker, number, "in a step", seconds=self._options.step_timeout
         )
         return result
+
+    def compile_grammar(self, form: StructuredOutputs, /) -> Future[None]:
+        """Have a form compiled in the process; any thread may ask for it."""
+        worker, started = self._running(), self._started
+        if started is not None and started.capacity.grammars:
+            return worker.grammars.compile(form)
+        refused: Future[None] = Future()
+        name = self._context.settings.executor.name
+        refused.set_exception(RequestError(f"executor.inner {name!r} holds no output to a form"))
+        return refused
 
     def _running(self) -> WorkerProcess:
         if self._started is None:

@@ -56,6 +56,8 @@ class SequenceRows:
         """Fans out, is a beam, or asks for log-probabilities of its prompt."""
         self.plain_C: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
         """Greedy, and asks for nothing but the token."""
+        self.guided_C: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
+        """Its output has a form, and so each of its tokens a mask."""
         self.num_unknown_C: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
         """Tokens that are counted in ``num_tokens_C`` and not named yet."""
         self.generation_C: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
@@ -106,6 +108,7 @@ class SequenceRows:
         self.special_C[row] = (
             known.fan_out > 1 or known.num_candidates > 0 or known.prompt_logprobs is not None
         )
+        self.guided_C[row] = known.sampling.grammar is not None
         self.plain_C[row] = known.sampling.plain and not self.special_C[row]
 
     def edit(self, ids: Sequence[SeqId], indices: Sequence[int], blocks: Sequence[BlockId]) -> None:

@@ -42,6 +42,12 @@ class LocalSettings(ComponentSettings):
         description="on a CPU under Linux: memory of the cache that a thread has the system "
         "provide ahead of the blocks in use, such as 128MiB; 0: none, steps wait for it",
     )
+    grammar_timeout: float = Field(
+        default=10.0,
+        gt=0,
+        le=_MAX_SECONDS,
+        description="seconds that the form of an output may take to be compiled",
+    )
 
 
 class MemorySettings(ComponentSettings):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import isfinite
+from threading import Thread
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from paged_backends.executors.accelerator import Accelerator, PinnedBuffers
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.sequence_rows import SequenceRows
+from paged_backends.grammar.masks import GrammarMasks
 from paged_backends.sampling import Sampler
 from paged_backends.sampling.device_sampling import DeviceParams, device_sample
 from paged_backends.sampling.random_sampling import best_token
@@ -60,12 +62,26 @@ class StepSampler:
     Each method takes a batch and its hidden states [T, hidden].
     """
 
-    def __init__(self, runner: Runner, sampler: Sampler, rows: SequenceRows) -> None:
+    def __init__(
+        self, runner: Runner, sampler: Sampler, rows: SequenceRows, masks: GrammarMasks
+    ) -> None:
+        self._masks = masks
         self._runner = runner
         self._sampler = sampler
         self._rows = rows
         self._best_tokens: Callable[[Tensor], tuple[Tensor, Tensor]] | None = (
             runner.best_tokens if isinstance(runner, SupportsBestTokens) else None
+        )
+
+    def begin_masks(self, batch: Batch) -> Thread | None:
+        """Begin to fill the masks of the sequences whose outputs have a form, in one call.
+
+        They are there once the thread has ended; ``None``: there is none.
+        """
+        guided_S = self._rows.guided_C[batch.rows_S] & batch.complete_S
+        sequences = [batch.sequences[place] for place in np.flatnonzero(guided_S).tolist()]
+        return self._masks.begin(
+            [one.sampling.grammar for one in sequences if one.sampling.grammar is not None]
         )
 
     def sample_best(self, batch: Batch, hidden: Tensor) -> Sampled | None:

@@ -78,9 +78,14 @@ class HostSteps:
     def _compute(
         self, batch: Batch, tokens_T: Tensor, positions_T: Tensor, attention: AttentionBatch
     ) -> StepResult:
-        timer = ModelTimer(self._model.accelerator.device)
-        hidden = self._model.forward(tokens_T, positions_T, attention)
-        timer.stop()
+        masks = self._sampler.begin_masks(batch)  # filled while the model runs
+        try:
+            timer = ModelTimer(self._model.accelerator.device)
+            hidden = self._model.forward(tokens_T, positions_T, attention)
+            timer.stop()
+        finally:
+            if masks is not None:
+                masks.join()
         return replace(self._sample(batch, hidden), seconds={"model": timer.seconds()})
 
     def _sample(self, batch: Batch, hidden: Tensor) -> StepResult:

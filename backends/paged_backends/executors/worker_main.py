@@ -24,6 +24,7 @@ from paged_backends.executors.channel import (
     STEP,
     Channel,
 )
+from paged_backends.executors.remote_grammars import serve_grammars
 from paged_core import errors
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.contexts import ExecutorContext, make_component
@@ -51,8 +52,8 @@ class Started:
     runs_in_background: bool
 
 
-def main(descriptor: int) -> None:
-    """Serve the socket of this number until it is closed."""
+def main(descriptor: int, grammars: int) -> None:
+    """Serve the socket of this number until it is closed; ``grammars``: that of forms."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
     channel, messages = Channel(socket.socket(fileno=descriptor)), Messages()
     Thread(target=_read, args=(channel, messages), daemon=True).start()
@@ -65,6 +66,8 @@ def main(descriptor: int) -> None:
     except Exception as error:  # noqa: BLE001 - raised again in the other process
         channel.send(ERROR, _told(error, faults))
         return
+    line = Channel(socket.socket(fileno=grammars))
+    Thread(target=serve_grammars, args=(line, executor), daemon=True).start()
     try:
         channel.send(ANSWER, pickle.dumps(started))
         _serve(executor, channel, messages, faults, 1 if started.runs_in_background else 0)

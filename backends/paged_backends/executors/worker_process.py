@@ -15,6 +15,7 @@ from time import monotonic
 import psutil
 
 from paged_backends.executors.channel import CLOSE, PING, PONG, Channel
+from paged_backends.executors.remote_grammars import RemoteGrammars
 from paged_core.errors import EngineError, ExecutorLost
 
 _PATIENCE = 1.0
@@ -22,8 +23,8 @@ _PATIENCE = 1.0
 _REAPING = 5.0
 """Seconds that a process whose socket is closed may take to end."""
 _PROGRAM = (
-    "import json, sys; fd, path = json.loads(sys.argv.pop()); sys.path[:] = path; "
-    "from paged_backends.executors.worker_main import main; main(fd)"
+    "import json, sys; *fds, path = json.loads(sys.argv.pop()); sys.path[:] = path; "
+    "from paged_backends.executors.worker_main import main; main(*fds)"
 )
 
 
@@ -42,12 +43,14 @@ class WorkerProcess:
     def __init__(self, name: str, *, heartbeat_timeout: float) -> None:
         self._heartbeat_timeout = heartbeat_timeout
         ours, theirs = socket.socketpair()
-        arguments = json.dumps([theirs.fileno(), sys.path])
-        with theirs:
+        grammars, their_grammars = socket.socketpair()
+        descriptors = theirs.fileno(), their_grammars.fileno()
+        arguments = json.dumps([*descriptors, sys.path])
+        with theirs, their_grammars:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, arguments],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=descriptors,
                 process_group=0,
             )
         self.pid = self._process.pid
@@ -56,6 +59,9 @@ class WorkerProcess:
         self._answers: dict[int, tuple[bytes, bytes]] = {}
         self._num_answered = 0
         self._channel = Channel(ours, heartbeat_timeout)
+        self.grammars = RemoteGrammars(
+            Channel(grammars, heartbeat_timeout), self.name, heartbeat_timeout
+        )
         self._is_cut = False
         """Whether Ctrl-C came in the middle of a message."""
         self._owner = os.getpid()
@@ -161,6 +167,7 @@ class WorkerProcess:
                     with suppress(subprocess.TimeoutExpired):
                         self._process.wait(self._heartbeat_timeout)
             self.kill()
+        self.grammars.close()
         self._channel.close()
 
     def kill(self) -> None:

@@ -1,9 +1,9 @@
 """Processing of logits before a token is sampled, in vLLM's order and by its definitions.
 
 Logits processors, then ``logit_bias``, then the repetition, frequency and presence penalties; at
-last masks, for all tokens but ``allowed_token_ids``, those that would complete one of
-``bad_words_ids``, and below ``min_tokens`` those that would end a sequence. Only rows that ask for
-any of it are processed.
+last masks, for all tokens but those that ``structured_outputs`` allows and ``allowed_token_ids``,
+those that would complete one of ``bad_words_ids``, and below ``min_tokens`` those that would end a
+sequence. Only rows that ask for any of it are processed.
 
 Shapes: R rows, V vocabulary.
 """
@@ -33,6 +33,7 @@ def process_logits(
     for place, problem in _apply_bias(logits, rows).items():
         failed.setdefault(place, problem)
     _apply_penalties(logits, rows)
+    failed |= _keep_form(logits, rows)
     _keep_allowed(logits, rows)
     _mask(logits, rows, eos_token_ids)
     return failed
@@ -128,6 +129,28 @@ def _apply_penalties(logits: Tensor, rows: Sequence[Row]) -> None:
     values = flat[at]
     values = torch.where(values > 0, values / repetition, values * repetition)
     flat[at] = values - frequency * count - presence * (count > 0)
+
+
+def _keep_form(logits: Tensor, rows: Sequence[Row]) -> dict[int, str]:
+    """Set the logits of tokens that the forms of their rows do not allow to -inf."""
+    failed: dict[int, str] = {}
+    places, masks = [], []
+    for place, row in enumerate(rows):
+        if row.sampling.structured_outputs is None:
+            continue
+        if row.grammar is None or row.grammar.mask_W is None or row.grammar.problem is not None:
+            problem = row.grammar.problem if row.grammar is not None else None
+            failed[place] = problem or "its output cannot be held to structured_outputs here"
+        else:
+            places.append(place)
+            masks.append(row.grammar.mask_W)
+    if places:
+        octets = torch.from_numpy(np.stack(masks).view(np.uint8)).to(logits.device)
+        bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=logits.device)
+        ruled_out = (octets[:, :, None] & bits == 0).flatten(1)[:, : logits.shape[1]]
+        at = torch.tensor(places, device=logits.device)
+        logits[at] = logits[at].masked_fill(ruled_out, float("-inf"))
+    return failed
 
 
 def _keep_allowed(logits: Tensor, rows: Sequence[Row]) -> None:

@@ -15,6 +15,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from paged_backends.grammar.masks import SequenceGrammar
 from paged_core.sampling_params import SamplingParams
 
 
@@ -80,6 +81,8 @@ class Row:
     index: int
     """Its place among the sequences of its request: each has a random stream of its own."""
     request_id: str
+    grammar: SequenceGrammar | None = field(default=None, repr=False, compare=False)
+    """Has the mask of the form that the output must have."""
     sampled: bool = field(init=False)
     """Its token is sampled at random; otherwise the best token is taken."""
     processed: bool = field(init=False)
@@ -107,6 +110,7 @@ class Row:
             or bool(params.logits_processors)
             or bool(params.bad_words_ids)
             or allowed is not None
+            or params.structured_outputs is not None
         )
         plain = not (
             sampled or processed or params.min_tokens or params.needed_logprobs is not None

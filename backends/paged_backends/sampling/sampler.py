@@ -276,8 +276,8 @@ def unfit_rows(peaks: Tensor) -> dict[int, str]:
             )
         elif peak == float("-inf"):
             problems[place] = (
-                "every token is ruled out: all logits are -infinity once processors, biases and "
-                "min_tokens are applied"
+                "every token is ruled out: all logits are -infinity once processors, biases, "
+                "min_tokens and structured_outputs are applied"
             )
     return problems
 

@@ -35,6 +35,7 @@ _OTHER_FORMATS = (
 )
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_SAMPLE = '{"a": [1.5, "\u00e9\u4e16"],\n  "b": null}'
 
 
 def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> CheckpointTokenizer | None:
@@ -85,6 +86,8 @@ class CheckpointTokenizer:
     """Whether there is a token of this id; the model's vocabulary may be larger."""
     token_bytes: TokenBytes | None = None
     """The bytes of each token, if the tokenizer is byte-level."""
+    id_to_token: Callable[[int], str | None] = lambda _: None
+    """A token as the vocabulary writes it."""
 
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids, by default with the special tokens that belong around a prompt."""
@@ -110,6 +113,25 @@ class CheckpointTokenizer:
         text = self.template.render(conversation, **{"add_generation_prompt": False, **options})
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
+    def token_texts(self, size: int, /) -> list[bytes | None]:
+        """Return the bytes that each token below ``size`` adds to a text; ``None``: it adds none.
+
+        Raises:
+            RequestError: the tokens are no pieces of text.
+        """
+        if self.token_bytes is not None:
+            found: list[bytes | None] = [self.token_bytes[token_id] for token_id in range(size)]
+        elif self.byte_ids:
+            found = [_piece_bytes(self.id_to_token(token_id)) for token_id in range(size)]
+        else:
+            found = [None] * size
+        texts = [None if n in self.special_ids else text or None for n, text in enumerate(found)]
+        ids = self.encode(_SAMPLE, add_special_tokens=False)
+        read = b"".join([(texts[token_id] if token_id < size else None) or b"" for token_id in ids])
+        if read.lstrip() != _SAMPLE.encode():  # some put a space before a text
+            raise RequestError("the tokens of its tokenizer are no pieces of text")
+        return texts
+
     def detokenizer(
         self, prompt: Sequence[int], /, *, skip_special_tokens: bool = True
     ) -> ByteDetokenizer | IncrementalDetokenizer:
@@ -133,6 +155,15 @@ def _encodable(text: str) -> str:
             "valid Unicode; send whole characters"
         ) from error
     return text
+
+
+def _piece_bytes(piece: str | None) -> bytes:
+    """Return the bytes of a piece of SentencePiece, which writes a space as U+2581."""
+    if piece is None:
+        return b""
+    if len(piece) == 6 and piece in _BYTES:
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("\u2581", " ").encode("utf-8", "replace")
 
 
 def _from_gguf(path: Path) -> CheckpointTokenizer | None:
@@ -177,6 +208,7 @@ def _from_tokenizers(
         vocab_size=fast.get_vocab_size(),
         is_known=lambda token_id: fast.id_to_token(token_id) is not None,
         token_bytes=TokenBytes(fast.id_to_token) if isinstance(fast.decoder, ByteLevel) else None,
+        id_to_token=fast.id_to_token,
     )
 
 
@@ -249,6 +281,7 @@ def _from_transformers(
         byte_ids=_byte_ids(vocab.get),
         template=ChatTemplate.find(folder, config, _named_tokens(folder, config)),
         vocab_size=len(slow),
+        id_to_token=slow.convert_ids_to_tokens,
     )
 
 

@@ -38,6 +38,9 @@ SUMMARIES = {
     "router": "keeps sessions on their replica, unless that is too busy",
     "server": "completes lines: a prompt a line comes in, and what follows it goes out",
     "routes": "says how many tokens a text has",
+    "grammar": "does what llguidance does, and refuses long forms",
+    "tool_parser": "reads an answer that is a call: a word, the name of a function, JSON",
+    "reasoning_parser": "takes what comes before a line of dashes for thoughts",
 }
 """Slots with a template, and what the component that it makes does."""
 
@@ -47,6 +50,8 @@ USAGES = {
     "router": "paged-core simulate chat --replicas 4 --config engine.yaml",
     "server": "paged-core serve --config engine.yaml",
     "routes": "paged-core serve --config engine.yaml",
+    "tool_parser": "paged-core serve --config engine.yaml",
+    "reasoning_parser": "paged-core serve --config engine.yaml",
 }
 """What uses a component, where that is not an engine that generates."""
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from math import ceil
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from paged_core.text.generation import Generation
 from paged_core.text.outputs import OutputDelta, RequestOutput
 from paged_core.text.prompts import Prompt
 from paged_plugins.server.errors import RETRY_SECONDS, ApiError
+from paged_plugins.server.parsers.choice import Parsers
 from paged_plugins.server.settings import HttpSettings
 
 _SHORT = 4096
@@ -70,6 +72,11 @@ class Service:
         if self.client.health().state is ClientState.STARTING:
             raise self._not_ready(self.client.health())
         return self.client.front_end
+
+    @cached_property
+    def parsers(self) -> Parsers:
+        """What takes the model's answers apart; it is asked for once the client has started."""
+        return Parsers(self.settings, self.registry, self.front_end.tokenizer)
 
     # ------------------------------------------------------------------ before the engine
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any
 
 from paged_core.client.news import News, Start, gain_of, to_ranked
@@ -15,6 +16,7 @@ from paged_core.engine.wiring import executor_tokenizer
 from paged_core.errors import EngineError, PluginError, RequestError
 from paged_core.interfaces.observer import SupportsReport
 from paged_core.request import Request
+from paged_core.requests.grammars import compile_grammar, refusal
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sequence import SequenceGroup, SequenceState
 from paged_core.settings.schema import EngineSettings
@@ -65,6 +67,8 @@ class EngineService:
         self._tokenizer = executor_tokenizer(engine.executor)
         self._told: dict[SequenceGroup, _Told] = {}
         self._groups: dict[int, SequenceGroup] = {}
+        self._compiling: dict[int, bool] = {}
+        """Requests whose form is being compiled, and whether they are still wanted."""
         self._pins: dict[str, Pin] = {}
         self._computed: list[tuple[Pin, Future[Any]]] = []
         """Pins whose prefix is being computed, and what waits for that."""
@@ -100,12 +104,25 @@ class EngineService:
             request: its arrival and deadline are on the front end's clock.
             age: seconds since its arrival.
         """
-        self._driver.post(lambda engine: self._add(engine, number, request, age))
+        began = monotonic()
+
+        def add(form: Future[None] | None = None) -> None:
+            waited = age + monotonic() - began
+            self._driver.post(lambda engine: self._add(engine, number, request, waited, form))
+
+        form = compile_grammar(self.engine.executor, request.sampling)
+        if form is None:
+            add()
+        else:
+            self._compiling[number] = True
+            form.add_done_callback(add)
 
     def abort(self, number: int) -> None:
         """Abort a request, unless it has ended."""
 
         def abort(engine: Engine) -> None:
+            if number in self._compiling:
+                self._compiling[number] = False
             group = self._groups.get(number)
             if group is not None and engine.holds(group):
                 engine.abort(group.id)
@@ -159,12 +176,22 @@ class EngineService:
             raise RequestError(f"this engine has no pin {pin!r}")
         self.engine.release(self._pins.pop(pin))
 
-    def _add(self, engine: Engine, number: int, request: Request, age: float) -> None:
+    def _add(
+        self,
+        engine: Engine,
+        number: int,
+        request: Request,
+        age: float,
+        form: Future[None] | None,
+    ) -> None:
+        is_wanted = self._compiling.pop(number, True)
         arrival = engine.clock() - age
         deadline = request.deadline and request.deadline - request.arrival + arrival
         own = replace(request, arrival=arrival, deadline=deadline)
         generation = Generation(own, None, self._tokenizer)
         try:
+            if form is not None and (error := refusal(form)) is not None:
+                raise error
             if own.sampling.stop and self._tokenizer is None:
                 raise RequestError("a stop string needs a tokenizer, and this engine has none")
             group = generation.group = engine.add(own, generation.stop_check)
@@ -178,6 +205,8 @@ class EngineService:
             number, len(own.prompt), is_plain, chooses_at_end=sampling.chooses_at_end
         )
         self._groups[number] = group
+        if not is_wanted:
+            engine.abort(group.id)
 
     # ------------------------------------------------------------------ what came of it
 

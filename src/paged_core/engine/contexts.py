@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paged_core.errors import (
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # listing components imports this, and is to be quick
     from paged_core.engine.preemptor import Preemptor
     from paged_core.interfaces.attention import AttentionBackend
     from paged_core.interfaces.evictor import Evictor
+    from paged_core.interfaces.grammar import GrammarBackend, Vocabulary
     from paged_core.interfaces.layer import LayerSpec
     from paged_core.interfaces.preemption import Preemption
     from paged_core.interfaces.queue_order import QueueOrder
@@ -114,6 +116,13 @@ class RunnerContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarContext:
+    """Of a ``grammar``."""
+
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverContext:
     """Of one of the ``observers``."""
 
@@ -146,6 +155,13 @@ class ExecutorContext:
     def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
         """As :func:`make_attention`."""
         return make_attention(self.settings, self.registry, layers)
+
+    def make_grammar(self, vocabulary: Vocabulary) -> GrammarBackend:
+        """Build the chosen grammar; ``SettingsError``: it cannot be used here."""
+        context, options = GrammarContext(vocabulary=vocabulary), self.settings.grammar
+        build = partial(make_component, self.registry, "grammar", context=context)
+        backend: GrammarBackend = _choose(self.registry, "grammar", options, build)
+        return backend
 
 
 Part = TypeVar("Part")

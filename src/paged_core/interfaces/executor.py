@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from paged_core.step import StepInput, StepResult
+from paged_core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from paged_core.interfaces.tokenizer import Tokenizer
 
 
@@ -26,6 +29,8 @@ class Capacity:
     remote: bool = False
     """Whether steps are sent to another process: a request whose logits processors cannot be
     pickled is then refused when it is added."""
+    grammars: bool = False
+    """Whether it holds outputs to a form, and so :class:`SupportsGrammar`."""
 
 
 class Executor(ABC):
@@ -72,6 +77,18 @@ class SupportsText(Protocol):
 
     def tokenizer(self) -> Tokenizer | None:
         """Return it, or ``None`` if the checkpoint has none and serves token ids only."""
+
+
+@runtime_checkable
+class SupportsGrammar(Protocol):
+    """An executor that samples by grammars."""
+
+    def compile_grammar(self, form: StructuredOutputs, /) -> Future[None]:
+        """Begin to compile a form beside the steps, within a limit of time; any thread may call it.
+
+        The future raises ``RequestError`` if it cannot be compiled. What is compiled is kept for
+        the requests to come; a request whose form was not is held up by its first step.
+        """
 
 
 @runtime_checkable

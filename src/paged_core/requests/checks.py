@@ -47,6 +47,11 @@ def check_request(
             f"{name} has bad_words or truncate_prompt_tokens=-1, of which only LLM knows the token "
             "ids and the number; use bad_words_ids and the number"
         )
+    if request.sampling.structured_outputs is not None and not capacity.grammars:
+        raise RequestError(
+            f"{name} has structured_outputs, and its executor holds no output to a form; use "
+            "executor local or process"
+        )
     if capacity.vocab_size is not None:
         _check_token_ids(request, capacity.vocab_size)
     if capacity.remote:

@@ -132,6 +132,7 @@ class EngineSettings(BaseModel):
     attention: Part
     runner: Part
     executor: Part
+    grammar: Part
     observers: tuple[Part, ...]
 
     def __new__(cls, **_values: Any) -> Self:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -61,7 +60,8 @@ async def open_chat(service: Service, body: ChatRequest) -> Chat:
     """
     model = service.check_model(body.model)
     service.check_room()
-    asked = format_of(service, body)
+    (prompt,) = await service.off_loop(lambda: [chat_prompt(service, body)], size_of(body.messages))
+    asked = format_of(service, body, prompt["prompt"] if isinstance(prompt, Mapping) else None)
     max_tokens = body.max_tokens
     if body.max_completion_tokens is not None:
         max_tokens = body.max_completion_tokens
@@ -74,9 +74,8 @@ async def open_chat(service: Service, body: ChatRequest) -> Chat:
     sampling = sampling_params(body, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling)
     check_choices(sampling, 1, service.options)
     name, fields = answer_id(body, "chatcmpl"), request_fields(body)
-    render = partial(chat_prompt, service, body)
     generations = await service.off_loop(
-        lambda: service.generations(name, [render()], sampling, fields, body.deadline),
+        lambda: service.generations(name, [prompt], sampling, fields, body.deadline),
         size_of(body.messages),
     )
     answer = Answer(service, name, generations, body.deadline)
@@ -184,10 +183,9 @@ class Chat:
             ApiError, RequestError, EngineLost: as :meth:`Answer.deltas`.
         """
         async for _, delta in self.answer.deltas():
-            if (found := self._parsed(delta)) is not None:
-                yield found
+            yield self._parsed(delta)
 
-    def _parsed(self, delta: OutputDelta) -> ChatDelta | None:
+    def _parsed(self, delta: OutputDelta) -> ChatDelta:
         """Return what is shown of what an answer gained."""
         reason = delta.finish_reason
         found = ChatDelta(

@@ -1,0 +1,146 @@
+"""Component ``llguidance``: the package of that name.
+
+Its matchers never raise: one that fails stays in a state of error, in which it would allow nothing
+but the end. So every answer is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
+from numpy.typing import NDArray
+
+from paged_backends.grammar.settings import LlguidanceSettings
+from paged_core.engine.contexts import GrammarContext
+from paged_core.errors import RequestError
+from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Matcher, Vocabulary
+from paged_core.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_MOST_THREADS = 8
+_MOST_SAID = 400
+"""Characters of an error of the package."""
+_WHITESPACE = r"\x20|\x0A[\x20\x09]{0,20}"
+"""Between two parts of JSON: enough to lay it out, and no model goes on with it for ever."""
+_OWN_KEY = "x-guidance"
+"""Options of the package within a schema, by which parts of it would be ignored."""
+
+
+class LlguidanceGrammar(GrammarBackend):
+    """Compiles forms with llguidance."""
+
+    def __init__(self, options: LlguidanceSettings, context: GrammarContext, /) -> None:
+        vocabulary = context.vocabulary
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Tokens(vocabulary)),
+            n_vocab=len(vocabulary.token_bytes),
+            eos_token=sorted(vocabulary.eos_token_ids),
+        )
+        self._num_threads = options.num_threads or min(os.cpu_count() or 1, _MOST_THREADS)
+        self._executor: tuple[int, LLExecutor] | None = None
+        """Its threads are not in a process that was forked: the number is that of its own."""
+
+    def compile(self, form: StructuredOutputs, /) -> _Compiled:
+        try:
+            matcher = LLMatcher(self._tokenizer, _source(form), log_level=0)
+        except ValueError as error:
+            raise _refused(form, str(error)) from error
+        problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
+        if problems:
+            raise _refused(form, "; ".join(problems))
+        return _Compiled(matcher)
+
+    def fill(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], /) -> Mapping[int, str]:
+        own = [matcher.own for matcher in matchers if isinstance(matcher, _Matcher)]
+        self._threads().unsafe_compute_mask_ptr(
+            [(matcher, row) for row, matcher in enumerate(own)],
+            masks.ctypes.data,
+            masks.shape[1] * masks.itemsize,
+            len(masks),
+        )
+        return {row: _said(matcher) for row, matcher in enumerate(own) if matcher.is_error()}
+
+    def _threads(self) -> LLExecutor:
+        if self._executor is None or self._executor[0] != os.getpid():
+            self._executor = os.getpid(), LLExecutor(num_threads=self._num_threads)
+        return self._executor[1]
+
+
+class _Tokens:
+    """A vocabulary as the package asks for it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = [text or b"" for text in vocabulary.token_bytes]
+        self.special_token_ids = [n for n, text in enumerate(vocabulary.token_bytes) if not text]
+        self.eos_token_id = min(vocabulary.eos_token_ids)
+        self.bos_token_id = None
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+class _Compiled(CompiledGrammar):
+    def __init__(self, first: LLMatcher) -> None:
+        self._first = first
+
+    def matcher(self) -> _Matcher:
+        return _Matcher(self._first.deep_copy())
+
+
+class _Matcher(Matcher):
+    def __init__(self, own: LLMatcher) -> None:
+        self.own = own
+
+    def accept(self, token_id: int, /) -> None:
+        if not self.own.consume_token(token_id):
+            raise ValueError(_said(self.own))
+
+    @property
+    def is_at_end(self) -> bool:
+        return bool(self.own.is_accepting())
+
+
+def _source(form: StructuredOutputs) -> str:
+    """Return a form in the package's notation."""
+    if form.schema is not None:
+        schema = json.loads(form.schema)
+        if _has_key(schema, _OWN_KEY):
+            raise ValueError(f"{_OWN_KEY!r} is not accepted in a schema")
+        options: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE}
+        if form.disable_any_whitespace:
+            options = {"whitespace_flexible": False}
+        return str(LLMatcher.grammar_from_json_schema(form.schema, overrides=options))
+    if form.regex is not None:
+        return str(LLMatcher.grammar_from_regex(form.regex))
+    if form.choice is not None:
+        written = [json.dumps(each, ensure_ascii=False) for each in form.choice]
+        return str(LLMatcher.grammar_from_lark(f"start: {' | '.join(written)}"))
+    return str(grammar_from("grammar", form.grammar or ""))
+
+
+def _has_key(schema: Any, key: str) -> bool:
+    """Whether a schema has a key anywhere, as far as that can be told from names of properties."""
+    if isinstance(schema, dict):
+        return key in schema or any(_has_key(part, key) for part in schema.values())
+    return isinstance(schema, list) and any(_has_key(part, key) for part in schema)
+
+
+def _said(matcher: LLMatcher) -> str:
+    """Return the first line of an error, without the state that follows it."""
+    text = str(matcher.get_error()).partition("<state>")[0].partition("<backtrace>")[0]
+    return " ".join(text.split())[:_MOST_SAID] or "it stopped"
+
+
+def _refused(form: StructuredOutputs, reason: str) -> RequestError:
+    reason = " ".join(reason.partition("<state>")[0].partition("<backtrace>")[0].split())
+    return RequestError(
+        f"structured_outputs cannot be compiled by grammar 'llguidance': {reason[:_MOST_SAID]}"
+    )

@@ -1,0 +1,106 @@
+"""Which parsers a model has: those that the settings name, or what its chat template shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from paged_core.errors import PagedCoreError
+from paged_core.interfaces.tokenizer import Tokenizer
+from paged_core.log import get_logger
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
+from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat
+from paged_plugins.server.parsers.tool_parser import ToolFormat
+
+_CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "probe", "arguments": {"place": "here"}},
+}
+_CONVERSATION: Sequence[Mapping[str, Any]] = (
+    {"role": "user", "content": "question"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "name": "probe", "tool_call_id": "abcdefghi", "content": "answer"},
+)
+_THOUGHTS: Sequence[Mapping[str, Any]] = (
+    {"role": "user", "content": "question"},
+    {"role": "assistant", "content": "answer", "reasoning_content": "hypothesis"},
+)
+_MARKS = {
+    "hermes": r"<tool_call>\s*\{\s*\"name\": ?\"probe\"",
+    "mistral": r"\[TOOL_CALLS\]\s*\[",
+    "llama3_json": r"\{\s*\"name\": ?\"probe\", ?\"parameters\": ?\{",
+    "pythonic": r"\[probe\(place=",
+}
+"""By parser: how a call looks in a prompt that has one."""
+
+_log = get_logger()
+
+
+class Parsers:
+    """The parsers of a model."""
+
+    def __init__(
+        self, settings: EngineSettings, registry: Registry, tokenizer: Tokenizer | None
+    ) -> None:
+        self._settings, self._registry, self._tokenizer = settings, registry, tokenizer
+
+    @cached_property
+    def tools(self) -> ToolFormat | None:
+        """How the model writes calls; ``None``: that is not known."""
+        made: ToolFormat | None = self._made("tool_parser", self._shown_tools)
+        return made
+
+    @cached_property
+    def forced_tools(self) -> ToolFormat:
+        """How a model is made to write calls: any form will do where its own is not known."""
+        return self.tools or self._make("tool_parser", "hermes")
+
+    @cached_property
+    def reasoning(self) -> ReasoningFormat | None:
+        """How the model marks its thoughts; ``None``: it has none, or that is not known."""
+        made: ReasoningFormat | None = self._made("reasoning_parser", self._shown_thoughts)
+        return made
+
+    @property
+    def is_reasoning_named(self) -> bool:
+        """Whether the settings name how the model marks its thoughts."""
+        return self._name("reasoning_parser") != "auto"
+
+    def _name(self, slot: str) -> str:
+        return str(getattr(self._settings, slot).name)
+
+    def _made(self, slot: str, find: Any) -> Any:
+        if (name := self._name(slot)) != "auto":
+            return self._make(slot, name)
+        found = find()
+        _log.info("parser_chosen", slot=slot, name=found, reason="the chat template shows it")
+        return None if found is None else self._make(slot, found)
+
+    def _make(self, slot: str, name: str) -> Any:
+        options = getattr(self._settings, slot)
+        component = self._registry.get(slot, name)
+        given = options if options.name == name else component.settings.model_validate({})
+        return component.load()(given)
+
+    def _shown_tools(self) -> str | None:
+        text = self._rendered(_CONVERSATION)
+        return next((name for name, mark in _MARKS.items() if re.search(mark, text)), None)
+
+    def _shown_thoughts(self) -> str | None:
+        prompt = self._rendered(_THOUGHTS[:1], add_generation_prompt=True)
+        answer = self._rendered(_THOUGHTS)
+        begins = prompt.rstrip().endswith("<think>")
+        return "qwen3" if begins or re.search(r"<think>\s*hypothesis", answer) else None
+
+    def _rendered(self, conversation: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Return a conversation as the chat template writes it; nothing if it has none."""
+        if self._tokenizer is None:
+            return ""
+        try:
+            return str(self._tokenizer.apply_chat_template(conversation, tokenize=False, **options))
+        except PagedCoreError:  # it has no template, or one that does not know of this
+            return ""

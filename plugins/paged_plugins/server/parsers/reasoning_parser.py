@@ -1,0 +1,44 @@
+"""Slot ``reasoning_parser``: how a model marks what it thinks before it answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Text of an answer."""
+
+    text: str
+    is_reasoning: bool
+
+
+class ReasoningParser(ABC):
+    """Reads one answer as it grows; what it returns does not depend on where the text was cut."""
+
+    @abstractmethod
+    def feed(self, text: str, /) -> Sequence[Thought]:
+        """Take more text; what may be a part of a mark is held back."""
+
+    @abstractmethod
+    def end(self) -> Sequence[Thought]:
+        """Return what was held back: the answer has ended."""
+
+
+class ReasoningFormat(ABC):
+    """A way to mark thoughts. Its factory gets the options alone."""
+
+    @abstractmethod
+    def parser(self, prompt: str, /) -> ReasoningParser:
+        """Return a parser for an answer to ``prompt``, which may have begun the thoughts."""
+
+    @abstractmethod
+    def ends_with(self, prompt: str, /, *, surely: bool) -> str | None:
+        """Return the mark at the end of the thoughts in an answer to ``prompt``; ``None``: it has
+        none.
+
+        Args:
+            surely: only if the prompt shows that the answer begins with thoughts.
+        """

@@ -1,0 +1,188 @@
+"""Conformance of parsers: whatever the text is and wherever it is cut, nothing of it is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import strategies as st
+
+from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat, Thought
+from paged_plugins.server.parsers.tool_parser import (
+    Arguments,
+    CallBegins,
+    Function,
+    Piece,
+    Text,
+    ToolFormat,
+)
+from paged_testing import ComponentConformance
+
+NAMES = ("f", "weather")
+_MARKS = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>"),
+    *('{"name": "f", "arguments": {"a": 1}}', '{"name": "weather", "parameters": {}}'),
+    *('{"name": "f"', '"arguments": ', '{"a": [tru', "[f(a=1)]", "[weather(", "f(x='y')"),
+    *("[", "]", "{", "}", ",", ";", " ", "\n", '"', "\\", "<", "te", "\u4e16", "1.5", "null", "("),
+)
+PLAIN = (
+    *("", "Hello.", "a < b and c > d", "1, 2, 3", "\n\n  indented\n", "\u4e16\u754c \U0001f600"),
+    *('{"city": "Paris"}', "[1, 2]", "<b>bold</b>", "tool_call", "an answer {"),
+)
+"""Texts without a call."""
+
+
+@st.composite
+def cut_texts(draw: st.DrawFn) -> list[str]:
+    """Draw a text of marks and other things, in pieces."""
+    whole = "".join(draw(st.lists(st.sampled_from(_MARKS), max_size=10)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    return [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+
+
+class _ParserConformance(ComponentConformance):
+    max_examples: ClassVar[int] = 150
+
+    def build(self, parts: object = None) -> Any:
+        """Build the component: its factory gets the options alone."""
+        return self.record.load()(self.options)
+
+
+class ToolParserConformance(_ParserConformance):
+    """Subclass it for a parser of calls, and say how it writes them::
+
+    class TestMyParser(ToolParserConformance):
+        component = "my_parser"
+        written = {"[call f]": [("f", {})]}
+    """
+
+    slot: ClassVar[str] = "tool_parser"
+    written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]]
+    """Answers that consist of calls, and what these are; ``f`` and ``weather`` are functions."""
+    broken: ClassVar[Sequence[str]] = ()
+    """Answers that begin as calls do, and are none: they are text."""
+
+    def parsed(self, *pieces: str) -> list[Piece]:
+        """What a parser makes of a text, with pieces of a kind joined."""
+        made = self.build()
+        assert isinstance(made, ToolFormat)
+        parser, found = made.parser(NAMES), list[Piece]()
+        for piece in pieces:
+            found += parser.feed(piece)
+        return _joined([*found, *parser.end()])
+
+    def test_reads_the_calls_that_are_written(self) -> None:
+        for text, calls in self.written.items():
+            for pieces in ([text], list(text)):
+                found = self.parsed(*pieces)
+                assert _calls(found) == list(calls), text
+                assert not any(isinstance(piece, Text) for piece in found), found
+
+    @pytest.mark.parametrize("text", PLAIN)
+    def test_text_passes_unchanged(self, text: str) -> None:
+        for pieces in ([text], list(text)):
+            assert self.parsed(*pieces) == ([Text(text)] if text else [])
+
+    def test_what_only_looks_like_a_call_is_text(self) -> None:
+        for text in self.broken:
+            for pieces in ([text], list(text)):
+                assert self.parsed(*pieces) == [Text(text)]
+
+    def test_plain_text_is_not_held_back(self) -> None:
+        parser = self.build().parser(NAMES)
+        assert _joined([*parser.feed("Hello"), *parser.feed(" you")]) == [Text("Hello you")]
+
+    def test_where_a_text_is_cut_does_not_matter(self) -> None:
+        self.check(self.check_cuts, cut_texts())
+
+    def test_a_forced_call_is_read(self) -> None:
+        """The grammar names both functions, and gives their arguments the schemas."""
+        grammar = self.build().grammar([Function(name, {}) for name in NAMES], parallel=True)
+        assert grammar.startswith("start: ")
+        for name in NAMES:
+            assert name in grammar
+
+    def check_cuts(self, pieces: Sequence[str]) -> None:
+        """Check that pieces give what the whole gives, and that arguments are as they should."""
+        whole = "".join(pieces)
+        found = self.parsed(whole)
+        assert self.parsed(*pieces) == found
+        if not any(isinstance(piece, CallBegins) for piece in found):
+            assert found == ([Text(whole)] if whole else []), "text was lost, or added"
+        for piece, after in pairwise(found):
+            if isinstance(after, Arguments):
+                assert isinstance(piece, CallBegins), "arguments without a call"
+
+
+class ReasoningParserConformance(_ParserConformance):
+    """Subclass it for a parser of thoughts, and say how they are marked::
+
+    class TestMyParser(ReasoningParserConformance):
+        component = "my_parser"
+        written = {("", "[why]because[/why]so"): ("because", "so")}
+    """
+
+    slot: ClassVar[str] = "reasoning_parser"
+    written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]]
+    """By prompt and answer: the thoughts, and the rest."""
+
+    def parsed(self, prompt: str, *pieces: str) -> list[Thought]:
+        """What a parser makes of a text, with pieces of a kind joined."""
+        made = self.build()
+        assert isinstance(made, ReasoningFormat)
+        parser, found = made.parser(prompt), list[Thought]()
+        for piece in pieces:
+            found += parser.feed(piece)
+        joined: list[Thought] = []
+        for each in [*found, *parser.end()]:
+            assert each.text, "a piece without text"
+            if joined and joined[-1].is_reasoning == each.is_reasoning:
+                joined[-1] = replace(each, text=joined[-1].text + each.text)
+            else:
+                joined.append(each)
+        return joined
+
+    def test_reads_the_thoughts_that_are_written(self) -> None:
+        for (prompt, text), (thoughts, rest) in self.written.items():
+            expected = [Thought(thoughts, is_reasoning=True), Thought(rest, is_reasoning=False)]
+            for pieces in ([text], list(text)):
+                assert self.parsed(prompt, *pieces) == [each for each in expected if each.text]
+
+    def test_where_a_text_is_cut_does_not_matter(self) -> None:
+        self.check(self.check_cuts, cut_texts(), st.sampled_from(("", "x\n<think>\n")))
+
+    def check_cuts(self, pieces: Sequence[str], prompt: str) -> None:
+        """Check that pieces give what the whole gives, and that the letters are all there."""
+        whole = "".join(pieces)
+        found = self.parsed(prompt, whole)
+        assert self.parsed(prompt, *pieces) == found
+        joined = "".join(each.text for each in found)
+        marks = whole.count("<think>") + whole.count("</think>")
+        assert marks or "".join(joined.split()) == "".join(whole.split()), "text was lost"
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, Text) and isinstance(last, Text):
+            joined[-1] = Text(last.text + piece.text)
+        elif isinstance(piece, Arguments) and isinstance(last, Arguments):
+            joined[-1] = Arguments(last.text + piece.text)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _calls(pieces: Sequence[Piece]) -> list[tuple[str, Any]]:
+    """The calls with their arguments read."""
+    calls: list[tuple[str, Any]] = []
+    for piece, after in zip(pieces, [*pieces[1:], None], strict=True):
+        if isinstance(piece, CallBegins):
+            assert isinstance(after, Arguments), "a call without arguments"
+            calls.append((piece.name, json.loads(after.text)))
+    return calls

@@ -1,0 +1,76 @@
+"""Slot ``tool_parser``: how a model writes calls of tools into its text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text that is no part of a call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegins:
+    """A call of the function ``name``; its arguments follow."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the arguments of the call that began last: JSON, when all of it is there."""
+
+    text: str
+
+
+Piece = Text | CallBegins | Arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that may be called."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    """The JSON schema of its arguments, which are an object."""
+
+
+class ToolParser(ABC):
+    """Reads one answer as it grows.
+
+    What it returns, joined, does not depend on where the text was cut. Text without calls comes out
+    as it went in, and so does what looks like a call and is none.
+    """
+
+    @abstractmethod
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        """Take more text; what may be the beginning of a call is held back."""
+
+    @abstractmethod
+    def end(self) -> Sequence[Piece]:
+        """Return what was held back: the answer has ended."""
+
+
+class ToolFormat(ABC):
+    """A way to write calls. Its factory gets the options alone."""
+
+    shows_special_tokens: ClassVar[bool] = False
+    """Whether calls are marked by special tokens, which must then be in the text."""
+
+    @abstractmethod
+    def parser(self, names: Collection[str], /) -> ToolParser:
+        """Return a parser for an answer that may call functions of these names."""
+
+    @abstractmethod
+    def grammar(self, functions: Sequence[Function], /, *, parallel: bool) -> str:
+        """Return a grammar, in Lark's notation, of answers that consist of a call, or of several.
+
+        Args:
+            parallel: whether there may be several.
+        """

@@ -1,0 +1,252 @@
+"""Answers of a form, calls of tools and thoughts, as OpenAI's client gets them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from server.served import Served
+
+MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "degrees": {"type": "integer", "minimum": -50, "maximum": 50},
+    },
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "of a city", "parameters": SCHEMA},
+    },
+    {
+        "type": "function",
+        "function": {"name": "now", "parameters": {"additionalProperties": False}},
+    },
+]
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+WEATHER: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served() as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **options: Any) -> Any:
+    values = {"max_tokens": 200, "seed": 3, **options}
+    return client.chat.completions.create(model="demo", messages=MESSAGES, **values)
+
+
+def gathered(stream: Any) -> tuple[str, list[dict[str, Any]], str | None]:
+    """The content, the calls with the growing texts of their arguments, and the end."""
+    content, calls, reason = "", list[dict[str, Any]](), None
+    for chunk in stream:
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            reason = choice.finish_reason or reason
+            for gain in choice.delta.tool_calls or ():
+                if gain.index == len(calls):
+                    assert gain.id
+                    calls.append({"id": gain.id, "name": gain.function.name, "grown": [""]})
+                grown = calls[gain.index]["grown"]
+                grown.append(grown[-1] + (gain.function.arguments or ""))
+    return content, calls, reason
+
+
+# ---------------------------------------------------------------------- forms
+
+
+@pytest.mark.parametrize("temperature", [0, 1.3])
+def test_a_json_schema_is_forced(client: openai.OpenAI, temperature: float) -> None:
+    made = ask(client, response_format=FORMAT, temperature=temperature)
+    assert made.choices[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(made.choices[0].message.content), SCHEMA)
+    stream = ask(client, response_format=FORMAT, temperature=temperature, stream=True)
+    assert gathered(stream)[0] == made.choices[0].message.content
+
+
+def test_any_object_is_forced(client: openai.OpenAI) -> None:
+    bias = {"2": 5.0}  # the end, wherever it is allowed
+    made = ask(client, response_format={"type": "json_object"}, logit_bias=bias, temperature=0)
+    content = made.choices[0].message.content
+    assert content.startswith("{")
+    if made.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(content), dict)
+
+
+def test_forms_of_vllm_are_forced(client: openai.OpenAI) -> None:
+    for form, texts in (
+        ({"choice": ["red", "green"]}, ("red", "green")),
+        ({"regex": "(ab){2}"}, ("abab",)),
+        ({"grammar": 'start: "x" "y"'}, ("xy",)),
+    ):
+        made = ask(client, extra_body={"structured_outputs": form})
+        assert made.choices[0].message.content in texts
+        done = client.completions.create(
+            model="demo", prompt="a", extra_body={"structured_outputs": form}
+        )
+        assert done.choices[0].text in texts
+        assert done.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("field", "options", "said"),
+    [
+        ("response_format.type", {"response_format": {"type": "yaml"}}, "text, json_object or"),
+        ("response_format.x", {"response_format": {"type": "text", "x": 1}}, "no field"),
+        (
+            "response_format.json_schema",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "has no schema",
+        ),
+        (
+            "structured_outputs",
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "has regex",
+        ),
+        ("structured_outputs", {"structured_outputs": {"yaml": "a"}}, "no field 'yaml'"),
+        (
+            "structured_outputs",
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "give one",
+        ),
+        (None, {"structured_outputs": {"regex": "(("}}, "cannot be compiled by grammar"),
+        (None, {"structured_outputs": {"json": {"not": {}}}}, 'Unimplemented keys: ["not"]'),
+        ("guided_json", {"guided_json": {}}, "use response_format"),
+        ("guided_choice", {"guided_choice": ["a"]}, "use structured_outputs"),
+        ("tools", {"tools": TOOLS}, "name it with the setting tool_parser"),
+        ("tool_choice", {"tool_choice": "required"}, "there is none in tools"),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}, "tool_choice must be none"),
+        (
+            "tool_choice",
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "names 'x', which is no tool",
+        ),
+        (
+            "response_format",
+            {"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT},
+            "leaves no room for tools",
+        ),
+        ("tools.0.type", {"tools": [{"type": "code"}]}, "must be function"),
+        ("tools.0.function.name", {"tools": [{"type": "function", "function": {}}]}, "1 to 64"),
+        ("tools.1.function.name", {"tools": [TOOLS[0]] * 2}, "two of the tools"),
+    ],
+)
+def test_what_cannot_be_forced_is_refused(
+    served: Served, field: str | None, options: dict[str, Any], said: str, *, stream: bool
+) -> None:
+    body = {"model": "demo", "messages": MESSAGES, "stream": stream, **options}
+    status, error = served.error("/v1/chat/completions", body)
+    assert status == 400
+    assert error["param"] == (field or error["param"])
+    assert said in error["message"]
+    served.wait_until_idle()
+
+
+# ---------------------------------------------------------------------- calls
+
+
+@pytest.mark.parametrize("choice", ["required", WEATHER], ids=["required", "named"])
+def test_a_call_is_forced(client: openai.OpenAI, choice: Any) -> None:
+    options = {"tools": TOOLS, "tool_choice": choice, "temperature": 0}
+    made = ask(client, **options, parallel_tool_calls=False)
+    (call,) = made.choices[0].message.tool_calls
+    assert made.choices[0].finish_reason == "tool_calls"
+    assert made.choices[0].message.content is None
+    assert call.type == "function"
+    assert call.function.name in (("weather", "now") if choice == "required" else ("weather",))
+    schema = SCHEMA if call.function.name == "weather" else {"type": "object"}
+    jsonschema.validate(json.loads(call.function.arguments), schema)
+    content, calls, reason = gathered(
+        ask(client, **options, parallel_tool_calls=False, stream=True)
+    )
+    assert (content, reason) == ("", "tool_calls")
+    assert [each["name"] for each in calls] == [call.function.name]
+    assert calls[0]["grown"][-1] == call.function.arguments
+
+
+def test_streamed_arguments_grow(client: openai.OpenAI) -> None:
+    options = {"tools": TOOLS, "tool_choice": WEATHER, "temperature": 1.2}
+    _, calls, _ = gathered(ask(client, **options, stream=True))
+    grown = calls[0]["grown"]
+    assert len(set(grown)) > 3, "they come as they are generated"
+    jsonschema.validate(json.loads(grown[-1]), SCHEMA)
+
+
+def test_several_calls_may_be_forced(client: openai.OpenAI) -> None:
+    made = ask(client, tools=TOOLS, tool_choice="required", temperature=1.0, n=4, max_tokens=400)
+    for choice in made.choices:
+        if choice.finish_reason == "tool_calls":
+            assert choice.message.tool_calls
+            for call in choice.message.tool_calls:
+                json.loads(call.function.arguments)
+
+
+def test_no_tool_is_called_where_none_may_be(client: openai.OpenAI) -> None:
+    made = ask(client, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=8)
+    assert made.choices[0].message.tool_calls is None
+    assert made.choices[0].message.content
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "pythonic"])
+def test_each_format_can_be_forced(name: str) -> None:
+    with Served(tool_parser=name) as served:
+        url = f"{served.address}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            options = {"tools": TOOLS, "temperature": 0.9}
+            made = ask(client, **options, tool_choice=WEATHER)
+            (call,) = made.choices[0].message.tool_calls
+            assert made.choices[0].message.content is None
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+            free = ask(client, **options, tool_choice="auto", max_tokens=12)
+            assert free.choices[0].message.content
+
+
+# ---------------------------------------------------------------------- thoughts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_are_apart_and_a_form_begins_after_them(*, stream: bool) -> None:
+    with Served(reasoning_parser="deepseek_r1") as served:
+        url, bias = f"{served.address}/v1", bias_to(served, "A")
+        # the thoughts are forced, too, from the letter A on
+        form = {"regex": "[a-z]{3}</think>[0-9]{2}", "after": "A"}
+        forced = {"structured_outputs": form, "logit_bias": bias}
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            made = ask(client, extra_body=forced, temperature=0, stream=stream)
+            content, thoughts = "", ""
+            for each in made if stream else [made]:
+                for choice in each.choices:
+                    part = choice.delta if stream else choice.message
+                    content += part.content or ""
+                    thoughts += getattr(part, "reasoning_content", None) or ""
+            assert re.fullmatch("[0-9]{2}", content)
+            assert re.fullmatch("A[a-z]{3}", thoughts)
+            kept = ask(client, extra_body={"structured_outputs": {"regex": "[0-9]"}}, max_tokens=8)
+            assert kept.choices[0].finish_reason == "length", "it has not ended its thoughts"
+            assert not kept.choices[0].message.content
+            assert kept.choices[0].message.reasoning_content
+
+
+def bias_to(served: Served, text: str) -> dict[str, float]:
+    tokenizer = served.service.front_end.need_tokenizer("a test")
+    (token,) = tokenizer.encode(text, add_special_tokens=False)
+    return {str(token): 30.0}

@@ -1,0 +1,107 @@
+"""Which parsers a model gets by what its chat template shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paged_backends.text.chat_template import ChatTemplate
+from paged_core.errors import RequestError
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import settings_class
+from paged_plugins.server.parsers.choice import Parsers
+
+CALLS = (
+    "{%% for m in messages %%}{{ m.content }}"
+    "{%% for call in m.tool_calls or [] %%}%s{%% endfor %%}{%% endfor %%}"
+)
+HERMES = CALLS % (
+    '<tool_call>\n{"name": "{{ call.function.name }}", '
+    '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+)
+MISTRAL = CALLS % '[TOOL_CALLS] [{"name": "{{ call.function.name }}"}]'
+LLAMA = CALLS % (
+    '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
+)
+PYTHONIC = CALLS % (
+    "[{{ call.function.name }}("
+    "{% for k, v in call.function.arguments.items() %}{{ k }}={{ v | tojson }}{% endfor %})]"
+)
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
+    "{% endfor %}"
+)
+THINKS = PLAIN + "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+REASONS = (
+    "{% for m in messages %}{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}"
+    "\n</think>\n{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+class Tokenizer:
+    """Has a chat template and nothing else."""
+
+    def __init__(self, template: str | None) -> None:
+        self._template = ChatTemplate({"default": template} if template else {}, {})
+
+    def apply_chat_template(self, conversation: Any, *, tokenize: bool, **options: Any) -> str:
+        assert not tokenize
+        return self._template.render(conversation, **{"add_generation_prompt": False, **options})
+
+
+def parsers(template: str | None, **settings: Any) -> Parsers:
+    registry = Registry.discover()
+    return Parsers(settings_class(registry)(**settings), registry, Tokenizer(template))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (HERMES, "HermesFormat"),
+        (MISTRAL, "MistralFormat"),
+        (LLAMA, "Llama3JsonFormat"),
+        (PYTHONIC, "PythonicFormat"),
+        (PLAIN, "NoneType"),
+        (STRICT, "NoneType"),
+        (None, "NoneType"),
+    ],
+)
+def test_the_tool_parser_is_what_the_template_shows(template: str | None, name: str) -> None:
+    assert type(parsers(template).tools).__name__ == name
+    expected = "HermesFormat" if name == "NoneType" else name
+    assert type(parsers(template).forced_tools).__name__ == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [(THINKS, "ThinkFormat"), (REASONS, "ThinkFormat"), (PLAIN, "NoneType"), (None, "NoneType")],
+)
+def test_the_reasoning_parser_is_what_the_template_shows(template: str | None, name: str) -> None:
+    assert type(parsers(template).reasoning).__name__ == name
+
+
+def test_settings_name_a_parser_whatever_the_template_shows() -> None:
+    named = parsers(HERMES, tool_parser="pythonic", reasoning_parser="deepseek_r1")
+    assert type(named.tools).__name__ == "PythonicFormat"
+    assert type(named.reasoning).__name__ == "DeepseekR1Format"
+    assert named.is_reasoning_named
+
+
+def test_a_form_begins_after_thoughts_that_are_certain() -> None:
+    thinks = parsers(THINKS).reasoning
+    assert thinks is not None
+    for prompt, surely, expected in (
+        ("question<think>\n", True, "</think>"),
+        ("question", True, None),
+        ("question", False, "</think>"),
+        ("question<think>\n\n</think>\n\n", False, None),
+    ):
+        assert thinks.ends_with(prompt, surely=surely) == expected
+
+
+def test_errors_of_templates_are_those_of_requests() -> None:
+    """What :class:`Parsers` passes over."""
+    with pytest.raises(RequestError):
+        Tokenizer(STRICT).apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)
