@@ -23,6 +23,7 @@ from paged_core.client.engine_client import ClientState
 from paged_core.errors import CheckpointError, EngineError, EngineLost, RequestError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
+from paged_plugins.server.process import client as process_client
 from paged_plugins.server.process.client import ProcessClient
 
 SETTINGS = {"num_blocks": 256, "max_model_len": 256, "threads": 1}
@@ -223,6 +224,27 @@ def test_a_stopped_engine_is_found_and_started_again() -> None:
         lambda llm, client: unread_is_served_again(llm, client, signal.SIGSTOP), hang_seconds=1.5
     )
     assert not left_behind()
+
+
+def test_an_engine_that_nobody_asked_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A front end may take longer to start than an engine may be silent, or be stopped itself."""
+    make = process_client.make_front_end
+
+    def make_slowly(*arguments: Any) -> Any:
+        time.sleep(3)
+        return make(*arguments)
+
+    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        pid = client.pid
+        await asyncio.sleep(1)
+        time.sleep(3)  # noqa: ASYNC251 - the loop, which asks, stands still
+        await asyncio.sleep(1)
+        assert client.pid == pid, "it was started again"
+
+    monkeypatch.setattr(process_client, "make_front_end", make_slowly)
+    served(test, hang_seconds=2)
 
 
 def test_a_request_is_not_served_again_for_ever() -> None:
