@@ -125,8 +125,8 @@ _METHODS = st.one_of(
 def _well_formed(draw: st.DrawFn) -> tuple[bytes, bool]:
     path = draw(_PATHS)
     body = draw(st.one_of(_objects(path), _BODIES))
-    lines = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\nconnection: close"
-    return lines.encode() + b"\r\n\r\n" + body, True
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body, True
 
 
 @st.composite
@@ -148,13 +148,14 @@ _EXCHANGES = st.one_of(
 def send(port: int, data: bytes, is_whole: bool) -> int | None:
     """Return the status of the first answer; ``None``: there was none."""
     answer = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
-        with suppress(ConnectionError, TimeoutError):
-            connection.settimeout(SECONDS if is_whole else 1.0)
-            connection.sendall(data)
-            connection.settimeout(SECONDS if is_whole else _PATIENCE)
-            while part := connection.recv(65536):
-                answer += part
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection,
+        suppress(ConnectionError, TimeoutError),
+    ):
+        connection.sendall(data)
+        connection.settimeout(SECONDS if is_whole else _PATIENCE)
+        while part := connection.recv(65536):
+            answer += part
     assert answer or not is_whole, "a whole request was not answered"
     found = re.match(rb"HTTP/1\.[01] (\d{3})", answer)
     assert found or not answer, answer[:200]

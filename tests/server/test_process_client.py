@@ -239,7 +239,7 @@ def test_an_engine_that_nobody_asked_does_not_hang(
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         pid = client.pid
         await asyncio.sleep(1)
-        time.sleep(3)  # noqa: ASYNC251 - the loop, which asks, stands still
+        time.sleep(3)  # the loop, which asks, stands still
         await asyncio.sleep(1)
         assert client.pid == pid, "it was started again"
 
