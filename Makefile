@@ -10,13 +10,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-rest test-all lint types layers pytest check-memory test-long mutants gpu-check gpu-bench api docs package lock clean
+.PHONY: help run serve test test-rest test-all lint types layers pytest check-memory test-long mutants gpu-check gpu-bench api docs package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' Makefile
 
 run: $(VENV)/.installed ## generate text with the demo model; PROMPT="..." to ask something else
 	$(BIN)/paged-core generate "$$PROMPT"
+
+serve: $(VENV)/.installed-serve ## serve the demo model at http://127.0.0.1:8000, with its page; ARGS="--model ..."
+	$(BIN)/paged-core serve $(ARGS)
 
 # Tests start hundreds of Python processes, which would each compile every module anew.
 test test-rest test-all pytest test-long: export PYTHONDONTWRITEBYTECODE =
@@ -50,7 +53,7 @@ check-memory: $(VENV)/.installed-dev ## the CPU kernels under AddressSanitizer, 
 test-long: $(VENV)/.installed-dev ## the long versions of tests too, with examples by chance
 	$(BIN)/pytest -n 2 --hypothesis-profile=exploring $(ARGS)
 
-mutants: $(VENV)/.installed-dev ## which conformance test finds each component that is wrong on purpose
+mutants: $(VENV)/.installed-dev ## which test finds each component that is wrong on purpose, and each planted fault
 	$(BIN)/python tools/mutants.py $(ARGS)
 
 # On a GPU machine without a package index: the Python there, and what it lacks from WHEELS=folder.
@@ -98,6 +101,10 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	    $(INSTALL) $${index:+--timeout 15 --retries 1 --extra-index-url "$$index"} torch || \
 	    $(INSTALL) torch
 	$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-serve: $(VENV)/.installed
+	$(INSTALL) --no-build-isolation --editable ".[serve]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

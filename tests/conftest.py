@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from lanes import ROOT, Changes, Selection, instruction_sets
 from paged_backends.kernels.nvidia import has_driver
-from paged_backends.kernels.triton.availability import INTERPRETER
+from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch when it is first imported
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others
@@ -53,6 +54,18 @@ def pytest_configure(config: pytest.Config) -> None:
         changes = Changes.of(ROOT)
         config.option.changed_path = changes.paths and [*changes.paths]
     config.stash[_SELECTION] = Selection(wanted, changes)
+
+
+@pytest.fixture(scope="module")
+def watched_accesses() -> Iterator[None]:
+    """Let interpreted Triton kernels fail that use other memory than that of their tensors."""
+    if not is_interpreted() or find_spec("triton") is None:
+        yield
+        return
+    from unit.triton_accesses import watched
+
+    with watched():
+        yield
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -62,6 +62,7 @@ LANES = {
             "backends/paged_backends/kernels/triton/*",
             "backends/paged_backends/*triton*.py",
             "tests/unit/*triton*.py",
+            "tools/count_instructions.py",
         ),
     ),
     "cuda": Lane(  # emulated on the CPU, or over stand-ins for packages
@@ -87,12 +88,14 @@ LANES = {
             "tests/unit/simt_kernels/*",
             "tests/unit/emulated_kernels.py",
             "tools/count_instructions.py",
+            "tools/figures.py",
             "tools/gpu_*.py",
+            "tools/offline.py",
             "tools/stages.py",
         ),
     ),
     "server": Lane(  # engines in processes of their own, servers on sockets
-        tests=("server/test_*.py",),
+        tests=("server/test_*.py", "conformance/test_servers.py"),
         paths=(
             "plugins/paged_plugins/server/*",
             "src/paged_core/client/*",
@@ -142,6 +145,7 @@ LANES = {
             "integration/test_structured_outputs.py",
             "unit/test_device_sampling.py",
             "unit/test_emulated_accelerator.py",
+            "unit/test_sampling_selection.py",
         ),
         paths=(
             "backends/*",

@@ -44,6 +44,8 @@ def _steps(part: Mapping[str, Any]) -> Iterator[str]:
             line += f", {part['ratio']} of the time that its bytes need"
         if part["gpu_idle_share"] is not None:
             line += f", GPU idle {part['gpu_idle_share']:.1%}"
+        if part.get("gpu_idle_share_unprofiled") is not None:
+            line += f", {part['gpu_idle_share_unprofiled']:.1%} without the profiler"
         yield line
     elif "elapsed_s" in part:
         yield f"  {part['workload']}: {part['output_tokens_per_s']} output tokens/s"

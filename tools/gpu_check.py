@@ -25,8 +25,12 @@ from stages import Stage, options
 SECONDS = 540.0
 ANSWER = "A block table maps the logical blocks of a sequence to physical blocks"
 """What the demo model answers, in any dtype."""
-OURS = ("triton", "cuda")
-"""The attention components whose kernels are ours."""
+KERNELS = {
+    "triton": ("attend_splits", "attend_tiles"),
+    "cuda": ("paged_decode", "paged_tiles"),
+}
+"""The attention components whose kernels are ours, and those of decoding and of prefill."""
+OURS = tuple(KERNELS)
 WORKERS = 6
 """Processes for tests that others on the GPU do not disturb; most of their time is compiling."""
 
@@ -126,15 +130,28 @@ def throughput(session: Session, folder: str) -> Stage:
 
 def tools(session: Session) -> Iterator[Stage]:
     """What NVIDIA's tools, where they are, say of decoding and of prefill: a profile of each of our
-    attention kernels, and races."""
-    small = options("--batch 8x1023 --batch 1x0+512 --layers 1 --repeats 1 --no-roofline")
+    attention kernels, and races of those in CUDA C++."""
+    small = options("--layers 1 --repeats 1 --no-roofline")
     called = ["-m", "paged_core", "bench", "attention", *small, *heads(session), *session.device]
-    called += ["--backends", "cuda"]
-    for tool in ("ncu --set basic --launch-count 12", "compute-sanitizer --tool racecheck"):
-        name, *how = tool.split()
-        if shutil.which(name) is not None and not session.cpu:
-            run = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
-            yield Stage(name, ["-c", run, name, *how, sys.executable, *called], 15)
+    called += batches("8x1023", "1x0+512")
+    stages = []
+    for name, kernels in KERNELS.items():
+        for kernel in kernels:
+            profile = f"ncu --set basic --clock-control none --kernel-name regex:{kernel}"
+            arguments = [*under(f"{profile} --launch-count 1"), *called, "--backends", name]
+            stages.append(Stage(f"ncu {kernel}", arguments, 11, "Memory Throughput"))
+    races = "compute-sanitizer --tool racecheck --error-exitcode 1 --kernel-name"
+    arguments = [*under(f"{races} kernel_substring=paged_"), *called, "--backends", "cuda"]
+    stages.append(Stage("racecheck", arguments, 15, "RACECHECK SUMMARY: 0 hazards"))
+    for stage in stages:
+        if shutil.which(stage.arguments[2]) is not None and not session.cpu:
+            yield stage
+
+
+def under(tool: str) -> list[str]:
+    """Return arguments of Python that run a command of Python under a tool."""
+    run = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+    return ["-c", run, *options(tool), sys.executable]
 
 
 def peers(session: Session) -> Iterator[Stage]:

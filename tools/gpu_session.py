@@ -1,5 +1,9 @@
 """What the GPU scripts have in common: options, the environment, and the record of their stages.
 
+    python3 tools/gpu_session.py FOLDER [--python 3.12] [--machine x86_64] [--alone PACKAGE]...
+                                 [REQUIREMENT ...]
+
+collects, where a package index can be reached, the wheels that a GPU machine without one may lack.
 Standard library only.
 """
 
@@ -17,7 +21,17 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from offline import ROOT, how_to_carry, install, missing, requirements, search_path, write_metadata
+from offline import (
+    ROOT,
+    carried,
+    collect,
+    how_to_carry,
+    install,
+    missing,
+    requirements,
+    search_path,
+    write_metadata,
+)
 from stages import Record, Stage, say
 
 _PATIENCE = 5
@@ -175,3 +189,23 @@ def _options(name: str) -> argparse.Namespace:
     if given.output.suffix != ".json":
         given.output /= f"{name}.json"
     return given
+
+
+def _collect() -> None:
+    parser = argparse.ArgumentParser(
+        description="Collects wheels for a GPU machine without a package index."
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("requirements", nargs="*", help="what it lacks (default: all but PyTorch)")
+    parser.add_argument("--python", default="3.12", help="its version there (default: 3.12)")
+    parser.add_argument("--machine", default="x86_64", help="the processor there")
+    parser.add_argument(
+        "--alone", action="append", default=[], help="a package without what it needs (repeatable)"
+    )
+    given = parser.parse_intermixed_args()
+    needed = given.requirements or carried()
+    say(collect(given.folder, needed, given.alone, given.python, given.machine))
+
+
+if __name__ == "__main__":
+    _collect()

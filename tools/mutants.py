@@ -1,6 +1,8 @@
-"""Prints each component that is wrong on purpose, and the conformance test that finds it.
+"""Prints each component that is wrong on purpose, and the conformance test that finds it; and each
+fault planted in the path of a GPU, and the test that finds that.
 
-Run by ``make mutants``, or with arguments for pytest. The mutants are in ``tests/unit/mutants.py``.
+Run by ``make mutants``, or with arguments for pytest. They are in ``tests/unit/mutants.py`` and
+``tests/unit/planted_faults.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parent.parent / "tests" / "unit" / "test_testing_kit.py"
+TESTS = ("unit/test_testing_kit.py", "integration/test_planted_faults.py")
 COLUMNS = ("slot", "mutant", "caught by", "written", "seconds", "message")
 
 
@@ -33,4 +35,5 @@ class Table:
 
 
 if __name__ == "__main__":
-    sys.exit(pytest.main([str(TESTS), "-q", "-k", "test_catches", *sys.argv[1:]], [Table()]))
+    paths = [str(Path(__file__).parent.parent / "tests" / test) for test in TESTS]
+    sys.exit(pytest.main([*paths, "-q", "-k", "test_catches", *sys.argv[1:]], [Table()]))

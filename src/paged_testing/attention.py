@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import (
     AttentionBackend,
+    HeadPreparation,
     SupportsBlockCopies,
     SupportsCacheLayout,
+    SupportsHeadPreparation,
 )
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings.schema import EngineSettings
@@ -47,6 +49,30 @@ SHAPES: dict[str, dict[str, Any]] = {
     "cap and alibi": {"soft_cap": 3.0, "alibi_slopes": (0.5, 0.1, 0.01, 0.0)},
 }
 """Changes to a small layer."""
+
+
+def _prepared(heads: Any, norm: Any, how: Any) -> Any:
+    """Return heads [T, ., head_dim] as they come to attention, computed in float64."""
+    torch: Any = import_module("torch")
+    numbers = heads.double()
+    scale = (numbers.square().mean(-1, keepdim=True) + how.eps).rsqrt()
+    low, high = (numbers * scale * (norm.double() + how.offset)).chunk(2, -1)
+    cos, sin = how.cos.double()[:, None], how.sin.double()[:, None]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(heads.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Preparing:
+    """Attends with heads that the layer prepares."""
+
+    bound: SupportsHeadPreparation
+    query: Any
+    key: Any
+    how: HeadPreparation
+
+    def forward(self, query: Any, key: Any, value: Any, plan: Any, /) -> Any:
+        heads = self.query.clone(), self.key.clone()
+        return self.bound.prepare_and_forward(*heads, value, plan, self.how)
 
 
 class AttentionConformance(ComponentConformance):
@@ -331,6 +357,32 @@ class AttentionConformance(ComponentConformance):
                 expected[:, destinations] = caches[:, origins]
                 backend.copy_blocks_of_layers(caches, origins, destinations)
                 assert torch.equal(caches, expected)
+
+    def test_heads_are_prepared_as_described(self) -> None:
+        """Norms and the rotary embedding, where a bound layer prepares heads itself."""
+        torch: Any = import_module("torch")
+        chunks = [(20, 1), (0, 6), (3, 1)]
+        for scene in self.scenes(chunks, 6):
+            layer, bound = scene.layer, scene._attention
+            if layer.kv_cache_dtype != "auto" or not isinstance(bound, SupportsHeadPreparation):
+                pytest.skip("it does not implement SupportsHeadPreparation, or rounds keys")
+            query, key, _ = scene.inputs(range(3))
+            random = torch.rand(8, 1, layer.head_dim).to(query)
+            angles = (3 * random[:, 0, ::2]).float()
+            how = HeadPreparation(
+                query_norm=random[0, 0],
+                key_norm=random[1, 0],
+                eps=1e-5,
+                offset=0.5,
+                cos=angles.cos(),
+                sin=angles.sin(),
+            )
+            scene.queries = list(_prepared(query, how.query_norm, how).split([1, 6, 1]))
+            rows = _prepared(key, how.key_norm, how).split([1, 6, 1])
+            for kept, new in zip(scene.keys, rows, strict=True):
+                kept[-len(new) :] = new
+            scene._attention = _Preparing(bound, query, key, how)
+            self.check_run(scene)
 
     def test_its_layout_counts_blocks(self) -> None:
         backend = self.make()

@@ -119,7 +119,7 @@ PARTS = {
     ),
     "the command, the contracts and their contexts": (
         "cli/ interfaces/ engine/contexts.py testing.py terminal.py",
-        2310,
+        2360,
     ),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is

@@ -11,3 +11,7 @@ class TestHttp(ServerConformance):
 
 class TestOpenAI(RoutesConformance):
     component = "openai"
+
+
+class TestPage(RoutesConformance):
+    component = "page"

@@ -13,10 +13,13 @@ from paged_testing import AttentionConformance
 from paged_testing.attention_scene import Scene
 from unit.writes_only import WritesOnly
 
-pytestmark = pytest.mark.skipif(
-    not is_interpreted(),
-    reason="there is a GPU, on which tests/gpu/test_attention.py runs the kernels",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not is_interpreted(),
+        reason="there is a GPU, on which tests/gpu/test_attention.py runs the kernels",
+    ),
+    pytest.mark.usefixtures("watched_accesses"),
+]
 
 
 class Interpreted(AttentionConformance):

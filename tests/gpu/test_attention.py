@@ -21,6 +21,7 @@ from paged_backends.kernels.cuda.targets import architecture
 from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, load_variant
 from paged_core import LLM, SamplingParams
 from paged_core.interfaces.attention import AttentionBackend, SupportsGraphCapture
+from paged_core.interfaces.layer import LayerSpec
 from paged_testing import AttentionConformance
 from paged_testing.attention_scene import Scene, attention_batch
 from unit.attention_calls import batch_of, check, check_capture, layer, make, tokens
@@ -36,16 +37,28 @@ def flash_attn(provider: str) -> dict[str, Any]:
 
 
 class OnGpu(AttentionConformance):
-    """Kernels may be compiled on first use, by nvcc in minutes."""
+    """What models use most comes first: bfloat16, and heads of 128."""
 
     device = "cuda"
-    dtypes = ("bfloat16", "float16")
+    dtypes = ("bfloat16", "float16", "float32")
     head_dims = (128, 64, 80, 96, 256)
-    max_seconds = 900
+    max_seconds = 120  # each shape of a layer is compiled
     max_examples = 10
 
+    def layer(self, dtype: str, **changes: Any) -> LayerSpec:
+        """A layer whose heads have the first dimension, unless they are said to have another."""
+        first = {"head_dim": self.head_dims[0], "scale": self.head_dims[0] ** -0.5}
+        return super().layer(dtype, **{**first, **changes})
 
-class TestFlashAttn2(OnGpu):
+
+class PackageOnGpu(OnGpu):
+    """Kernels may be compiled on first use, by nvcc in minutes."""
+
+    dtypes = ("bfloat16", "float16")
+    max_seconds = 900
+
+
+class TestFlashAttn2(PackageOnGpu):
     component: ClassVar[Mapping[str, Any]] = flash_attn("fa2")
     block_multiple = 256
 
@@ -54,7 +67,7 @@ class TestFlashAttn2Deterministic(TestFlashAttn2):
     deterministic = keeps_bits = True
 
 
-class TestFlashAttn3(OnGpu):
+class TestFlashAttn3(PackageOnGpu):
     component: ClassVar[Mapping[str, Any]] = flash_attn("fa3")
 
 
@@ -62,7 +75,7 @@ class TestFlashAttn3Deterministic(TestFlashAttn3):
     deterministic = keeps_bits = True
 
 
-class TestFlashAttn4(OnGpu):
+class TestFlashAttn4(PackageOnGpu):
     component: ClassVar[Mapping[str, Any]] = flash_attn("fa4")
 
 
@@ -70,7 +83,7 @@ class TestFlashAttn4Deterministic(TestFlashAttn4):
     deterministic = keeps_bits = True
 
 
-class TestTorchVarlen(OnGpu):
+class TestTorchVarlen(PackageOnGpu):
     component: ClassVar[Mapping[str, Any]] = flash_attn("torch")
     block_multiple = 256
 
@@ -79,11 +92,11 @@ class TestTorchVarlenDeterministic(TestTorchVarlen):
     deterministic = keeps_bits = True
 
 
-class TestFlashInfer(OnGpu):
+class TestFlashInfer(PackageOnGpu):
     component = "flashinfer"
 
 
-class TestHybrid(OnGpu):
+class TestHybrid(PackageOnGpu):
     component: ClassVar[Mapping[str, Any]] = {
         "name": "hybrid",
         "prefill": "flash_attn",
@@ -95,13 +108,8 @@ class TestHybridInPagesOf256(TestHybrid):
     block_multiple = 256
 
 
-class TestTriton(AttentionConformance):
+class TestTriton(OnGpu):
     component = "triton"
-    device = "cuda"
-    dtypes = ("bfloat16", "float16", "float32")
-    head_dims = (128, 64, 80, 96, 256)
-    max_seconds = 120  # each shape of a layer is compiled
-    max_examples = 10
 
 
 class TestTritonFloat8(TestTriton):
@@ -113,12 +121,9 @@ class TestTritonInTiles(TestTriton):
     deterministic = keeps_bits = True
 
 
-class TestCuda(AttentionConformance):
+class TestCuda(OnGpu):
     component = "cuda"
-    device = "cuda"
-    dtypes = ("bfloat16", "float16", "float32")
     head_dims = (128, 64, 80, 96, 256, 8, 16)
-    max_seconds = 120
     max_examples = 20
 
     def make(self) -> AttentionBackend:

@@ -257,6 +257,13 @@ def _not_filled_in(_self: DeviceSampler, tokens: torch.Tensor, _sources: torch.T
     return tokens.clone()
 
 
+def _not_kept(
+    _self: DeviceSampler, tokens: torch.Tensor, peaks: torch.Tensor, _targets: Any
+) -> Any:
+    """A token that is sampled is not left for the next step."""
+    return torch.stack((tokens.int(), peaks.view(torch.int32)))
+
+
 _stage = DecodeInputs.stage
 
 
@@ -302,6 +309,7 @@ def _follows_too_early(self: CacheGroup, sources: Any, targets: Any) -> None:
         (EmulatedStream, "follow", _lost_wait, "late"),
         (PinnedBuffers, "take", _no_exchange, "late"),
         (DeviceSampler, "known", _not_filled_in, "late"),
+        (DeviceSampler, "_keep", _not_kept, "late"),
         (DecodeInputs, "stage", _made_anew, "late"),
         (CacheGroup, "swap_out", _not_gathered, "late"),
         (CacheGroup, "swap_out", _follows_too_early, "transfers early"),

@@ -13,8 +13,10 @@ from structlog.testing import capture_logs
 from integration import tiny_models
 from integration.step_driver import StepDriver, load_runner, make_executor, run_at_random, settings
 from paged_backends.attention.torch_attention import TorchAttention
+from paged_backends.executors import decode_graphs
 from paged_backends.executors.accelerator import HostDevice
 from paged_backends.executors.decode_graphs import graph_sizes
+from paged_backends.executors.emulated_accelerator import EmulatedGraph
 from paged_backends.executors.steps import DeviceSteps
 from paged_core.errors import SettingsError
 from paged_core.ids import BlockId, SeqId
@@ -110,6 +112,40 @@ def test_rows_to_spare_write_nowhere(llama: Path, greedy: list[list[int]]) -> No
             end = first + len(prompt) + NUM_TOKENS - 1
             assert (slots[:, first:end] != 1e4).all()
             assert (slots[:, end : first + 8 * SIZE] == 1e4).all()
+
+
+@pytest.mark.parametrize("fitting_rows", [8, 2])
+def test_the_graph_of_a_step_takes_the_best_tokens_if_that_is_all_it_is_asked_for(
+    llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch, fitting_rows: int
+) -> None:
+    """Where the logits of so many rows are not too large; it ends with tokens and their logits."""
+    runner = load_runner(settings(llama, block_size=SIZE), "native")
+    monkeypatch.setattr(decode_graphs, "_MAX_LOGITS", fitting_rows * runner.vocab_size * 4)
+    replayed: list[tuple[int, ...]] = []
+    replay = EmulatedGraph.replay
+
+    def note(graph: EmulatedGraph) -> None:
+        replayed.append(tuple(graph.output.shape))
+        replay(graph)
+
+    monkeypatch.setattr(EmulatedGraph, "replay", note)
+    executor = make(llama, runner=runner)
+    executor.start()
+    hidden = (4, runner._decoder.config.hidden_size)
+    sampled = new(1, SamplingParams(temperature=1.0, max_tokens=None))
+    steps = [
+        prefill(new(0), sampled, new(2)),
+        *(decode(0, 2), decode(0, 1, 2), decode(0, 2)),
+        replace(prefill(new(1)), removed=[SeqId(1)]),
+        decode(0, 1, 2),
+    ]
+    handles = [executor.submit(step) for step in steps]
+    drawn = [executor.collect(handle).token_ids for handle in handles]
+    first, other, last = greedy
+    assert replayed == [(2, 2), hidden, (2, 2), (2, 4) if fitting_rows >= 4 else hidden]
+    assert [tokens[0] for tokens in drawn[:4]] == first[:4]
+    assert [tokens[-1] for tokens in drawn[:4]] == last[:4]
+    assert drawn[4:] == [other[:1], [first[4], other[1], last[4]]]
 
 
 def test_a_backend_without_graphs_is_named_once(llama: Path) -> None:
@@ -292,6 +328,29 @@ def test_rows_that_are_not_finite_fail_alone(
     later = executor.collect(second)
     assert (later.sequence_ids, list(later.failed)) == ([0, 2], [1])
     assert later.token_ids == [greedy[0][1], greedy[2][1]]
+
+
+def test_logits_that_are_not_wanted_fail_nothing(
+    llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph computes logits for each of its rows, also in the middle of a prompt."""
+    runner = load_runner(settings(llama, block_size=SIZE), "native")
+    logits, is_broken = runner.logits, [False]
+
+    def damaged(hidden: torch.Tensor) -> torch.Tensor:
+        made = logits(hidden)
+        return torch.full_like(made, float("nan")) if is_broken[0] else made
+
+    monkeypatch.setattr(runner, "logits", damaged)
+    executor = make(llama, runner=runner)
+    executor.start()
+    token = StepInput(number=0, sequence_ids=[SeqId(0)], num_tokens=[1])
+    is_broken[0] = True
+    for step in [replace(token, added=[new(0)]), *[token] * (len(PROMPTS[0]) - 2)]:
+        result = executor.collect(executor.submit(step))
+        assert (result.sequence_ids, result.token_ids, result.failed) == ([], [], {})
+    is_broken[0] = False
+    assert executor.collect(executor.submit(token)).token_ids == greedy[0][:1]
 
 
 def test_what_the_device_raises_is_raised_by_collect_and_the_others_go_on(

@@ -121,7 +121,8 @@ def test_in_16_bits_logits_are_close_to_those_in_32(
         tokens = torch.tensor(tiny_models.PROMPTS[0])
         hidden = runner.forward(tokens, torch.arange(len(tokens)), lambda _i, _q, _k, _v: _q)
         logits.append(runner.logits(hidden))
-        assert logits[-1].dtype == torch.float32
+        capped = name == "gemma2"  # in float32: the cap would be rounded again
+        assert logits[-1].dtype == (torch.float32 if capped else getattr(torch, dtype))
         assert torch.equal(runner.best_tokens(hidden)[0], logits[-1].argmax(-1))
     error = (logits[0] - logits[1]).norm() / logits[0].norm()
     assert error < 0.05

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paged_backends.text.tokenizer import CheckpointTokenizer
-from paged_core import LLM, CompletionOutput, SamplingParams, StructuredOutputs
+from paged_core import LLM, AsyncLLM, CompletionOutput, SamplingParams, StructuredOutputs
 from paged_core.engine.contexts import GrammarContext
 from paged_core.errors import ExecutorLost, RequestError
 from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Matcher
@@ -333,12 +335,15 @@ class FaultyGrammar(GrammarBackend):
     """Allows every token of text; the regular expression names the call that fails."""
 
     calls: list[int]
+    go_on = threading.Event()
 
     def __init__(self, options: FaultySettings, context: GrammarContext, /) -> None:
         type(self).calls = []
         self._ends = context.vocabulary.eos_token_ids
 
     def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        if form.regex == "wait":
+            self.go_on.wait(60)
         return _Compiled(form.regex or "")
 
     def fill(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], /) -> Mapping[int, str]:
@@ -386,6 +391,36 @@ def test_a_grammar_that_fails_ends_its_request_alone(faulty: LLM, kind: str, sai
     assert [one.text, other.text] == expected
     assert failed.finish_reason == "error"
     assert said in (failed.error or "")
+
+
+def test_steps_go_on_while_a_form_is_compiled_and_who_left_is_not_served() -> None:
+    """By an event loop: what is compiled holds up nobody else."""
+    component = Component("grammar", FaultySettings, f"{__name__}:FaultyGrammar")
+    registry = Registry.discover().extended(component)
+
+    async def main() -> list[str | None]:
+        ended: list[str | None] = []
+
+        async def serve(sampling: SamplingParams) -> None:
+            async for output in llm.generate("Hello", sampling):
+                one = output.outputs[0]
+            ended.append(one.finish_reason)
+
+        async with AsyncLLM(registry=registry, grammar="faulty") as llm:
+            form = StructuredOutputs(regex="wait")
+            waits = asyncio.create_task(serve(random(form, max_tokens=3)))
+            leaves = asyncio.create_task(serve(random(form, max_tokens=3)))
+            await asyncio.sleep(0)
+            await asyncio.wait_for(serve(random(max_tokens=3)), 60)
+            assert ended == ["length"]
+            assert not waits.done()
+            leaves.cancel()
+            FaultyGrammar.go_on.set()
+            await asyncio.wait_for(waits, 60)
+            assert (await llm.get_metrics()).num_unfinished == 0
+        return ended
+
+    assert asyncio.run(main()) == ["length", "length"]
 
 
 def test_the_masks_of_a_step_are_filled_in_one_call(faulty: LLM) -> None:

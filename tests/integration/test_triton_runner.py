@@ -14,6 +14,7 @@ from torch import Tensor
 
 from integration import tiny_models
 from integration.step_driver import settings
+from paged_backends.kernels.triton.availability import is_interpreted
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM, SamplingParams
@@ -62,20 +63,58 @@ def test_in_16_bits_logits_are_close_to_those_in_32(name: str, dtype: str, tmp_p
     expected, _ = forward(load(tmp_path, kernels="off"))
     found, best = forward(load(tmp_path, dtype, kernels="triton"))
     assert (found - expected).norm() / expected.norm() < 0.05
-    assert found.dtype == torch.float32
+    assert found.dtype == (torch.float32 if name == "gemma2" else getattr(torch, dtype))
     assert torch.equal(best, found.argmax(-1))
 
 
 def test_a_whole_engine_generates_the_same(tmp_path: Path) -> None:
     tiny_models.save("qwen3", tmp_path)
     texts = []
-    for kernels in ("off", "triton"):
+    for kernels, attention in (("off", "torch"), ("triton", "torch"), ("triton", "triton")):
         runner = {"name": "native", "kernels": kernels}
-        with LLM(str(tmp_path), device=DEVICE, attention="torch", runner=runner) as llm:
+        with LLM(str(tmp_path), device=DEVICE, attention=attention, runner=runner) as llm:
             asked = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
             outputs = llm.generate(tiny_models.PROMPTS[:2], asked)
         texts.append([output.outputs[0].token_ids for output in outputs])
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.skipif(not is_interpreted(), reason="there is a GPU, which tests/gpu uses")
+def test_heads_are_prepared_in_captured_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paged_backends.attention.triton_layer import TritonLayer
+
+    plans = []
+    prepare = TritonLayer.prepare_and_forward
+
+    def noted(*args: Any) -> Tensor:
+        plans.append(args[4])
+        return prepare(*args)
+
+    monkeypatch.setattr(TritonLayer, "prepare_and_forward", noted)
+    tiny_models.save("qwen3", tmp_path)
+    texts = []
+    for kernels, attention, executor in (
+        ("off", "torch", {"name": "local"}),
+        ("triton", "triton", {"name": "local", "accelerator": "emulated"}),
+    ):
+        with LLM(
+            str(tmp_path),
+            attention=attention,
+            runner={"name": "native", "kernels": kernels},
+            executor=executor,
+            scheduler={"max_num_seqs": 2},
+            num_blocks=20,
+            max_model_len=64,
+        ) as llm:
+            asked = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+            outputs = llm.generate(tiny_models.PROMPTS[:3], asked)
+        texts.append([output.outputs[0].token_ids for output in outputs])
     assert texts[0] == texts[1]
+    is_captured = [plan.bounds is None for plan in plans]
+    assert any(is_captured)
+    assert not all(is_captured)
 
 
 @pytest.mark.slow

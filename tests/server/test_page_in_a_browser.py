@@ -247,6 +247,37 @@ def test_asks_for_a_key_that_is_missing(opened: Callable[..., Page], browser: Br
     assert page.is_hidden("#key-form")
 
 
+def test_leaves_while_it_is_hidden_and_goes_on_where_it_was(opened: Callable[..., Page]) -> None:
+    page = opened()
+    cursors: list[str | None] = []
+
+    def answer(route: Any) -> None:
+        cursors.append(route.request.headers.get("last-event-id"))
+        if len(cursors) == 1:
+            route.abort()
+        else:
+            route.continue_()
+
+    def hide(hidden: bool) -> None:
+        page.evaluate(
+            """(hidden) => {
+                Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+                document.dispatchEvent(new Event("visibilitychange"));
+            }""",
+            hidden,
+        )
+
+    page.route("**/live/events", answer)
+    hide(True)
+    page.wait_for_timeout(100)
+    assert cursors == []
+    hide(False)
+    page.wait_for_selector("#state[data-state=unreachable]")
+    page.wait_for_selector("#state[data-state=ready]")
+    assert len(cursors) >= 2
+    assert all(cursor and cursor.isdigit() for cursor in cursors)
+
+
 class TestSettings:
     def test_say_where_each_is_from_and_can_be_found(self, opened: Callable[..., Page]) -> None:
         page = opened()

@@ -57,6 +57,7 @@ def test_what_does_not_finish_in_time_is_told() -> None:
         assert "[DONE]" not in text
         assert events(text)[-1]["error"]["code"] == "engine_stopped"
         assert served.wait() == 0
+        assert any("error=engine_stopped" in line for line in served.lines)
         assert any("1 requests have not finished" in line for line in served.lines)
 
 
@@ -103,6 +104,8 @@ def test_the_log_has_a_line_for_each_request_and_no_key(tmp_path: Path) -> None:
         assert ["status=200" in line for line in logged] == [True, True, False]
         assert "request_id=id-18" in logged[0]
         assert "id=cmpl-" in logged[0]
+        assert "completion_tokens=" in logged[0]
+        assert "error=invalid_api_key" in logged[2]
         assert "secret" not in "".join(served.lines)
 
 

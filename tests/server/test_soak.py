@@ -43,6 +43,7 @@ class User:
             self.leaves_before_the_answer: 8,
             self.aborts: 6,
             self.asks_badly: 10,
+            self.stops_sending: 4,
             self.gives_up: 4,
         }
         (doing,) = self.draw.choices([*doings], [*doings.values()])
@@ -129,6 +130,13 @@ class User:
         status, found = await self.answer(path, bad)
         assert 400 <= status < 500, found
         assert set(json.loads(found)) == {"error"}
+
+    async def stops_sending(self) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n")
+        writer.write(self.draw.choice([b"", b"\r\n", b'\r\n{"prompt": "x"']))
+        await writer.drain()
+        writer.close()
 
     async def gives_up(self) -> None:
         status, found = await self.answer(COMPLETIONS, {**LONG, "stream": False, "deadline": 1e-3})

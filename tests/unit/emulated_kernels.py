@@ -15,7 +15,7 @@ from paged_backends.kernels.cuda.emulation import EmulatedModule, emulation_buil
 from paged_backends.kernels.cuda.kernel import SHIM_SOURCES, SOURCES
 
 # what the loader of kernels adds for the checked build; see kernels/cuda/emulation.py
-_WATCHED = ("-fsanitize=thread,alignment,bounds",)
+_WATCHED = ("-fsanitize=thread,alignment,bounds,signed-integer-overflow",)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,22 @@ class TurnedAttention(TorchAttention):
         return Turned()
 
 
+class UnpreparedAttention(TorchAttention):
+    """Attends with heads as they come, though it says that it prepares them."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        bound = super().bind(layer, cache)
+
+        class Unprepared:
+            def forward(self, *rows_and_plan: Any) -> Any:
+                return bound.forward(*rows_and_plan)
+
+            def prepare_and_forward(self, *rows_and_plan: Any) -> Any:
+                return bound.forward(*rows_and_plan[:-1])
+
+        return Unprepared()
+
+
 class ThriftyAttention(TorchAttention):
     """Prepares a step once for each number of tokens."""
 

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_backends.sampling import RandomSample, Row, Sampler
 from paged_core.sampling_params import SamplingParams
 
 VOCAB = 80
 EOS = 7
+
+
+class Widest(TorchDispatchMode):
+    """Sees what is computed inside: the numbers of the largest float32 tensor."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(one, torch.Tensor) and one.dtype is torch.float32:
+                self.size = max(self.size, one.numel())
+        return made
 
 
 def sampler_of(way: RandomSample, vocab_size: int = VOCAB, seed: int = 0) -> Sampler:

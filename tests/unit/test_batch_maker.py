@@ -116,3 +116,23 @@ def test_what_is_kept_is_what_would_be_made(seed: int) -> None:
             blocks = engine.tables[known.id][: -(-int(kept.lengths_S[place]) // SIZE)]
             assert kept.tables_SW[place, : len(blocks)].tolist() == blocks
         engine.done(kept)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_slots_beyond_32_bits(count: int) -> None:
+    rows, seq_id, cached = SequenceRows(64), SeqId(0), 6 - count
+    new = NewSequence(
+        id=seq_id,
+        request_id="far",
+        tokens=list(range(6)),
+        num_prompt_tokens=6,
+        num_computed=cached,
+        blocks=[BlockId(2**30), BlockId(2**30 + 7)],
+        sampling=SamplingParams(),
+    )
+    rows.add(new)
+    step = StepInput(number=0, sequence_ids=[seq_id], num_tokens=[count], added=[new])
+    batch = BatchMaker(rows, SIZE).make(step)
+    assert batch is not None
+    wanted = [new.blocks[at // SIZE] * SIZE + at % SIZE for at in range(cached, 6)]
+    assert batch.slots_T.tolist() == wanted

@@ -236,6 +236,21 @@ class TestConfig:
         (row,) = [line.split() for line in text.splitlines() if line.startswith(" num_blocks ")]
         assert row == ["num_blocks", "7", "cli", "--num-blocks"]
 
+    @pytest.mark.parametrize(
+        ("key", "value", "shown"),
+        [
+            ("observers", "[]", "[]"),
+            ("routes", '["page", "openai"]', "page, openai"),
+            ("observers", '[{"name": "live_view", "steps": 7}]', '"steps": 7'),
+        ],
+    )
+    def test_lists_of_components_by_name(
+        self, capsys: Capture, key: str, value: str, shown: str
+    ) -> None:
+        text = run(capsys, "config", f"--{key}", value)
+        (row,) = [line for line in text.splitlines() if line.startswith(f" {key} ")]
+        assert shown in row
+
     def test_help_shows_each_components_own_default(self, capsys: Capture) -> None:
         """Help made from a union once showed the defaults of its last member for all."""
         text = " ".join(run(capsys, "config", "--help-settings").split())

@@ -196,10 +196,16 @@ def test_rows_that_do_not_begin_at_16_bytes_are_copied() -> None:
     backend, driver = on_fake_gpu()
     batch, (query, key, value) = step(LAYER, [(30, 1), (4, 1)])
     wide = torch.zeros(2, 4, 65, dtype=torch.bfloat16)
+    tokens_apart = torch.zeros(2, 264 + 4, dtype=torch.bfloat16)[:, :256].view(2, 4, 64)
+    heads_apart = torch.zeros(2, 8 * 33, dtype=torch.bfloat16).as_strided((2, 4, 64), (264, 66, 1))
     bound = backend.bind(LAYER, zeros(backend))
-    for rows in (wide[..., :64], wide[..., 1:], query.float(), torch.cat([query] * 2, 2)[..., ::2]):
+    for rows in (
+        *(wide[..., :64], wide[..., 1:], query.float(), torch.cat([query] * 2, 2)[..., ::2]),
+        *(tokens_apart, heads_apart),
+    ):
         out = bound.forward(rows, key, value, backend.plan(batch))
-        call = Call.from_buffer_copy(next(driver.launches()).argument)
+        first, *_ = driver.launches()
+        call = Call.from_buffer_copy(first.argument)
         assert call.query != rows.data_ptr()
         assert call.query % 16 == 0
         assert (call.query_token, call.query_head) == (4 * 64, 64)

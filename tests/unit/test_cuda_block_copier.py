@@ -17,8 +17,14 @@ from paged_backends.kernels.cuda.kernel import BlockCopier
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 9
-SHAPES = [(2, 3, 16, 8), (2, 1, 5, 8)]
-"""A block of the second has no multiple of 16 bytes."""
+CACHES = [
+    (torch.bfloat16, (2, 3, 16, 8)),
+    (torch.float32, (2, 1, 3, 1)),
+    (torch.uint8, (2, 3, 16, 8)),
+    (torch.bfloat16, (2, 2, 3, 1)),
+    (torch.float32, (2, 3, 16, 8)),
+]
+"""A block of the second and of the fourth has 24 bytes: no multiple of 16."""
 
 pytestmark = pytest.mark.skipif(
     isinstance(find_compiler(), CannotCompile), reason="there is no C++ compiler"
@@ -31,10 +37,8 @@ def copier(*, checked: bool = False) -> BlockCopier:
 
 
 def caches(count: int) -> list[Tensor]:
-    dtypes = (torch.bfloat16, torch.float32, torch.uint8)
     return [
-        torch.randint(0, 200, (NUM_BLOCKS, *SHAPES[place % 2])).to(dtypes[place % 3])
-        for place in range(count)
+        torch.randint(0, 200, (NUM_BLOCKS, *shape)).to(dtype) for dtype, shape in CACHES[:count]
     ]
 
 

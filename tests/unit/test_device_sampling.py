@@ -24,9 +24,12 @@ from paged_backends.sampling.device_sampling import (
     triton_sample,
 )
 from paged_core.sampling_params import SamplingParams
+from unit.sampled_rows import Widest
 from unit.triton_device import DEVICE
 
 pytest.importorskip("triton")
+
+pytestmark = pytest.mark.usefixtures("watched_accesses")
 
 Draw = Callable[[Tensor, DeviceParams], DeviceTokens]
 
@@ -224,6 +227,25 @@ def test_a_draw_depends_on_its_row_alone(rows: list[Choice], seed: int) -> None:
         **{field.name: getattr(params, field.name)[-1:] for field in fields(DeviceParams)}
     )
     assert torch.equal(triton_sample(logits[-1:], last).tokens_R, together[-1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@both
+def test_logits_of_16_bits_are_drawn_from_as_they_are(draw: Draw, dtype: torch.dtype) -> None:
+    """They are nowhere copied in float32, and their ties are those of the numbers that they are."""
+    logits = logits_of(12, 9000, 4).to(dtype)
+    logits[5, 77], logits[9] = float("nan"), float("-inf")
+    filters = [(0, 1.0), (0, 0.9), (30, 0.95)]
+    rows = [(0.4 * (place % 4), 0.0, *filters[place % 3], place / 12) for place in range(12)]
+    params = params_of(rows)
+    with Widest() as widest:
+        found = draw(logits, params)
+    if draw is triton_sample:
+        assert 0 < widest.size < logits.numel()
+    expected = draw(logits.float(), params)
+    assert torch.equal(found.tokens_R, expected.tokens_R)
+    assert found.peaks_R.dtype is torch.float32
+    assert torch.equal(found.peaks_R.nan_to_num(), expected.peaks_R.nan_to_num())
 
 
 def test_parameters_may_be_of_less_precision() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,23 @@ def test_a_stream_that_is_early_does_what_it_waits_for(pace: str, expected: list
     transfers.launch(lambda: done.append("copy"))
     compute.launch(lambda: done.append("b"))
     assert done == expected
+
+
+@pytest.mark.parametrize("is_borrowed", [True, False])
+def test_an_upload_that_another_stream_reads_is_reused_unless_it_is_borrowed(
+    is_borrowed: bool,
+) -> None:
+    accelerator, copy = EmulatedAccelerator(), torch.zeros(2, dtype=torch.int64)
+    compute, transfers = accelerator.compute, accelerator.transfers
+    memory = accelerator.upload(np.array([5, 5]))
+    transfers.follow(compute.record())
+    transfers.launch(partial(torch.Tensor.copy_, copy, memory))
+    if is_borrowed:
+        transfers.borrow(memory)
+    del memory
+    compute.record().wait()
+    transfers.record().wait()
+    assert copy.tolist() == [5 if is_borrowed else JUNK] * 2
 
 
 @pytest.mark.parametrize("is_borrowed", [True, False])
@@ -120,6 +138,30 @@ def test_a_graph_works_over_the_tensors_of_its_capture_and_its_output_stays_in_p
     assert graph.output is output
     other.replay()
     assert output.tolist() == [JUNK] * 2, "graphs share their memory"
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x * x.max().item(),
+        lambda x: x if x.any() else -x,
+        lambda x: x[x > 1],
+        lambda x: x[(x > 1).nonzero()],
+    ],
+)
+def test_what_waits_for_the_device_cannot_be_captured(wait: Any) -> None:
+    with pytest.raises(RuntimeError, match="waits for the device, and cannot be captured"):
+        EmulatedAccelerator().capture(partial(wait, torch.tensor([1, 2])))
+
+
+def test_a_graph_does_what_was_captured_not_what_python_would_do_now() -> None:
+    numbers, factor = torch.tensor([1, 2, 3]), [2]
+    graph = EmulatedAccelerator().capture(lambda: numbers[: factor[0]] * factor[0])
+    graph.replay()
+    assert graph.output.tolist() == [2, 4]
+    factor[0] = 3
+    with pytest.raises(RuntimeError, match=r"a graph would do .*, and its work is now "):
+        graph.replay()
 
 
 def test_memory_is_known_only_if_it_was_given() -> None:

@@ -157,6 +157,21 @@ class TestFeed:
 
         run(test)
 
+    def test_fails_for_all_who_look_and_can_be_asked_again(self) -> None:
+        async def test(client: FakeClient, feed: LiveFeed) -> None:
+            client.failure = RuntimeError("a fault in the client")
+            for _ in range(2):
+                viewers = [feed.events(), feed.events()]
+                asked = [asyncio.create_task(next_event(viewer)) for viewer in viewers]
+                for each in asyncio.as_completed(asked):
+                    with pytest.raises(RuntimeError, match="a fault"):
+                        await each
+            client.failure = None
+            async with aclosing(feed.events()) as events:
+                assert (await next_event(events))["id"] == 10
+
+        run(test)
+
     def test_ends_with_the_engine(self) -> None:
         """A server that closes need not wait for those who look."""
 
@@ -247,6 +262,8 @@ class TestAbout:
             "key": "num_blocks", "value": "77", "layer": "python", "from": ""
         }  # fmt: skip
         assert settings["scheduler.max_num_seqs"]["layer"] == "default"
+        assert settings["routes"]["value"].startswith("openai, page")
+        assert settings["observers"]["value"] == "[]"
 
     def test_lists_the_plugins(self, browser: TestClient) -> None:
         about = browser.get("/live/about").json()

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged_backends.sampling import RandomSample, Row, kernel_random_sample, random_sample
+from paged_core.sampling_params import SamplingParams
 from unit.cpu_kernels import loadable
 from unit.sampled_rows import (
+    Widest,
     kept_by_loops,
     make_logits,
+    make_row,
     processed_by_loops,
     rows_strategy,
     sampler_of,
@@ -44,6 +48,39 @@ def is_allowed(token: int, values: list[float], row: Row) -> bool:
     kept = kept_by_loops(values, replace(params, top_p=top_p, min_p=min_p))
     # equals in float32, and which comes first is chance
     return token in kept or any(abs(values[one] - values[token]) < 1e-5 for one in kept)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows_strategy, st.integers(0, 2**32 - 1), st.integers(0, 3))
+def test_logits_of_16_bits_are_those_numbers(rows: list[Row], seed: int, num_top: int) -> None:
+    """Tokens and log-probabilities, to the last bit; what is sampled ties often."""
+    rows = [
+        fresh(replace(row, sampling=replace(row.sampling, logprobs=num_top)))
+        if place % 2
+        else fresh(row)
+        for place, row in enumerate(rows)
+    ]
+    for name, way in ways().items():
+        for dtype in (torch.bfloat16, *[torch.float16][: name == "torch"]):
+            logits = make_logits(len(rows), seed).to(dtype)
+            wide, sampler = logits.float(), sampler_of(way)
+            found = sampler.sample(logits, [fresh(row) for row in rows])
+            assert found == sampler.sample(wide, [fresh(row) for row in rows]), name
+            tokens, counts = found.token_ids, [1 + num_top] * len(rows)
+            assert sampler.rank(logits, rows, counts) == sampler.rank(wide, rows, counts)
+            of_tokens = sampler.logprobs_of(wide, tokens, num_top)
+            assert sampler.logprobs_of(logits, tokens, num_top) == of_tokens
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_p": 0.9}, {"logprobs": 2}])
+def test_logits_of_16_bits_become_float32_some_rows_at_a_time(params: dict[str, Any]) -> None:
+    logits = make_logits(40, vocab_size=60_000).bfloat16()
+    rows = [make_row(SamplingParams(**params), request_id=str(place)) for place in range(40)]
+    for way in ways().values():
+        with Widest() as widest:
+            found = sampler_of(way, vocab_size=60_000).sample(logits, rows)
+        assert not found.failed
+        assert widest.size <= 1 << 20
 
 
 @settings(max_examples=150, deadline=None)

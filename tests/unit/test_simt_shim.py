@@ -42,6 +42,8 @@ WRONG_IF_CHECKED = {
     **dict.fromkeys(UNWRITTEN, "of shared memory is read, and was never written"),
     "no_barrier_before_reading": "is read, and thread [0-9]+ of block 0 has written it with no",
     "no_barrier_before_writing": "is written, and thread [0-9]+ of block 0 has read it with no",
+    "no_barrier_after_reading_of_others": "is written, and thread 30 of block 0 has read it with",
+    "no_barrier_after_reading_of_another_warp": "is written, and thread 6[23] of block 0 has read",
     "warp_barrier_between_warps": "is read, and thread [0-9]+ of block 0 has written it with no",
     "copy_read_by_another_thread": "is read, and thread 0 of block 0 has written it with no",
     "blocks_that_race": "byte 0 of numbers is written, and thread 0 of block 0 has written it",
@@ -51,6 +53,7 @@ WRONG_IF_CHECKED = {
     "beyond_shared_memory": "4 B are written beyond the end of shared memory",
     "stack_of_another_thread": "the stack of another thread is read",
     "odd_address": "is not a multiple of 16",
+    "product_beyond_32_bits": "a product of 80 and 100000000 has more than 32 bits",
     "index_outside_of_its_array": "index 80 is outside of its array",
 }
 RIGHT = {

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
-from paged_backends.attention.cache import head_major_shape
+from paged_backends.attention.cache import head_major_shape, zeros
 from paged_backends.attention.float8 import pack
 from paged_backends.kernels.key_splits import MAX_SPLITS
 from paged_backends.kernels.triton import availability
@@ -31,6 +33,8 @@ from paged_backends.attention import triton_layer
 from paged_backends.attention.triton_layer import Gpu
 from unit.attention_calls import check, check_capture, make
 from unit.triton_kernels import A100, FLOAT8, H200, LAYER, RTX_3090, LaunchedFor, scene
+
+pytestmark = pytest.mark.usefixtures("watched_accesses")
 
 # ------------------------------------------------------------------ launches for GPUs
 
@@ -138,6 +142,31 @@ def test_sequences_of_every_length_are_merged(window: int | None) -> None:
 
 
 # ------------------------------------------------------------------ deterministic
+
+
+@pytest.mark.parametrize("chunk", [(18, 1), (18, 3)])
+def test_places_beyond_two_billion_numbers(
+    chunk: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # it copies the whole cache back from where it is already
+    monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)
+    backend = LaunchedFor(None)
+    spec = replace(LAYER, num_heads=2, num_kv_heads=1, dtype="bfloat16")
+    per_block = prod(backend.cache_shape(spec, 1))
+    shape = backend.cache_shape(spec, 2**31 // per_block + 3)
+    cache = zeros(shape, torch.bfloat16, "cpu")  # of which little is touched
+    bound, found = backend.bind(spec, cache), list[torch.Tensor]()
+    query, key, value = (
+        torch.randn(sum(chunk), heads, spec.head_dim).to(torch.bfloat16) for heads in (2, 1, 1)
+    )
+    for first in (0, len(cache) - 2):
+        table = np.array([[first, first + 1]])
+        for cached, tokens in ((0, chunk[0]), chunk):
+            batch = attention_batch(table, [(cached, tokens)], spec.block_size)
+            rows = slice(cached, cached + tokens)
+            out = bound.forward(query[rows], key[rows], value[rows], backend.plan(batch))
+        found.append(out)
+    assert torch.equal(*found)
 
 
 def test_in_tiles_bits_depend_neither_on_the_batch_nor_on_chunks() -> None:

@@ -12,6 +12,8 @@ if not is_interpreted():
 
 from paged_backends.kernels.triton.cache import copy_blocks
 
+pytestmark = pytest.mark.usefixtures("watched_accesses")
+
 PAIRS = {
     "apart": ([0, 3, 3], [5, 1, 4]),
     "in a circle": ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]),

@@ -32,6 +32,9 @@ SCENES: dict[str, tuple[LayerSpec, list[tuple[int, int]]]] = {
     "window": (replace(SMALL, sliding_window=7), [(40, 1), (20, 9)]),
     "cap and slopes": (replace(SMALL, soft_cap=3.0, alibi_slopes=(0.5, 0.1)), [(20, 1), (4, 5)]),
     "splits": (SMALL, [(530, 1)]),
+    "negative scale": (replace(SMALL, scale=-0.3), [(20, 1), (4, 5)]),
+    "no scale": (replace(SMALL, scale=0.0), [(20, 1), (4, 5)]),
+    "rising scores": (replace(SMALL, scale=3.0), [(90, 40)]),
 }
 
 
@@ -66,11 +69,19 @@ FAULTS = {
         "chunk",
     ),
     "lost scale of the softmax": Fault(
-        "attention", "* (scale * LOG2_E)", "* LOG2_E", "decode"
+        "attention", "return score_RN, scale * LOG2_E", "return score_RN, LOG2_E", "decode"
+    ),
+    "lost sign of the scale": Fault(
+        "attention", "query_RD = query_RD * SIGN", "pass", "negative scale"
     ),
     "lost scale of the past": Fault(
-        "attention", "out_RD = out_RD * factor_R[:, None]", "out_RD = out_RD * 1.0",
-        "splits",
+        "attention", "out_RD *= shrunk_R[:, None]", "pass", "splits"
+    ),
+    "lost scale of the past, of the sum": Fault(
+        "attention", "total_R *= shrunk_R", "pass", "rising scores"
+    ),
+    "a row rises and its tile is not multiplied": Fault(
+        "attention", "tl.int32), 0) > 0", "tl.int32), 0) > 1", "rising scores"
     ),
     "lost scale of a split": Fault(
         "attention", "part_CD * tl.exp2(greatest_C - top)[:, None]", "part_CD", "splits"
@@ -122,7 +133,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def run(kind: Any, name: str) -> None:
     layer, chunks = SCENES[name]
-    gpu = H200 if name == "splits" else None
+    gpu = H200 if name in ("splits", "rising scores") else None
     check(scene(LaunchedFor(gpu, kind=kind), layer, chunks))
 
 

@@ -2,8 +2,10 @@
 
 Reads cases from the first argument (JSON: a list of ``[compute capability, changes of a layer]`` of
 component ``triton``, or ``null`` in their place for the kernels of the runner and of sampling) and
-prints what each kernel takes: shared memory of a thread block, and stack of a thread, which is 0 if
-no register is spilled. It must run without ``TRITON_INTERPRET``.
+prints of each kernel its name; what it takes: shared memory of a thread block, and stack of a
+thread, which is 0 if no register is spilled; and the opcodes of a turn of its loops: of the one
+without masks, if there are two, and of the one with most comparisons. It must run without
+``TRITON_INTERPRET``.
 """
 
 from __future__ import annotations
@@ -27,15 +29,23 @@ from triton.compiler import ASTSource
 
 from paged_backends.attention import triton_layer
 from paged_backends.kernels.triton import layer_ops, sampling
+from paged_core.interfaces.attention import HeadPreparation
 from paged_testing.attention_scene import attention_batch
+from unit.peer_scripts import TOOLS, script
 from unit.triton_kernels import LAYER, LaunchedFor
 
+counting = script("count_instructions", TOOLS)
+
 KERNELS = {
-    triton_layer: ("write_tokens", "attend_tiles", "attend_splits", "merge_splits"),
+    triton_layer: (
+        *("write_tokens", "prepare_and_write"),
+        *("attend_tiles", "attend_splits", "merge_splits"),
+    ),
     layer_ops: ("normalize_rows", "prepare_query_and_key", "compute_angles", "gate_rows"),
     sampling: ("best_of_chunks", "take_best", "weigh_chunks", "collect_chunks", "draw_tokens"),
 }
 """What the functions of a module launch."""
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 TYPES = {
     **{torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},
     torch.float64: "fp64",
@@ -54,7 +64,7 @@ class Compiled:
         return self._compile
 
     def _compile(self, *args: Any, **named: Any) -> None:
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        options = {name: named.pop(name) for name in OPTIONS if name in named}
         signature, constants, attributes = {}, {}, {}
         given = dict(zip(self._kernel.arg_names, args, strict=False)) | named
         for index, parameter in enumerate(self._kernel.params):
@@ -76,18 +86,29 @@ class Compiled:
             signature[parameter.name] = kind
         source = ASTSource(self._kernel, signature, constants, attributes)
         made = triton.compile(source, target=self._target, options=options)
-        stack = stack_bytes(made.asm["cubin"])
-        self._found.append([self._kernel.__name__, made.metadata.shared, stack])
+        name = self._kernel.__name__
+        with TemporaryDirectory() as folder:
+            cubin = Path(folder) / "kernel.cubin"
+            cubin.write_bytes(made.asm["cubin"])
+            found = [name, made.metadata.shared, stack_bytes(cubin), loops(cubin, name)]
+        self._found.append(found)
 
 
-def stack_bytes(cubin: bytes) -> int:
+def stack_bytes(cubin: Path) -> int:
     """Return the stack that a thread of a kernel takes."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin)
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(file)]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return int(usage.split("STACK:")[1].split()[0])
+
+
+def loops(cubin: Path, name: str) -> list[list[str]]:
+    """Return the opcodes of the loop of attention, and of its twin with masks."""
+    if name not in ("attend_tiles", "attend_splits"):
+        return []
+    kernel = counting.disassemble(cubin)[name]
+    products = "HG?MMA|FFMA"
+    both = (kernel.loop(holding) for holding in (products, f"{products}|FSEL|ISETP"))
+    return [[one.opcode for one in loop.instructions] for loop in both]
 
 
 @contextmanager
@@ -114,7 +135,16 @@ def attend(capability: tuple[int, int], changes: dict[str, Any]) -> None:
     batch = attention_batch(tables, [(2000, 1), (0, 3)], layer.block_size)
     heads = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
     rows = [torch.zeros(4, n, layer.head_dim, dtype=getattr(torch, layer.dtype)) for n in heads]
-    bound.forward(*rows, backend.plan(batch))
+    plan = backend.plan(batch)
+    bound.forward(*rows, plan)
+    norm, angles = rows[0][0, 0], torch.zeros(4, layer.head_dim // 2)
+    bound._prepare_and_write(
+        *rows,
+        plan,
+        HeadPreparation(
+            query_norm=norm, key_norm=norm, eps=1e-6, offset=0.0, cos=angles, sin=angles
+        ),
+    )
 
 
 def run_and_sample() -> None:
@@ -128,17 +158,19 @@ def run_and_sample() -> None:
     layer_ops.prepare_heads(heads, heads, angles, query_norm_D=norm, key_norm_D=norm)
     layer_ops.gated(rows, "silu")
     layer_ops.gated(rows, "gelu")
-    logits, number = torch.zeros(1, 250_000), torch.ones(1)
-    sampling.best_tokens(logits)
-    sampling.draw(
-        logits,
-        temperature_R=number,
-        min_p_R=number,
-        top_k_R=number.int(),
-        top_p_R=number,
-        uniform_R=number.double(),
-        greedy_below=1e-5,
-    )
+    number = torch.ones(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.zeros(1, 250_000, dtype=dtype)
+        sampling.best_tokens(logits)
+        sampling.draw(
+            logits,
+            temperature_R=number,
+            min_p_R=number,
+            top_k_R=number.int(),
+            top_p_R=number,
+            uniform_R=number.double(),
+            greedy_below=1e-5,
+        )
 
 
 def compiled(capability: tuple[int, int], changes: dict[str, Any] | None) -> list[Any]:

@@ -6,6 +6,7 @@ Imports Triton, which reads ``TRITON_INTERPRET`` then.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
@@ -18,13 +19,15 @@ from paged_backends.kernels.key_splits import MAX_SPLITS, choose_splits
 from paged_backends.kernels.triton.attention import attend_splits, attend_tiles, merge_splits
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_backends.kernels.triton.cache import write_tokens
+from paged_backends.kernels.triton.layer_ops import NUMBERS
+from paged_backends.kernels.triton.prepared_writes import prepare_and_write
 from paged_backends.kernels.triton.tuning import (
     INTERPRETED,
     Capability,
     TileSizes,
     tuning,
 )
-from paged_core.interfaces.attention import AttentionBatch
+from paged_core.interfaces.attention import AttentionBatch, HeadPreparation
 from paged_core.interfaces.layer import LayerSpec
 
 
@@ -59,16 +62,21 @@ class Plan(KernelBatch):
         key = (num_heads, num_splits, head_dim)
         if key not in self._scratch:
             shape = (self.num_sequences, num_heads, num_splits)
-            device = self.lengths.device
-            self._scratch[key] = (
-                torch.empty((*shape, head_dim), dtype=torch.float32, device=device),
-                torch.empty((2, *shape), dtype=torch.float32, device=device),
+            parts, states = (
+                torch.empty(size, dtype=torch.float32, device=self.lengths.device)
+                for size in ((*shape, head_dim), (2, *shape))
             )
+            if parts.device.type == "cpu":  # reading what was not written shows
+                parts.fill_(nan)
+                states.fill_(nan)
+            self._scratch[key] = parts, states
         return self._scratch[key]
 
 
 _NATIVE_FLOAT8 = (8, 9)
 _MERGED_AT_ONCE = 16
+_SLACK = 8
+"""In tiles; weights are at most ``2^8``, which all types hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +117,7 @@ class TritonLayer:
             self._sizes = sizes = tuning(dim, self._dtype.itemsize, gpu.capability, float8=float8)
             resident = sizes.decode.resident(dim, cache.itemsize, gpu.capability)
             self._slots = gpu.num_processors * resident
-        group = layer.num_heads // layer.num_kv_heads
+        group, scale = layer.num_heads // layer.num_kv_heads, layer.scale
         self._decode_rows = max(self._sizes.decode.rows, 1 << (group - 1).bit_length())
         self._cache_constants: dict[str, Any] = {
             "KV_HEADS": layer.num_kv_heads,
@@ -126,19 +134,39 @@ class TritonLayer:
             "HAS_WINDOW": layer.sliding_window is not None,
             "HAS_CAP": layer.soft_cap is not None,
             "HAS_SLOPES": layer.alibi_slopes is not None,
+            "SIGN": (scale > 0) - (scale < 0),
             "DOT": tl.float32 if is_interpreted() else getattr(tl, layer.dtype),
         }
         self._window = layer.sliding_window or 0
-        self._numbers = (layer.scale, layer.soft_cap or 1.0, self._window)
+        self._numbers = (abs(scale) or 1.0, layer.soft_cap or 1.0, self._window)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
+        return self._forward(query, key, value, plan, None)
+
+    def prepare_and_forward(
+        self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, preparation: HeadPreparation, /
+    ) -> Tensor:
+        """See :class:`~paged_core.interfaces.attention.SupportsHeadPreparation`."""
+        return self._forward(query, key, value, plan, preparation)
+
+    def _forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        plan: Plan,
+        preparation: HeadPreparation | None,
+    ) -> Tensor:
         if plan.bounds is not None:
             plan.bounds.check(len(self._cache), self._layer.block_size)
         wanted, dtype = query.dtype, self._dtype
         query, key, value = (contiguous_rows(tensor, dtype) for tensor in (query, key, value))
         out = torch.empty(query.shape, dtype=dtype, device=query.device)
-        self.write(key, value, plan)
+        if preparation is None:
+            self.write(key, value, plan)
+        else:
+            self._prepare_and_write(query, key, value, plan, preparation)
         if plan.has_tiles:
             self._attend_in_tiles(query, out, plan)
         if plan.has_decodes:
@@ -160,6 +188,48 @@ class TritonLayer:
             TOKENS=tokens,
         )
 
+    def _prepare_and_write(
+        self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, preparation: HeadPreparation
+    ) -> None:
+        layer, cache = self._layer, self._cache
+        half = self._cache_constants["DIM"] // 2
+        rows = max(1, NUMBERS // (2 * half))
+        query_programs = -(-plan.num_tokens * layer.num_heads // rows)
+        key_programs = -(-plan.num_tokens * layer.num_kv_heads // rows)
+        given = (
+            preparation.query_norm,
+            preparation.key_norm,
+            preparation.cos,
+            preparation.sin,
+        )
+        prepare_and_write[(query_programs + 2 * key_programs,)](
+            query,
+            key,
+            value,
+            cache,
+            plan.slots,
+            *(query if tensor is None else tensor for tensor in given),
+            *query.stride()[:2],
+            *key.stride()[:2],
+            *value.stride()[:2],
+            plan.num_tokens,
+            query_programs,
+            key_programs,
+            preparation.eps,
+            preparation.offset,
+            HEADS=layer.num_heads,
+            KV_HEADS=layer.num_kv_heads,
+            BLOCK_SIZE=layer.block_size,
+            HEAD_SIZE=self._cache_constants["HEAD_SIZE"],
+            HALF_DIM=layer.head_dim // 2,
+            HAS_QUERY_NORM=preparation.query_norm is not None,
+            HAS_KEY_NORM=preparation.key_norm is not None,
+            HAS_ROTARY=preparation.cos is not None,
+            ROWS=rows,
+            HALF=half,
+            FLOAT8=self._cache_constants["FLOAT8"],
+        )
+
     def _attend_in_tiles(self, query: Tensor, out: Tensor, plan: Plan) -> None:
         sizes, sequences = self._sizes.prefill, plan.num_sequences
         tiles = plan.num_tokens * self._constants["GROUP"] // sizes.rows + sequences
@@ -177,6 +247,7 @@ class TritonLayer:
             plan.tile_tokens,
             *self._numbers,
             **self._constants,
+            SLACK=_SLACK,
             ROWS=sizes.rows,
             **_launch(sizes),
         )
@@ -239,5 +310,11 @@ class TritonLayer:
         )
 
 
-def _launch(sizes: TileSizes) -> dict[str, int]:
-    return {"KEYS": sizes.keys, "num_warps": sizes.num_warps, "num_stages": sizes.num_stages}
+def _launch(sizes: TileSizes) -> dict[str, Any]:
+    return {
+        "KEYS": sizes.keys,
+        "num_warps": sizes.num_warps,
+        "num_stages": sizes.num_stages,
+        # what is rounded once says so: loops with and without masks give a key the same bits
+        "enable_fp_fusion": False,
+    }

@@ -1,9 +1,12 @@
-"""The model's work of decode steps as captured graphs, one for each size of a batch.
+"""The work of decode steps as captured graphs, for each size of a batch.
 
 They are captured over tensors that stay where they are, into which each batch is copied.
 
-Logits and sampling follow kernel by kernel, while the graph runs: the logits of every graph would
-take gigabytes, and what sampling needs depends on the requests.
+Of each size there are two. One ends with the best token of every sequence, for steps that take no
+others. One ends with the hidden states; logits and sampling follow kernel by kernel while it runs,
+since what they need depends on the requests. All graphs share their memory, and none returns its
+logits, so together they take as much as those of the largest. A size whose logits would take more
+than 128 MiB has no graph of the first kind.
 
 Shapes: B rows of a graph, S of them with a sequence, W blocks in a row of the block tables.
 """
@@ -29,6 +32,7 @@ from paged_backends.executors.loaded_model import LoadedModel
 from paged_backends.executors.step_sampler import DeviceSampler
 from paged_core.errors import error_text
 from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
+from paged_core.interfaces.runner import SupportsBestTokens
 from paged_core.log import get_logger
 
 _NO_SLOT = -1
@@ -184,6 +188,8 @@ class DecodeInputs:
         )
 
 
+_MAX_LOGITS = 1 << 27
+"""Bytes of logits in a graph."""
 _MAX_SIZE = 512
 """Larger batches take long enough that launching their kernels one by one costs nothing."""
 
@@ -199,8 +205,12 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    graph: Graph
+    """The graphs of a size."""
+
     plan: Any
+    hidden: Graph
+    best: Graph | None
+    """Ends with what :meth:`DeviceSampler.take_best` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +218,10 @@ class GraphedStep:
     """The model's work of one step."""
 
     run: Callable[[], Tensor]
-    """Queues it, and returns hidden states [S, hidden]; to be launched."""
+    """Queues it, and returns hidden states [S, hidden]; to be launched. With ``num_taken`` it
+    returns what :meth:`DeviceSampler.take_best` does."""
+    num_taken: int | None
+    """Rows of which it takes the best tokens, S or more."""
     targets_S: Tensor
     """The rows of :class:`DeviceSampler` that get their tokens."""
     give_back: Callable[[], None]
@@ -252,24 +265,39 @@ class DecodeGraphs:
         )
 
     def prepare(self, batch: Batch) -> GraphedStep:
-        """Stage a batch that fits."""
+        """Stage a batch that fits, for the graph that suits what its requests ask for."""
         count = len(batch.sequences)
         size = self._sizes[bisect_left(self._sizes, count)]
         captured = self._captured[size]
+        best = captured.best if self._device_sampler.is_greedy(batch) else None
         staged = self._inputs.stage(batch, size)
 
         def run() -> Tensor:
             staged.copy()
             self._backend.update_capture(captured.plan, staged.attention)
-            captured.graph.replay()
-            return captured.graph.output[:count]
+            graph = best or captured.hidden
+            graph.replay()
+            return graph.output if best else graph.output[:count]
 
-        return GraphedStep(run, self._inputs.targets(count), staged.give_back)
+        return GraphedStep(
+            run, size if best else None, self._inputs.targets(count), staged.give_back
+        )
 
     def _capture(self, size: int) -> _Captured:
-        accelerator = self._model.accelerator
         plan = self._backend.plan_capture(self._inputs.empty_batch(size, self._max_seq_len))
-        work = partial(self._decode, plan, *self._inputs.tokens(size))
+        decode = partial(self._decode, plan, *self._inputs.tokens(size))
+
+        def take_best() -> Tensor:
+            return self._device_sampler.take_best(decode(), self._inputs.targets(size))
+
+        runner = self._model.runner
+        logits_bytes = size * runner.vocab_size * getattr(torch, runner.layers[0].dtype).itemsize
+        takes_best = isinstance(runner, SupportsBestTokens) and logits_bytes <= _MAX_LOGITS
+        hidden = self._graph(decode)
+        return _Captured(plan, hidden, self._graph(take_best) if takes_best else None)
+
+    def _graph(self, work: Callable[[], Tensor]) -> Graph:
+        accelerator = self._model.accelerator
 
         def warm_up() -> None:
             """Compile and allocate what a capture must not."""
@@ -277,7 +305,7 @@ class DecodeGraphs:
 
         accelerator.compute.launch(warm_up)
         accelerator.compute.record().wait()
-        return _Captured(accelerator.capture(work), plan)
+        return accelerator.capture(work)
 
     def _decode(
         self, plan: Any, tokens_B: Tensor, sources_B: Tensor, positions_B: Tensor

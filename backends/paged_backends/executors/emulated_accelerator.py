@@ -5,7 +5,8 @@ awaited, so that a result read too early is found; as early as possible in one o
 that work that does not wait for what it reads is; or by dice. Memory with undefined content holds
 junk, and so does that of a stream which was dropped, as soon as the stream's own work is done: what
 another stream reads it for, and did not borrow it, is lost. A graph does its work over the tensors
-of its capture, whatever the executor has put in their place since.
+of its capture, whatever the executor has put in their place since; work that waits for the device
+cannot be captured, and work that Python would do otherwise than at the capture raises.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from random import Random
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from paged_backends.executors.accelerator import Accelerator, DeviceMemory, Event, Stream
 
@@ -115,9 +118,9 @@ class EmulatedStream(Stream):
     def empty(self, shape: Sequence[int], dtype: torch.dtype, /) -> Tensor:
         """Return junk, which becomes junk again when it was dropped."""
         tensor = _junk(shape, dtype)
-        memory = _other(tensor)
         tensor.lender = self  # type: ignore[attr-defined]
-        weakref.finalize(tensor, self._reuse, memory)
+        if tensor.numel():
+            weakref.finalize(tensor, self._reuse, _other(tensor))
         return tensor
 
     def borrow(self, tensor: Tensor, /) -> None:
@@ -131,19 +134,70 @@ class EmulatedStream(Stream):
         self._keep(lambda: _fill_after(events, memory))
 
 
+_WAITING = {
+    *("__bool__", "__contains__", "__float__", "__index__", "__int__", "cpu", "equal", "item"),
+    *("masked_select", "nonzero", "tolist", "unique"),
+}
+"""Functions of tensors that wait for the device, or whose results' shapes it has to tell."""
+
+
+class _Capture(TorchFunctionMode):
+    """Notes what is asked of PyTorch, and refuses what waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        name, named = getattr(func, "__name__", str(func)), kwargs or {}
+        if name in _WAITING or (name == "__getitem__" and _has_mask(args[1])):
+            raise RuntimeError(f"{name}() waits for the device, and cannot be captured")
+        self.calls.append((name, *map(_frozen, (*args, *named.values()))))
+        return func(*args, **named)
+
+
+def _has_mask(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
+
+
+def _frozen(argument: Any) -> Any:
+    """Return what a graph keeps of an argument: of a tensor the shape, as its numbers change."""
+    if isinstance(argument, Tensor):
+        return tuple(argument.shape)
+    if isinstance(argument, tuple | list):
+        return tuple(map(_frozen, argument))
+    return argument
+
+
 class EmulatedGraph:
     """Work, and the tensor that it returned when it was captured."""
 
     def __init__(self, work: Callable[[], Tensor], siblings: list[EmulatedGraph]) -> None:
         self._work = work
         self._siblings = siblings
-        self.output = work().clone()
+        with _Capture() as capture:
+            output = work()
+        self._calls = capture.calls
+        self.output = output.clone()
 
     def replay(self) -> None:
-        """Do the work; the outputs of all other graphs are lost, for they share their memory."""
+        """Do the work; the outputs of all other graphs are lost, for they share their memory.
+
+        Raises:
+            RuntimeError: it is other work than was captured, which a GPU would do again as it was.
+        """
         for graph in self._siblings:
             _fill(graph.output)
-        self.output.copy_(self._work())
+        with _Capture() as again:
+            output = self._work()
+        if again.calls != self._calls:
+            pairs = zip_longest(again.calls, self._calls)
+            now, then = next(pair for pair in pairs if pair[0] != pair[1])
+            raise RuntimeError(f"a graph would do {then} again, and its work is now {now}")
+        self.output.copy_(output)
 
 
 class EmulatedAccelerator(Accelerator):
@@ -172,8 +226,8 @@ class EmulatedAccelerator(Accelerator):
     def upload(self, array: NDArray[Any], /) -> Tensor:
         """Return junk that becomes a copy of ``array``, as it is now."""
         source = torch.from_numpy(array.copy())
-        tensor = _junk(source.shape, source.dtype)
-        self.compute.launch(lambda: _copy(tensor, source))
+        tensor = self.compute.empty(source.shape, source.dtype)
+        self.compute.launch(partial(_copy, tensor, source))
         return tensor
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype, /) -> Tensor:

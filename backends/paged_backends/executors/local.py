@@ -275,7 +275,11 @@ def _make_steps(
     if not model.accelerator.runs_ahead:
         return host_steps
     device_sampler = DeviceSampler(
-        model.accelerator, model.rows, num_rows=_num_device_rows(settings), seed=settings.seed
+        model.accelerator,
+        runner,
+        model.rows,
+        num_rows=_num_device_rows(settings),
+        seed=settings.seed,
     )
     graphs = None
     if not settings.enforce_eager:

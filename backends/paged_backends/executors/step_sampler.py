@@ -199,7 +199,8 @@ class DeviceSample:
     """The tokens that a step samples for the sequences at ``places_R`` of its batch."""
 
     finish: Callable[[Tensor], None]
-    """Samples from logits [R, V] and queues the copy to the host; to be launched."""
+    """Samples from hidden states [R, hidden] and queues the copy to the host; to be launched. Of a
+    step that has taken its best tokens it takes what :meth:`DeviceSampler.take_best` returned."""
     places_R: NDArray[np.int64]
     results_2R: Tensor
     """[2, R] int32 on the host: tokens, and the bits of their rows' greatest logits."""
@@ -211,9 +212,16 @@ class DeviceSampler:
     """Samples for sequences in rows below ``num_rows``."""
 
     def __init__(
-        self, accelerator: Accelerator, rows: SequenceRows, *, num_rows: int, seed: int
+        self,
+        accelerator: Accelerator,
+        runner: Runner,
+        rows: SequenceRows,
+        *,
+        num_rows: int,
+        seed: int,
     ) -> None:
         self._accelerator = accelerator
+        self._runner = runner
         self._rows = rows
         self._seed = seed
         self.no_target = num_rows
@@ -227,28 +235,56 @@ class DeviceSampler:
         newest_B = self.newest_C.index_select(0, sources_B.clamp_min(0))
         return torch.where(sources_B < 0, tokens_B, newest_B)
 
-    def prepare(self, batch: Batch, places_R: NDArray[np.int64], targets_R: Tensor) -> DeviceSample:
+    def is_greedy(self, batch: Batch) -> bool:
+        """Whether every sequence asks for its best token and nothing else."""
+        return bool(self._rows.plain_C[batch.rows_S].all())
+
+    def take_best(self, hidden_RH: Tensor, targets_R: Tensor) -> Tensor:
+        """Sample the best token of each row for the sequences in rows ``targets_R``; return tokens
+        and the bits of their logits [2, R] int32. It may be captured in a graph."""
+        runner = self._runner
+        if isinstance(runner, SupportsBestTokens):
+            tokens_R, peaks_R = runner.best_tokens(hidden_RH)
+        else:
+            logits_RV = runner.logits(hidden_RH)
+            tokens_R = best_token(logits_RV)
+            peaks_R = logits_RV.gather(1, tokens_R[:, None])[:, 0]
+        return self._keep(tokens_R, peaks_R.float(), targets_R)
+
+    def prepare(
+        self,
+        batch: Batch,
+        places_R: NDArray[np.int64],
+        targets_R: Tensor,
+        *,
+        num_taken: int | None = None,
+    ) -> DeviceSample:
         """Prepare to sample for these sequences of a step whose model is launched already.
 
         Args:
             targets_R: their rows; ``no_target`` for tokens that are not wanted.
+            num_taken: rows of which the step takes the best tokens itself, as many or more.
         """
-        params_5R = self._params(batch, places_R)
+        params_5R = None if num_taken is not None else self._params(batch, places_R)
+        num_rows = len(places_R) if num_taken is None else num_taken
         buffer = self._results.take()
-        results_2R = buffer[: 2 * len(places_R)].view(2, -1)
+        results_2R = buffer[: 2 * num_rows].view(2, -1)
 
-        def finish(logits_RV: Tensor) -> None:
-            if params_5R is None:
-                tokens_R = best_token(logits_RV)
-                peaks_R = logits_RV.gather(1, tokens_R[:, None])[:, 0]
+        def finish(made: Tensor) -> None:
+            if num_taken is not None:
+                made_2R = made
+            elif params_5R is None:
+                made_2R = self.take_best(made, targets_R)
             else:
-                sampled = device_sample(logits_RV, _device_params(params_5R))
-                tokens_R, peaks_R = sampled.tokens_R, sampled.peaks_R
-            self.newest_C.index_copy_(0, targets_R, tokens_R)
-            made_2R = torch.stack((tokens_R.int(), peaks_R.view(torch.int32)))
+                sampled = device_sample(self._runner.logits(made), _device_params(params_5R))
+                made_2R = self._keep(sampled.tokens_R, sampled.peaks_R, targets_R)
             results_2R.copy_(made_2R, non_blocking=True)
 
-        return DeviceSample(finish, places_R, results_2R, buffer)
+        return DeviceSample(finish, places_R, results_2R[:, : len(places_R)], buffer)
+
+    def _keep(self, tokens_R: Tensor, peaks_R: Tensor, targets_R: Tensor) -> Tensor:
+        self.newest_C.index_copy_(0, targets_R, tokens_R)
+        return torch.stack((tokens_R.int(), peaks_R.view(torch.int32)))
 
     def read(self, sample: DeviceSample, batch: Batch) -> tuple[list[int], dict[SeqId, str]]:
         """Return what was sampled for the complete sequences of the batch, in order, and why some

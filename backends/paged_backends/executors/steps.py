@@ -187,30 +187,32 @@ class DeviceSteps:
     # ------------------------------------------------------------------ one step
 
     def _launch(self, batch: Batch, started: float) -> _Launched:
-        """Launch the model, and what samples from its hidden states [R, hidden]."""
+        """Launch the model, and what samples from its hidden states."""
         model, graphs = self._model, self._graphs
         compute = model.accelerator.compute
+        num_taken = None
         if graphs is not None and graphs.fits(batch):
             places_R = np.arange(len(batch.sequences))
             graphed = graphs.prepare(batch)
             run, targets_R, give_back = graphed.run, graphed.targets_S, graphed.give_back
+            num_taken = graphed.num_taken
         else:
             places_R = np.flatnonzero(batch.complete_S)
             targets_R = model.accelerator.upload(batch.rows_S[places_R])
             run, give_back = self._eager(batch, places_R), _nothing
         timer: list[ModelTimer] = []
-        hidden_RH: list[Tensor] = []
+        made: list[Tensor] = []
 
         def run_model() -> None:
             timer.append(ModelTimer(model.accelerator.device))
-            hidden_RH.append(run())
+            made.append(run())
             timer[0].stop()
 
         compute.launch(run_model)
         # what follows is prepared while the model runs
-        sample = self._device_sampler.prepare(batch, places_R, targets_R)
+        sample = self._device_sampler.prepare(batch, places_R, targets_R, num_taken=num_taken)
         if len(places_R):
-            compute.launch(lambda: sample.finish(model.runner.logits(hidden_RH.pop())))
+            compute.launch(lambda: sample.finish(made.pop()))
         return _Launched(
             batch, sample, compute.record(), give_back, timer, perf_counter() - started
         )

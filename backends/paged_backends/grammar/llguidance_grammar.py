@@ -43,7 +43,9 @@ class LlguidanceGrammar(GrammarBackend):
             n_vocab=len(vocabulary.token_bytes),
             eos_token=sorted(vocabulary.eos_token_ids),
         )
-        self._num_threads = options.num_threads or min(os.cpu_count() or 1, _MOST_THREADS)
+        self._num_threads = options.num_threads or max(
+            1, min((os.cpu_count() or 1) // 2, _MOST_THREADS)
+        )
         self._executor: tuple[int, LLExecutor] | None = None
         """Its threads are not in a process that was forked: the number is that of its own."""
 

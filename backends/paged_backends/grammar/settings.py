@@ -18,7 +18,7 @@ class LlguidanceSettings(ComponentSettings):
         default=None,
         ge=1,
         le=1024,
-        description="that fill masks; null: one for each core, at most eight",
+        description="that fill masks; null: one for every two cores, at most eight",
     )
 
 

@@ -46,7 +46,10 @@ class DeviceTokens:
 
 
 def device_sample(logits: Tensor, params: DeviceParams, /) -> DeviceTokens:
-    """Sample a token for each row of ``logits`` [R, V] float32, which is only read."""
+    """Sample a token for each row of ``logits`` [R, V] of any precision, which are only read.
+
+    They are not copied in float32: a kernel widens what it has loaded.
+    """
     if logits.is_cuda and find_spec("triton") is not None:
         return triton_sample(logits, params)
     return torch_sample(logits, params)
@@ -72,7 +75,7 @@ def torch_sample(logits: Tensor, params: DeviceParams) -> DeviceTokens:
     """Sample with plain PyTorch, which sorts every row."""
     vocab_size = logits.shape[1]
     best = logits.argmax(-1)
-    peaks = logits.gather(1, best[:, None])[:, 0]
+    peaks = logits.gather(1, best[:, None])[:, 0].float()
     ranked = torch.sort(logits, dim=-1, descending=True, stable=True)
     by_id = _first_above(_weights(logits, peaks, params).cumsum(-1), params.uniform)
     sums = _weights(ranked.values, peaks, params).cumsum(-1)

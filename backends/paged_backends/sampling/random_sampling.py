@@ -62,7 +62,7 @@ def _ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 def best_token(logits: Tensor) -> Tensor:
     """Return the id of each row's best entry [R] int64: the lowest id of equals, a NaN if any."""
     if logits.device.type == "cpu":  # numpy's is vectorised: ten times as fast as torch's
-        return torch.from_numpy(logits.detach().numpy().argmax(axis=-1))
+        return torch.from_numpy(logits.detach().float().numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
 
@@ -74,8 +74,8 @@ Uniform = Callable[[Row], float]
 """Returns the uniform number in [0, 1) that selects a row's token."""
 
 RandomSample = Callable[[Tensor, list[Row], Uniform], list[int]]
-"""Samples a token for each row of logits [R, V] float32, which are only read; their maxima are
-finite."""
+"""Samples a token for each row of logits [R, V] of any precision, which are only read; their maxima
+are finite."""
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class SamplingBatch:
 
 def random_sample(logits: Tensor, rows: list[Row], uniform: Uniform) -> list[int]:
     """Sample a token for each row of ``logits`` [R, V], which are only read; maxima are finite."""
-    batch = SamplingBatch.of(logits, rows, uniform)
+    batch = SamplingBatch.of(logits.float(), rows, uniform)
     vocab_size = logits.shape[1]
     unfiltered: list[int] = []
     top_p: list[int] = []

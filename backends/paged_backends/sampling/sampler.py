@@ -24,8 +24,8 @@ from paged_core.errors import error_text
 from paged_core.step import TokenLogprobs
 
 _MAX_LOGITS_ON_CPU = 1 << 20
-_MAX_LOGITS_ELSEWHERE = 1 << 26
-"""Logits worked on at once: on a CPU what its cache holds, elsewhere what memory allows."""
+_MAX_LOGITS_ELSEWHERE = 1 << 24
+"""Logits worked on at once in float32: on a CPU what its cache holds, elsewhere 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,9 @@ class Sampler:
 
     Log-probabilities are those of the model: the log-softmax of its own logits, before any
     processor, bias, penalty, temperature or filter, as vLLM V1 reports them.
+
+    Logits come in the dtype of the model. What is computed with them is computed in float32, some
+    rows at a time.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Sampler:
         self._random_sample = random_sample
 
     def sample(self, logits: Tensor, rows: Sequence[Row], /) -> SampledTokens:
-        """Sample one token per row of ``logits`` [R, V] float32, which is only read.
+        """Sample one token per row of ``logits`` [R, V], which are only read.
 
         Several rows may belong to one sequence that fans out; each has an ``index`` of its own. If
         anything raises, rows are sampled one by one, so that only those fail that raise alone.
@@ -103,15 +106,13 @@ class Sampler:
             return _join([self.sample(logits[i : i + 1], [row]) for i, row in enumerate(rows)])
 
     def _sample_all(self, logits: Tensor, rows: Sequence[Row]) -> SampledTokens:
-        best = best_token(logits)
-        peaks = logits.gather(1, best[:, None])[:, 0]
+        best, peaks = self._best(logits)
         if all(row.plain for row in rows):
             return SampledTokens(best.tolist(), None, unfit_rows(peaks))
         processed = self._process(logits, rows)
         if processed.places:
             at = torch.tensor(processed.places, device=logits.device)
-            best[at] = best_token(processed.logits)
-            peaks[at] = processed.logits.gather(1, best[at][:, None])[:, 0]
+            best[at], peaks[at] = self._best(processed.logits)
         failed = {**unfit_rows(peaks), **processed.failed}
 
         token_ids: list[int] = best.tolist()
@@ -129,7 +130,7 @@ class Sampler:
         not normalised again: beam search in ``transformers`` applies them so.
 
         Args:
-            logits: the model's own [R, V] float32; only read.
+            logits: the model's own [R, V]; only read.
             counts: continuations to find, per row.
 
         Returns:
@@ -139,7 +140,7 @@ class Sampler:
         result: list[dict[int, float]] = []
         failed: dict[int, str] = {}
         for part in self._slices(len(rows)):
-            found, reasons = self._rank(logits[part], rows[part], counts[part])
+            found, reasons = self._rank(logits[part].float(), rows[part], counts[part])
             result += found
             failed |= {part.start + place: reason for place, reason in reasons.items()}
         return result, failed
@@ -168,14 +169,14 @@ class Sampler:
         """Return log-probabilities of the given tokens, one per row, and of the best ones.
 
         Args:
-            logits: the model's own logits [R, V] float32.
+            logits: the model's own logits [R, V].
             token_ids: one per row; the first in its row's dictionary.
             num_top: how many of the best tokens follow, best first, equals in the order of ids;
                 -1: all of them.
         """
         result: list[dict[int, float]] = []
         for part in self._slices(len(token_ids)):
-            result += _logprobs(logits[part], token_ids[part], num_top)
+            result += _logprobs(logits[part].float(), token_ids[part], num_top)
         return result
 
     def _slices(self, num_rows: int) -> Iterator[slice]:
@@ -183,12 +184,17 @@ class Sampler:
         for start in range(0, num_rows, self._max_rows):
             yield slice(start, min(start + self._max_rows, num_rows))
 
+    def _best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best token of each row, and its logit in float32."""
+        best = torch.cat([best_token(logits[part]) for part in self._slices(len(logits))])
+        return best, logits.gather(1, best[:, None])[:, 0].float()
+
     def _process(self, logits: Tensor, rows: Sequence[Row]) -> _Processed:
-        """Process a copy of the rows that ask for it, of ``logits`` [R, V]."""
+        """Process a float32 copy of the rows that ask for it, of ``logits`` [R, V]."""
         places = [place for place, row in enumerate(rows) if row.processed or row.below_min_tokens]
         if not places:
             return _Processed(logits[:0], [], {})
-        own = logits.index_select(0, torch.tensor(places, device=logits.device))
+        own = logits.index_select(0, torch.tensor(places, device=logits.device)).float()
         failed = process_logits(own, [rows[place] for place in places], self._eos_token_ids)
         return _Processed(own, places, {places[row]: reason for row, reason in failed.items()})
 
@@ -235,7 +241,7 @@ class Sampler:
             for part in self._slices(len(places)):
                 some = places[part]
                 tokens = [token_ids[place] for place in some]
-                entries = _logprobs(_rows_of(logits, some), tokens, num_top)
+                entries = _logprobs(_rows_of(logits, some).float(), tokens, num_top)
                 for place, entry in zip(some, entries, strict=True):
                     result[place] = entry
         return result

@@ -41,37 +41,29 @@ def serve_command(
         str,
         typer.Option(
             metavar="NAME|FILE",
-            help=f"{', '.join(_GENERATED)}, {', '.join(NAMED)}, {', '.join(names())}, or a file "
-            "that `lab workload` reads.",
+            help=f"{', '.join(_GENERATED)}, W1 to W{len(NAMED)}, {', '.join(names())}, or a "
+            "file of them.",
         ),
     ] = "random",
-    num_prompts: Annotated[
-        int | None, typer.Option(min=1, help="Requests (200, or as many as the workload has).")
-    ] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Requests (200, or all).")] = None,
     request_rate: Annotated[
         float | None,
-        typer.Option(
-            min=0.001, help="Requests a second (all at once, or as the workload has them)."
-        ),
+        typer.Option(min=0.001, help="Requests a second (as they come)."),
     ] = None,
-    burstiness: Annotated[
-        float, typer.Option(min=0.01, help="1: a Poisson process; less: bursts; more: even.")
-    ] = 1.0,
+    burstiness: Annotated[float, typer.Option(min=0.01, help="1: Poisson; less: bursts.")] = 1.0,
     max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests that are at the server at once.")
+        int | None, typer.Option(min=1, help="Requests at once, at most.")
     ] = None,
-    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a random prompt.")] = 1024,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens of its answer.")] = 128,
     prefix_len: Annotated[int, typer.Option(min=0, help="Tokens of a prefix before them.")] = 0,
     num_prefixes: Annotated[int, typer.Option(min=1, help="Prefixes of prefix_repetition.")] = 10,
-    range_ratio: Annotated[
-        float, typer.Option(help="Random lengths are uniform within this share of those.")
-    ] = 0.0,
+    range_ratio: Annotated[float, typer.Option(help="Lengths vary by this share.")] = 0.0,
     goodput: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:MS", help="A good answer keeps to ttft:, tpot:, e2el:MS."),
     ] = None,
-    percentiles: Annotated[str, typer.Option(help="Of latencies, comma-separated.")] = "90,99",
+    percentiles: Annotated[str, typer.Option(help="Of latencies.")] = "90,99",
     model: Annotated[str | None, typer.Option(help="What requests name; the first one.")] = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=2, help="Token ids are below it; found by trying.")

@@ -62,22 +62,22 @@ def command(
     reason = resolved.registry.of("server")[chosen.name].unavailable_reason(chosen)
     if reason is not None:
         raise SettingsError(f"server {chosen.name!r} cannot run here: {reason}")
-    return _run(resolved, chosen)
+    return _run(resolved, chosen, given.log_level)
 
 
-def _run(resolved: Resolved, chosen: Any) -> int:
+def _run(resolved: Resolved, chosen: Any, log_level: str | None) -> int:
     import asyncio
 
     from paged_core.engine.contexts import make_component
     from paged_plugins.server.service import Service
 
-    service = Service(_client(resolved, chosen), resolved, chosen)
+    service = Service(_client(resolved, chosen, log_level), resolved, chosen)
     server: Server = make_component(resolved.registry, "server", chosen, service)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(server, service))
 
 
-def _client(resolved: Resolved, chosen: Any) -> EngineClient:
+def _client(resolved: Resolved, chosen: Any, log_level: str | None) -> EngineClient:
     """Return what reaches the engine that serves."""
     settings, registry = resolved.settings, resolved.registry
     if chosen.engine == "thread":
@@ -86,7 +86,7 @@ def _client(resolved: Resolved, chosen: Any) -> EngineClient:
         return InProcessClient(settings, registry)
     from paged_plugins.server.process.client import ProcessClient
 
-    return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout)
+    return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout, log_level=log_level)
 
 
 def _loop_factory() -> Any:

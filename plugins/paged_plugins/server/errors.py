@@ -84,6 +84,11 @@ class ApiError(Exception):
         )
 
     @property
+    def code(self) -> str:
+        """What a log calls it."""
+        return self.answer.error.code or self.answer.error.param or self.answer.error.type
+
+    @property
     def body(self) -> bytes:
         """The answer as JSON."""
         return msgspec.json.encode(self.answer)

@@ -30,6 +30,8 @@ from paged_plugins.server.settings import HttpSettings
 _SHORT = 4096
 """Characters that are formatted and tokenised between two events of the loop, and not beside it."""
 _LONGEST_RETRY = 60
+_RULED_OUT = "every token is ruled out"
+"""What executors say where a request's own parameters leave nothing to sample."""
 
 Result = TypeVar("Result")
 
@@ -228,6 +230,15 @@ class Answer:
         """Those of them that the cache served."""
         return sum(stream.num_cached_tokens or 0 for stream in self.streams)
 
+    @property
+    def counts(self) -> dict[str, int | str]:
+        """What the access log says of it."""
+        return {
+            "id": self.id,
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_generated,
+        }
+
     def within_deadline(self) -> asyncio.Timeout:
         """Return a context that raises ``TimeoutError`` once the deadline has passed."""
         left = None if self._deadline is None else self._deadline - time.monotonic()
@@ -241,15 +252,22 @@ class Answer:
             RequestError: the engine refuses the request.
             EngineLost: the engine ended.
         """
-        merged = self._one() if len(self.streams) == 1 else self._all()
-        async for place, delta in merged:
-            if not self._has_begun:
-                self._has_begun = True
-                self._service.waited(time.monotonic() - self._began)
-            if delta.finish_reason is not None:
-                self._check_end(delta)
-            self.num_generated += len(delta.token_ids)
+        if len(self.streams) == 1:
+            async for delta in self.streams[0]:
+                self._note(delta)
+                yield 0, delta
+            return
+        async for place, delta in self._all():
+            self._note(delta)
             yield place, delta
+
+    def _note(self, delta: OutputDelta) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._service.waited(time.monotonic() - self._began)
+        if delta.finish_reason is not None:
+            self._check_end(delta)
+        self.num_generated += len(delta.token_ids)
 
     async def outputs(self) -> list[RequestOutput]:
         """Return the outputs when all have ended.
@@ -265,10 +283,6 @@ class Answer:
             if began is not None:
                 self._service.waited(began - output.metrics.arrival)
         return outputs
-
-    async def _one(self) -> AsyncIterator[tuple[int, OutputDelta]]:
-        async for delta in self.streams[0]:
-            yield 0, delta
 
     async def _all(self) -> AsyncIterator[tuple[int, OutputDelta]]:
         """Read all streams at once; none is read on while the reader is busy with another."""
@@ -301,6 +315,8 @@ class Answer:
     def _check_end(self, delta: OutputDelta) -> None:
         reason = delta.finish_reason
         if reason is FinishReason.ERROR:
+            if (delta.error or "").startswith(_RULED_OUT):
+                raise ApiError(400, f"generating failed: {delta.error}", code="ruled_out")
             raise ApiError(500, f"generating failed: {delta.error}", code="generation_failed")
         if reason is FinishReason.IGNORED:
             raise ApiError(400, f"it can never run: {delta.error}", code="cannot_run")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,5 +28,21 @@ def command(
     for key, origin in resolved.origins.items():
         slot, _, option = key.partition(".")
         value = settings[slot][option] if option else settings[slot]
-        rows.append((key, value, origin.layer, "" if origin.layer == "default" else str(origin)))
+        rows.append(
+            (
+                key,
+                names_of(value) or value,
+                origin.layer,
+                "" if origin.layer == "default" else str(origin),
+            )
+        )
     print_table("Settings", ("setting", "value", "layer", "from"), rows)
+
+
+def names_of(value: Any) -> str:
+    """Return a list of components by their names, if none of them has options; else nothing."""
+    if isinstance(value, list) and all(
+        isinstance(one, dict) and [*one] == ["name"] for one in value
+    ):
+        return ", ".join(one["name"] for one in value)
+    return ""

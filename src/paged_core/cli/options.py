@@ -64,6 +64,8 @@ class SettingsArgs:
     options: Layer = ()
     env_file: Path | None = None
     secrets_dir: Path | None = None
+    log_level: str | None = None
+    """For processes that a command starts; this one's log is set up."""
 
     def resolve(self, below: Layer = (), /, **overrides: Any) -> Resolved:
         """Return the settings of all layers, with ``overrides`` above and ``below`` beneath them.
@@ -115,7 +117,7 @@ def expanded(
             for name, (path, _) in generated.items()
             if (text := values.pop(name)) is not None
         ]
-        found = SettingsArgs(registry, environ, config, options, env_file, secrets_dir)
+        found = SettingsArgs(registry, environ, config, options, env_file, secrets_dir, log_level)
         return function(**{place: found}, **values)
 
     own = {

@@ -61,15 +61,15 @@ class CopiedStream(OutputStream):
 
     async def __anext__(self) -> OutputDelta:
         while not self._deltas:
-            self._has_news.clear()
-            self._deltas.extend(self._generation.take())
-            if self._deltas:
-                break
-            if self._error is not None:
+            if self._has_news.is_set():
+                self._has_news.clear()
+                self._deltas.extend(self._generation.take())
+            elif self._error is not None:
                 raise self._error
-            if self._generation.finished:
+            elif self._generation.finished:
                 raise StopAsyncIteration
-            await self._has_news.wait()
+            else:
+                await self._has_news.wait()
         self.was_read = True
         return self._deltas.popleft()
 

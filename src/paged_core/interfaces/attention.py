@@ -95,6 +95,40 @@ class SupportsGraphCapture(Protocol):
         not wait for the device."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPreparation:
+    """What is done to queries and keys before attention: an RMSNorm of each head, then the rotary
+    embedding, which turns numbers ``i`` and ``i + head_dim / 2`` of a head."""
+
+    query_norm: Tensor | None
+    """[head_dim]: weight of the norm; ``None``: there is none."""
+    key_norm: Tensor | None
+    eps: float
+    offset: float
+    """Added to both weights."""
+    cos: Tensor | None
+    """[T, head_dim / 2] float32, contiguous; ``None``: heads are not rotated."""
+    sin: Tensor | None
+
+
+@runtime_checkable
+class SupportsHeadPreparation(Protocol):
+    """A bound layer that prepares heads itself, in the kernel that writes keys and values; others
+    are called with prepared heads."""
+
+    def prepare_and_forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        plan: Any,
+        preparation: HeadPreparation,
+        /,
+    ) -> Tensor:
+        """:meth:`LayerAttention.forward` of heads that are not prepared; query and key may be
+        overwritten."""
+
+
 @runtime_checkable
 class SupportsBlockCopies(Protocol):
     """A backend with a kernel for copy-on-write; without it, executors copy with PyTorch."""

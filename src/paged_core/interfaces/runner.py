@@ -55,12 +55,14 @@ class Runner(ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor, /) -> Tensor:
-        """Return logits [R, vocab_size] float32 of the rows [R, hidden] that sample a token."""
+        """Return logits [R, vocab_size] of the rows [R, hidden] that sample a token, in the layers'
+        dtype or in float32."""
 
 
 @runtime_checkable
 class SupportsFusedLayers(Protocol):
-    """An ``attend`` whose layers a runner may call itself, to compute all layers in one call."""
+    """An ``attend`` whose layers a runner may call itself, to compute all layers in one call or to
+    have them prepare heads."""
 
     layers: Sequence[LayerAttention]
     plan: Any

@@ -175,6 +175,22 @@ KERNEL(no_barrier_before_writing) {
   float value = shared.at[(threadIdx.x + 1) % 64];
   shared.at[threadIdx.x] = value;
 }
+KERNEL(no_barrier_after_reading_of_others) {
+  SHARED();
+  shared.at[threadIdx.x] = call.data[threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  float value = shared.at[0];
+  if (threadIdx.x == 31) shared.at[0] = value + 1;
+}
+KERNEL(no_barrier_after_reading_of_another_warp) {
+  SHARED();
+  shared.at[threadIdx.x] = call.data[threadIdx.x];
+  __syncthreads();
+  float value = shared.at[0];
+  __syncwarp();
+  if (threadIdx.x == 0) shared.at[0] = value + 1;
+}
 KERNEL(warp_barrier_between_warps) {
   SHARED();
   shared.at[threadIdx.x] = call.data[threadIdx.x];
@@ -215,4 +231,8 @@ KERNEL(index_outside_of_its_array) {
   SHARED();
   int i = call.size;
   shared.at[i] = 1;
+}
+KERNEL(product_beyond_32_bits) {
+  int product = call.size * 100'000'000;
+  call.data[0] = product;
 }

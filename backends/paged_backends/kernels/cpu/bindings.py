@@ -44,7 +44,7 @@ _ARGUMENTS: dict[str, tuple[list[Any], Any]] = {
     ),
     "gate": ([c_int, c_int, _P, _I, _P, _I, _I, _I, c_int], None),
     "argmax": ([c_int, _P, _I, _I, _I, _P, c_int], None),
-    "draw": ([_P, _I, _I, _I, _P, _P, c_int], None),
+    "draw": ([c_int, _P, _I, _I, _I, _P, _P, c_int], None),
     "plan": ([*(_P,) * 3, *(_I,) * 8, c_int, *(_P,) * 5], None),
     "attend": ([_P], None),
     "decoder_numbers": ([_P], _I),

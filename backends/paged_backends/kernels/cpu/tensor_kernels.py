@@ -327,20 +327,21 @@ class Kernels:
         return places
 
     def sample(self, logits: Tensor, choices: Tensor) -> Tensor:
-        """Return [R] int64: a token sampled from each row of ``logits`` [R, V] float32.
+        """Return [R] int64: a token sampled from each row of ``logits`` [R, V].
 
         Filters are applied in vLLM's order: temperature, min_p, top_k, top_p; of equal logits the
         lower id ranks first. The token is found by inverting the cumulative distribution of what is
         left, best first. It depends on its row alone.
 
         Args:
-            logits: of finite maximum; minus infinity excludes a token.
+            logits: float32 or bfloat16, of finite maximum; minus infinity excludes a token.
             choices: [R, 5] float64, contiguous: temperature, min_p, top_k (0: all), top_p, and a
                 uniform random number in [0, 1).
         """
         rows, width = logits.shape
         tokens = torch.empty(rows, dtype=torch.int64)
         self.bindings.draw(
+            _TYPES[logits.dtype],
             logits.data_ptr(),
             logits.stride(0),
             rows,

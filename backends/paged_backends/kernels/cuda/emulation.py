@@ -33,7 +33,7 @@ _ORDERS: Mapping[Order, int] = {"up": 0, "down": 1, "by chance": 2}
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-w")
 _FAST = ("-O1",)
 _CHECKED = ("-O1", "-g1", "-DSIMT_CHECK", "-ftrivial-auto-var-init=pattern")
-_WATCHED = ("-fsanitize=thread,alignment,bounds",)
+_WATCHED = ("-fsanitize=thread,alignment,bounds,signed-integer-overflow",)
 """The compiler then calls a function at every access; the shim has these, no library is linked."""
 _UNCHECKED = "host_float16.cu"
 """Left out of the checked build, which takes long to compile: what it does, bfloat16 does too."""

@@ -67,53 +67,60 @@ def _load_tile(
 
 @triton.jit
 def _scores(
-    product_RN, position_R, position_N, slope_R, scale, soft_cap, window,
+    score_RN, position_R, position_N, slope_R, scale, soft_cap, window,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Return scores in powers of two, minus infinity for keys that a query does not see."""
-    score_RN = product_RN * (scale * LOG2_E)
+    """Return scores of products, minus infinity for keys that a query does not see, and the factor,
+    above 0, that makes them powers of two."""
     if HAS_CAP:
-        # tanh, by a power of a negative number, which cannot overflow
-        shrunk_RN = tl.exp2(tl.abs(score_RN) * (-2.0 / soft_cap))
-        size_RN = (1.0 - shrunk_RN) / (1.0 + shrunk_RN) * (soft_cap * LOG2_E)
-        score_RN = tl.where(score_RN < 0, -size_RN, size_RN)
+        # tanh, of a power that may be infinite
+        score_RN = 1.0 - 2.0 / (1.0 + tl.exp2(score_RN * (2.0 * LOG2_E * scale / soft_cap)))
+        scale = soft_cap
     if HAS_SLOPES:
-        distance_RN = position_R.to(tl.float32)[:, None] - position_N.to(tl.float32)[None, :]
-        score_RN -= (slope_R * LOG2_E)[:, None] * distance_RN
+        distance_RN = position_N.to(tl.float32)[None, :] - position_R.to(tl.float32)[:, None]
+        score_RN = tl.fma(score_RN, scale, slope_R[:, None] * distance_RN)
+        scale = 1.0
     if MASKED:
         is_seen_RN = position_N[None, :] <= position_R[:, None]
         if HAS_WINDOW:
             is_seen_RN &= position_N[None, :] > (position_R - window)[:, None]
         score_RN = tl.where(is_seen_RN, score_RN, float("-inf"))
-    return score_RN
+    return score_RN, scale * LOG2_E
 
 
 @triton.jit
 def attend_keys(
-    query_RD, position_R, slope_R, greatest_R, total_R, out_RD,
+    query_RD, position_R, slope_R, base_R, total_R, out_RD,
     cache_head, table, begin, end, scale, soft_cap, window,
     KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, FLOAT8: tl.constexpr, NATIVE: tl.constexpr,
-    DOT: tl.constexpr, MASKED: tl.constexpr,
+    DOT: tl.constexpr, SIGN: tl.constexpr, SLACK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Continue the softmax over the keys ``begin .. end``.
 
     Args:
         position_R: of the queries; a query sees keys up to its own position.
-        greatest_R: the greatest score so far, minus infinity at first.
-        total_R: the sum of weights so far, relative to the greatest.
+        base_R: of the exponents: weights are ``2^(score - base)``; minus infinity at first.
+        total_R: the sum of weights so far.
         out_RD: the weighted sum of values so far.
         cache_head: points to the keys of the head in block 0.
         table: points to the block table of the sequence.
+        scale: above 0.
         begin: a multiple of ``KEYS``.
+        SIGN: multiplies the queries.
+        SLACK: by how much a score may exceed the base of its row. Only then the base becomes the
+            greatest score, and only if that is so in any row the sums are multiplied. It is a row
+            that decides, since with ``deterministic`` its bits depend on no other.
         MASKED: whether ``end`` is no multiple of ``KEYS``, or some query does not see all keys.
 
     Returns:
         The three states.
     """
     query_RD = query_RD.to(DOT)
+    if SIGN != 1:
+        query_RD = query_RD * SIGN
     ids = _block_ids(table, begin, end, BLOCK_SIZE, KEYS)
     for first in range(begin, end, KEYS):
         position_N = first + tl.arange(0, KEYS)
@@ -128,36 +135,46 @@ def attend_keys(
             head_N = key_N[:, None]
         # read a tile ahead, since the addresses of the next keys depend on it
         ids = _block_ids(table, first + KEYS, end, BLOCK_SIZE, KEYS)
+        if FLOAT8:
+            # before the products, so that these hide how long it takes
+            scales_N = key_N + BLOCK_SIZE * HEAD_DIM + offset_N
+            key_byte_N = tl.load(scales_N, is_there_N, 127)
+            value_byte_N = tl.load(scales_N + KV_HEADS * HEAD_SIZE, is_there_N, 127)
         key_ND, value_ND = _load_tile(
             head_N, offset_N, is_there_N, DOT, KV_HEADS,
             HEAD_SIZE, HEAD_DIM, DIM, FLOAT8, NATIVE, MASKED,
         )  # fmt: skip
         product_RN = tl.dot(query_RD, tl.trans(key_ND.to(DOT)), input_precision="ieee")
         if FLOAT8:
-            scales_N = key_N + BLOCK_SIZE * HEAD_DIM + offset_N
-            product_RN *= power_of_two(tl.load(scales_N, is_there_N, 127))[None, :]
-        score_RN = _scores(
+            product_RN *= power_of_two(key_byte_N)[None, :]
+        score_RN, factor = _scores(
             product_RN, position_R, position_N, slope_R, scale, soft_cap, window,
             HAS_WINDOW, HAS_CAP, HAS_SLOPES, MASKED,
         )  # fmt: skip
-        top_R = tl.maximum(greatest_R, tl.max(score_RN, 1))
-        base_R = tl.where(top_R == float("-inf"), 0.0, top_R)
-        weight_RN = tl.exp2(score_RN - base_R[:, None])
-        factor_R = tl.exp2(greatest_R - base_R)
-        greatest_R = top_R
-        total_R = total_R * factor_R + tl.sum(weight_RN, 1)
+        top_R = tl.maximum(base_R, tl.max(score_RN, 1) * factor)
+        if SLACK:
+            top_R = tl.where(top_R > base_R + SLACK, top_R, base_R)
+            has_risen = tl.max((top_R > base_R).to(tl.int32), 0) > 0
+        else:
+            has_risen = True
+        shift_R = tl.where(top_R == float("-inf"), 0.0, top_R)
+        if has_risen:
+            shrunk_R = tl.exp2(base_R - shift_R)
+            total_R *= shrunk_R
+            out_RD *= shrunk_R[:, None]
+        base_R = top_R
+        weight_RN = tl.exp2(tl.fma(score_RN, factor, -shift_R[:, None]))
+        total_R += tl.sum(weight_RN, 1)
         if FLOAT8:
-            scales_N += KV_HEADS * HEAD_SIZE
-            scale_N = power_of_two(tl.load(scales_N, is_there_N, 127))
+            scale_N = power_of_two(value_byte_N)
             if DOT == tl.float16:  # noqa: SIM300 - it is no constant of Python
                 # a small scale would leave few bits of a weight in its range
                 value_ND = (value_ND * scale_N[:, None]).to(DOT)
             else:
                 weight_RN *= scale_N[None, :]
         weight_RN = weight_RN.to(DOT)
-        out_RD = out_RD * factor_R[:, None]
         out_RD = tl.dot(weight_RN, value_ND.to(DOT), out_RD, input_precision="ieee")
-    return greatest_R, total_R, out_RD
+    return base_R, total_R, out_RD
 
 
 @triton.jit
@@ -185,7 +202,7 @@ def attend_splits(
     HEAD_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, LEAST_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, FLOAT8: tl.constexpr, NATIVE: tl.constexpr,
-    DOT: tl.constexpr, HAS_SPLITS: tl.constexpr,
+    DOT: tl.constexpr, SIGN: tl.constexpr, HAS_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Attend with the query of each sequence that has one new token, one split of its keys.
 
@@ -212,20 +229,20 @@ def attend_splits(
         if HAS_SLOPES:
             slope_R = tl.load(slopes + head_R, row_R < GROUP, 0.0)
         begin = (first + split * tiles) * KEYS
-        greatest_R, total_R, out_RD = attend_keys(
+        base_R, total_R, out_RD = attend_keys(
             query_RD, tl.full([ROWS], 0, tl.int32) + (length - 1), slope_R,
             tl.full([ROWS], float("-inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32),
             tl.full([ROWS, DIM], 0.0, tl.float32),
             cache + kv_head * HEAD_SIZE, block_tables + sequence.to(tl.int64) * table_width,
             begin, tl.minimum(begin + tiles * KEYS, length), scale, soft_cap, window,
             KV_HEADS, BLOCK_SIZE, HEAD_SIZE, HEAD_DIM, DIM, KEYS, HAS_WINDOW, HAS_CAP,
-            HAS_SLOPES, FLOAT8, NATIVE, DOT, MASKED=True,
+            HAS_SLOPES, FLOAT8, NATIVE, DOT, SIGN, SLACK=0, MASKED=True,
         )  # fmt: skip
         HEADS: tl.constexpr = KV_HEADS * GROUP
         if HAS_SPLITS:
             index_R = (sequence.to(tl.int64) * HEADS + head_R) * num_splits + split
             num_states = tl.num_programs(0).to(tl.int64) * HEADS * num_splits
-            tl.store(states + index_R, greatest_R, row_R < GROUP)
+            tl.store(states + index_R, base_R, row_R < GROUP)
             tl.store(states + num_states + index_R, total_R, row_R < GROUP)
             tl.store(parts + (index_R * HEAD_DIM)[:, None] + dims_D[None, :], out_RD, mask_RD)
         else:
@@ -302,6 +319,7 @@ def attend_tiles(
     HEAD_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr, FLOAT8: tl.constexpr, NATIVE: tl.constexpr, DOT: tl.constexpr,
+    SIGN: tl.constexpr, SLACK: tl.constexpr,
 ):  # fmt: skip
     """Attend with the queries [T, heads, HEAD_DIM], whose strides are given, into ``out``.
 
@@ -335,7 +353,7 @@ def attend_tiles(
         position_R = num_cached + row_R // GROUP
         first_position = num_cached + first_row // GROUP
         last_position = num_cached + (tl.minimum(first_row + ROWS, num_rows) - 1) // GROUP
-        greatest_R = tl.full([ROWS], float("-inf"), tl.float32)
+        base_R = tl.full([ROWS], float("-inf"), tl.float32)
         total_R = tl.full([ROWS], 0.0, tl.float32)
         out_RD = tl.full([ROWS, DIM], 0.0, tl.float32)
         cache_head = cache + kv_head * HEAD_SIZE
@@ -345,17 +363,17 @@ def attend_tiles(
         else:
             # all queries of the tile see these keys
             begin = (first_position + 1) // KEYS * KEYS
-            greatest_R, total_R, out_RD = attend_keys(
-                query_RD, position_R, slope_R, greatest_R, total_R, out_RD,
+            base_R, total_R, out_RD = attend_keys(
+                query_RD, position_R, slope_R, base_R, total_R, out_RD,
                 cache_head, table, tl.full([], 0, tl.int32), begin, scale, soft_cap, window,
                 KV_HEADS, BLOCK_SIZE, HEAD_SIZE, HEAD_DIM, DIM, KEYS, HAS_WINDOW, HAS_CAP,
-                HAS_SLOPES, FLOAT8, NATIVE, DOT, MASKED=False,
+                HAS_SLOPES, FLOAT8, NATIVE, DOT, SIGN, SLACK, MASKED=False,
             )  # fmt: skip
-        greatest_R, total_R, out_RD = attend_keys(
-            query_RD, position_R, slope_R, greatest_R, total_R, out_RD,
+        base_R, total_R, out_RD = attend_keys(
+            query_RD, position_R, slope_R, base_R, total_R, out_RD,
             cache_head, table, begin, last_position + 1, scale, soft_cap, window,
             KV_HEADS, BLOCK_SIZE, HEAD_SIZE, HEAD_DIM, DIM, KEYS, HAS_WINDOW, HAS_CAP,
-            HAS_SLOPES, FLOAT8, NATIVE, DOT, MASKED=True,
+            HAS_SLOPES, FLOAT8, NATIVE, DOT, SIGN, SLACK, MASKED=True,
         )  # fmt: skip
         place_R = (token_R * (KV_HEADS * GROUP) + head_R) * HEAD_DIM
         result_RD = (out_RD / total_R[:, None]).to(out.dtype.element_ty)

@@ -143,21 +143,22 @@ def _normalize(
     return out_TE
 
 
-_NUMBERS = 2048
+NUMBERS = 2048
 """Numbers of heads that a program holds."""
 
 
 @triton.jit
-def _prepare(
-    heads, norm, cos, sin, token_stride, head_stride, first_row, num_rows, count, half, eps, offset,
-    HAS_NORM: tl.constexpr, HAS_ROTARY: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+def prepared(
+    places, norm, cos, sin, token, pair, inside, half, eps, offset,
+    HAS_NORM: tl.constexpr, HAS_ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """Prepare ROWS heads in place, of all tokens' heads one after another."""
-    row = first_row + tl.arange(0, ROWS)
-    token, head = (row // count).to(tl.int64), row % count
-    pair = tl.arange(0, HALF)
-    inside = (row < num_rows)[:, None] & (pair < half)[None, :]
-    places = heads + (token * token_stride + head * head_stride)[:, None] + pair[None, :]
+    """Return both halves, float32, of heads that are normalised and rotated.
+
+    Args:
+        places: of the numbers of the first halves.
+        token: of each head, int64.
+        pair: numbers of a half.
+    """
     low = tl.load(places, inside, 0.0).to(tl.float32)
     high = tl.load(places + half, inside, 0.0).to(tl.float32)
     if HAS_NORM:
@@ -170,6 +171,23 @@ def _prepare(
         angles = token[:, None] * half + pair[None, :]
         cosine, sine = tl.load(cos + angles, inside, 0.0), tl.load(sin + angles, inside, 0.0)
         low, high = low * cosine - high * sine, high * cosine + low * sine
+    return low, high
+
+
+@triton.jit
+def prepare(
+    heads, norm, cos, sin, token_stride, head_stride, first_row, num_rows, count, half, eps, offset,
+    HAS_NORM: tl.constexpr, HAS_ROTARY: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Prepare ROWS heads in place, of all tokens' heads one after another."""
+    row = first_row + tl.arange(0, ROWS)
+    token, head = (row // count).to(tl.int64), row % count
+    pair = tl.arange(0, HALF)
+    inside = (row < num_rows)[:, None] & (pair < half)[None, :]
+    places = heads + (token * token_stride + head * head_stride)[:, None] + pair[None, :]
+    low, high = prepared(
+        places, norm, cos, sin, token, pair, inside, half, eps, offset, HAS_NORM, HAS_ROTARY
+    )
     tl.store(places, low.to(heads.dtype.element_ty), inside)
     tl.store(places + half, high.to(heads.dtype.element_ty), inside)
 
@@ -185,13 +203,13 @@ def prepare_query_and_key(
     """The first ``query_programs`` programs prepare query heads, the others key heads."""
     program = tl.program_id(0)
     if program < query_programs:
-        _prepare(
+        prepare(
             query, query_norm, cos, sin, query_token, query_head, program * ROWS,
             num_tokens * num_heads, num_heads, half, eps, offset,
             HAS_QUERY_NORM, HAS_ROTARY, ROWS, HALF,
         )  # fmt: skip
     else:
-        _prepare(
+        prepare(
             key, key_norm, cos, sin, key_token, key_head, (program - query_programs) * ROWS,
             num_tokens * num_kv_heads, num_kv_heads, half, eps, offset,
             HAS_KEY_NORM, HAS_ROTARY, ROWS, HALF,
@@ -252,7 +270,7 @@ def prepare_heads(
     if not num_tokens:
         return
     padded = triton.next_power_of_2(half)
-    rows = max(1, _NUMBERS // (2 * padded))
+    rows = max(1, NUMBERS // (2 * padded))
     query_programs = triton.cdiv(num_tokens * num_heads, rows)
     key_programs = triton.cdiv(num_tokens * num_kv_heads, rows)
     cos_TF, sin_TF = (query_THD, query_THD) if angles is None else angles

@@ -25,9 +25,11 @@ from torch import Tensor
 from paged_backends.kernels.triton.sampling_selection import (
     best_of_row,
     bounded,
+    from_key,
     is_filtered_by_rank,
     is_random,
     keys_of,
+    lightest_key,
     logits_of,
     place_of,
     reach_of,
@@ -40,6 +42,10 @@ _CHUNK = 4096
 _MARKS = 8
 _POOL = 8192
 """Tokens of a row that are collected at most; if more matter, the row is looked at itself."""
+_POOL_TILE, _POOL_LEVELS = tl.constexpr(256), tl.constexpr(16)
+_ROW_TILE, _ROW_LEVELS = tl.constexpr(1024), tl.constexpr(4)
+"""Tokens that are compared at once, and with how many levels: with many where there are few tokens,
+since most of a pass is then what follows the comparisons."""
 _WEIGHT_BITS = 42
 _SUM_BITS = 62
 _MARK_DEPTH = tl.constexpr(-30 / _MARKS**2)
@@ -58,11 +64,12 @@ def best_of_chunks(logits, best, row_stride, vocab_size, num_chunks, CHUNK: tl.c
 
 
 @triton.jit
-def take_best(best, tokens, num_chunks, CHUNKS: tl.constexpr):
-    """A program stores the best token of a row."""
+def take_best(best, tokens, peaks, num_chunks, CHUNKS: tl.constexpr):
+    """A program stores the best token of a row, and its logit."""
     row = tl.program_id(0)
-    token, _ = best_of_row(best, row, num_chunks, CHUNKS)
+    token, key = best_of_row(best, row, num_chunks, CHUNKS)
     tl.store(tokens + row, token)
+    tl.store(peaks + row, logits_of(key))
 
 
 @triton.jit
@@ -161,21 +168,33 @@ def _draw_by_id(
 @triton.jit
 def _draw_best_first(
     values, size, uniform, total, top_k, top_p, peak_key, peak, temperature, min_p, scale,
-    vocab_size, CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Draw where the ranking is filtered: sums run over it. Return the token's place."""
-    if (top_k > 0) & (top_k < vocab_size):
-        _, _, total = select(
-            values, size, total - 1, top_k, peak_key, peak, temperature, min_p, scale, CHUNK
-        )
+    """Draw where the ranking is filtered: sums run over it. Return the token's place.
+
+    No token that is found later is below the last one that a filter keeps.
+    """
+    low = lightest_key(peak, temperature)
+    if top_k > 0:
+        count, weight = from_key(values, size, low, peak, temperature, min_p, scale, TILE)
+        if top_k <= count:  # else all that can be drawn are kept
+            target = (top_k - 1).to(tl.int64)
+            low, nth, _ = select(
+                values, size, target, low, peak_key, peak, temperature, min_p, scale,
+                True, TILE, LEVELS,
+            )  # fmt: skip
+            count, total = from_key(values, size, low + 1, peak, temperature, min_p, scale, TILE)
+            weight = weights_of(logits_of(low), peak, temperature, min_p, scale)
+            total += nth * weight
     if top_p < 1:
         target = tl.maximum(reach_of(top_p, total) - 1, 0)
-        _, _, total = select(
-            values, size, target, vocab_size, peak_key, peak, temperature, min_p, scale, CHUNK
-        )
+        low, _, total = select(
+            values, size, target, low, peak_key, peak, temperature, min_p, scale,
+            False, TILE, LEVELS,
+        )  # fmt: skip
     target = share_of(uniform, total)
     key, nth, _ = select(
-        values, size, target, vocab_size, peak_key, peak, temperature, min_p, scale, CHUNK
+        values, size, target, low, peak_key, peak, temperature, min_p, scale, False, TILE, LEVELS
     )
     return place_of(values, size, key, nth, CHUNK)
 
@@ -202,17 +221,18 @@ def draw_tokens(
         min_p, top_k, top_p = tl.load(min_ps + row), tl.load(top_ks + row), tl.load(top_ps + row)
         uniform = tl.load(uniforms + row)
         if is_filtered_by_rank(top_k, top_p, vocab_size):
-            values, size = row_logits, vocab_size
             collected = tl.load(sizes + row)
             if collected > 0:
-                values, size = pool + row * POOL, collected
-            place = _draw_best_first(
-                values, size, uniform, total, top_k, top_p, peak_key, peak, temperature, min_p,
-                scale, vocab_size, CHUNK,
-            )  # fmt: skip
-            token = place.to(tl.int64)
-            if collected > 0:
+                place = _draw_best_first(
+                    pool + row * POOL, collected, uniform, total, top_k, top_p, peak_key, peak,
+                    temperature, min_p, scale, CHUNK, _POOL_TILE, _POOL_LEVELS,
+                )  # fmt: skip
                 token = tl.load(pool_ids + row * POOL + place).to(tl.int64)
+            else:
+                token = _draw_best_first(
+                    row_logits, vocab_size, uniform, total, top_k, top_p, peak_key, peak,
+                    temperature, min_p, scale, CHUNK, _ROW_TILE, _ROW_LEVELS,
+                ).to(tl.int64)  # fmt: skip
         else:
             token = _draw_by_id(
                 row_logits, chunk_sums, uniform, total, peak, temperature, min_p, scale, vocab_size,
@@ -221,17 +241,20 @@ def draw_tokens(
     tl.store(tokens + row, token)
 
 
-def best_tokens(logits_RV: Tensor) -> Tensor:
-    """Return the best token [R] int64 of each row: the first of equals, a NaN if there is any."""
+def best_tokens(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best token [R] int64 of each row, the first of equals, a NaN if there is any; and
+    its logit [R] float32."""
     best_RC, _ = _best_of_chunks(logits_RV)
-    tokens_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
-    if len(logits_RV):
-        num_chunks = best_RC.shape[1]
+    count, num_chunks = best_RC.shape
+    tokens_R = best_RC.new_empty(count)
+    peaks_R = best_RC.new_empty(count, dtype=torch.float32)
+    if count:
         with torch.cuda.device(logits_RV.get_device()):
-            take_best[(len(logits_RV),)](
-                best_RC, tokens_R, num_chunks, CHUNKS=triton.next_power_of_2(num_chunks)
+            take_best[(count,)](
+                *(best_RC, tokens_R, peaks_R, num_chunks),
+                CHUNKS=triton.next_power_of_2(num_chunks),
             )
-    return tokens_R
+    return tokens_R, peaks_R
 
 
 def draw(
@@ -244,7 +267,7 @@ def draw(
     uniform_R: Tensor,
     greedy_below: float,
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row of float32, by
+    """Draw a token for each row, whose numbers may be of 16 bits, by
     :class:`~paged_backends.sampling.device_sampling.DeviceParams`.
 
     Args:
@@ -266,7 +289,7 @@ def draw(
     levels_RM = peaks_R.new_empty((count, _MARKS))
     sums_RCM = best_RC.new_empty((count, num_chunks, _MARKS))
     counts_RCM = sums_RCM.new_empty(sums_RCM.shape, dtype=torch.int32)
-    pool_RP = peaks_R.new_empty((count, _POOL))
+    pool_RP = logits_RV.new_empty((count, _POOL))
     ids_RP = counts_RCM.new_empty((count, _POOL))
     sizes_R = counts_RCM.new_empty(count)
     filters = (top_k_R, top_p_R)

@@ -1,9 +1,9 @@
 """Ranks and weights of tokens, both integers whose order and sums are exact, and selection by rank.
 
 Tokens are ranked by falling logit, and equals by rising id. Selection finds without a sort the
-token at which tokens, best first, are enough: a sum of weights, or a number of tokens. Bisection
-over the keys finds the greatest from which upwards they are, as it finds the k-th largest number.
-That a nucleus can be found so too is from FlashInfer's sampling (Ye et al., 2025,
+token at which tokens, best first, are enough: a sum of weights, or a number of tokens. It has the
+greatest key from which upwards they are; a pass over the tokens tries several keys at once. That a
+nucleus can be found by its last key is from FlashInfer's sampling (Ye et al., 2025,
 https://flashinfer.ai/2025/03/10/sampling.html), which draws again what it rejects, where this
 inverts the cumulative distribution.
 """
@@ -82,62 +82,97 @@ def share_of(uniform, total):
 
 _LIGHTEST = tl.constexpr(-30.0)
 """exp(-30) is less than the least weight."""
-_STEPS_BY_VALUE = tl.constexpr(16)
+_PASSES_BY_VALUE = tl.constexpr(2)
+_NO_KEY = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _from_key(values, size, middle, peak, temperature, min_p, scale, CHUNK: tl.constexpr):
-    """Look at the tokens from a key upwards: the sum of their weights, how many they are, and the
-    least of their keys; and find the greatest key below."""
-    sums = tl.zeros([CHUNK], tl.int64)
-    counts = tl.zeros([CHUNK], tl.int32)
-    least = tl.full([CHUNK], 0x7FFFFFFF, tl.int32)
-    below = tl.full([CHUNK], -0x7FFFFFFF, tl.int32)
-    for first in range(0, size, CHUNK):
-        places = first + tl.arange(0, CHUNK)
+def lightest_key(peak, temperature):
+    """A key below which all weights are 0."""
+    return keys_of(peak + temperature * _LIGHTEST).to(tl.int64)
+
+
+@triton.jit
+def from_key(values, size, key, peak, temperature, min_p, scale, TILE: tl.constexpr):
+    """Look once at all tokens. Return how many there are from a key upwards, and the sum of their
+    weights."""
+    counts = tl.zeros([TILE], tl.int32)
+    sums = tl.zeros([TILE], tl.int64)
+    for first in range(0, size, TILE):
+        places = first + tl.arange(0, TILE)
         logits = tl.load(values + places, places < size, float("-inf")).to(tl.float32)
-        keys = keys_of(logits)
-        above = keys >= middle
-        sums += tl.where(above, weights_of(logits, peak, temperature, min_p, scale), 0)
-        counts += above.to(tl.int32)
-        least = tl.minimum(least, tl.where(above, keys, 0x7FFFFFFF))
-        below = tl.maximum(below, tl.where(above, -0x7FFFFFFF, keys))
-    return tl.sum(sums, 0), tl.sum(counts, 0), tl.min(least, 0), tl.max(below, 0)
+        is_above = (keys_of(logits) >= key) & (places < size)
+        counts += is_above.to(tl.int32)
+        sums += tl.where(is_above, weights_of(logits, peak, temperature, min_p, scale), 0)
+    return tl.sum(counts, 0), tl.sum(sums, 0)
+
+
+@triton.jit
+def _levels_between(low, high, is_by_value, LEVELS: tl.constexpr):
+    """Return keys above ``low`` and below ``high``, at even distances: of their values, or their
+    own. Most of the keys are those of numbers near zero, which few values are."""
+    parts = tl.arange(0, LEVELS) + 1
+    levels = low + (high - low) * parts // (LEVELS + 1)
+    if is_by_value:
+        share = parts * (1.0 / (LEVELS + 1))
+        levels = keys_of(logits_of(low) * (1 - share) + logits_of(high - 1) * share).to(tl.int64)
+    return tl.minimum(tl.maximum(levels, low + 1), high - 1).to(tl.int32)
+
+
+@triton.jit
+def _from_levels(
+    values, size, levels, peak, temperature, min_p, scale,
+    BY_COUNT: tl.constexpr, TILE: tl.constexpr, LEVELS: tl.constexpr,
+):  # fmt: skip
+    """Look once at all tokens. Return of those from each level upwards the sum of their weights, or
+    how many they are, and the least of their keys; and the greatest key below the level."""
+    sums = tl.zeros([TILE, LEVELS], tl.int64)
+    least = tl.full([TILE, LEVELS], _NO_KEY, tl.int32)
+    below = tl.full([TILE, LEVELS], -_NO_KEY, tl.int32)
+    for first in range(0, size, TILE):
+        places = first + tl.arange(0, TILE)
+        logits = tl.load(values + places, places < size, float("-inf")).to(tl.float32)
+        keys = keys_of(logits)[:, None]
+        is_above = keys >= levels[None, :]
+        if BY_COUNT:
+            sums += is_above.to(tl.int64)
+        else:
+            weights = weights_of(logits, peak, temperature, min_p, scale)
+            sums += tl.where(is_above, weights[:, None], 0)
+        least = tl.minimum(least, tl.where(is_above, keys, _NO_KEY))
+        below = tl.maximum(below, tl.where(is_above, -_NO_KEY, keys))
+    return tl.sum(sums, 0), tl.min(least, 0), tl.max(below, 0)
 
 
 @triton.jit
 def select(
-    values, size, target, rank, peak_key, peak, temperature, min_p, scale, CHUNK: tl.constexpr
-):
-    """Find the first token at which the sum exceeds ``target``, or whose rank is ``rank``, from 1;
-    ``size`` logits, which hold every token of a rank up to it, are at ``values``.
+    values, size, target, low, peak_key, peak, temperature, min_p, scale,
+    BY_COUNT: tl.constexpr, TILE: tl.constexpr, LEVELS: tl.constexpr,
+):  # fmt: skip
+    """Find the first token, best first, at which the sum of the weights exceeds ``target``, or
+    their number does; ``size`` logits, which hold every token up to it, are at ``values``.
 
+    A pass over the tokens tries so many levels. ``low`` is a key that is not above the token's.
     Returns its key, its place among the tokens of that key, from 1, and the sum up to it.
     """
     # enough from `low` upwards, not enough from `high` upwards
-    low = keys_of(peak + temperature * _LIGHTEST).to(tl.int64)
     high = peak_key + 1
     sum_above = tl.full([], 0, tl.int64)
-    count_above = tl.full([], 0, tl.int32)
-    step = tl.full([], 0, tl.int32)
+    num_passes = tl.full([], 0, tl.int32)
     while high - low > 1:
-        middle = low + (high - low) // 2
-        if step < _STEPS_BY_VALUE:  # most of the keys are those of numbers near zero
-            middle = keys_of(logits_of(low) * 0.5 + logits_of(high - 1) * 0.5).to(tl.int64)
-            middle = tl.minimum(tl.maximum(middle, low + 1), high - 1)
-        weight, count, least, below = _from_key(
-            values, size, middle, peak, temperature, min_p, scale, CHUNK
+        levels = _levels_between(low, high, num_passes < _PASSES_BY_VALUE, LEVELS)
+        sums, least, below = _from_levels(
+            values, size, levels, peak, temperature, min_p, scale, BY_COUNT, TILE, LEVELS
         )
-        if (weight > target) | (count >= rank):
-            low = least.to(tl.int64)
-        else:
-            high = below.to(tl.int64) + 1
-            sum_above = weight
-            count_above = count
-        step += 1
-    weight = weights_of(logits_of(low), peak, temperature, min_p, scale)
-    by_sum = (target - sum_above) // tl.maximum(weight, 1) + 1
-    nth = tl.minimum(by_sum, (rank - count_above).to(tl.int64))
+        is_enough = sums > target
+        low = tl.maximum(low, tl.max(tl.where(is_enough, least, -_NO_KEY), 0).to(tl.int64))
+        high = tl.minimum(high, tl.min(tl.where(is_enough, _NO_KEY, below), 0).to(tl.int64) + 1)
+        sum_above = tl.maximum(sum_above, tl.max(tl.where(is_enough, 0, sums), 0))
+        num_passes += 1
+    weight = tl.full([], 1, tl.int64)
+    if not BY_COUNT:
+        weight = weights_of(logits_of(low), peak, temperature, min_p, scale)
+    nth = (target - sum_above) // tl.maximum(weight, 1) + 1
     return low, nth, sum_above + nth * weight
 
 

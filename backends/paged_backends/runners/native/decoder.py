@@ -109,10 +109,15 @@ class Attention:
 
     def project(self, rows_TE: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, ready for attention."""
+        query_THD, key_TKD, value_TKD = self.split(rows_TE)
+        self.heads(query_THD, key_TKD, rotary)
+        return query_THD, key_TKD, value_TKD
+
+    def split(self, rows_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, whose heads are not prepared for attention."""
         counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         fused_TXD = self.query_key_value(rows_TE).view(-1, sum(counts), self.head_dim)
         query_THD, key_TKD, value_TKD = fused_TXD.split_with_sizes(counts, dim=1)
-        self.heads(query_THD, key_TKD, rotary)
         return query_THD, key_TKD, value_TKD
 
 
@@ -149,8 +154,11 @@ class Layer:
 
     def begin(self, hidden_TE: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value of the layer's attention."""
-        rows_TE = self.attention_norm(hidden_TE) if self.norm_first else hidden_TE
-        return self.attention.project(rows_TE, rotary)
+        return self.attention.project(self.attended_rows(hidden_TE), rotary)
+
+    def attended_rows(self, hidden_TE: Tensor) -> Tensor:
+        """Return what is projected to query, key and value."""
+        return self.attention_norm(hidden_TE) if self.norm_first else hidden_TE
 
     def finish(self, attended_THD: Tensor, hidden_TE: Tensor) -> Tensor:
         """Return the input of the next layer; ``hidden_TE`` is overwritten."""
@@ -211,7 +219,7 @@ class Decoder:
     embedding: Embedding
     layers: Sequence[Layer]
     head: Head
-    pick_best: RowOp
+    pick_best: Callable[[Tensor], tuple[Tensor, Tensor]]
     make_rotary: Callable[[Tensor, Tensor], Rotary]
     device: torch.device
     run: Sequence[RunsLayer] = ()
@@ -239,14 +247,13 @@ class Decoder:
         return hidden_TE
 
     def logits(self, hidden_RE: Tensor) -> Tensor:
-        """Return logits [R, V] float32 of rows of :meth:`forward`."""
-        logits_RV = self.head(hidden_RE).float()
-        if self.config.logits_soft_cap is not None:
-            logits_RV = soft_cap(logits_RV, self.config.logits_soft_cap)
-        return logits_RV
+        """Return logits [R, V] of rows of :meth:`forward`, as the head computes them; in float32 if
+        they are capped, which would round them again."""
+        logits_RV, cap = self.head(hidden_RE), self.config.logits_soft_cap
+        return logits_RV if cap is None else soft_cap(logits_RV.float(), cap)
 
     def best(self, hidden_RE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the best token [R] of each row, and its logit [R] before the soft cap."""
-        scores_RV = self.head(hidden_RE)  # a soft cap keeps their order
-        best_R = self.pick_best(scores_RV)
-        return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]
+        """Return the best token [R] of each row, and its logit [R]."""
+        best_R, logits_R = self.pick_best(self.head(hidden_RE))  # a soft cap keeps their order
+        cap = self.config.logits_soft_cap
+        return best_R, logits_R if cap is None else soft_cap(logits_R.float(), cap)

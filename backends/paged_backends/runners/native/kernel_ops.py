@@ -130,9 +130,10 @@ class KernelOps(TorchOps):
             return self.kernels.gelu_mul
         return super().gated(activation)
 
-    def best(self, logits_RV: Tensor) -> Tensor:
+    def best(self, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first of equals."""
-        return self.kernels.argmax(logits_RV)
+        best = self.kernels.argmax(logits_RV)
+        return best, logits_RV.gather(1, best[:, None])[:, 0]
 
 
 def fits(dtype: torch.dtype, device: torch.device) -> bool:

@@ -28,6 +28,7 @@ from paged_backends.runners.native.config import Activation, Rope
 
 if TYPE_CHECKING:
     from paged_backends.kernels.cpu.tensor_kernels import Kernels
+    from paged_backends.runners.native.decoder import Layer, RunsLayer
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
@@ -154,12 +155,16 @@ class Ops(ABC):
         """Return ``activation(gate) * up`` of rows that hold gate and up side by side."""
 
     @abstractmethod
-    def best(self, logits_RV: Tensor) -> Tensor:
-        """Return the best token [R] int64 of each row: the first of equals."""
+    def best(self, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best token [R] int64 of each row, the first of equals, and its logit [R]."""
 
     def rotary(self, positions_T: Tensor, frequencies_F: Tensor) -> Rotary:
         """Return the rotary embedding of a batch, which its layers share."""
         return Rotary.at(positions_T, frequencies_F)
+
+    def run(self, layer: Layer) -> RunsLayer:
+        """Return what computes a layer of these operations."""
+        return layer
 
     def layer_norm(
         self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
@@ -249,9 +254,10 @@ class TorchOps(Ops):
 
         return apply
 
-    def best(self, logits_RV: Tensor) -> Tensor:
+    def best(self, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first of equals, on every device."""
-        return logits_RV.argmax(dim=-1)
+        logits_R, best_R = logits_RV.max(dim=-1)
+        return best_R, logits_R
 
 
 def _gelu_tanh(rows: Tensor) -> Tensor:

@@ -179,6 +179,7 @@ class NativeRunner(DescribedRunner):
             self._quantized_products = ops.quantized_products
         if ops.kernels is not None:
             self._decoder.fused = fuse(source.config, self._decoder.layers, ops.kernels)
+        self._decoder.run = [ops.run(layer) for layer in self._decoder.layers]
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)
         self._log_loaded(source.checkpoint.model_type)
@@ -205,7 +206,7 @@ class NativeRunner(DescribedRunner):
         return self._decoder.forward(tokens, positions, attend)
 
     def logits(self, hidden: Tensor, /) -> Tensor:
-        """Return logits [R, vocab_size] float32."""
+        """Return logits [R, vocab_size] in the dtype of the model, or in float32."""
         return self._decoder.logits(hidden)
 
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,10 @@ Shapes as in :mod:`paged_backends.runners.native.ops`.
 # ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn import functional
@@ -23,7 +26,82 @@ from paged_backends.kernels.triton.layer_ops import (
 )
 from paged_backends.kernels.triton.sampling import best_tokens
 from paged_backends.runners.native.config import Activation
+from paged_backends.runners.native.decoder import Layer, Rotaries, RunsLayer
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Rotary, RowOp, TorchOps, added
+from paged_core.interfaces.attention import (
+    HeadPreparation,
+    LayerAttention,
+    SupportsHeadPreparation,
+)
+from paged_core.interfaces.runner import SupportsFusedLayers
+
+if TYPE_CHECKING:
+    from paged_core.interfaces.runner import Attend
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonHeadOp:
+    """Norms of heads, where they have weights, and the rotary embedding."""
+
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+    offset: float
+
+    def __call__(self, query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
+        if not self.does_nothing(rotary):
+            prepare_heads(
+                query_THD,
+                key_TKD,
+                None if rotary is None else (rotary.cos_TF, rotary.sin_TF),
+                query_norm_D=self.query_norm,
+                key_norm_D=self.key_norm,
+                eps=self.eps,
+                offset=self.offset,
+            )
+
+    def does_nothing(self, rotary: Rotary | None) -> bool:
+        """Whether there are neither norms nor a rotary embedding."""
+        return rotary is None and self.query_norm is None and self.key_norm is None
+
+    def preparation(self, rotary: Rotary | None) -> HeadPreparation:
+        """Return the same for attention that does it itself."""
+        return HeadPreparation(
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
+            eps=self.eps,
+            offset=self.offset,
+            cos=None if rotary is None else rotary.cos_TF,
+            sin=None if rotary is None else rotary.sin_TF,
+        )
+
+
+class PreparedLayer:
+    """Computes a layer of :class:`TritonOps`; its heads are prepared by the kernel that writes keys
+    and values, where attention has one."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._checked: Sequence[LayerAttention] | None = None
+        self._bound: SupportsHeadPreparation | None = None
+
+    def __call__(self, hidden_TE: Tensor, rotaries: Rotaries, attend: Attend) -> Tensor:
+        """See :class:`~paged_backends.runners.native.decoder.RunsLayer`."""
+        layer, attention = self._layer, self._layer.attention
+        rotary, heads = rotaries[attention.config.rope], attention.heads
+        assert isinstance(heads, TritonHeadOp)
+        if not isinstance(attend, SupportsFusedLayers) or heads.does_nothing(rotary):
+            return layer(hidden_TE, rotaries, attend)
+        if attend.layers is not self._checked:
+            self._checked, bound = attend.layers, attend.layers[attention.index]
+            self._bound = bound if isinstance(bound, SupportsHeadPreparation) else None
+        if self._bound is None:
+            return layer(hidden_TE, rotaries, attend)
+        rows = attention.split(layer.attended_rows(hidden_TE))
+        attended_THD = self._bound.prepare_and_forward(
+            *rows, attend.plan, heads.preparation(rotary)
+        )
+        return layer.finish(attended_THD, hidden_TE)
 
 
 class TritonOps(TorchOps):
@@ -65,22 +143,11 @@ class TritonOps(TorchOps):
         self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float
     ) -> HeadOp:
         """Return norms and rotary embedding of query and key in one kernel, or in none."""
-        has_norm = query_norm_D is not None or key_norm_D is not None
+        return TritonHeadOp(query_norm_D, key_norm_D, eps, offset)
 
-        def apply(query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
-            if rotary is None and not has_norm:
-                return
-            prepare_heads(
-                query_THD,
-                key_TKD,
-                None if rotary is None else (rotary.cos_TF, rotary.sin_TF),
-                query_norm_D=query_norm_D,
-                key_norm_D=key_norm_D,
-                eps=eps,
-                offset=offset,
-            )
-
-        return apply
+    def run(self, layer: Layer) -> RunsLayer:
+        """Return the layer, whose attention prepares heads where it can."""
+        return PreparedLayer(layer)
 
     def rotary(self, positions_T: Tensor, frequencies_F: Tensor) -> Rotary:
         """Return cosines and sines, computed in one kernel."""
@@ -90,6 +157,6 @@ class TritonOps(TorchOps):
         """Return the gate in one kernel."""
         return partial(gated, activation=activation)
 
-    def best(self, logits_RV: Tensor) -> Tensor:
-        """Return the first of equals."""
+    def best(self, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first of equals, and its logit in float32."""
         return best_tokens(logits_RV)

@@ -132,7 +132,7 @@ class TransformersRunner(LoadedRunner):
         self._given.hidden = hidden[None]
         rows = hidden.new_zeros((1, len(hidden)), dtype=torch.int64)
         logits: Tensor = self._head(input_ids=rows, use_cache=False, return_dict=True).logits[0]
-        return logits.float()
+        return logits
 
     def _serve(
         self,

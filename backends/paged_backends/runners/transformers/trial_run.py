@@ -135,7 +135,7 @@ def _paged(runner: Runner, prompts: Sequence[Tensor], device: torch.device) -> T
         positions = torch.cat([torch.arange(start, end) for _, start, end in chunks]).to(device)
         tokens = torch.cat([prompts[row][start:end] for row, start, end in chunks])
         attend = StepAttention(bound, backend.plan(_batch(tables_SW, chunks, device)))
-        return runner.logits(runner.forward(tokens, positions, attend))
+        return runner.logits(runner.forward(tokens, positions, attend)).float()
 
     cut = (len(first) + 1) // 2
     head = step([(0, 0, cut), (1, 0, len(second))])

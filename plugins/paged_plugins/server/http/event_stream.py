@@ -63,9 +63,10 @@ class EventStream:
         self._last_sent = self._loop.time()
         self._watch()
         try:
-            with self._answer:
+            with self._answer as answer:
                 await self._send_events()
         finally:
+            scope["state"]["log"] |= answer.counts
             self._timer.cancel()
             if self._ping is not None:
                 self._ping.cancel()
@@ -80,7 +81,9 @@ class EventStream:
         except Exception as error:
             if not self._has_started:
                 raise
-            last = as_api_error(error).event
+            found = as_api_error(error)
+            self._scope["state"]["log"]["error"] = found.code
+            last = found.event
         await self._write(last)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 

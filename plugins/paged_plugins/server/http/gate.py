@@ -251,6 +251,7 @@ class _Exchange:
             missing = f"there is no {method} {path} here; see /openapi.json"
             error = ApiError(error.status_code, missing, headers=dict(error.headers or {}))
         found = as_api_error(error)
+        self.scope["state"]["log"]["error"] = found.code
         if self._status is not None:
             self.scope["state"].get("abort", lambda: None)()
             return

@@ -44,12 +44,13 @@ _PLAIN_END = b'},"logprobs":null,"finish_reason":null}'
 async def chat(service: Service, request: Request, body: ChatRequest) -> Any:
     """Answer a conversation, whole or as events."""
     made = await open_chat(service, body)
-    request.state.log["id"] = made.answer.id
     if body.stream:
         return EventStream(made.answer, made.events(), service.options)
     with made.answer as answer:
         async with answer.within_deadline():
-            return json_response(await made.whole())
+            found = await made.whole()
+    request.state.log |= answer.counts
+    return json_response(found)
 
 
 async def open_chat(service: Service, body: ChatRequest) -> Chat:

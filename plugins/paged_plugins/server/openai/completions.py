@@ -39,12 +39,12 @@ _PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
 async def complete(service: Service, request: Request, body: CompletionRequest) -> Any:
     """Answer a request, whole or as events."""
     made = await open_completion(service, body)
-    request.state.log["id"] = made.answer.id
     if body.stream:
         return EventStream(made.answer, made.events(), service.options)
     with made.answer as answer:
         async with answer.within_deadline():
             outputs = await answer.outputs()
+    request.state.log |= answer.counts
     return json_response(made.whole(outputs))
 
 

@@ -30,6 +30,8 @@ from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import OpenAISettings
 
+_LAST_TOKEN = 2**31 - 1
+"""Tokenizers have no room for more."""
 _NO_MODEL = {404: GENERATES[404], 503: GENERATES[503]}
 
 
@@ -148,8 +150,9 @@ class OpenAIRoutes(Routes):
         service = self._service
         service.check_model(body.model)
         tokenizer = service.front_end.need_tokenizer("/detokenize")
-        if any(token < 0 for token in body.tokens):
-            raise refused("tokens", "tokens holds a negative number, which is no token")
+        for token in body.tokens:
+            if not 0 <= token <= _LAST_TOKEN:
+                raise refused("tokens", f"tokens holds {token}, which is no token of any model")
 
         def decode() -> str:
             return tokenizer.decode(body.tokens, skip_special_tokens=False)

@@ -85,6 +85,9 @@ class LiveFeed:
                         del self._asked[seen]
                         waiting.set_result(update)
                 await asyncio.sleep(pause)
+        except Exception as error:  # noqa: BLE001 - all who look are told, and can come back
+            for waiting in self._asked.values():
+                waiting.set_exception(error)
         finally:
             self._poller = None
             self._asked.clear()

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from paged_core.cli.config import names_of
 from paged_core.cli.plugins import choices
 from paged_plugins.server.page.feed import LiveFeed
 from paged_plugins.server.page.files import page_files
@@ -85,5 +86,5 @@ class Page(Routes):
             slot, _, option = key.partition(".")
             value = settings[slot][option] if option else settings[slot]
             where = "" if origin.layer == "default" else str(origin)
-            text = value if isinstance(value, str) else json.dumps(value)
+            text = value if isinstance(value, str) else names_of(value) or json.dumps(value)
             yield {"key": key, "value": text, "layer": origin.layer, "from": where}

@@ -95,6 +95,7 @@ INLINE int64_t token_at(const std::vector<Token>& tokens, int64_t count, double 
 
 // One row of logits. A token's weight is e^((logit - best) / temperature), or nothing if that is below
 // min_p. Tokens are ordered by logit, best first, and equals by id.
+template <typename T>
 class Row {
  public:
   static constexpr int64_t SPAN = 64;  // tokens whose sum of weights and best logit are stored
@@ -106,7 +107,7 @@ class Row {
   int64_t spans() const { return (width_ + SPAN - 1) / SPAN; }
   double total() const { return total_; }
 
-  void survey(const float* logits, const Choice& choice) {
+  void survey(const T* logits, const Choice& choice) {
     logits_ = logits;
     min_p_ = float(choice.min_p);
     scale_ = float(1.0 / choice.temperature);
@@ -142,7 +143,8 @@ class Row {
     return choose(weight < splat(min_p_), splat(0.0f), weight);
   }
   Token token(int64_t id) const {
-    return {logits_[id], int32_t(id), weights(below(splat(logits_[id])))[0]};
+    float logit = to_float(logits_[id]);
+    return {logit, int32_t(id), weights(below(splat(logit)))[0]};
   }
 
   // The token at which the cumulative weight, in the order of ids, exceeds `share` of the total.
@@ -174,7 +176,7 @@ class Row {
     for (int64_t span = 0; span < spans(); span++)
       if (bests_[size_t(span)] >= least)
         for (int64_t id = span * SPAN; id < end_of(span); id++)
-          if (logits_[id] >= least) tokens.push_back(token(id));
+          if (to_float(logits_[id]) >= least) tokens.push_back(token(id));
     sort_tokens(tokens);
   }
 
@@ -182,7 +184,7 @@ class Row {
   int64_t end_of(int64_t span) const { return std::min(width_, (span + 1) * SPAN); }
 
   const int64_t width_;
-  const float* logits_ = nullptr;
+  const T* logits_ = nullptr;
   float best_ = 0, scale_ = 1, min_p_ = 0;
   double total_ = 0;
   std::vector<float> masses_, bests_;
@@ -190,11 +192,12 @@ class Row {
 
 // All tokens of a row in classes by logit, for parameters that keep many tokens: only the few classes
 // at the limits must be sorted, not the whole row.
+template <typename T>
 class Classes {
  public:
   explicit Classes(int64_t width) : classes_(size_t(width)) {}
 
-  int64_t draw(const Row& row, const Choice& choice) {
+  int64_t draw(const Row<T>& row, const Choice& choice) {
     row_ = &row;
     held_ = -1;
     classify();
@@ -294,8 +297,8 @@ class Classes {
     if (held_ == which) return members_;
     held_ = which;
     members_.clear();
-    for (int64_t first = 0; first < row_->width(); first += Row::SPAN) {
-      int64_t end = std::min(first + Row::SPAN, row_->width());
+    for (int64_t first = 0; first < row_->width(); first += Row<T>::SPAN) {
+      int64_t end = std::min(first + Row<T>::SPAN, row_->width());
       int any = 0;
       for (int64_t id = first; id < end; id++) any |= classes_[size_t(id)] == which;
       if (!any) continue;
@@ -306,7 +309,7 @@ class Classes {
     return members_;
   }
 
-  const Row* row_ = nullptr;
+  const Row<T>* row_ = nullptr;
   std::vector<uint16_t> classes_;
   std::vector<Token> members_;
   int held_ = -1;
@@ -315,11 +318,12 @@ class Classes {
 };
 
 // Samples from one row after another.
+template <typename T>
 class Drawing {
  public:
   explicit Drawing(int64_t width) : row_(width), classes_(width) {}
 
-  int64_t draw(const float* logits, const Choice& choice) {
+  int64_t draw(const T* logits, const Choice& choice) {
     row_.survey(logits, choice);
     bool limited = choice.top_k > 0 && choice.top_k < double(row_.width());
     if (!limited && choice.top_p >= 1) return row_.pick(choice.uniform);
@@ -349,10 +353,21 @@ class Drawing {
     return mass;
   }
 
-  Row row_;
-  Classes classes_;
+  Row<T> row_;
+  Classes<T> classes_;
   std::vector<Token> best_;
 };
+
+template <typename T>
+static void draw(const T* logits, int64_t stride, int64_t rows, int64_t width, const Choice* choices,
+                 int64_t* tokens, int threads) {
+  work_together(int(std::min<int64_t>(rows, threads)), [&](const Team& team) {
+    Drawing<T> drawing(width);
+    team.open();
+    for (int64_t r = team.take(); r < rows; r = team.take())
+      tokens[r] = drawing.draw(logits + r * stride, choices[r]);
+  });
+}
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -370,14 +385,12 @@ void paged_core_argmax(int type, const void* logits, int64_t stride, int64_t row
 }
 
 // tokens [rows]: sampled from logits [rows, width] with the parameters `choices` [rows].
-void paged_core_draw(const float* logits, int64_t stride, int64_t rows, int64_t width,
+void paged_core_draw(int type, const void* logits, int64_t stride, int64_t rows, int64_t width,
                      const Choice* choices, int64_t* tokens, int threads) {
-  work_together(int(std::min<int64_t>(rows, threads)), [&](const Team& team) {
-    Drawing drawing(width);
-    team.open();
-    for (int64_t r = team.take(); r < rows; r = team.take())
-      tokens[r] = drawing.draw(logits + r * stride, choices[r]);
-  });
+  if (type)
+    draw((const bf16*)logits, stride, rows, width, choices, tokens, threads);
+  else
+    draw((const float*)logits, stride, rows, width, choices, tokens, threads);
 }
 
 }  // extern "C"

@@ -1,11 +1,12 @@
 // Looks at every access that a kernel makes. Kernels are compiled with -fsanitize=thread,alignment,
-// bounds: the compiler then calls the functions below, and no library of the sanitizers is linked,
+// bounds,signed-integer-overflow: the compiler then calls the functions below, and no library of the sanitizers is linked,
 // so that a plain Python can load the result.
 //
 // Found are accesses outside of every buffer that was declared, of shared memory and of the
 // thread's own stack; shared memory that is read before it was written; two threads' accesses to a
 // byte, one of which writes, with no barrier between; addresses that are not aligned; indices
-// outside of an array. Of several threads that read a byte since a barrier only the last is known.
+// outside of an array; sums and products of ints beyond 32 bits. Of several threads that read a byte
+// since a barrier, enough are known that one of them is not the thread that writes it.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -29,6 +30,7 @@ struct Access {
 };
 struct Byte {
   Access write, read;
+  Access mate, foreign;  // the last reads by another lane of the reader's warp, and another warp
 };
 
 /// What is known of each byte of a piece of memory, zeros at first.
@@ -93,16 +95,25 @@ bool is_ordered(const Access& before, const Access& now, bool is_shared) {
 
 void look_at_byte(Byte& byte, const Access& now, const Look& look, bool is_shared, const char* name,
                   size_t at) {
-  bool was_written = byte.write.serial == now.serial, was_read = byte.read.serial == now.serial;
+  bool was_written = byte.write.serial == now.serial;
   if (is_shared && !look.is_write && !was_written)
     fail(place(look), "byte %zu of %s is read, and was never written", at, name);
   if (was_written && !is_ordered(byte.write, now, is_shared))
     fail(place(look), "byte %zu of %s is %s, and thread %u of block %u has written it with no "
          "barrier between", at, name, look.verb(), byte.write.thread, byte.write.block);
-  if (look.is_write && was_read && !is_ordered(byte.read, now, is_shared))
-    fail(place(look), "byte %zu of %s is written, and thread %u of block %u has read it with no "
-         "barrier between", at, name, byte.read.thread, byte.read.block);
-  (look.is_write ? byte.write : byte.read) = now;
+  for (const Access& read : {byte.read, byte.mate, byte.foreign})
+    if (look.is_write && read.serial == now.serial && !is_ordered(read, now, is_shared))
+      fail(place(look), "byte %zu of %s is written, and thread %u of block %u has read it with no "
+           "barrier between", at, name, read.thread, read.block);
+  if (look.is_write) {
+    byte.write = now;
+    return;
+  }
+  if (byte.read.block != now.block || byte.read.thread / 32 != now.thread / 32)
+    byte.foreign = byte.read;
+  else if (byte.read.thread != now.thread)
+    byte.mate = byte.read;
+  byte.read = now;
 }
 
 void look_at_bytes(Byte* bytes, const Access& now, const Look& look, bool is_shared,
@@ -224,4 +235,25 @@ extern "C" SIMT_EXPORT void __ubsan_handle_type_mismatch_v1(Mismatch* what, unsi
 extern "C" SIMT_EXPORT void __ubsan_handle_out_of_bounds(Location* location, unsigned long index) {
   if (simt::self)
     simt::fail({location->file, location->line}, "index %ld is outside of its array", long(index));
+}
+
+namespace {
+[[noreturn]] void fail_beyond(Location* location, const char* what, unsigned long a,
+                              unsigned long b) {
+  simt::fail({location->file, location->line}, "a %s of %d and %d has more than 32 bits", what,
+             int(a), int(b));
+}
+}  // namespace
+
+#define SIMT_OVERFLOW(name, what)                                                             \
+  extern "C" SIMT_EXPORT void __ubsan_handle_##name##_overflow(Location* where, unsigned long a, \
+                                                               unsigned long b) {             \
+    if (simt::self) fail_beyond(where, what, a, b);                                           \
+  }
+SIMT_OVERFLOW(add, "sum")
+SIMT_OVERFLOW(sub, "difference")
+SIMT_OVERFLOW(mul, "product")
+SIMT_OVERFLOW(divrem, "quotient")
+extern "C" SIMT_EXPORT void __ubsan_handle_negate_overflow(Location* where, unsigned long a) {
+  if (simt::self) fail_beyond(where, "difference", 0, a);
 }

@@ -21,12 +21,14 @@ export function theme() {
   return chosen ?? (isDark.matches ? "dark" : "light");
 }
 
-// Neighbouring numbers get hues that are far apart: the golden angle lies between them.
+// Neighbouring numbers get hues that are far apart: the golden angle lies between them. Where hues come
+// close again, the lightness differs.
 export function ownerColour(number) {
   const key = number % 360;
   if (!known.has(key)) {
     const hue = (key * 137.508) % 360;
-    known.set(key, theme() === "dark" ? `oklch(74% 0.13 ${hue})` : `oklch(60% 0.15 ${hue})`);
+    const lightness = (theme() === "dark" ? 74 : 58) + [0, 10, -10][Math.floor(key / 8) % 3];
+    known.set(key, `oklch(${lightness}% 0.14 ${hue})`);
   }
   return known.get(key);
 }
