@@ -166,7 +166,7 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]
     )
     if endpoint.events is not None:
         data = {"type": "string", "contentMediaType": "application/json"}
-        properties = {
+        properties: dict[str, Any] = {
             "event": {"type": "string", "description": "error: the last one, if it failed"},
             "data": {**data, "contentSchema": schemas[endpoint.events]},
         }
