@@ -165,7 +165,7 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]
         else {"application/json": {"schema": schemas[answer]}}
     )
     if endpoint.events is not None:
-        data = {"type": "string", "contentMediaType": "application/json"}
+        data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json"}
         properties: dict[str, Any] = {
             "event": {"type": "string", "description": "error: the last one, if it failed"},
             "data": {**data, "contentSchema": schemas[endpoint.events]},
