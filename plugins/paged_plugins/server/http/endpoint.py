@@ -170,7 +170,7 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]
             "event": {"type": "string", "description": "error: the last one, if it failed"},
             "data": {**data, "contentSchema": schemas[endpoint.events]},
         }
-        event = {"type": "object", "properties": properties, "required": ["data"]}
+        event: dict[str, Any] = {"type": "object", "properties": properties, "required": ["data"]}
         media[EVENTS] = {"schema": event}  # of each event: such is the custom
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": media}}
     for status, meaning in sorted(endpoint.errors.items()):
