@@ -99,12 +99,12 @@ def _serve(orders: Orders, context: zmq.Context[Any], send: _Sender) -> None:
     service = EngineService(
         engine, settings, lambda news: send(wire.Told(news)), between_steps=beater
     )
-    capacity = engine.capacity
-    send(wire.Ready(capacity.num_blocks, capacity.num_host_blocks, capacity.max_model_len))
     reader = context.socket(zmq.PULL)
     reader.setsockopt(zmq.MAXMSGSIZE, wire.MOST)
     reader.setsockopt(zmq.RCVHWM, 0)
-    reader.connect(f"ipc://{orders.folder}/in")
+    reader.connect(f"ipc://{orders.folder}/in")  # whoever hears that it is ready removes the name
+    capacity = engine.capacity
+    send(wire.Ready(capacity.num_blocks, capacity.num_host_blocks, capacity.max_model_len))
     arguments = (reader, service, send)
     Thread(target=_read, args=arguments, name="paged_core messages", daemon=True).start()
     try:
