@@ -166,6 +166,12 @@ def ask(
         connection.close()
 
 
+def idle(port: int) -> bool:
+    """Whether the server has no request but the one that asks."""
+    load = ask(port, "GET", "/load")[1]
+    return not load["num_unfinished"] and not load["server_load"]
+
+
 def events(text: str) -> list[Any]:
     """Return the events of a stream: objects, ``[DONE]``; an event ``error`` as its object."""
     found = []

@@ -44,6 +44,17 @@ def test_every_endpoint_is_in_it(document: dict[str, Any]) -> None:
         assert named == set(re.findall(r"{(\w+)}", path))
 
 
+def test_events_are_objects_whose_data_is_a_chunk(document: dict[str, Any]) -> None:
+    for path, name in (("/v1/completions", "Completion"), ("/v1/chat/completions", "ChatChunk")):
+        answer = document["paths"][path]["post"]["responses"]["200"]
+        event = answer["content"]["text/event-stream"]["schema"]
+        assert event["type"] == "object"
+        assert event["required"] == ["data"]
+        assert event["properties"]["data"]["type"] == "string"
+        schema = event["properties"]["data"]["contentSchema"]
+        assert schema == {"$ref": f"#/components/schemas/{name}"}
+
+
 def test_operations_have_names_of_their_own(document: dict[str, Any]) -> None:
     names = [
         operation["operationId"]

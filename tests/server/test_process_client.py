@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,12 +18,17 @@ from typing import Any
 
 import psutil
 import pytest
+import zmq
 
 from paged_core import LLM, AsyncLLM, RequestOutput, SamplingParams
 from paged_core.client.engine_client import ClientState
 from paged_core.errors import CheckpointError, EngineError, EngineLost, RequestError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
+from paged_plugins.server.process import client as process_client
+from paged_plugins.server.process import main as process_main
+from paged_plugins.server.process import wire
+from paged_plugins.server.process.beat import SharedBeat
 from paged_plugins.server.process.client import ProcessClient
 from server.outputs import comparable, last
 
@@ -210,6 +216,52 @@ def test_a_stopped_engine_is_found_and_started_again() -> None:
         lambda llm, client: unread_is_served_again(llm, client, signal.SIGSTOP), hang_seconds=1.5
     )
     assert not left_behind()
+
+
+def test_an_engine_that_nobody_asked_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A front end may take longer to start than an engine may be silent, or be stopped itself."""
+    make = process_client.make_front_end
+
+    def make_slowly(*arguments: Any) -> Any:
+        time.sleep(3)
+        return make(*arguments)
+
+    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        pid = client.pid
+        await asyncio.sleep(1)
+        time.sleep(3)  # the loop, which asks, stands still
+        await asyncio.sleep(1)
+        assert client.pid == pid, "it was started again"
+
+    monkeypatch.setattr(process_client, "make_front_end", make_slowly)
+    served(test, hang_seconds=2)
+
+
+def test_an_engine_is_connected_before_it_says_that_it_is_ready(tmp_path: Path) -> None:
+    """The one that started it removes the names of the sockets as soon as it has heard so."""
+    context, beat = zmq.Context(), SharedBeat()
+    pushing = context.socket(zmq.PUSH)
+    pushing.bind(f"ipc://{tmp_path}/in")
+
+    def hear(message: wire.FromEngine) -> None:
+        if isinstance(message, wire.Ready):
+            shutil.rmtree(tmp_path)
+
+    settings = {"executor": {"name": "memory"}, "num_blocks": 64, "max_model_len": 128}
+    orders = process_main.Orders(
+        os.getpid(), -1, os.dup(beat.descriptor), str(tmp_path), settings, [], None
+    )
+    engine = Thread(target=process_main._serve, args=(orders, context, hear), daemon=True)
+    engine.start()
+    try:
+        pushing.send(wire.encode(wire.Close()))
+        engine.join(30)
+        assert not engine.is_alive(), "what it was sent did not reach it"
+    finally:
+        context.destroy(linger=0)
+        beat.close()
 
 
 def test_a_request_is_not_served_again_for_ever() -> None:

@@ -169,8 +169,13 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]
         else {"application/json": {"schema": schemas[answer]}}
     )
     if endpoint.events is not None:
-        schema = {"type": "string", "contentMediaType": "application/json"}
-        media[EVENTS] = {"schema": {**schema, "contentSchema": schemas[endpoint.events]}}
+        data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json"}
+        properties: dict[str, Any] = {
+            "event": {"type": "string", "description": "error: the last one, if it failed"},
+            "data": {**data, "contentSchema": schemas[endpoint.events]},
+        }
+        event: dict[str, Any] = {"type": "object", "properties": properties, "required": ["data"]}
+        media[EVENTS] = {"schema": event}  # of each event: such is the custom
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": media}}
     for status, meaning in sorted(endpoint.errors.items()):
         error = {"application/json": {"schema": schemas[endpoint.error]}}

@@ -159,21 +159,26 @@ class ProcessClient(StreamingClient):
 
     async def _watch(self) -> None:
         """Look at the process again and again; start another when it has ended or hangs."""
-        pings, failures, last_failure = 0.0, 0, -_STEADY_SECONDS
+        pinged, failures, last_failure = -_PING_SECONDS, 0, -_STEADY_SECONDS
+        asked: float | None = None  # when it was first pinged since its last beat
         while True:
             process = self._process
             assert process is not None
             await process.ended(_LOOK_SECONDS)
-            now = self.clock()
+            now, pulse = self.clock(), process.pulse()
+            if asked is not None and pulse.at >= asked:
+                asked = None
+            silent = pulse.overdue if pulse.in_step else 0.0 if asked is None else now - asked
             if process.has_ended:
                 reason = f"the engine's process {process.how_it_ended()}"
-            elif process.pulse().overdue > self._hang_seconds:
+            elif silent > self._hang_seconds:
                 reason = process.how_it_hangs()
             else:
-                if now - pings > _PING_SECONDS:
-                    pings = now
+                if now - pinged > _PING_SECONDS:
+                    pinged, asked = now, now if asked is None else asked
                     process.send(wire.encode(wire.Ping()))
                 continue
+            asked = None
             failures = 1 if now - last_failure > _STEADY_SECONDS else failures + 1
             last_failure = now
             if not await self._restart(reason, failures):

@@ -99,12 +99,15 @@ def _serve(orders: Orders, context: zmq.Context[Any], send: _Sender) -> None:
     service = EngineService(
         engine, settings, lambda news: send(wire.Told(news)), between_steps=beater
     )
-    capacity = engine.capacity
-    send(wire.Ready(capacity.num_blocks, capacity.num_host_blocks, capacity.max_model_len))
     reader = context.socket(zmq.PULL)
     reader.setsockopt(zmq.MAXMSGSIZE, wire.MOST)
     reader.setsockopt(zmq.RCVHWM, 0)
+    connected = reader.get_monitor_socket(zmq.EVENT_CONNECTED)
     reader.connect(f"ipc://{orders.folder}/in")
+    connected.recv_multipart()  # whoever hears that it is ready removes the name
+    reader.disable_monitor()
+    capacity = engine.capacity
+    send(wire.Ready(capacity.num_blocks, capacity.num_host_blocks, capacity.max_model_len))
     arguments = (reader, service, send)
     Thread(target=_read, args=arguments, name="paged_core messages", daemon=True).start()
     try:
