@@ -101,14 +101,14 @@ def attention(session: Session) -> Iterator[Stage]:
     grid = batches(*decode, *prefill)
     short = batches(decode[0], prefill[0])
     yield session.bench("attention", 45, "attention", *grid, *own, "--bare")
-    yield session.bench("attention heads", 15, "attention", *short, *others)
+    yield session.bench("attention heads", 11, "attention", *short, *others)
     pages = options("--block-size 256 --bare")
     yield session.bench("attention pages", 12, "attention", *short, *own, *pages)
     cache = options("--kv-cache-dtype fp8_e4m3")
     yield session.bench("attention float8", 12, "attention", *short, *own, *cache)
     if not session.cpu:
         tile = options("--backends cuda --attention.name cuda --attention.prefill-tile wgmma")
-        yield session.bench("attention wgmma", 12, "attention", *batches(*prefill), *own, *tile)
+        yield session.bench("attention wgmma", 8, "attention", *batches(*prefill), *own, *tile)
 
 
 def decode(session: Session, folder: str) -> Iterator[Stage]:

@@ -130,6 +130,7 @@ def paged_core_components() -> Iterator[Component]:
         "grammar",
         LlguidanceSettings,
         "paged_backends.grammar.llguidance_grammar:LlguidanceGrammar",
+        rank=20,
         check="paged_backends.grammar.settings:no_llguidance",
         summary="the package llguidance: refuses what it cannot enforce",
     )
@@ -137,6 +138,7 @@ def paged_core_components() -> Iterator[Component]:
         "grammar",
         XgrammarSettings,
         "paged_backends.grammar.xgrammar_grammar:XgrammarGrammar",
+        rank=10,
         check="paged_backends.grammar.settings:no_xgrammar",
         summary="the package xgrammar: compiles ahead of use",
     )

@@ -23,7 +23,7 @@ _SLOTS: tuple[tuple[str, str, str | tuple[str, ...], str], ...] = (
     ("attention", "attention:AttentionBackend", "auto", "how paged attention is computed"),
     ("runner", "runner:Runner", "auto", "what runs the model"),
     ("executor", "executor:Executor", "local", "where the model runs"),
-    ("grammar", "grammar:GrammarBackend", "llguidance", "what holds an output to a form"),
+    ("grammar", "grammar:GrammarBackend", "auto", "what holds an output to a form"),
     ("observers", "observer:Observer", (), "what is told of each step and request"),
 )
 _COMMANDS = (

@@ -26,6 +26,7 @@ from paged_testing import (
     ComponentConformance,
     EvictorConformance,
     ExecutorConformance,
+    GrammarConformance,
     ObserverConformance,
     PreemptionConformance,
     QueueOrderConformance,
@@ -40,6 +41,7 @@ from unit import faulty_attention as attention
 from unit import faulty_components as components
 from unit import faulty_evictors as evictors
 from unit import faulty_executors as executors
+from unit import faulty_grammars as grammars
 from unit import faulty_observers as observers
 from unit import faulty_policies as policies
 from unit import faulty_runners as runners
@@ -86,6 +88,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
     (observers, "Observer", ObserverConformance, _PLAIN),
     (executors, "Executor", ExecutorConformance, executors.FaultyMemorySettings),
     (attention, "Attention", AttentionConformance, _PLAIN),
+    (grammars, "Grammar", GrammarConformance, _PLAIN),
     (runners, "Runner", RunnerConformance, runners.FaultyNativeSettings),
 )
 """Modules of mutants, how the names of their classes end, who must find them, their options."""

@@ -1,0 +1,133 @@
+"""Grammars that are wrong on purpose: the conformance class must catch each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_backends.grammar.llguidance_grammar import LlguidanceGrammar
+from paged_backends.grammar.settings import LlguidanceSettings
+from paged_core.engine.contexts import GrammarContext
+from paged_core.errors import RequestError
+from paged_core.interfaces.grammar import CompiledGrammar, Matcher
+from paged_core.structured_outputs import StructuredOutputs
+from unit.faulty_settings import FaultySettings
+
+_END = (1, 2)
+"""Tokens of the kit's vocabulary that end a sequence."""
+
+Masks = NDArray[np.int32]
+
+
+class _Grammar(LlguidanceGrammar):
+    """What the others are, but for their fault."""
+
+    def __init__(self, options: FaultySettings, context: GrammarContext, /) -> None:
+        super().__init__(LlguidanceSettings(), context)
+
+
+class GenerousGrammar(_Grammar):
+    """Allows everything."""
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks, /) -> Mapping[int, str]:
+        masks[:] = -1
+        return {}
+
+
+class HastyGrammar(_Grammar):
+    """May always end."""
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks, /) -> Mapping[int, str]:
+        problems = super().fill(matchers, masks)
+        for token in _END:
+            masks[:, 0] |= np.int32(1 << token)
+        return problems
+
+
+class EndlessGrammar(_Grammar):
+    """May never end, unless nothing else is left."""
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks, /) -> Mapping[int, str]:
+        problems = super().fill(matchers, masks)
+        for row in masks:
+            kept = row.copy()
+            row[0] &= ~np.int32(sum(1 << token for token in _END))
+            if not row.any():
+                row[:] = kept
+        return problems
+
+
+class FirstRowGrammar(_Grammar):
+    """Fills all rows as the first one."""
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks, /) -> Mapping[int, str]:
+        return super().fill([matchers[0]] * len(matchers), masks)
+
+
+class SharedGrammar(_Grammar):
+    """Has one matcher for all sequences."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        matcher = super().compile(form).matcher()
+
+        class Shared(CompiledGrammar):
+            def matcher(self) -> Matcher:
+                return matcher
+
+        return Shared()
+
+
+class _Changed(CompiledGrammar):
+    """A grammar whose matchers are changed in place."""
+
+    def __init__(self, own: CompiledGrammar, **methods: object) -> None:
+        self._own, self._methods = own, methods
+
+    def matcher(self) -> Matcher:
+        made = self._own.matcher()
+        made.__class__ = type("Changed", (type(made),), dict(self._methods))
+        return made
+
+
+class CredulousGrammar(_Grammar):
+    """Takes tokens that may not come."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        def accept(matcher: Matcher, token_id: int) -> None:
+            matcher.own.try_consume_tokens([token_id])  # type: ignore[attr-defined]
+
+        return _Changed(super().compile(form), accept=accept)
+
+
+class AlwaysWholeGrammar(_Grammar):
+    """Says that every beginning is whole."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        return _Changed(super().compile(form), is_at_end=True)
+
+
+class AiryGrammar(_Grammar):
+    """Has spaces where none are wanted."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        return super().compile(replace(form, disable_any_whitespace=False))
+
+
+class ObligingGrammar(_Grammar):
+    """Takes what it cannot enforce for anything at all."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        try:
+            return super().compile(form)
+        except RequestError:
+            return super().compile(StructuredOutputs(regex="[a-z]*"))
+
+
+class NarrowGrammar(_Grammar):
+    """Knows the first text of a choice alone."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        return super().compile(replace(form, choice=form.choice and form.choice[:1]))
