@@ -37,6 +37,8 @@ _STEADY_SECONDS = 60.0
 _TRIES = 2
 """Engines that a request may take with it before it is given up."""
 
+_PING = wire.encode(wire.Ping())
+
 _log = get_logger()
 
 
@@ -128,6 +130,7 @@ class ProcessClient(StreamingClient):
         try:
             while not process.has_ended:
                 await process.ended(_START_LOOK_SECONDS)
+                process.send(_PING)  # it arrives once the process has its sockets
                 for message in process.messages():
                     if isinstance(message, wire.Ready):
                         process.forget_folder()
@@ -172,7 +175,7 @@ class ProcessClient(StreamingClient):
             else:
                 if now - pings > _PING_SECONDS:
                     pings = now
-                    process.send(wire.encode(wire.Ping()))
+                    process.send(_PING)
                 continue
             failures = 1 if now - last_failure > _STEADY_SECONDS else failures + 1
             last_failure = now

@@ -75,7 +75,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
-    _die_with(orders.parent)
     Thread(target=_watch, args=(orders,), daemon=True).start()
     context = zmq.Context()
     send = _Sender(context, orders.folder)
@@ -99,13 +98,14 @@ def _serve(orders: Orders, context: zmq.Context[Any], send: _Sender) -> None:
     service = EngineService(
         engine, settings, lambda news: send(wire.Told(news)), between_steps=beater
     )
-    capacity = engine.capacity
-    send(wire.Ready(capacity.num_blocks, capacity.num_host_blocks, capacity.max_model_len))
     reader = context.socket(zmq.PULL)
     reader.setsockopt(zmq.MAXMSGSIZE, wire.MOST)
     reader.setsockopt(zmq.RCVHWM, 0)
     reader.connect(f"ipc://{orders.folder}/in")
-    arguments = (reader, service, send)
+    reader.recv()  # a ping: once the front end knows of this one, the socket's name is removed
+    capacity = engine.capacity
+    send(wire.Ready(capacity.num_blocks, capacity.num_host_blocks, capacity.max_model_len))
+    arguments = (reader, service, send, orders.parent)
     Thread(target=_read, args=arguments, name="paged_core messages", daemon=True).start()
     try:
         service.run()
@@ -113,10 +113,12 @@ def _serve(orders: Orders, context: zmq.Context[Any], send: _Sender) -> None:
         service.close()
 
 
-def _read(reader: zmq.Socket[bytes], service: EngineService, send: _Sender) -> None:
+def _read(reader: zmq.Socket[bytes], service: EngineService, send: _Sender, parent: int) -> None:
     """Hand on what the front end asks, and end the engine when that is asked."""
+    message = reader.recv()
+    _die_with(parent)  # the folder of the sockets, which `_watch` removes, is gone by now
     while True:
-        match wire.decode_to_engine(reader.recv()):
+        match wire.decode_to_engine(message):
             case wire.Add() as add:
                 try:
                     service.add(add.number, wire.added_request(add), age=add.age)
@@ -131,6 +133,7 @@ def _read(reader: zmq.Socket[bytes], service: EngineService, send: _Sender) -> N
             case wire.Close():
                 service.close()
                 return
+        message = reader.recv()
 
 
 def _answer(send: _Sender, question: int, done: Future[Any]) -> None:
