@@ -250,7 +250,7 @@ class _Exchange:
             method, path = self.scope["method"], self.scope["path"]
             missing = f"there is no {method} {path} here; see /openapi.json"
             error = ApiError(error.status_code, missing, headers=dict(error.headers or {}))
-        found = as_api_error(error)
+        found = as_api_error(error, self.scope["state"].get("fields", ()))
         self.scope["state"]["log"]["error"] = found.code
         if self._status is not None:
             self.scope["state"].get("abort", lambda: None)()
