@@ -45,7 +45,7 @@ def all_stages(session: Session) -> Iterator[Stage]:
     """Yield the stages, in order."""
     folder = str(write_shape(session.folder / "qwen3", tiny=session.cpu))
     yield Stage("doctor", ["-m", "paged_core", "doctor", "--output", "{result}"], 10)
-    yield tests(session, "kernels", 30, "cuda_fragments", "cuda_kernels")
+    yield tests(session, "kernels", 30, "cuda_fragments", "cuda_products", "cuda_kernels")
     yield build(session)
     yield tests(session, "conformance", 75, "attention", at_once=True)
     yield tests(session, "runners", 20, "native_runner", "onnxruntime_runner", at_once=True)
@@ -106,6 +106,9 @@ def attention(session: Session) -> Iterator[Stage]:
     yield session.bench("attention pages", 12, "attention", *short, *own, *pages)
     cache = options("--kv-cache-dtype fp8_e4m3")
     yield session.bench("attention float8", 12, "attention", *short, *own, *cache)
+    if not session.cpu:
+        tile = options("--backends cuda --attention.name cuda --attention.prefill-tile wgmma")
+        yield session.bench("attention wgmma", 12, "attention", *batches(*prefill), *own, *tile)
 
 
 def decode(session: Session, folder: str) -> Iterator[Stage]:

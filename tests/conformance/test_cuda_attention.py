@@ -107,6 +107,19 @@ class TestCudaFloat32Deterministic(Brief):
     keeps_bits = True
 
 
+class TestCudaWarpgroups(TestCudaDeterministic):
+    """Everything in tiles of warpgroups, where the head dimension has them."""
+
+    component: ClassVar[Mapping[str, Any]] = {
+        "name": "cuda",
+        "target": "emulated",
+        "prefill_tile": "wgmma",
+    }
+    head_dims = (8, 40, 64, 80, 104, 128)
+    max_examples = 10
+    order = "by chance"
+
+
 class TestCudaFloat8(Brief):
     kv_cache_dtype = "fp8_e4m3"
 

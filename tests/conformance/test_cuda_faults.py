@@ -32,11 +32,16 @@ PAGED_DECODE(bfloat16, 64, 16, {cache})
 PAGED_COMBINE(bfloat16)
 PAGED_TILES(bfloat16, 64, {cache})
 """
+WARPGROUPS = "PAGED_WARPGROUP_TILES(bfloat16, 64, auto)\n"
+"""The kernel that computes tiles besides."""
 
 RESULTS = "values are wrong"
 """What is said where only the results show it."""
 RACE = "with no barrier between"
 UNWRITTEN = "of shared memory is read, and was never written"
+NOT_SHOWN = "has written it and not shown it to products"
+WGMMA = "warpgroup_tiles.h"
+HELD = "were used, and not handed over since"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class Fault:
     said: str
     """A pattern of the error."""
     cache: KVCacheDtype = "auto"
+
+    @property
+    def prefill_tile(self) -> str:
+        return "wgmma" if self.file == WGMMA else "mma"
+
     multiprocessors: int = 132
     """Of the device: on few, the keys are split into few parts."""
 
@@ -166,17 +176,17 @@ FAULTS = {
         "write.h", "scale_of(254 - byte)", "scale_of(127)", *EDGES, RESULTS, "fp8_e4m3"
     ),
     "tiles: a key too many": Fault(
-        "tiles.h", "if (distance < 0 ||", "if (distance < -1 ||", *CHUNKS, RESULTS
+        "tile_rows.h", "if (distance < 0 ||", "if (distance < -1 ||", *CHUNKS, RESULTS
     ),
     "tiles: wrong group": Fault(
-        "tiles.h", "(kv_head * group + row % group) * call.query_head",
+        "tile_rows.h", "(kv_head * group + row % group) * call.query_head",
         "(kv_head + row % group * call.kv_heads) * call.query_head", *HEADS, RESULTS,
     ),
     "tiles: the softmax is not rescaled": Fault(
-        "tiles.h", "    sum[band][i] *= factor;\n", "", *CHUNKS, RESULTS
+        "tile_rows.h", "    sum[band][i] *= factor;\n", "", *CHUNKS, RESULTS
     ),
     "tiles: the result is not rescaled": Fault(
-        "tiles.h", "      out[band][j][i * 2] *= factor;\n", "", *CHUNKS, RESULTS
+        "tile_rows.h", "      out[band][j][i * 2] *= factor;\n", "", *CHUNKS, RESULTS
     ),
     "tiles: no barrier before the places are used": Fault(
         "tiles.h", "    __syncthreads();  // the first places are there\n", "", *CHUNKS,
@@ -211,14 +221,90 @@ FAULTS = {
         *CHUNKS, UNWRITTEN,
     ),
     "tiles: columns of the values are swapped": Fault(
-        "tiles.h", "[step * 16 + lane % 16][j * 8 + lane / 16 * 8]",
-        "[step * 16 + lane / 16 * 8 + lane % 8][j * 8 + lane / 8 % 2 * 8]", *CHUNKS, RESULTS,
+        "tiles.h", "(step * 16 + lane % 16, j * 8 + lane / 16 * 8)",
+        "(step * 16 + lane / 16 * 8 + lane % 8, j * 8 + lane / 8 % 2 * 8)", *CHUNKS, RESULTS,
     ),
     "tiles: rows do not begin at 16 bytes": Fault(
-        "tiles.h", "kGap = 8;", "kGap = 4;", *CHUNKS, "a copy of 16 B"
+        "tile_rows.h", "kGap = 8;", "kGap = 4;", *CHUNKS, "a copy of 16 B"
     ),
     "tiles: a scale is lost": Fault(
-        "tiles.h", "floats.at[d] *= scale", "floats.at[d] *= 1", *CHUNKS, RESULTS, "fp8_e4m3"
+        "tile_rows.h", "floats.at[d] *= scale", "floats.at[d] *= 1", *CHUNKS, RESULTS, "fp8_e4m3"
+    ),
+    "tiles: places beyond the last key": Fault(
+        "tile_rows.h", "min(first + key, end - 1)", "first + key", *CHUNKS,
+        "beyond the end of tables",
+    ),
+    "tiles: the place of another row": Fault(
+        "tile_rows.h", "some[i] = places[row_of(first + i)]", "some[i] = places[row_of(first)]",
+        *CHUNKS, RESULTS,
+    ),
+    "tiles: another row's scale": Fault(
+        "tile_rows.h", "unsigned(places[row_of(i)].scale)", "unsigned(places[row_of(0)].scale)",
+        *CHUNKS, RESULTS, "fp8_e4m3",
+    ),
+    "warpgroups: keys are not shown": Fault(
+        WGMMA, "      show_products();\n      __syncthreads();  // the keys",
+        "      __syncthreads();  // the keys", *CHUNKS, NOT_SHOWN,
+    ),
+    "warpgroups: values are not shown": Fault(
+        WGMMA, "      show_products();\n      __syncthreads();  // the values",
+        "      __syncthreads();  // the values", *CHUNKS, NOT_SHOWN,
+    ),
+    "warpgroups: no barrier before the keys are used": Fault(
+        WGMMA, "      __syncthreads();  // the keys are there, and all have used those before\n",
+        "", *CHUNKS, f"{RACE}|{UNWRITTEN}|{NOT_SHOWN}",
+    ),
+    "warpgroups: no barrier before the values are used": Fault(
+        WGMMA, "      __syncthreads();  // the values are there, and all have used those before\n",
+        "", *CHUNKS, f"{RACE}|{UNWRITTEN}|{NOT_SHOWN}",
+    ),
+    "warpgroups: no wait for the keys": Fault(
+        WGMMA, "copy_wait<1>();\n      show_products();\n      __syncthreads();  // the keys",
+        "copy_wait<2>();\n      show_products();\n      __syncthreads();  // the keys", *CHUNKS,
+        UNWRITTEN,
+    ),
+    "warpgroups: no wait for the values": Fault(
+        WGMMA, "copy_wait<1>();\n      show_products();\n      __syncthreads();  // the values",
+        "copy_wait<2>();\n      show_products();\n      __syncthreads();  // the values", *CHUNKS,
+        f"{UNWRITTEN}|a copy is never waited for",
+    ),
+    "warpgroups: the keys of another place": Fault(
+        WGMMA, "shared.keys[turn].rows", "shared.keys[turn ^ 1].rows", *CHUNKS,
+        f"{RACE}|{UNWRITTEN}",
+    ),
+    "warpgroups: places of the wrong keys": Fault(
+        WGMMA, "find_places(first + 2 * kKeys", "find_places(first + kKeys", *CHUNKS, RESULTS
+    ),
+    "warpgroups: scores are not handed over": Fault(
+        WGMMA, "    hand_over(scores[0]);\n", "", *CHUNKS, HELD
+    ),
+    "warpgroups: weights are not handed over": Fault(
+        WGMMA, "hand_over(out[0], weights)", "hand_over(out[0])", *CHUNKS, HELD
+    ),
+    "warpgroups: the result is not handed over": Fault(
+        WGMMA, "hand_over(out[0], weights)", "hand_over(weights)", *CHUNKS, HELD
+    ),
+    "warpgroups: scores are not committed": Fault(
+        WGMMA, "    commit_products();\n    wait_for_products<0>(scores[0]);",
+        "    wait_for_products<0>(scores[0]);", *CHUNKS, "changed before it was there",
+    ),
+    "warpgroups: scores are not waited for": Fault(
+        WGMMA, "wait_for_products<0>(scores[0])", "wait_for_products<1>(scores[0])", *CHUNKS,
+        "changed before it was there",
+    ),
+    "warpgroups: keys of another column": Fault(
+        WGMMA, "b.plus(dim / 64 * kKeys * 128 + column)", "b.plus(dim / 64 * kKeys * 128)",
+        *CHUNKS, RESULTS,
+    ),
+    "warpgroups: values of other rows": Fault(
+        WGMMA, "b.plus(step * 16 * 128)", "b.plus(step * 8 * 128)", *CHUNKS, RESULTS
+    ),
+    "warpgroups: queries of the other warpgroup": Fault(
+        WGMMA, "at(shared.queries.at + threadIdx.x / 128 * 64 * 128)", "at(shared.queries.at)",
+        *CHUNKS, RESULTS,
+    ),
+    "warpgroups: pieces are not swizzled": Fault(
+        WGMMA, "swizzled(kCount, row, dim)", "(row * 128 + dim * 2)", *CHUNKS, RESULTS
     ),
 }  # fmt: skip
 
@@ -232,6 +318,9 @@ IN_SHORT = (
     "decode: a key's scale is lost",
     "tiles: no barrier before the values are used",
     "tiles: no wait for the keys",
+    "tiles: places beyond the last key",
+    "warpgroups: values are not shown",
+    "warpgroups: scores are not handed over",
 )
 """Those that are not slow."""
 
@@ -250,17 +339,24 @@ class OneModule:
     def multiprocessors(self, device: torch.device, /) -> int:
         return self.count
 
+    def warpgroup_problem(self, device: torch.device, /) -> str | None:
+        return None
+
     def module(self, variant: Variant, device: torch.device, /) -> EmulatedModule:
         return self.module_
 
 
 def conformance(
-    module: EmulatedModule, cache: KVCacheDtype, multiprocessors: int = 132
+    module: EmulatedModule,
+    cache: KVCacheDtype,
+    multiprocessors: int = 132,
+    prefill_tile: str = "mma",
 ) -> AttentionConformance:
     """Return the class's tests, of the component with these kernels."""
+    options = {"name": "cuda", "target": "emulated_checked", "prefill_tile": prefill_tile}
 
     class Case(AttentionConformance):
-        component = {"name": "cuda", "target": "emulated_checked"}  # noqa: RUF012
+        component = options
         dtypes = ("bfloat16",)
         kv_cache_dtype = cache
 
@@ -278,6 +374,11 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("faults"), checked=True)
 
 
+def kernels(cache: KVCacheDtype) -> str:
+    """Return the source of all kernels for one kind of layer."""
+    return KERNELS.format(cache=cache) + (WARPGROUPS if cache == "auto" else "")
+
+
 def build(workshop: Workshop, name: str, fault: Fault) -> EmulatedModule:
     """Return the kernels with the fault."""
     sources = workshop.folder / "".join(letter if letter.isalnum() else "_" for letter in name)
@@ -287,7 +388,7 @@ def build(workshop: Workshop, name: str, fault: Fault) -> EmulatedModule:
     assert text.count(fault.old) == 1, f"{fault.file} has another text"
     path.write_text(text.replace(fault.old, fault.new))
     unit = sources / f"{sources.name}.cu"
-    unit.write_text(KERNELS.format(cache=fault.cache))
+    unit.write_text(kernels(fault.cache))
     return workshop.module(unit)
 
 
@@ -298,7 +399,8 @@ def with_fault(name: str) -> Any:
 @pytest.mark.parametrize("name", [with_fault(name) for name in FAULTS])
 def test_a_fault_is_caught(workshop: Workshop, name: str) -> None:
     fault = FAULTS[name]
-    case = conformance(build(workshop, name, fault), fault.cache, fault.multiprocessors)
+    module = build(workshop, name, fault)
+    case = conformance(module, fault.cache, fault.multiprocessors, fault.prefill_tile)
     with pytest.raises((AssertionError, KernelError), match=fault.said):
         getattr(case, fault.test)(fault.argument)
 
@@ -308,7 +410,9 @@ def test_without_a_fault_nothing_is_caught(
     workshop: Workshop, tmp_path: Path, cache: KVCacheDtype
 ) -> None:
     unit = tmp_path / f"sound_{cache}.cu"
-    unit.write_text(KERNELS.format(cache=cache))
-    case = conformance(workshop.module(unit), cache)
-    for test, argument in (EDGES, DECODES, LONG, CHUNKS, HEADS):
-        getattr(case, test)(argument)
+    unit.write_text(kernels(cache))
+    module = workshop.module(unit)
+    for prefill_tile in ("mma", "wgmma") if cache == "auto" else ("mma",):
+        case = conformance(module, cache, prefill_tile=prefill_tile)
+        for test, argument in (EDGES, DECODES, LONG, CHUNKS, HEADS):
+            getattr(case, test)(argument)

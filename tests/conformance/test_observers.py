@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paged_testing import ObserverConformance
+from unit.span_collector import collecting
 
 
 class TestDecisionLog(ObserverConformance):
@@ -45,3 +49,13 @@ class TestBlockMap(ObserverConformance):
 
 class TestLiveView(ObserverConformance):
     component = "live_view"
+
+
+class TestSpans(ObserverConformance):
+    component = "spans"
+
+    @pytest.fixture(autouse=True)
+    def collector(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        with collecting() as (address, _):
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+            yield

@@ -13,5 +13,13 @@ class TestOpenAI(RoutesConformance):
     component = "openai"
 
 
+class TestResponses(RoutesConformance):
+    component = "responses"
+
+
+class TestAnthropic(RoutesConformance):
+    component = "anthropic"
+
+
 class TestPage(RoutesConformance):
     component = "page"

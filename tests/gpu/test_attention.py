@@ -138,6 +138,14 @@ class TestCudaDeterministic(TestCuda):
     deterministic = keeps_bits = True
 
 
+class TestCudaWarpgroups(TestCudaDeterministic):
+    """Everything in tiles of warpgroups, on GPUs that have them, where the head dimension does."""
+
+    component: ClassVar[Mapping[str, Any]] = {"name": "cuda", "prefill_tile": "wgmma"}
+    dtypes = ("bfloat16", "float16")
+    head_dims = (128, 64, 104, 40)
+
+
 class TestCudaFloat8(TestCuda):
     kv_cache_dtype = "fp8_e4m3"
 

@@ -14,6 +14,7 @@ from paged_core import LLM, AsyncLLM, RequestOutput, SamplingParams
 from paged_core.client.engine_client import ClientState
 from paged_core.errors import EngineError, EngineLost, PagedCoreError, RequestError, SettingsError
 from paged_core.plugins.registry import Registry
+from server.outputs import comparable, last
 
 PROMPTS = ["What is a block table?", "What does copy-on-write do?", "Hello", "3 + 4 ="]
 CASES = {
@@ -40,20 +41,6 @@ def run(test: Callable[[AsyncLLM], Awaitable[Any]], **settings: Any) -> Any:
             return await asyncio.wait_for(test(served), 60)
 
     return asyncio.run(main())
-
-
-async def last(outputs: Any) -> RequestOutput:
-    async with aclosing(outputs):
-        found: list[RequestOutput] = [output async for output in outputs]
-    return found[-1]
-
-
-def comparable(output: RequestOutput) -> Any:
-    rows = [
-        (each.index, each.text, each.token_ids, each.finish_reason, each.stop_reason, each.logprobs)
-        for each in output.outputs
-    ]
-    return output.prompt, output.prompt_token_ids, output.prompt_logprobs, rows, output.finished
 
 
 @pytest.mark.parametrize("name", CASES)

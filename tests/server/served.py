@@ -23,7 +23,6 @@ from starlette.routing import Match
 
 from paged_core.client.in_process import InProcessClient
 from paged_core.settings.schema import load_settings
-from paged_plugins.server.errors import ErrorAnswer
 from paged_plugins.server.http.endpoint import EVENTS, Endpoint
 from paged_plugins.server.http.server import HttpServer
 from paged_plugins.server.service import Service
@@ -133,7 +132,7 @@ class Served:
                 if status != 200:
                     assert status in route.errors, f"{method} {path}: {status} is not documented"
                     if method != "HEAD":
-                        msgspec.convert(found, ErrorAnswer)
+                        msgspec.convert(found, route.error)
                 elif answered["content-type"].startswith(EVENTS):
                     assert route.events is not None
                 elif not isinstance(route.answer, str) and method != "HEAD":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -13,6 +14,7 @@ from paged_core import AsyncLLM, SamplingParams
 pytest.importorskip("prometheus_client")
 
 from server.promql import Scrapes, values
+from server.served import Served
 
 EXPRESSIONS = [
     line
@@ -73,3 +75,15 @@ def test_what_is_counted_adds_up(scrapes: Scrapes) -> None:
     assert info["num_gpu_blocks"] == "256"
     reasons_to_wait = scrapes.evaluate(f"vllm:num_requests_waiting_by_reason{model}")
     assert sum(reasons_to_wait.values()) == one(f"vllm:num_requests_waiting{model}") == 0
+
+
+def test_the_server_adds_what_it_refused() -> None:
+    with Served() as served:
+        with urlopen(f"{served.address}/metrics") as answer:
+            text = answer.read().decode()
+        scraped = Scrapes(text, text, 1.0)
+        found = scraped.evaluate('vllm:admission_rejections_total{model_name="demo"}')
+    assert {dict(labels)["reason"]: count for labels, count in found.items()} == {
+        "max_num_queued_reqs": 0,
+        "max_num_queued_tokens": 0,
+    }

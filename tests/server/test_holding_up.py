@@ -173,6 +173,10 @@ def test_more_requests_than_may_wait_are_told_to_come_again() -> None:
                 chat = {"messages": [{"role": "user", "content": "x"}]}
                 assert served.error("/v1/chat/completions", chat)[0] == 429
         served.wait_until_idle()
+        assert served.service.rejections.snapshot() == {
+            "max_num_queued_reqs": 2,
+            "max_num_queued_tokens": 0,
+        }
         assert served.ask("POST", COMPLETIONS, {"prompt": "x"})[0] == 200
 
 

@@ -24,6 +24,7 @@ from paged_core.errors import CheckpointError, EngineError, EngineLost, RequestE
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_plugins.server.process.client import ProcessClient
+from server.outputs import comparable, last
 
 SETTINGS = {"num_blocks": 256, "max_model_len": 256, "threads": 1}
 FOREVER = SamplingParams(max_tokens=240, ignore_eos=True)
@@ -67,20 +68,6 @@ def served(test: Callable[[AsyncLLM, ProcessClient], Awaitable[Any]], **options:
             return await asyncio.wait_for(test(llm, client), 300)
 
     return asyncio.run(main())
-
-
-async def last(outputs: Any) -> RequestOutput:
-    async with aclosing(outputs):
-        found: list[RequestOutput] = [output async for output in outputs]
-    return found[-1]
-
-
-def comparable(output: RequestOutput) -> Any:
-    rows = [
-        (each.index, each.text, each.token_ids, each.finish_reason, each.stop_reason, each.logprobs)
-        for each in output.outputs
-    ]
-    return output.prompt, output.prompt_token_ids, output.prompt_logprobs, rows
 
 
 def left_behind() -> set[str]:

@@ -31,7 +31,7 @@ class Workshop:
     def module(self, source: Path, includes: Sequence[Path] = ()) -> EmulatedModule:
         """Return the kernels of a ``.cu`` file; ``includes`` go before the project's folders."""
         if not self._shim:
-            names = ["runtime", "check"] if self.checked else ["runtime"]
+            names = ["runtime", "warpgroup", *(["check"] if self.checked else [])]
             self._shim.extend(self._object(SHIM_SOURCES / f"{name}.cpp") for name in names)
         watched = _WATCHED if self.checked else ()
         made = self._object(source, includes, (*watched, "-x", "c++"))

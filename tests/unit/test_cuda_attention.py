@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.kernels.build import CannotCompile
@@ -61,6 +62,9 @@ class FakeTarget:
 
     def multiprocessors(self, device: torch.device, /) -> int:
         return MULTIPROCESSORS
+
+    def warpgroup_problem(self, device: torch.device, /) -> str | None:
+        return None
 
     def module(self, variant: Variant, device: torch.device, /) -> FakeModule:
         rows = {variant.decode: variant.group, variant.tiles: TILE_ROWS}
@@ -344,3 +348,65 @@ def test_the_emulation_is_loaded_once() -> None:
     assert modules[0] is modules[1]
     with pytest.raises(KernelError, match="structure"):
         modules[0].kernel(Variant.of(LAYER, target.groups).write, 8)
+
+
+# ---------------------------------------------------------------------- the tile of prefill
+
+
+def tile_of(prefill_tile: str, layer: LayerSpec, target: object) -> tuple[str, list[Any]]:
+    """Return the kernel of a chunk, and what is logged when it is chosen."""
+    backend = calls.make({"name": "cuda", "target": "emulated", "prefill_tile": prefill_tile})
+    backend.target = target
+    batch, tensors = step(layer, [(0, 40)])
+    cache = torch.zeros(
+        backend.cache_shape(layer, 400),
+        dtype=torch.bfloat16 if layer.kv_cache_dtype == "auto" else torch.uint8,
+    )
+    with capture_logs() as logs:
+        bound = backend.bind(layer, cache)
+    bound.forward(*tensors, backend.plan(batch))
+    return [launch.kernel for launch in backend.target.driver.launches()][-1], logs
+
+
+def test_single_warps_multiply_unless_warpgroups_are_asked_for() -> None:
+    assert tile_of("mma", LAYER, FakeTarget()) == ("paged_tiles_bfloat16_64_auto", [])
+    found = tile_of("wgmma", LAYER, FakeTarget())
+    assert found == ("paged_warpgroup_tiles_bfloat16_64_auto", [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype is fp8_e4m3"),
+        ({"head_dim": 96}, "for head dimensions of 64 and 128, not for 96"),
+        ({"head_dim": 256}, "not for 256"),
+    ],
+)
+def test_layers_without_tiles_of_warpgroups(changes: dict[str, Any], reason: str) -> None:
+    kernel, (log,) = tile_of("wgmma", replace(LAYER, **changes), FakeTarget())
+    assert kernel.startswith("paged_tiles_bfloat16_")
+    assert (log["event"], log["log_level"]) == ("prefill_tile_replaced", "warning")
+    assert (log["wanted"], log["used"]) == ("wgmma", "mma")
+    assert reason in log["reason"]
+
+
+def test_gpus_without_products_of_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    for capability, reason in (
+        ((9, 0), None),
+        ((8, 0), "products of warpgroups need compute capability 9.0, and a GPU has 8.0"),
+        ((10, 0), "products of warpgroups need compute capability 9.0, and a GPU has 10.0"),
+    ):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device, found=capability: found
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+        assert GpuTarget().warpgroup_problem(device) == reason
+
+
+def test_tiles_of_warpgroups_are_compiled_for_one_architecture() -> None:
+    variant = Variant("bfloat16", 128, 16, "auto", warpgroups=True)
+    decode, others = variant.cubins("sm_90")
+    assert "--gpu-architecture=sm_90" in decode.flags
+    assert {"--gpu-architecture=sm_90a", "-DPAGED_WGMMA=1"} <= {*others.flags}
+    assert others.name != replace(variant, warpgroups=False).cubins("sm_90")[1].name

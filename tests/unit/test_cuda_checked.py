@@ -38,12 +38,13 @@ ORDERS: list[Order] = ["up", "down", "by chance"]
 
 
 @cache
-def backend(*, deterministic: bool) -> CudaAttention:
+def backend(*, deterministic: bool, prefill_tile: str = "mma") -> CudaAttention:
     compiler = find_compiler()
     if isinstance(compiler, CannotCompile):
         pytest.skip(str(compiler))
     made: CudaAttention = make(
-        {"name": "cuda", "target": "emulated_checked"}, deterministic=deterministic
+        {"name": "cuda", "target": "emulated_checked", "prefill_tile": prefill_tile},
+        deterministic=deterministic,
     )
     return made
 
@@ -66,6 +67,24 @@ def cases() -> Iterator[Any]:
 def test_nothing_is_wrong(name: str, dtype: str, deterministic: bool, order: Order) -> None:
     layer, made = replace(LAYER, dtype=dtype, **LAYERS[name]), backend(deterministic=deterministic)
     set_order(made, order)
+    assert made.check(layer) is None
+    check(Scene(made, layer, CHUNKS, 1))
+
+
+WARPGROUP_LAYERS = {
+    "plain": LAYERS["plain"],
+    "grouped": LAYERS["grouped"],
+    "window": LAYERS["window"],
+    "odd": {**LAYERS["odd"], "head_dim": 104},
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", WARPGROUP_LAYERS)
+def test_nothing_is_wrong_with_warpgroups(name: str, dtype: str) -> None:
+    layer = replace(LAYER, dtype=dtype, **WARPGROUP_LAYERS[name])
+    made = backend(deterministic=True, prefill_tile="wgmma")
+    set_order(made, ORDERS[len(name) % 3])
     assert made.check(layer) is None
     check(Scene(made, layer, CHUNKS, 1))
 

@@ -11,14 +11,21 @@ from typing import Any
 import pytest
 
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cuda.kernel import Variant
+from paged_backends.kernels.cuda.kernel import WARPGROUP_DIMS, Variant
 from paged_backends.kernels.cuda.toolkit import Nvcc
 
 _FUNCTION = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", re.S
 )
 
-SHORT = (("sm_90", Variant("bfloat16", 128, 16, "auto")),)
+SHORT = (
+    ("sm_90", Variant("bfloat16", 128, 16, "auto")),
+    ("sm_90", Variant("bfloat16", 128, 16, "auto", warpgroups=True)),
+)
+WARPGROUPS = tuple(
+    ("sm_90", Variant(dtype, dim, 16, "auto", warpgroups=True))
+    for dtype, dim in product(("bfloat16", "float16"), WARPGROUP_DIMS)
+)
 LONG = tuple(
     (architecture, Variant(dtype, dim, group, cache))
     for architecture, (dtype, group), dim, cache in product(
@@ -32,7 +39,7 @@ LONG = tuple(
 
 @pytest.mark.parametrize(
     ("architecture", "variant"),
-    [*SHORT, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)],
+    [*SHORT, *(pytest.param(*case, marks=pytest.mark.slow) for case in (*WARPGROUPS, *LONG))],
     ids=str,
 )
 def test_no_register_is_spilled(architecture: str, variant: Variant, tmp_path: Path) -> None:
@@ -51,6 +58,7 @@ def test_no_register_is_spilled(architecture: str, variant: Variant, tmp_path: P
             check=False,
         )
         assert done.returncode == 0, done.stderr[:4000]
+        assert "serialized" not in done.stderr  # products of warpgroups, waited for one by one
         found |= {name: (stores, loads) for name, stores, loads in _FUNCTION.findall(done.stderr)}
     kernels = {variant.write, variant.decode, variant.combine, "paged_copy_blocks"}
     if variant.tiles is not None:

@@ -262,7 +262,7 @@ class TestAbout:
             "key": "num_blocks", "value": "77", "layer": "python", "from": ""
         }  # fmt: skip
         assert settings["scheduler.max_num_seqs"]["layer"] == "default"
-        assert settings["routes"]["value"].startswith("openai, page")
+        assert settings["routes"]["value"].startswith("openai, responses, anthropic, page")
         assert settings["observers"]["value"] == "[]"
 
     def test_lists_the_plugins(self, browser: TestClient) -> None:

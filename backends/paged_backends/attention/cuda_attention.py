@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -49,6 +49,9 @@ from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget, Targe
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.log import get_logger
+
+_log = get_logger()
 
 _ALIGNMENT = 16
 """Bytes that a kernel loads at once: rows begin at multiples."""
@@ -90,7 +93,12 @@ class LayerKernels:
     """The kernels of layers of one kind, and how they are launched for a batch."""
 
     def __init__(
-        self, target: Target, layer: LayerSpec, device: torch.device, deterministic: bool
+        self,
+        target: Target,
+        layer: LayerSpec,
+        device: torch.device,
+        deterministic: bool,
+        prefill_tile: str = "mma",
     ) -> None:
         """
         Raises:
@@ -98,6 +106,8 @@ class LayerKernels:
             KernelError: the driver refuses the kernels.
         """
         variant = Variant.of(layer, target.groups)
+        if prefill_tile == "wgmma":
+            variant = _with_warpgroups(variant, target, device)
         self.module = target.module(variant, device)
         size = ctypes.sizeof(Call)
         self.write = self.module.kernel(variant.write, size)
@@ -261,6 +271,7 @@ class CudaAttention(AttentionBackend):
             else EmulatedTarget(checked=options.target == "emulated_checked")
         )
         self._deterministic = context.settings.deterministic
+        self._prefill_tile = options.prefill_tile
         self._kernels: dict[tuple[object, ...], LayerKernels] = {}
         self._copiers: dict[torch.device, BlockCopier] = {}
 
@@ -352,8 +363,19 @@ class CudaAttention(AttentionBackend):
             *(layer.head_dim, layer.sliding_window, device.type, device.index),
         )
         if key not in self._kernels:
-            self._kernels[key] = LayerKernels(self.target, layer, device, self._deterministic)
+            self._kernels[key] = LayerKernels(
+                self.target, layer, device, self._deterministic, self._prefill_tile
+            )
         return self._kernels[key]
+
+
+def _with_warpgroups(variant: Variant, target: Target, device: torch.device) -> Variant:
+    """Return the variant whose tiles are multiplied by warpgroups, if there is one."""
+    problem = variant.warpgroup_problem() or target.warpgroup_problem(device)
+    if problem is None:
+        return replace(variant, warpgroups=True)
+    _log.warning("prefill_tile_replaced", wanted="wgmma", used="mma", reason=problem)
+    return variant
 
 
 def _longest_single(batch: AttentionBatch) -> int:

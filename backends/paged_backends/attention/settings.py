@@ -43,6 +43,12 @@ class CudaSettings(ComponentSettings):
         description="auto: the GPU that the model is on; emulated: the CPU, slowly, for tests; "
         "emulated_checked: likewise, every access to memory looked at",
     )
+    prefill_tile: Literal["mma", "wgmma"] = Field(
+        "mma",
+        description="what multiplies in prefill: mma, single warps; wgmma, warpgroups, on GPUs of "
+        "compute capability 9.0, for caches of 16 bits and head dimensions of 64 and 128 (else "
+        "mma, with a warning); not yet tried on a GPU",
+    )
 
 
 class FlashAttnSettings(ComponentSettings):

@@ -48,6 +48,13 @@ class LiveViewSettings(ComponentSettings):
     )
 
 
+class SpansSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.metrics.spans.Spans`."""
+
+    name: Literal["spans"] = "spans"
+    service_name: str = Field(default="paged_core", description="what traces call the service")
+
+
 @hookimpl
 def paged_core_components() -> Iterator[Component]:
     yield Component(
@@ -73,4 +80,11 @@ def paged_core_components() -> Iterator[Component]:
         LiveViewSettings,
         "paged_plugins.metrics.live_view:LiveView",
         summary="reports blocks, requests and steps of a running engine, as differences",
+    )
+    yield Component(
+        "observers",
+        SpansSettings,
+        "paged_plugins.metrics.spans:Spans",
+        check="paged_plugins.metrics.spans:unavailable_reason",
+        summary="sends the phases of each request as OpenTelemetry spans",
     )

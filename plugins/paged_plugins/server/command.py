@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OBSERVERS = ("metrics", "live_view")
 """Of the engine, if the settings name none: what the server's pages report."""
+_EXPORTER = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""Variables of OpenTelemetry: with one of them the engine sends spans, too."""
 
 
 def command(
@@ -56,7 +58,9 @@ def command(
         for name, value in options.items()
         if value is not None
     ]
-    below = [Entry(("observers",), OBSERVERS, Origin("default", "paged-core serve"))]
+    traced = any(given.environ.get(name) for name in _EXPORTER)
+    observers = (*OBSERVERS, "spans") if traced else OBSERVERS
+    below = [Entry(("observers",), observers, Origin("default", "paged-core serve"))]
     resolved = replace(given, options=[*given.options, *own]).resolve(below)
     chosen: Any = resolved.settings.server  # type: ignore[attr-defined]
     reason = resolved.registry.of("server")[chosen.name].unavailable_reason(chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -56,6 +56,18 @@ class ErrorAnswer(msgspec.Struct):
 
     error: ErrorBody
 
+    @classmethod
+    def of(cls, error: ApiError) -> ErrorAnswer:
+        """Return what is answered for an error."""
+        return error.answer
+
+
+class ErrorForm(Protocol):
+    """How an API says what went wrong: a ``msgspec.Struct``, of which this is the class."""
+
+    def of(self, error: ApiError, /) -> msgspec.Struct:
+        """Return what is answered for an error."""
+
 
 class ApiError(Exception):
     """An answer that is an error.
@@ -95,14 +107,9 @@ class ApiError(Exception):
         return self.answer.error.code or self.answer.error.param or self.answer.error.type
 
     @property
-    def body(self) -> bytes:
-        """The answer as JSON."""
-        return msgspec.json.encode(self.answer)
-
-    @property
     def event(self) -> bytes:
         """The last event of a stream that ends with it."""
-        return b"event: error\ndata: " + self.body + b"\n\n"
+        return b"event: error\ndata: " + msgspec.json.encode(self.answer) + b"\n\n"
 
     def all_headers(self) -> dict[str, str]:
         """Return the headers of the answer, besides those of its body."""
@@ -171,7 +178,10 @@ def invalid(error: msgspec.ValidationError) -> ApiError:
             400, f"{path} is no field of this request: {hint}", param=path, code="unknown_field"
         )
     where = f"{param}: " if param else "the body: "
-    return ApiError(400, f"{where}{what[:1].lower()}{what[1:]}", param=param or None)
+    unserved = re.match(r"Expected `null`|Invalid (?:enum )?value '(\w+)'$", what)
+    instead = _INSTEAD.get(unserved[1] or param.rpartition(".")[2]) if unserved else None
+    message = f"{where}{what[:1].lower()}{what[1:]}{f'; {instead}' if instead else ''}"
+    return ApiError(400, message, param=param or None)
 
 
 _INSTEAD = {
@@ -183,11 +193,16 @@ _INSTEAD = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "logits_processors": "a server runs no code of its clients",
-    "image_url": "only text is served",
-    "input_audio": "only text is served",
-    "audio": "only text is served",
+    "previous_response_id": "nothing is stored: send what was said before as input",
+    "conversation": "nothing is stored: send what was said before as input",
+    "item_reference": "nothing is stored: send the item itself",
+    "encrypted_content": "thoughts are sent as they are, as content",
+    **dict.fromkeys(
+        ("audio", "document", "image", "image_url", "input_audio", "input_file", "input_image"),
+        "only text is served",
+    ),
 }
-"""What to do instead of fields that other servers have or had."""
+"""What to do instead of fields and values that other servers have or had."""
 
 
 def _shortened(message: str) -> str:

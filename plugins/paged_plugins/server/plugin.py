@@ -15,7 +15,13 @@ from paged_plugins.server.parsers.settings import (
     PythonicSettings,
     Qwen3Settings,
 )
-from paged_plugins.server.settings import HttpSettings, OpenAISettings, PageSettings
+from paged_plugins.server.settings import (
+    AnthropicSettings,
+    HttpSettings,
+    OpenAISettings,
+    PageSettings,
+    ResponsesSettings,
+)
 
 
 @hookimpl
@@ -29,7 +35,7 @@ def paged_core_slots() -> Iterator[Slot]:
     yield Slot(
         "routes",
         "paged_plugins.server.routes:Routes",
-        ("openai", "page"),
+        ("openai", "responses", "anthropic", "page"),
         many=True,
         summary="what the server answers",
     )
@@ -62,6 +68,18 @@ def paged_core_components() -> Iterator[Component]:
         OpenAISettings,
         "paged_plugins.server.openai.routes:OpenAIRoutes",
         summary="the API of OpenAI with vLLM's extras: models, completions, chat, tokens",
+    )
+    yield Component(
+        "routes",
+        ResponsesSettings,
+        "paged_plugins.server.responses.routes:ResponsesRoutes",
+        summary="OpenAI's Responses API, without anything that is stored",
+    )
+    yield Component(
+        "routes",
+        AnthropicSettings,
+        "paged_plugins.server.anthropic.routes:AnthropicRoutes",
+        summary="Anthropic's API: messages, and how many tokens they have",
     )
     yield Component(
         "tool_parser",

@@ -23,6 +23,7 @@ from paged_core.text.front_end import FrontEnd
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import OutputDelta, RequestOutput
 from paged_core.text.prompts import Prompt
+from paged_plugins.instruments import Counter
 from paged_plugins.server.errors import RETRY_SECONDS, ApiError
 from paged_plugins.server.parsers.choice import Parsers
 from paged_plugins.server.settings import HttpSettings
@@ -55,6 +56,13 @@ class Service:
         """Requests of HTTP that are being answered."""
         self.answers: dict[str, Answer] = {}
         """What is being generated, by the id of the answer."""
+        self.rejections = Counter(
+            "vllm:admission_rejections",
+            "Requests that were refused because too much waited already.",
+            label="reason",
+        )
+        for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            self.rejections.add(0, reason)
         self._thread = ThreadPoolExecutor(1, "paged_core tokenizer")
         self._num_in_thread = 0
         self._wait = 0.0
@@ -110,9 +118,12 @@ class Service:
         waiting = health.num_waiting + self._num_in_thread
         tokens = health.num_waiting_tokens + num_tokens
         options = self.options
-        if waiting and (
-            waiting >= options.max_waiting_requests or tokens > options.max_waiting_tokens
-        ):
+        limits = {
+            "max_num_queued_reqs": waiting >= options.max_waiting_requests,
+            "max_num_queued_tokens": tokens > options.max_waiting_tokens,
+        }
+        if waiting and any(limits.values()):
+            self.rejections.add(1, next(reason for reason, over in limits.items() if over))
             raise ApiError(
                 429,
                 f"{waiting} requests with {health.num_waiting_tokens} tokens of prompts wait "

@@ -68,6 +68,18 @@ class OpenAISettings(ComponentSettings):
     name: Literal["openai"] = "openai"
 
 
+class ResponsesSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.server.responses.routes.ResponsesRoutes`."""
+
+    name: Literal["responses"] = "responses"
+
+
+class AnthropicSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.server.anthropic.routes.AnthropicRoutes`."""
+
+    name: Literal["anthropic"] = "anthropic"
+
+
 class PageSettings(ComponentSettings):
     """Options of :class:`~paged_plugins.server.page.routes.Page`."""
 

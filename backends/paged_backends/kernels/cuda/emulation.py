@@ -61,7 +61,7 @@ class EmulationCompiler:
 
 def emulation_build(*, checked: bool) -> Build:
     """Return the build of all kernels for the CPU; ``checked``: without those of float16."""
-    shim = ["runtime.cpp", "check.cpp"] if checked else ["runtime.cpp"]
+    shim = ["runtime.cpp", "warpgroup.cpp", *(["check.cpp"] if checked else [])]
     beside = Path("..", "..", "simt", "source")
     kernels = {path.name for path in SOURCES.glob("host_*.cu")}
     if checked:

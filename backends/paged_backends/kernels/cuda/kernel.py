@@ -163,6 +163,8 @@ MAX_HEAD_DIM = _DIMS[-1]
 HEAD_DIM_MULTIPLE = 8
 MATRIX_ROWS = 16
 """Query heads of one key head that a thread block takes when it decodes on tensor cores."""
+WARPGROUP_DIMS = (64, 128)
+"""Those for which tiles may be multiplied by warpgroups."""
 GPU_GROUPS = tuple(range(1, 9))
 """Those that it may take in float32, by the variant."""
 EMULATED_GROUPS = (1, 4)
@@ -183,6 +185,8 @@ class Variant:
     :data:`GPU_GROUPS`."""
     cache: str
     """``kv_cache_dtype`` of the layers."""
+    warpgroups: bool = False
+    """Whether warpgroups multiply tiles; only where :meth:`warpgroup_problem` allows it."""
 
     @classmethod
     def of(cls, layer: LayerSpec, groups: Sequence[int] = GPU_GROUPS) -> Variant:
@@ -215,14 +219,29 @@ class Variant:
         """Of that which computes many rows at once; there is none of float32."""
         if self.dtype == "float32":
             return None
-        return f"paged_tiles_{self.dtype}_{self.dim}_{self.cache}"
+        kind = "warpgroup_tiles" if self.warpgroups else "tiles"
+        return f"paged_{kind}_{self.dtype}_{self.dim}_{self.cache}"
+
+    def warpgroup_problem(self) -> str | None:
+        """Return why there are no tiles of warpgroups for such layers, or ``None``."""
+        if self.dtype == "float32":
+            return "float32 is computed without tensor cores, which round it"
+        if self.cache != "auto":
+            return (
+                f"kv_cache_dtype is {self.cache}, and warpgroups multiply what is cached as it is"
+            )
+        if self.dim not in WARPGROUP_DIMS:
+            dims = " and ".join(map(str, WARPGROUP_DIMS))
+            return f"warpgroups have kernels for head dimensions of {dims}, not for {self.dim}"
+        return None
 
     def cubins(self, architecture: str) -> tuple[Build, Build]:
         """Return the builds of the kernels for GPUs of ``architecture``, such as ``sm_90``: of
         that which decodes, and of the others, which are the same for all groups."""
         macros = {"DTYPE": self.dtype, "DIM": str(self.dim), "CACHE": self.cache}
+        others = macros | ({"WGMMA": "1"} if self.warpgroups else {})
 
-        def build(unit: str, macros: Mapping[str, str]) -> Build:
+        def build(unit: str, architecture: str, macros: Mapping[str, str]) -> Build:
             return Build(
                 name="-".join(["cuda", unit, architecture, *macros.values()]),
                 sources=SOURCES,
@@ -236,7 +255,10 @@ class Variant:
                 suffix=".cubin",
             )
 
-        return build("decode", macros | {"GROUP": str(self.group)}), build("others", macros)
+        return (
+            build("decode", architecture, macros | {"GROUP": str(self.group)}),
+            build("others", f"{architecture}a" if self.warpgroups else architecture, others),
+        )
 
 
 class BlockCopier:

@@ -56,6 +56,9 @@ class Target(Protocol):
     def multiprocessors(self, device: torch.device, /) -> int:
         """Return how many a device has."""
 
+    def warpgroup_problem(self, device: torch.device, /) -> str | None:
+        """Return why a device has no products of warpgroups, or ``None``."""
+
     def module(self, variant: Variant, device: torch.device, /) -> KernelModule:
         """Return kernels, compiled on first use.
 
@@ -86,6 +89,16 @@ class GpuTarget:
     def multiprocessors(self, device: torch.device, /) -> int:
         """See :class:`Target`."""
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+    def warpgroup_problem(self, device: torch.device, /) -> str | None:
+        """See :class:`Target`."""
+        capability = torch.cuda.get_device_capability(device)
+        if capability == (9, 0):
+            return None
+        return (
+            "products of warpgroups need compute capability 9.0, and "
+            f"{torch.cuda.get_device_name(device)} has {dotted(capability)}"
+        )
 
     def module(self, variant: Variant, device: torch.device, /) -> GpuModule:
         """See :class:`Target`."""
@@ -135,6 +148,10 @@ class EmulatedTarget:
     def multiprocessors(self, device: torch.device, /) -> int:
         """See :class:`Target`."""
         return _EMULATED_MULTIPROCESSORS
+
+    def warpgroup_problem(self, device: torch.device, /) -> str | None:
+        """Return ``None``: they are emulated."""
+        return None
 
     def module(self, variant: Variant, device: torch.device, /) -> EmulatedModule:
         """See :class:`Target`."""

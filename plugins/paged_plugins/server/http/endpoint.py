@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from paged_core._version import __version__
-from paged_plugins.server.errors import ApiError, ErrorAnswer, as_api_error
+from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, as_api_error
 
 Handler = Callable[..., Awaitable[Response]]
 """Takes Starlette's request and, if the endpoint has one, its body."""
@@ -49,6 +49,7 @@ class Endpoint(Route):
         answer: a ``Struct`` or type that the answer is, as JSON; a string: a media type.
         events: what the data of events is, if the body has ``"stream": true``; ``None``: it cannot.
         errors: statuses besides those of all endpoints, and what they mean.
+        error: how they are answered.
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class Endpoint(Route):
         body: type[msgspec.Struct] | None = None,
         events: Any = None,
         errors: Mapping[int, str] | None = None,
+        error: ErrorForm = ErrorAnswer,
     ) -> None:
         self.method, self.handler, self.summary = method, handler, summary
-        self.body, self.answer, self.events = body, answer, events
+        self.body, self.answer, self.events, self.error = body, answer, events, error
         self.errors = {**_COMMON, **(_WITH_BODY if body else {}), **(errors or {})}
         self._decoder = None if body is None else msgspec.json.Decoder(body)
         super().__init__(path, self._handle, methods=[method], name=f"{method} {path}")
@@ -127,19 +129,20 @@ def openapi(routes: Iterable[BaseRoute], *, has_keys: bool, public: Iterable[str
         public: paths that need no key.
     """
     endpoints = [route for route in routes if isinstance(route, Endpoint)]
-    types = {each.body for each in endpoints if each.body is not None}
+    types: set[Any] = {each.body for each in endpoints if each.body is not None}
     types |= {each.answer for each in endpoints if not isinstance(each.answer, str)}
     types |= {each.events for each in endpoints if each.events is not None}
+    types |= {each.error for each in endpoints}
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components(
-        [*ordered, ErrorAnswer], ref_template="#/components/schemas/{name}"
+        ordered, ref_template="#/components/schemas/{name}"
     )
-    by_type = dict(zip([*ordered, ErrorAnswer], schemas, strict=True))
+    by_type = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, Any] = {}
     for each in endpoints:
         operation = _operation(each, by_type)
         if has_keys and each.path not in public:
-            operation["security"] = [{"bearer": []}, {"basic": []}]
+            operation["security"] = [{"bearer": []}, {"basic": []}, {"x-api-key": []}]
         path = re.sub(r":\w+}", "}", each.path)
         paths.setdefault(path, {})[each.method.lower()] = operation
     document: dict[str, Any] = {
@@ -152,6 +155,7 @@ def openapi(routes: Iterable[BaseRoute], *, has_keys: bool, public: Iterable[str
         document["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "basic": {"type": "http", "scheme": "basic"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
     return document
 
@@ -168,7 +172,7 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]
         media[EVENTS] = {"schema": {**schema, "contentSchema": schemas[endpoint.events]}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": media}}
     for status, meaning in sorted(endpoint.errors.items()):
-        error = {"application/json": {"schema": schemas[ErrorAnswer]}}
+        error = {"application/json": {"schema": schemas[endpoint.error]}}
         responses[str(status)] = {"description": meaning, "content": error}
     name = re.sub(r"\W+", "_", endpoint.path).strip("_")
     operation: dict[str, Any] = {

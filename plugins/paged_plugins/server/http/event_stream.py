@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from operator import attrgetter
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from paged_core.log import get_logger
-from paged_plugins.server.errors import as_api_error
+from paged_plugins.server.errors import ApiError, as_api_error
 from paged_plugins.server.service import Answer
 from paged_plugins.server.settings import HttpSettings
 
 DONE = b"data: [DONE]\n\n"
-_PING = b": ping\n\n"
+PING = b": ping\n\n"
 _START = {
     "type": "http.response.start",
     "status": 200,
@@ -40,7 +41,9 @@ class EventStream:
 
     Args:
         events: encoded; one is asked for when the one before it was sent.
-        done: the last one, where all went well.
+        done: the last one, where all went well; none: the events end by themselves.
+        failed: makes the last one of what went wrong.
+        ping: what is sent where nothing happens.
     """
 
     def __init__(
@@ -49,9 +52,11 @@ class EventStream:
         events: AsyncGenerator[bytes, None],
         options: HttpSettings,
         done: bytes = DONE,
+        failed: Callable[[ApiError], bytes] = attrgetter("event"),
+        ping: bytes = PING,
     ) -> None:
         self._answer, self._events, self._options = answer, events, options
-        self._done = done
+        self._done, self._failed, self._ping_event = done, failed, ping
         self._has_started = False
         self._sending_since: float | None = None
         self._last_sent = 0.0
@@ -83,7 +88,7 @@ class EventStream:
                 raise
             found = as_api_error(error, self._scope["state"].get("fields", ()))
             self._scope["state"]["log"]["error"] = found.code
-            last = found.event
+            last = self._failed(found)
         await self._write(last)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -104,7 +109,7 @@ class EventStream:
                 self._abort_connection()
                 return
         elif now - self._last_sent >= options.ping_interval:
-            self._ping = self._loop.create_task(self._write(_PING))
+            self._ping = self._loop.create_task(self._write(self._ping_event))
         every = min(options.ping_interval, options.slow_reader_timeout) / 4
         self._timer = self._loop.call_later(every, self._watch)
 

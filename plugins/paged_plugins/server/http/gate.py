@@ -16,19 +16,25 @@ from fnmatch import fnmatchcase
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import Message, Receive, Scope, Send
 
 from paged_core.log import get_logger
-from paged_plugins.server.errors import ApiError, as_api_error
+from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, as_api_error
+from paged_plugins.server.http.endpoint import Endpoint
 from paged_plugins.server.service import Service
 
 PUBLIC = frozenset({"/health", "/ready"})
 """Paths that need no key."""
 _ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
-_ALLOWED_HEADERS = "authorization, content-type, x-api-key, x-request-id"
+_ALLOWED_HEADERS = (
+    "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, "
+    "anthropic-dangerous-direct-browser-access"
+)
 _CLOSED = 499
 """The status in the log of a request whose client has gone."""
 
@@ -85,18 +91,22 @@ class Gate:
     """The application that uvicorn calls: checks each request, and calls a router.
 
     Args:
-        router: raises what is to be answered with an error.
+        router: raises what is to be answered with an error, in the form of the path.
         origins: of pages of other sites that may ask; ``*``: all.
     """
 
     def __init__(
-        self, router: ASGIApp, service: Service, keys: Keys, hosts: Hosts, origins: Collection[str]
+        self, router: Router, service: Service, keys: Keys, hosts: Hosts, origins: Collection[str]
     ) -> None:
         self._router, self._service = router, service
+        self._forms = {
+            each.path: each.error for each in router.routes if isinstance(each, Endpoint)
+        }
         self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = _Exchange(scope, receive, send, self._service.options.max_body_size)
+        form = self._forms.get(scope["path"], ErrorAnswer)
+        exchange = _Exchange(scope, receive, send, self._service.options.max_body_size, form)
         self._service.num_open += 1
         try:
             await self._answer(exchange)
@@ -172,7 +182,9 @@ def _key(headers: dict[bytes, bytes]) -> bytes | None:
 class _Exchange:
     """One request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_size: int) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, max_body_size: int, form: ErrorForm
+    ) -> None:
         self.scope = scope
         self.headers = dict(scope["headers"])
         self.extra_headers: list[tuple[bytes, bytes]] = []
@@ -180,7 +192,7 @@ class _Exchange:
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
         self.id = given if _ID.fullmatch(given) else uuid4().hex
         self._receive, self._send = receive, send
-        self._max_body_size, self._num_received = max_body_size, 0
+        self._max_body_size, self._num_received, self._form = max_body_size, 0, form
         self._began = time.monotonic()
         self._status: int | None = None
         self._has_ended = False
@@ -255,7 +267,7 @@ class _Exchange:
         if self._status is not None:
             self.scope["state"].get("abort", lambda: None)()
             return
-        body = found.body
+        body = msgspec.json.encode(self._form.of(found))
         headers = {
             "content-type": "application/json",
             "content-length": str(len(body)),

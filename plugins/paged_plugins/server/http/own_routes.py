@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 from paged_core._version import __version__
 from paged_core.client.engine_client import ClientState
 from paged_core.errors import RequestError
+from paged_plugins.instruments import exposition
 from paged_plugins.server.errors import ApiError
 from paged_plugins.server.http.endpoint import Endpoint, json_response
 from paged_plugins.server.service import Service
@@ -167,6 +168,8 @@ class OwnRoutes:
             text: str = await self._service.client.report("metrics")
         except RequestError as error:
             raise ApiError(404, str(error), code="no_metrics") from None
+        labels = {"model_name": self._service.settings.model, "engine": "0"}
+        text += exposition([self._service.rejections], labels)
         return Response(text, media_type=_METRICS, headers={"cache-control": "no-store"})
 
     async def abort(self, _: Request, body: AbortRequest) -> Response:

@@ -53,8 +53,11 @@ async def chat(service: Service, request: Request, body: ChatRequest) -> Any:
     return json_response(found)
 
 
-async def open_chat(service: Service, body: ChatRequest) -> Chat:
+async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl-") -> Chat:
     """Give a conversation to the engine.
+
+    Args:
+        prefix: what the id of the answer begins with.
 
     Raises:
         ApiError, RequestError: it can never be answered, or not now.
@@ -74,7 +77,7 @@ async def open_chat(service: Service, body: ChatRequest) -> Chat:
         raise refused("top_logprobs", "top_logprobs needs logprobs; set it to true")
     sampling = sampling_params(body, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling)
     check_choices(sampling, 1, service.options)
-    name, fields = answer_id(body, "chatcmpl"), request_fields(body)
+    name, fields = answer_id(body, prefix), request_fields(body)
     generations = await service.off_loop(
         lambda: service.generations(name, [prompt], sampling, fields, body.deadline),
         size_of(body.messages),

@@ -68,7 +68,7 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
     sampling = sampling_params(body, max_tokens=max_tokens or 1, logprobs=body.logprobs, **changes)
     prompts = prompts_of(body.prompt, special=body.add_special_tokens)
     check_choices(sampling, len(prompts), service.options)
-    name, fields = answer_id(body, "cmpl"), request_fields(body)
+    name, fields = answer_id(body, "cmpl-"), request_fields(body)
     size = len(body.prompt) if isinstance(body.prompt, str) else _size(body.prompt)
     generations = await service.off_loop(
         lambda: service.generations(name, prompts, sampling, fields, body.deadline), size

@@ -94,10 +94,10 @@ def answer_id(body: Generated, prefix: str) -> str:
         ApiError: the client's own is too long.
     """
     if body.request_id is None:
-        return f"{prefix}-{uuid4().hex}"
+        return f"{prefix}{uuid4().hex}"
     if not 0 < len(body.request_id) <= 128:
         raise refused("request_id", "request_id must have from 1 to 128 characters")
-    return f"{prefix}-{body.request_id}"
+    return f"{prefix}{body.request_id}"
 
 
 def prompts_of(prompt: str | list[Any], *, special: bool | None) -> list[Prompt]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-_Some = msgspec.Meta(max_length=64)
+Some = msgspec.Meta(max_length=64)
 _Many = msgspec.Meta(max_length=4096)
 """What is looked at for each token has a bound."""
 
@@ -29,53 +29,61 @@ class StreamOptions(Sent):
     """Chunks are never padded."""
 
 
-class Generated(Sent, kw_only=True):
-    """What completions and chat have in common."""
+class Sampled(Sent, kw_only=True):
+    """What all requests that generate have in common, whatever their API."""
 
     model: str | None = None
     """One of the served names; the first, if there is none."""
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
-    n: int | None = None
     temperature: float | None = None
     """1 if there is none; 0 is greedy."""
     top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float], _Many] | None = None
-    seed: int | None = None
-    stop: str | Annotated[list[str], _Some] | None = None
-    max_tokens: int | None = None
-
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    best_of: int | None = None
-    beam_width: int | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
+    logit_bias: Annotated[dict[int, float], _Many] | None = None
+    seed: int | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: Annotated[list[str], _Some] | None = None
+    bad_words: Annotated[list[str], Some] | None = None
     stop_token_ids: Annotated[list[int], _Many] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    prompt_logprobs: int | None = None
-
     add_special_tokens: bool | None = None
     """Whether the tokenizer's special tokens are put around a text; a chat template has its own."""
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    """In log-probabilities, write tokens as ``token_id:17``."""
+    structured_outputs: dict[str, Any] | None = None
+
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    """Of the answer's id, what comes after ``cmpl-`` or ``chatcmpl-``."""
+    """Of the answer's id, what comes after its kind, such as ``cmpl-`` or ``chatcmpl-``."""
     deadline: float | None = None
     """Seconds after which it ends with the error 504."""
+
+
+class Generated(Sampled, kw_only=True):
+    """What completions and chat have in common."""
+
+    stream_options: StreamOptions | None = None
+
+    n: int | None = None
+    stop: str | Annotated[list[str], Some] | None = None
+    max_tokens: int | None = None
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    prompt_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """In log-probabilities, write tokens as ``token_id:17``."""
     user: str | None = None
     """Whose it is, for queue orders that are fair to users."""
 
@@ -89,9 +97,6 @@ class Generated(Sent, kw_only=True):
     """Without effect."""
     prompt_cache_key: str | None = None
     """Without effect: prefixes are found by their content."""
-
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
 
 
 class CompletionRequest(Generated, kw_only=True):

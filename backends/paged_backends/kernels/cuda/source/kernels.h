@@ -7,6 +7,7 @@
 #include "decode.h"
 #include "decode_float32.h"
 #include "tiles.h"
+#include "warpgroup_tiles.h"
 #include "write.h"
 
 using paged_float32 = float;
@@ -33,6 +34,7 @@ struct DecodeOf<float, Stored, kDim, kGroup> {
 #define PAGED_DECODE(dtype, dim, group, cache) PAGED_DECODE_(dtype, dim, group, cache)
 #define PAGED_COMBINE(dtype) PAGED_COMBINE_(dtype)
 #define PAGED_TILES(dtype, dim, cache) PAGED_TILES_(dtype, dim, cache)
+#define PAGED_WARPGROUP_TILES(dtype, dim, cache) PAGED_WARPGROUP_TILES_(dtype, dim, cache)
 
 // tensor cores would round float32
 #define PAGED_TILES_(dtype, dim, cache) PAGED_TILES_##dtype(dim, cache)
@@ -58,12 +60,12 @@ struct DecodeOf<float, Stored, kDim, kGroup> {
     combine_splits<paged_##dtype>(call);                               \
   }
 
-#define PAGED_TILES_OF(dtype, dim, cache)                                                         \
-  using tiles_##dtype##_##dim##_##cache =                                                         \
-      Tiles<paged_##dtype, paged_stored_##cache<paged_##dtype>, dim>;                             \
-  SIMT_KERNEL(paged_tiles_##dtype##_##dim##_##cache, Call,                                        \
-              (tiles_##dtype##_##dim##_##cache::kThreads), 2,                                     \
-              sizeof(tiles_##dtype##_##dim##_##cache::Shared),                                    \
-              (tiles_##dtype##_##dim##_##cache::kRows)) {                                         \
-    tiles_##dtype##_##dim##_##cache::run(call);                                                   \
+#define PAGED_TILES_OF(dtype, dim, cache) \
+  PAGED_ROWS_OF(Tiles, tiles_##dtype##_##dim##_##cache, dtype, dim, cache)
+#define PAGED_WARPGROUP_TILES_(dtype, dim, cache) \
+  PAGED_ROWS_OF(WarpgroupTiles, warpgroup_tiles_##dtype##_##dim##_##cache, dtype, dim, cache)
+#define PAGED_ROWS_OF(Class, name, dtype, dim, cache)                                     \
+  using name = Class<paged_##dtype, paged_stored_##cache<paged_##dtype>, dim>;            \
+  SIMT_KERNEL(paged_##name, Call, name::kThreads, 2, sizeof(name::Shared), name::kRows) { \
+    name::run(call);                                                                      \
   }

@@ -8,212 +8,73 @@
 // on their positions alone, so that a row's result does not depend on what else is in the batch.
 #pragma once
 
-#include "cache.h"
-#include "softmax.h"
 #include "tensor_core.h"
+#include "tile_rows.h"
 
-/// Rows in shared memory are longer than they must be, so that eight of them lie in different
-/// banks.
-constexpr int kGap = 8;
-
-/// Keys or values of some tokens, as T; in a cache of 8-bit floats they come through an inbox.
-template <class T, class Stored, int kDim, int kKeys, int kThreads>
-struct KeyTile {
-  static constexpr int kPieces = kDim / kPiece, kCount = kKeys * kPieces / kThreads;
-
-  alignas(16) T at[kKeys][kDim + kGap];
-  struct Nothing {};
-  template <bool kIsNeeded, class Unused = void>
-  struct Choice {
-    using Type = Inbox<Stored, kCount, kThreads>;
-  };
-  template <class Unused>
-  struct Choice<false, Unused> {
-    using Type = Nothing;
-  };
-  typename Choice<kIsFloat8<Stored>>::Type inbox;
-
-  /// Starts to bring the first `count` tokens of `places`; zeros stand for the others, and for
-  /// dimensions that there are not.
-  __device__ __forceinline__ void bring(const Call& call, const Stored* head, const Place* places,
-                                        int count) {
-#pragma unroll 4  // more would take registers
-    for (int i = 0; i < kCount; ++i) {
-      int row = row_of(i);
-      bool is_there = row < count && dim_of(i) < call.dim;
-      Place place = {0, 0};
-      if (is_there) place = places[row];
-      if constexpr (kIsFloat8<Stored>) {
-        inbox.bring(i, head, place, dim_of(i), is_there);
-      } else {
-        const Stored* from = is_there ? head + place.row + dim_of(i) : head;
-        copy_async<16>(&at[row][dim_of(i)], from, is_there);
-      }
-    }
-    copy_commit();
-  }
-  /// To be called when this thread's copies are there.
-  __device__ __forceinline__ void arrive(const Place* places, int count) {
-    if constexpr (kIsFloat8<Stored>) {
-#pragma unroll 1  // more would take registers
-      for (int i = 0; i < kCount; ++i) {
-        int row = row_of(i);
-        float scale;
-        Floats floats = inbox.take(i, row < count ? int(places[row].scale % 4) : 0, scale);
-#pragma unroll
-        for (int d = 0; d < kPiece; ++d) floats.at[d] *= scale;
-        floats.rounded<T>().store(&at[row][dim_of(i)]);
-      }
-    }
-  }
-
- private:
-  static __device__ __forceinline__ int row_of(int i) {
-    return (i * kThreads + int(threadIdx.x)) / kPieces;
-  }
-  static __device__ __forceinline__ int dim_of(int i) {
-    return (i * kThreads + int(threadIdx.x)) % kPieces * kPiece;
-  }
+template <class T, class Stored, int kDim>
+struct TilesShape {
+  static constexpr int kWarps = 4, kKeys = kDim <= 128 ? 64 : 32;
+  /// Times 16: rows of a warp. With two, what is loaded of keys and values is used twice.
+  static constexpr int kBands = kDim <= 128 ? 2 : 1;
+  using Rows = TileRows<T, Stored, kDim, kWarps, kBands, kKeys>;
 };
 
 template <class T, class Stored, int kDim>
-class Tiles {
- public:
-  static constexpr int kWarps = 4, kThreads = kWarps * 32;
-  /// Times 16: rows of a warp. With two, what is loaded of keys and values is used twice.
-  static constexpr int kBands = kDim <= 128 ? 2 : 1;
-  static constexpr int kRows = kWarps * kBands * 16;
-
- private:
-  static constexpr int kKeys = kDim <= 128 ? 64 : 32;
-  static constexpr int kColumns = kKeys / 8, kDims = kDim / 8;
-  using Keys = KeyTile<T, Stored, kDim, kKeys, kThreads>;
+class Tiles : TilesShape<T, Stored, kDim>::Rows {
+  using Shape = TilesShape<T, Stored, kDim>;
+  using Base = typename Shape::Rows;
+  friend Base;
+  static constexpr int kBands = Shape::kBands, kKeys = Shape::kKeys;
+  using Base::kColumns, Base::kDims;
 
  public:
+  using Base::kRows, Base::kThreads;
   struct Shared {
-    alignas(16) T queries[kRows][kDim + kGap];
-    Keys keys, values;
-    Place places[2][kKeys];  // of the keys that are used, and of the next ones
+    GappedRows<T, kRows, kDim> queries;
+    KeyTile<T, Stored, GappedRows<T, kKeys, kDim>, kDim, kKeys, kThreads> keys, values;
+    Place places[2][kKeys];  // in bytes: of the keys that are used, and of the next ones
   };
 
   static __device__ __forceinline__ void run(const Call& call) {
-    // those of a sequence's end, which see the most keys, come first
-    int block = gridDim.x - 1 - blockIdx.x;
-    int index = find(call, block);
-    Sequence sequence = Sequence::at(call, index);
-    int tile = block - first_tile(call, sequence.first_token, index);
-    if (sequence.tokens < call.tiles_from || tile * kRows >= sequence.tokens * call.group()) return;
-    SIMT_SHARED(Shared, shared);
-    Tiles tiles(call, sequence, shared, tile);
-    tiles.bring_queries();
-    tiles.attend();
-    tiles.store();
+    Base::template run_tile<Tiles>(call);
   }
 
  private:
-  const Call& call;
-  const Sequence& sequence;
+  using Base::call, Base::kv_head, Base::warp_row, Base::begin, Base::end, Base::last_position;
+  using Base::out, Base::scores, Base::find_places, Base::weigh;
   Shared& shared;
-  Scorer scorer;
-  int group, kv_head, first_row, rows;  // of the tile, of the sequence
-  int warp_row, g, t;                   // first row of the warp in the tile; see tensor_core.h
-  int first_position, last_position;    // of the warp's rows; those without any see nothing
-  int begin, end;                       // keys that the tile sees
-  float out[kBands][kDims][4] = {};
-  float scores[kBands][kColumns][4];
-  float greatest[kBands][2], sum[kBands][2];
-
-  /// Before this sequence's, there are at most so many tiles with rows.
-  static __device__ __forceinline__ int first_tile(const Call& call, int first_token, int index) {
-    return int(static_cast<long long>(first_token) * call.group() / kRows) + index;
-  }
-  static __device__ __forceinline__ int find(const Call& call, int tile) {
-    int low = 0, high = call.sequences;
-    while (high - low > 1) {
-      int middle = (low + high) / 2;
-      (first_tile(call, call.query_start[middle], middle) <= tile ? low : high) = middle;
-    }
-    return low;
-  }
 
   __device__ __forceinline__ Tiles(const Call& call, const Sequence& sequence, Shared& shared,
                                    int tile)
-      : call(call), sequence(sequence), shared(shared), scorer(Scorer::of(call)) {
-    group = call.group(), kv_head = blockIdx.y;
-    first_row = tile * kRows, rows = sequence.tokens * group;
-    warp_row = threadIdx.x / 32 * kBands * 16;
-    g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    end = position_of(min(first_row + kRows, rows) - 1) + 1;
-    begin = call.window ? max(0, position_of(first_row) + 1 - call.window) / kKeys * kKeys : 0;
-    bool has_rows = first_row + warp_row < rows;
-    first_position = has_rows ? position_of(first_row + warp_row) : 0;
-    last_position =
-        has_rows ? position_of(min(first_row + warp_row + kBands * 16, rows) - 1) : -1;
-#pragma unroll
-    for (int band = 0; band < kBands; ++band)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) greatest[band][i] = -INFINITY, sum[band][i] = 0;
-  }
-
-  /// Of a row of the sequence.
-  __device__ __forceinline__ int position_of(int row) const {
-    return sequence.position(row / group);
-  }
-  /// The place in the tile of one of the two rows that this lane has in a band.
-  __device__ __forceinline__ int lane_row(int band, int i) const {
-    return warp_row + band * 16 + i * 8 + g;
-  }
-
-  __device__ __forceinline__ void bring_queries() {
-    constexpr int kPieces = kDim / kPiece;
-    const T* queries = static_cast<const T*>(call.query);
-    for (int i = threadIdx.x; i < kRows * kPieces; i += kThreads) {
-      int row = first_row + i / kPieces, dim = i % kPieces * kPiece;
-      bool is_there = row < rows && dim < call.dim;
-      const T* from = queries;
-      if (is_there)
-        from += (sequence.first_token + row / group) * call.query_token +
-                (kv_head * group + row % group) * call.query_head + dim;
-      copy_async<16>(&shared.queries[i / kPieces][dim], from, is_there);
-    }
-    // they are of the same group of copies as the first keys
-  }
+      : Base(call, sequence, tile), shared(shared) {}
 
   __device__ __forceinline__ void attend() {
     const Stored* keys = static_cast<const Stored*>(call.keys) + kv_head * call.cache_head;
     const Stored* values = static_cast<const Stored*>(call.values) + kv_head * call.cache_head;
-    find_places(begin, 0);
+    find_places(begin, shared.places[0]);
     __syncthreads();  // the first places are there
-    shared.keys.bring(call, keys, shared.places[0], end - begin);
+    shared.keys.bring(call, keys, shared.places[0]);
     for (int first = begin, turn = 0; first < end; first += kKeys, turn ^= 1) {
       const Place *places = shared.places[turn], *next = shared.places[turn ^ 1];
       bool sees = first <= last_position;  // the same for all lanes of a warp
-      shared.values.bring(call, values, places, end - first);
-      find_places(first + kKeys, turn ^ 1);
+      shared.values.bring(call, values, places);
+      find_places(first + kKeys, shared.places[turn ^ 1]);
       copy_wait<1>();
-      shared.keys.arrive(places, end - first);
+      shared.keys.arrive(places);
       __syncthreads();  // the keys are there
       if (sees) multiply_queries_and_keys();
       __syncthreads();  // all have used the keys
       if (first + kKeys < end)
-        shared.keys.bring(call, keys, next, end - first - kKeys);
+        shared.keys.bring(call, keys, next);
       else
         copy_commit();
       if (sees) weigh(first);
       copy_wait<1>();
-      shared.values.arrive(places, end - first);
+      shared.values.arrive(places);
       __syncthreads();  // the values are there
       if (sees) multiply_weights_and_values();
       __syncthreads();  // all have used the values
     }
-    copy_wait<0>();  // of queries, if there are no keys
-  }
-
-  /// Finds where the keys from `first` on lie.
-  __device__ __forceinline__ void find_places(int first, int turn) {
-    int key = threadIdx.x, position = first + key;
-    if (key < kKeys && position < end)
-      shared.places[turn][key] = Place::of(call, sequence, position);
   }
 
   __device__ __forceinline__ void multiply_queries_and_keys() {
@@ -229,92 +90,19 @@ class Tiles {
       unsigned a[kBands][4];
 #pragma unroll
       for (int band = 0; band < kBands; ++band)
-        load_matrices(a[band], &shared.queries[warp_row + band * 16 + lane % 16]
-                                              [step + lane / 16 * 8]);
+        load_matrices(a[band], shared.queries.piece(warp_row + band * 16 + lane % 16,
+                                                      step + lane / 16 * 8));
 #pragma unroll
       for (int column = 0; column < kColumns; column += 2) {
         unsigned b[4];
-        load_matrices(b, &shared.keys.at[column * 8 + lane / 16 * 8 + lane % 8]
-                                        [step + lane / 8 % 2 * 8]);
+        load_matrices(b, shared.keys.rows.piece(column * 8 + lane / 16 * 8 + lane % 8,
+                                                step + lane / 8 % 2 * 8));
 #pragma unroll
         for (int band = 0; band < kBands; ++band) {
           multiply_add<T>(scores[band][column], a[band], b[0], b[1]);
           multiply_add<T>(scores[band][column + 1], a[band], b[2], b[3]);
         }
       }
-    }
-  }
-
-  /// Makes weights of the scores of the keys from `first` on.
-  __device__ __forceinline__ void weigh(int first) {
-    bool is_cut = first + kKeys > first_position + 1 ||
-                  (call.window && first <= last_position - call.window);
-    bool is_product = scorer.is_product();  // then scores are multiplied when they are used
-    float unit = is_product ? scorer.inner : 1;
-#pragma unroll
-    for (int band = 0; band < kBands; ++band) {
-      if (!is_product) finish_scores(band);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (is_cut || scorer.is_biased) place_row(band, i, first);
-        weigh_row(band, i, unit);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void finish_scores(int band) {
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& score = scores[band][column][i];
-        score = scorer.score(score);
-      }
-  }
-
-  /// Biases the scores of one of this lane's rows, and leaves out the keys that it does not see.
-  __device__ __forceinline__ void place_row(int band, int i, int first) {
-    int row = min(first_row + lane_row(band, i), rows - 1), position = position_of(row);
-    float slope = scorer.slope(call, kv_head * group + row % group);
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        int distance = position - (first + column * 8 + t * 2 + k);
-        float& score = scores[band][column][i * 2 + k];
-        score -= slope * distance;
-        if (distance < 0 || (call.window && distance >= call.window)) score = -INFINITY;
-      }
-  }
-
-  /// Of one of this lane's rows, whose scores are in multiples of `unit`.
-  __device__ __forceinline__ void weigh_row(int band, int i, float unit) {
-    float top = greatest[band][i];
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column)
-      top = fmaxf(top, fmaxf(scores[band][column][i * 2], scores[band][column][i * 2 + 1]));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    float base = top == -INFINITY ? 0 : top * unit;
-    rescale_row(band, i, exp2_of(greatest[band][i] * unit - base));
-    greatest[band][i] = top;
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        float& score = scores[band][column][i * 2 + k];
-        score = exp2_of(score * unit - base);
-        sum[band][i] += score;
-      }
-  }
-
-  __device__ __forceinline__ void rescale_row(int band, int i, float factor) {
-    sum[band][i] *= factor;
-    if (!__any_sync(~0u, factor != 1)) return;  // the greatest scores are mostly found early
-#pragma unroll
-    for (int j = 0; j < kDims; ++j) {
-      out[band][j][i * 2] *= factor;
-      out[band][j][i * 2 + 1] *= factor;
     }
   }
 
@@ -333,7 +121,7 @@ class Tiles {
 #pragma unroll
       for (int j = 0; j < kDims; j += 2) {
         unsigned b[4];
-        load_transposed(b, &shared.values.at[step * 16 + lane % 16][j * 8 + lane / 16 * 8]);
+        load_transposed(b, shared.values.rows.piece(step * 16 + lane % 16, j * 8 + lane / 16 * 8));
 #pragma unroll
         for (int band = 0; band < kBands; ++band) {
           multiply_add<T>(out[band][j], a[band], b[0], b[1]);
@@ -341,28 +129,5 @@ class Tiles {
         }
       }
     }
-  }
-
-  __device__ __forceinline__ void store() {
-#pragma unroll
-    for (int band = 0; band < kBands; ++band)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float all = sum[band][i];
-        all += __shfl_xor_sync(~0u, all, 1);
-        all += __shfl_xor_sync(~0u, all, 2);
-        int row = first_row + lane_row(band, i);
-        if (row >= rows) continue;
-        float factor = reciprocal(all);
-        long long to = static_cast<long long>(sequence.first_token + row / group) * call.heads +
-                       kv_head * group + row % group;
-#pragma unroll
-        for (int j = 0; j < kDims; ++j) {
-          int dim = j * 8 + t * 2;
-          unsigned pair = pack<T>(out[band][j][i * 2] * factor, out[band][j][i * 2 + 1] * factor);
-          if (dim < call.dim)
-            *reinterpret_cast<unsigned*>(static_cast<T*>(call.out) + to * call.dim + dim) = pair;
-        }
-      }
   }
 };

@@ -25,6 +25,7 @@ namespace {
 /// the block, and 0 if there is none.
 struct Access {
   uint32_t serial, block;
+  uint32_t shown;  // of the thread: what it had shown to products before
   uint16_t thread;
   Clock clock;
 };
@@ -141,7 +142,8 @@ void look_at(const Look& look) {
     fail(place(look), "the stack of another thread is %s", look.verb());
   }
   unsigned block = (block_index.z * grid_size.y + block_index.y) * grid_size.x + block_index.x;
-  Access now{state.launch_serial, block, uint16_t(thread), state.clocks[thread]};
+  Access now{state.launch_serial, block, state.shown[thread], uint16_t(thread),
+             state.clocks[thread]};
   if (look.is_within(state.shared, kMaxShared)) {
     now.serial = state.block_serial;
     size_t at = look.at - state.shared;
@@ -166,6 +168,18 @@ void look_at(const Look& look) {
 
 void touch(const void* address, size_t bytes, bool is_write, Where where) {
   look_at({static_cast<const char*>(address), bytes, is_write, nullptr, where});
+}
+
+void touch_by_product(const void* address, size_t bytes, Where where) {
+  touch(address, bytes, false, where);
+  size_t at = static_cast<const char*>(address) - state.shared;
+  for (size_t i = at; i < at + bytes; ++i) {
+    const Access& write = (shared_record + i)->write;
+    const auto& shown = write.thread == self->index.x ? state.shown : state.shown_before;
+    if (shown[write.thread] == write.shown)
+      fail(where, "byte %zu of shared memory is read by a product, and thread %u has written it "
+           "and not shown it to products", i, write.thread);
+  }
 }
 
 void undefine(const void* address, size_t bytes, Where where) {

@@ -136,6 +136,7 @@ void run_thread() {
   ++ended;
   if (Fiber* next = pick()) resume(next);
   if (ended != fibers.size()) fail_stuck();
+  end_products();
   me().context.leave_for(launcher);
   std::abort();  // nothing resumes a thread that has ended
 }
@@ -160,6 +161,9 @@ void prepare_block() {
     warps[at].meetings.clear();
   }
   state.clocks.assign(fibers.size(), Clock{});
+  state.shown.assign(fibers.size(), 0);
+  state.shown_before = state.shown;
+  begin_products();
 }
 
 void run_block() {
@@ -244,6 +248,7 @@ void barrier(Where where) {
   for (Warp& warp : warps) warp.ready = warp.members;
   warps[self->warp].ready &= ~(1u << self->lane);
   for (Clock& clock : state.clocks) ++clock.block, clock.warp = 0;
+  state.shown_before = state.shown;
 }
 
 static Meeting& find_meeting(Warp& warp, unsigned mask, Where where) {
@@ -315,6 +320,7 @@ void async_wait(int groups_left) {
 
 #ifndef SIMT_CHECK
 void touch(const void*, size_t, bool, Where) {}
+void touch_by_product(const void*, size_t, Where) {}
 void undefine(const void*, size_t, Where) {}
 extern "C" SIMT_EXPORT int simt_is_checked() { return 0; }
 extern "C" SIMT_EXPORT void simt_declare(const char*, const void*, size_t) {}

@@ -27,9 +27,9 @@
   extern "C" __global__ void __launch_bounds__(threads, min_blocks)                             \
       name(const __grid_constant__ Call call)
 
-/// The block's shared memory, as a `Type`.
-#define SIMT_SHARED(Type, name)                                 \
-  extern __shared__ __align__(16) unsigned char simt_dynamic[]; \
+/// The block's shared memory, as a `Type`; it begins at an atom of warpgroup.h.
+#define SIMT_SHARED(Type, name)                                   \
+  extern __shared__ __align__(1024) unsigned char simt_dynamic[]; \
   Type& name = *reinterpret_cast<Type*>(simt_dynamic)
 
 #else

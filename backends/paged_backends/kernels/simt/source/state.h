@@ -26,9 +26,18 @@ struct State {
   const void* threads = nullptr;  // where threadIdx lies
   size_t threads_bytes = 0;
   std::vector<Clock> clocks;
+  /// How often each thread has shown products what it wrote, until now and before the last barrier.
+  std::vector<uint32_t> shown, shown_before;
   uint32_t launch_serial = 0, block_serial = 0;
 };
 extern State state;
+
+/// Products of warpgroups (warpgroup.cpp), before the threads of a block run and after they ended.
+void begin_products();
+void end_products();
+
+/// A product reads shared memory: see touch().
+void touch_by_product(const void* address, size_t bytes, Where where);
 
 /// Forgets that shared memory was written: nothing may read it until it is written again.
 void undefine(const void* address, size_t bytes, Where where);

@@ -1,0 +1,1 @@
+"""The routes ``anthropic``: the API of Anthropic."""

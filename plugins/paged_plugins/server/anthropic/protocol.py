@@ -1,0 +1,349 @@
+"""What clients of ``/v1/messages`` send and get, under Anthropic's names.
+
+A field that is not here is refused by its name. ``null`` is the same as leaving a field out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from paged_plugins.server.errors import ApiError
+from paged_plugins.server.openai.protocol import Answered, Sampled, Sent, Some
+
+# ---------------------------------------------------------------------- requests
+
+
+class CacheControl(Sent):
+    """Without effect: prefixes are found by their content."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Caller(Sent):
+    """Who calls a tool."""
+
+    type: Literal["direct"]
+
+
+class SentBlock(Sent):
+    """A part of a message; only text is served."""
+
+    cache_control: CacheControl | None = None
+
+
+class SentText(SentBlock, kw_only=True, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+    citations: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
+
+
+class SentThinking(SentBlock, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model has thought."""
+
+    thinking: str
+    signature: str | None = None
+    """Without effect: thoughts are not signed."""
+
+
+class SentToolUse(SentBlock, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Caller | None = None
+    toolset_name: None = None
+
+
+class SentToolResult(SentBlock, kw_only=True, tag_field="type", tag="tool_result"):
+    """What a call gave."""
+
+    tool_use_id: str
+    content: str | list[SentText] | None = None
+    is_error: bool | None = None
+    """The model is told by ``Error:`` before the text."""
+    toolset_name: None = None
+
+
+class SentMessage(Sent):
+    """A message of a conversation; the assistant's, if it is the last one, is continued."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[SentText | SentThinking | SentToolUse | SentToolResult]
+
+
+class Tool(Sent):
+    """A function that may be called."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    cache_control: CacheControl | None = None
+    strict: bool | None = None
+    """Without effect: the schema is forced whenever a call is."""
+    eager_input_streaming: bool | None = None
+    """Without effect: arguments are always sent as they are generated."""
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+class ToolChoice(Sent):
+    """Whether a tool is to be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Sent):
+    """Whether the chat template is to have the model think: ``enable_thinking``."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    """Without effect: ``max_tokens`` bounds thoughts, too."""
+    display: Literal["summarized"] | None = None
+    """Thoughts are always shown, and whole."""
+
+
+class Metadata(Sent):
+    """Whose a request is."""
+
+    user_id: str | None = None
+    """For queue orders that are fair to users."""
+
+
+class OutputFormat(Sent):
+    """A JSON schema that the text must have."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Sent):
+    """Of the answer."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """Told to the chat template as ``reasoning_effort``."""
+
+
+class MessagesRequest(Sampled, kw_only=True):
+    """``POST /v1/messages``."""
+
+    messages: list[SentMessage]
+    max_tokens: int
+    system: str | list[SentText] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    stop_sequences: Annotated[list[str], Some] | None = None
+    metadata: Metadata | None = None
+    cache_control: CacheControl | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    """Without effect: there is one."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """What else the template is to know."""
+
+
+class CountTokensRequest(Sent, kw_only=True):
+    """``POST /v1/messages/count_tokens``: what of a request for a message makes its prompt."""
+
+    messages: list[SentMessage]
+    model: str | None = None
+    system: str | list[SentText] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+# ---------------------------------------------------------------------- answers
+
+
+class TextBlock(Answered, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(Answered, tag_field="type", tag="thinking"):
+    """What the model thinks before."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Answered, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: Any
+    """Of a call that was cut: as far as it came."""
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(Answered):
+    """Of the tokens of the answer."""
+
+    thinking_tokens: int
+    """Of thoughts: about as many."""
+
+
+class MessagesUsage(Answered, omit_defaults=True):
+    """How many tokens there were."""
+
+    input_tokens: int
+    """Of the prompt, without those that the cache served."""
+    cache_read_input_tokens: int
+    """Those that it served."""
+    cache_creation_input_tokens: Literal[0]
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails | None = None
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class Message(Answered):
+    """The answer of ``/v1/messages``."""
+
+    id: str
+    model: str
+    content: list[Block]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+
+
+class TokenCount(Answered):
+    """The answer of ``/v1/messages/count_tokens``."""
+
+    input_tokens: int
+
+
+class AnthropicErrorBody(Answered):
+    """What is wrong."""
+
+    type: Literal[
+        "invalid_request_error",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "request_too_large",
+        "rate_limit_error",
+        "api_error",
+        "overloaded_error",
+        "timeout_error",
+    ]
+    message: str
+
+
+_TYPES: dict[int, Any] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicError(Answered):
+    """The body of every answer that is an error, and of the event that ends a stream with one."""
+
+    error: AnthropicErrorBody
+    type: Literal["error"] = "error"
+
+    @classmethod
+    def of(cls, error: ApiError) -> AnthropicError:
+        """Return what is answered for an error."""
+        kind = "api_error" if error.status >= 500 else "invalid_request_error"
+        message = error.answer.error.message
+        return cls(error=AnthropicErrorBody(type=_TYPES.get(error.status, kind), message=message))
+
+
+# ---------------------------------------------------------------------- events
+
+
+class MessageStart(Answered, tag_field="type", tag="message_start"):
+    """It begins; the content is still empty."""
+
+    message: Message
+
+
+class BlockStart(Answered, tag_field="type", tag="content_block_start"):
+    """A block begins, empty."""
+
+    index: int
+    content_block: Block
+
+
+class TextDelta(Answered, tag_field="type", tag="text_delta"):
+    """More text."""
+
+    text: str
+
+
+class ThinkingDelta(Answered, tag_field="type", tag="thinking_delta"):
+    """More thoughts."""
+
+    thinking: str
+
+
+class InputDelta(Answered, tag_field="type", tag="input_json_delta"):
+    """More of the JSON of a tool's input."""
+
+    partial_json: str
+
+
+class BlockDelta(Answered, tag_field="type", tag="content_block_delta"):
+    """A block has grown."""
+
+    index: int
+    delta: TextDelta | ThinkingDelta | InputDelta
+
+
+class BlockStop(Answered, tag_field="type", tag="content_block_stop"):
+    """A block has ended."""
+
+    index: int
+
+
+class Ending(Answered):
+    """Why the message has ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Answered, tag_field="type", tag="message_delta"):
+    """The message has ended."""
+
+    delta: Ending
+    usage: MessagesUsage
+
+
+class MessageStop(Answered, tag_field="type", tag="message_stop"):
+    """The last event."""
+
+
+class Ping(Answered, tag_field="type", tag="ping"):
+    """Nothing has happened for a while."""
+
+
+AnyEvent = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping

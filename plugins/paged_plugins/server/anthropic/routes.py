@@ -1,0 +1,126 @@
+"""The routes ``anthropic``: the API of Anthropic."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from paged_plugins.server.anthropic.events import PING, GrowingMessage, failed
+from paged_plugins.server.anthropic.protocol import (
+    AnthropicError,
+    AnyEvent,
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    MessagesUsage,
+    OutputTokensDetails,
+    TokenCount,
+)
+from paged_plugins.server.anthropic.translate import NAMES, chat_request, tokenize_request
+from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
+from paged_plugins.server.http.event_stream import EventStream
+from paged_plugins.server.openai.chat import Chat, chat_prompt, open_chat, size_of
+from paged_plugins.server.routes import Routes
+from paged_plugins.server.service import Service
+from paged_plugins.server.settings import AnthropicSettings
+from paged_plugins.server.translation.answers import number_of_tokens, whole
+from paged_plugins.server.translation.names import renamed
+
+
+class AnthropicRoutes(Routes):
+    """Messages, each a translation of a chat completion."""
+
+    def __init__(self, _: AnthropicSettings, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> Sequence[BaseRoute]:
+        endpoint = partial(Endpoint, "POST", error=AnthropicError)
+        return [
+            endpoint(
+                "/v1/messages",
+                self.answer,
+                summary="Answer a conversation.",
+                body=MessagesRequest,
+                answer=Message,
+                events=AnyEvent,
+                errors=GENERATES,
+            ),
+            endpoint(
+                "/v1/messages/count_tokens",
+                self.count_tokens,
+                summary="How many tokens a conversation has.",
+                body=CountTokensRequest,
+                answer=TokenCount,
+                errors={404: GENERATES[404], 503: GENERATES[503]},
+            ),
+        ]
+
+    async def answer(self, request: Request, body: MessagesRequest) -> Any:
+        """Answer a conversation, whole or as events."""
+        with renamed(NAMES):
+            chat = await open_chat(self._service, chat_request(body), "msg_")
+        made = GrowingMessage(chat.answer.id, chat.model)
+        if body.stream:
+            return EventStream(
+                chat.answer,
+                self._events(chat, made),
+                self._service.options,
+                done=b"",
+                failed=failed,
+                ping=PING,
+            )
+        with chat.answer as answer, renamed(NAMES):
+            async with answer.within_deadline():
+                delta = await whole(chat)
+            for _ in made.take(delta):
+                pass
+            for _ in made.end(delta, await self._last_usage(chat, made)):
+                pass
+            request.state.log |= answer.counts
+            return json_response(made.message)
+
+    async def count_tokens(self, _: Request, body: CountTokensRequest) -> Any:
+        """Say how many tokens the prompt of a conversation has."""
+        service = self._service
+        service.check_model(body.model)
+        with renamed(NAMES):
+            asked = tokenize_request(body)
+
+            def count() -> int:
+                return len(service.front_end.encode(chat_prompt(service, asked))[1])
+
+            number = await service.off_loop(count, size_of(asked.messages or ()))
+        return json_response(TokenCount(input_tokens=number))
+
+    async def _events(self, chat: Chat, made: GrowingMessage) -> AsyncGenerator[bytes, None]:
+        last = None
+        async for delta in chat:
+            if last is None:
+                yield made.begin(_usage(chat))
+            last = delta
+            if data := b"".join(made.take(delta)):
+                yield data
+        if last is not None:
+            yield b"".join(made.end(last, await self._last_usage(chat, made)))
+
+    async def _last_usage(self, chat: Chat, made: GrowingMessage) -> MessagesUsage:
+        usage = _usage(chat)
+        number = await number_of_tokens(self._service, made.thoughts)
+        if number:
+            number = min(number, usage.output_tokens)
+            usage.output_tokens_details = OutputTokensDetails(thinking_tokens=number)
+        return usage
+
+
+def _usage(chat: Chat) -> MessagesUsage:
+    answer = chat.answer
+    return MessagesUsage(
+        input_tokens=answer.num_prompt_tokens - answer.num_cached_tokens,
+        cache_read_input_tokens=answer.num_cached_tokens,
+        cache_creation_input_tokens=0,
+        output_tokens=answer.num_generated,
+    )

@@ -1,0 +1,1 @@
+"""The routes ``responses``: OpenAI's Responses API, without anything that is stored."""

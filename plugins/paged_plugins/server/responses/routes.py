@@ -1,0 +1,93 @@
+"""The routes ``responses``: OpenAI's Responses API, without anything that is stored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
+from paged_plugins.server.http.event_stream import EventStream
+from paged_plugins.server.openai.chat import Chat, open_chat
+from paged_plugins.server.responses.events import GrowingResponse
+from paged_plugins.server.responses.protocol import (
+    AnyEvent,
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponsesRequest,
+    ResponsesUsage,
+)
+from paged_plugins.server.responses.translate import NAMES, chat_request
+from paged_plugins.server.routes import Routes
+from paged_plugins.server.service import Service
+from paged_plugins.server.settings import ResponsesSettings
+from paged_plugins.server.translation.answers import number_of_tokens, whole
+from paged_plugins.server.translation.names import renamed
+
+
+class ResponsesRoutes(Routes):
+    """Responses, each a translation of a chat completion."""
+
+    def __init__(self, _: ResponsesSettings, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return [
+            Endpoint(
+                "POST",
+                "/v1/responses",
+                self.respond,
+                summary="Answer an input: text, or a conversation as items.",
+                body=ResponsesRequest,
+                answer=Response,
+                events=AnyEvent,
+                errors=GENERATES,
+            )
+        ]
+
+    async def respond(self, request: Request, body: ResponsesRequest) -> Any:
+        """Answer an input, whole or as events."""
+        with renamed(NAMES):
+            chat = await open_chat(self._service, chat_request(body), "resp_")
+        made = GrowingResponse(chat.answer.id, chat.model, body)
+        if body.stream:
+            events = self._events(chat, made)
+            options = self._service.options
+            return EventStream(chat.answer, events, options, done=b"", failed=made.fail)
+        with chat.answer as answer, renamed(NAMES):
+            async with answer.within_deadline():
+                delta = await whole(chat)
+            for _ in made.take(delta):
+                pass
+            for _ in made.end(delta.finish_reason, await self._usage(chat, made)):
+                pass
+            request.state.log |= answer.counts
+            return json_response(made.response)
+
+    async def _events(self, chat: Chat, made: GrowingResponse) -> AsyncGenerator[bytes, None]:
+        reason, has_begun = None, False
+        async for delta in chat:
+            if not has_begun:
+                has_begun = True
+                yield b"".join(made.begin())
+            reason = delta.finish_reason
+            if data := b"".join(made.take(delta)):
+                yield data
+        yield b"".join(made.end(reason, await self._usage(chat, made)))
+
+    async def _usage(self, chat: Chat, made: GrowingResponse) -> ResponsesUsage:
+        answer = chat.answer
+        num_input, num_output = answer.num_prompt_tokens, answer.num_generated
+        num_thoughts = await number_of_tokens(self._service, made.thoughts)
+        return ResponsesUsage(
+            input_tokens=num_input,
+            input_tokens_details=InputTokensDetails(cached_tokens=answer.num_cached_tokens),
+            output_tokens=num_output,
+            output_tokens_details=OutputTokensDetails(
+                reasoning_tokens=min(num_thoughts, num_output)
+            ),
+            total_tokens=num_input + num_output,
+        )

@@ -1,0 +1,1 @@
+"""What APIs that are translations onto chat completions have in common."""
