@@ -250,3 +250,19 @@ def bias_to(served: Served, text: str) -> dict[str, float]:
     tokenizer = served.service.front_end.need_tokenizer("a test")
     (token,) = tokenizer.encode(text, add_special_tokens=False)
     return {str(token): 30.0}
+
+
+def test_the_bytes_of_tokens_make_the_text(client: openai.OpenAI) -> None:
+    """Where a character has several tokens, the text of none of them says what it is."""
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=MESSAGES,
+        logprobs=True,
+        top_logprobs=1,
+        max_tokens=40,
+        extra_body={"structured_outputs": {"choice": ["é€😀"]}},
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    found = b"".join(bytes(each.bytes or ()) for each in logprobs.content)
+    assert found.startswith("é€😀".encode())
