@@ -46,6 +46,10 @@ class TokenBytes:
                 self._pieces = [None] * size
         return self._pieces[token_id] or text.encode()
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is no part of a text."""
+        return self._tokenizer is not None and not self._tokenizer.decode([token_id])
+
 
 class LogprobFormat:
     """Writes log-probabilities as one request wants them.
@@ -53,7 +57,7 @@ class LogprobFormat:
     Args:
         texts: of tokens; ``None``: there are none, or the request wants ``token_id:17``.
         top: how many best tokens it wants to see.
-        pieces: bytes of tokens, for chat.
+        pieces: the bytes of tokens.
     """
 
     def __init__(
@@ -62,27 +66,37 @@ class LogprobFormat:
         self._texts, self._top, self._pieces = texts, top, pieces
 
     def completion(
-        self, entries: Entries, token_ids: Sequence[int], start: int
-    ) -> CompletionLogprobs:
-        """Return the format of completions.
+        self, entries: Entries, token_ids: Sequence[int], start: int, text: str
+    ) -> tuple[CompletionLogprobs, int]:
+        """Return the format of completions, and how many characters are before the next token.
 
         Args:
             token_ids: beside ``entries``.
             start: characters before the first token.
+            text: what is shown from there on.
         """
+        first = start
         found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token_id, entry in zip(token_ids, entries, strict=True):
             token = self._text(token_id)
             found.tokens.append(token)
             found.text_offset.append(start)
-            start += len(token)
+            start += self._width(token_id, token, text, start - first)
             found.token_logprobs.append(None if entry is None else finite(entry[token_id].logprob))
             found.top_logprobs.append(
                 None
                 if entry is None
                 else {self._text(key): finite(each.logprob) for key, each in entry.items()}
             )
-        return found
+        return found, start
+
+    def _width(self, token_id: int, token: str, text: str, place: int) -> int:
+        """Return how many characters of the text begin with a token."""
+        if self._pieces is None or text.startswith(token, place):
+            return len(token)
+        if _NO_CHARACTER in token:
+            return len([byte for byte in self._pieces.of(token_id, token) if byte & 0xC0 != 0x80])
+        return 0 if self._pieces.is_special(token_id) else len(token)
 
     def chat(self, entries: Entries) -> ChatLogprobs:
         """Return the format of chat."""
