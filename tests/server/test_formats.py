@@ -183,6 +183,15 @@ def test_a_call_is_forced(client: openai.OpenAI, choice: Any) -> None:
     assert calls[0]["grown"][-1] == call.function.arguments
 
 
+@pytest.mark.parametrize("max_tokens", [3, 12])
+def test_the_beginning_of_a_forced_call_is_no_text(client: openai.OpenAI, max_tokens: int) -> None:
+    options = {"tools": TOOLS, "tool_choice": "required", "max_tokens": max_tokens}
+    made = ask(client, **options).choices[0]
+    assert (made.message.content or "", made.finish_reason) == ("", "length")
+    content, _, reason = gathered(ask(client, **options, stream=True))
+    assert (content, reason) == ("", "length")
+
+
 def test_streamed_arguments_grow(client: openai.OpenAI) -> None:
     options = {"tools": TOOLS, "tool_choice": WEATHER, "temperature": 1.2}
     _, calls, _ = gathered(ask(client, **options, stream=True))
