@@ -37,7 +37,8 @@ class HttpClient:
     """Asks one server.
 
     Args:
-        url: ``http://HOST:PORT``; what is behind it begins every path.
+        url: ``http://HOST:PORT``; what is behind it begins every path, but for the ``/v1`` with
+            which OpenAI's clients want it.
         api_key: sent as a bearer token.
 
     Raises:
@@ -52,8 +53,8 @@ class HttpClient:
             port = parts.port
         except ValueError:
             raise SettingsError(f"{url!r:.80} has no port that can be") from None
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-        self._host, self._path = parts.hostname, parts.path.rstrip("/")
+        self._host, self._path = parts.hostname, parts.path.rstrip("/").removesuffix("/v1")
+        self.url = f"{parts.scheme}://{parts.netloc}{self._path}"
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = port or (443 if self._ssl else 80)
         self._headers = f"Host: {parts.netloc}\r\nUser-Agent: paged-core\r\nConnection: close\r\n"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paged_plugins.server.chat_command import Chat
 from server.served import Served
 
 CHAT = [sys.executable, "-m", "paged_core", "chat"]
@@ -52,6 +56,47 @@ def test_settings_are_shown_changed_and_sent(served: Served) -> None:
     assert "max_tokens" in done.stderr
     assert "there is no /what" in done.stderr
     assert "/retry" in done.stdout
+
+
+def test_a_url_may_end_as_openai_s_clients_want_it(served: Served) -> None:
+    done = subprocess.run(
+        [*CHAT, f"{served.address}/v1/", "--max-tokens", "2"],
+        input="Hello\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_without_its_key_it_says_where_one_is_taken_from(tmp_path: Path) -> None:
+    """It is no help to start another server."""
+    keys = tmp_path / "keys"
+    keys.write_text("k\n")
+    with Served({"api_key_file": str(keys)}) as served:
+        done = chat(served, "Hello\n")
+    assert done.returncode == 2
+    assert "OPENAI_API_KEY" in done.stderr
+    assert "paged-core serve" not in done.stderr
+
+
+class Thinks:
+    """A client of a server whose model thinks."""
+
+    async def events(self, path: str, body: Any) -> AsyncIterator[str]:
+        for delta in ({"reasoning_content": "Hm."}, {"reasoning_content": "So", "content": "Yes"}):
+            yield json.dumps({"choices": [{"delta": delta}]})
+        yield "[DONE]"
+
+
+def test_thoughts_are_shown_and_only_the_answer_is_sent_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    talk = Chat(Thinks(), "m", system=None, settings={})  # type: ignore[arg-type]
+    assert talk.run(iter(["Hello"])) == 0
+    assert capsys.readouterr().out == "Hm.SoYes\n"
+    assert talk.messages[-1] == {"role": "assistant", "content": "Yes"}
 
 
 def test_without_a_server_it_says_what_to_do() -> None:

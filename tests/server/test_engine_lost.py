@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -66,3 +68,25 @@ def test_an_engine_does_not_survive_its_server() -> None:
         served.wait()
         engine.wait(60)
         connection.close()
+
+
+def test_nothing_is_left_of_a_server_that_is_killed_while_its_engine_starts(
+    tmp_path: Path,
+) -> None:
+    with serve_process(*SMALL, TMPDIR=str(tmp_path)) as served:
+        served.wait_for("is being loaded")
+        engines: list[int] = []
+
+        def has_begun() -> bool:
+            with suppress(AssertionError, psutil.Error):
+                engines[:] = [engine_of(served.process.pid)]
+            return bool(engines) and bool(list(tmp_path.glob("paged-core-*")))
+
+        wait_until(has_begun, "no engine is started")
+        # it has read its orders, and is at work: its threads are there
+        wait_until(lambda: psutil.Process(engines[0]).num_threads() > 1, "it does not begin")
+        engine = psutil.Process(engines[0])
+        served.process.kill()
+        served.wait()
+        engine.wait(60)
+        assert not list(tmp_path.iterdir())

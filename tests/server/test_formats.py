@@ -183,6 +183,15 @@ def test_a_call_is_forced(client: openai.OpenAI, choice: Any) -> None:
     assert calls[0]["grown"][-1] == call.function.arguments
 
 
+@pytest.mark.parametrize("max_tokens", [3, 12])
+def test_the_beginning_of_a_forced_call_is_no_text(client: openai.OpenAI, max_tokens: int) -> None:
+    options = {"tools": TOOLS, "tool_choice": "required", "max_tokens": max_tokens}
+    made = ask(client, **options).choices[0]
+    assert (made.message.content or "", made.finish_reason) == ("", "length")
+    content, _, reason = gathered(ask(client, **options, stream=True))
+    assert (content, reason) == ("", "length")
+
+
 def test_streamed_arguments_grow(client: openai.OpenAI) -> None:
     options = {"tools": TOOLS, "tool_choice": WEATHER, "temperature": 1.2}
     _, calls, _ = gathered(ask(client, **options, stream=True))
@@ -250,3 +259,19 @@ def bias_to(served: Served, text: str) -> dict[str, float]:
     tokenizer = served.service.front_end.need_tokenizer("a test")
     (token,) = tokenizer.encode(text, add_special_tokens=False)
     return {str(token): 30.0}
+
+
+def test_the_bytes_of_tokens_make_the_text(client: openai.OpenAI) -> None:
+    """Where a character has several tokens, the text of none of them says what it is."""
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=MESSAGES,
+        logprobs=True,
+        top_logprobs=1,
+        max_tokens=40,
+        extra_body={"structured_outputs": {"choice": ["é€😀"]}},
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    found = b"".join(bytes(each.bytes or ()) for each in logprobs.content)
+    assert found.startswith("é€😀".encode())

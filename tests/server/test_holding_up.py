@@ -279,6 +279,19 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.parametrize("length", ["content-length: 10000000000", "transfer-encoding: chunked"])
+def test_who_has_no_key_cannot_go_on_sending(locked: Served, length: str) -> None:
+    with locked.connect() as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n"
+        connection.sendall(head.encode())
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close" in answer
+        assert b"408" not in answer, "it was waited for"
+
+
 def test_every_route_but_two_needs_a_key(locked: Served) -> None:
     routes = [route for route in locked.server.routes if isinstance(route, Route)]
     assert len(routes) > 10

@@ -387,3 +387,21 @@ def test_request_ids_are_the_clients(served: Served) -> None:
     )
     made = served.ask("GET", "/version", headers={"X-Request-Id": "a b\x00"[:3]})[2]
     assert made["x-request-id"] != "a b"
+
+
+@pytest.mark.parametrize("prompt", ["What is a block table?", "é€😀 is", [1, 317, 285]], ids=str)
+def test_offsets_of_tokens_are_places_in_the_text(client: openai.OpenAI, prompt: Any) -> None:
+    """Special tokens that are not shown take no room, whole and in a stream."""
+    asked: Any = {"model": "demo", "prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 4}
+    asked["temperature"] = 0
+    (choice,) = client.completions.create(**asked).choices
+    assert choice.logprobs is not None
+    offsets, tokens = choice.logprobs.text_offset, choice.logprobs.tokens
+    assert offsets is not None and tokens is not None
+    for token, offset in zip(tokens[1:], offsets[1:], strict=True):
+        assert "\ufffd" in token or choice.text.startswith(token, offset)
+    streamed: list[int] = []
+    for chunk in client.completions.create(**asked, stream=True):
+        if (found := chunk.choices[0].logprobs) is not None:
+            streamed += found.text_offset or ()
+    assert streamed == offsets

@@ -48,7 +48,7 @@ def served() -> Iterator[Served]:
         ({"prompt": ""}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
-        ({"prompt": [-1]}, None),
+        ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["a"] * 9}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"store": True}, "store"),
@@ -204,3 +204,46 @@ def test_answers_that_end_with_an_error_have_no_done(served: Served) -> None:
     status, error = served.error(COMPLETIONS, body)
     assert (status, error["code"]) == (504, "deadline_exceeded")
     assert events("") == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "values", "param"),
+    [
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1 << 30]}, "prompt"),
+        (COMPLETIONS, {"prompt": "x " * 4000}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "x " * 4000}]}, "messages"),
+        (CHAT, {"messages": MESSAGES, "max_completion_tokens": 1 << 70}, "max_completion_tokens"),
+        (
+            CHAT,
+            {
+                "messages": MESSAGES,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"not": {}}},
+                },
+            },
+            "response_format",
+        ),
+        (
+            CHAT,
+            {
+                "messages": MESSAGES,
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+                ],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+        (COMPLETIONS, {"prompt": "x", "structured_outputs": {"regex": "("}}, "structured_outputs"),
+    ],
+)
+def test_the_field_that_was_sent_is_named_in_a_stream_too(
+    served: Served, path: str, values: dict[str, Any], param: str, *, stream: bool
+) -> None:
+    status, error = served.error(path, {**values, "stream": stream})
+    assert (status, error["param"]) == (400, param), error
+    if "structured" not in param:
+        assert "structured_outputs" not in error["message"]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _MOST_THREADS = 8
+_NO_TOKEN = "NoExtensionBias"
+"""What the package says where no token can follow."""
 _MOST_SAID = 400
 """Characters of an error of the package."""
 _WHITESPACE = r"\x20|\x0A[\x20\x09]{0,20}"
@@ -54,9 +56,12 @@ class LlguidanceGrammar(GrammarBackend):
             matcher = LLMatcher(self._tokenizer, _source(form), log_level=0)
         except ValueError as error:
             raise _refused(form, str(error)) from error
-        problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
-        if problems:
+        if not matcher.is_error() and (problems := matcher.get_grammar_warnings()):
             raise _refused(form, "; ".join(problems))
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # only now it is known whether any token can come first
+        if matcher.is_error():
+            raise _refused(form, matcher.get_error().replace(_NO_TOKEN, "no text has this form"))
         return _Compiled(matcher)
 
     def fill(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], /) -> Mapping[int, str]:

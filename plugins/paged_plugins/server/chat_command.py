@@ -48,9 +48,11 @@ def command(
     try:
         models = asyncio.run(client.get("/v1/models"))
     except ServerError as error:
-        raise SettingsError(
-            f"{error}; start one with `paged-core serve`, or name its URL"
-        ) from None
+        remedy = {
+            0: "; start one with `paged-core serve`, or name its URL",
+            401: "; set OPENAI_API_KEY",
+        }
+        raise SettingsError(f"{error}{remedy.get(error.status, '')}") from None
     settings = {"temperature": temperature, "max_tokens": max_tokens}
     chat = Chat(
         client,
@@ -95,8 +97,9 @@ class Chat:
 
         async def stream() -> None:
             async with aclosing(self._pieces()) as pieces:
-                async for piece in pieces:
-                    said.append(piece)
+                async for piece, is_answer in pieces:
+                    if is_answer:
+                        said.append(piece)
                     sys.stdout.write(printable(piece))
                     sys.stdout.flush()
 
@@ -114,7 +117,8 @@ class Chat:
         self.messages.append({"role": "assistant", "content": "".join(said)})
         return OK
 
-    async def _pieces(self) -> AsyncGenerator[str, None]:
+    async def _pieces(self) -> AsyncGenerator[tuple[str, bool], None]:
+        """Yield what the model thinks and says, and whether it says it."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         body: Mapping[str, Any] = {
             "model": self.model,
@@ -131,9 +135,9 @@ class Chat:
                     raise ServerError(str(event["error"].get("message", event["error"])))
                 for choice in event.get("choices", ()):
                     delta = choice.get("delta", {})
-                    text = delta.get("reasoning_content") or delta.get("content")
-                    if text:
-                        yield text
+                    for name in ("reasoning_content", "content"):
+                        if text := delta.get(name):
+                            yield text, name == "content"
         raise ServerError("the answer was broken off")
 
     def _obey(self, name: str, rest: str) -> bool:

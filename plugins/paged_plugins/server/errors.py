@@ -23,6 +23,12 @@ _MAX_BYTES = 1024
 _FIELD = re.compile(r"[a-z_]+(?=[\s(,:]|$)")
 _PLACE = re.compile(r"^(.*) - at (?:`key` in )?`\$(?:\.)?(.*)`$", re.DOTALL)
 _TOO_LONG = re.compile(r"room to generate within max_model_len|tokens that a sequence may have")
+_OF_PROMPT = re.compile(rf"^(a|the) prompt |has token id \d+, which is outside|{_TOO_LONG.pattern}")
+_MADE_OF = {
+    "structured_outputs": ("response_format", "tools"),
+    "max_tokens": ("max_completion_tokens",),
+}
+"""Fields of requests that others stand for, once the request is read."""
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -121,15 +127,14 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
     """Return what to answer for something that was raised; what nobody foresaw is logged.
 
     Args:
-        fields: of the request, one of which a message may begin with.
+        fields: that the request has, one of which may be to blame.
     """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
         message = str(error)
-        found = _FIELD.match(message)
-        param = found[0] if found and found[0] in fields else None
         code = "context_length_exceeded" if _TOO_LONG.search(message) else None
+        param, message = _blamed(message, fields)
         return ApiError(400, message, param=param, code=code)
     if isinstance(error, msgspec.ValidationError):
         return invalid(error)
@@ -143,6 +148,17 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
         return ApiError(500, str(error), code="component_failed")
     _log.error("request_failed", reason=error_text(error), traceback=stack_text(error))
     return ApiError(500, "the server failed to answer; its log says why", code="internal_error")
+
+
+def _blamed(message: str, fields: Any) -> tuple[str | None, str]:
+    """Return the field of a request that a message is about, and the message with its name."""
+    if _OF_PROMPT.search(message):
+        return next((name for name in ("prompt", "messages") if name in fields), None), message
+    found = _FIELD.match(message)
+    for name in () if found is None else (found[0], *_MADE_OF.get(found[0], ())):
+        if name in fields:
+            return name, name + message[found.end() :]  # type: ignore[union-attr]
+    return None, message
 
 
 def invalid(error: msgspec.ValidationError) -> ApiError:

@@ -25,6 +25,7 @@ from paged_core.text.outputs import OutputDelta, RequestOutput
 from paged_core.text.prompts import Prompt
 from paged_plugins.instruments import Counter
 from paged_plugins.server.errors import RETRY_SECONDS, ApiError
+from paged_plugins.server.openai.logprobs import TokenBytes
 from paged_plugins.server.parsers.choice import Parsers
 from paged_plugins.server.settings import HttpSettings
 
@@ -87,6 +88,11 @@ class Service:
     def parsers(self) -> Parsers:
         """What takes the model's answers apart; it is asked for once the client has started."""
         return Parsers(self.settings, self.registry, self.front_end.tokenizer)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of single tokens."""
+        return TokenBytes(self.front_end.tokenizer)
 
     # ------------------------------------------------------------------ before the engine
 

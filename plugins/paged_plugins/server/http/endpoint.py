@@ -75,10 +75,9 @@ class Endpoint(Route):
         if self._decoder is None:
             return await self.handler(request)
         body = decode(self._decoder, await request.body())
-        try:
-            return await self.handler(request, body)
-        except Exception as error:
-            raise as_api_error(error, type(body).__struct_fields__) from error
+        given = (name for name in body.__struct_fields__ if getattr(body, name) is not None)
+        request.state.fields = frozenset(given)
+        return await self.handler(request, body)
 
 
 def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:

@@ -86,7 +86,7 @@ class EventStream:
         except Exception as error:
             if not self._has_started:
                 raise
-            found = as_api_error(error)
+            found = as_api_error(error, self._scope["state"].get("fields", ()))
             self._scope["state"]["log"]["error"] = found.code
             last = self._failed(found)
         await self._write(last)

@@ -35,6 +35,8 @@ _ALLOWED_HEADERS = (
     "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, "
     "anthropic-dangerous-direct-browser-access"
 )
+_SHORT_BODY = 64 << 10
+"""Bytes that may come after a refusal on a connection that is kept."""
 _CLOSED = 499
 """The status in the log of a request whose client has gone."""
 
@@ -206,6 +208,11 @@ class _Exchange:
         if length.isdigit() and int(length) > self._max_body_size:
             raise self._too_large()
 
+    def _has_long_body(self) -> bool:
+        length = self.headers.get(b"content-length", b"0")
+        is_long = length.isdigit() and int(length) > _SHORT_BODY
+        return is_long or b"transfer-encoding" in self.headers
+
     async def receive(self) -> Message:
         """Receive the body; once it is there, notice if the client goes."""
         message = await self._receive()
@@ -262,7 +269,7 @@ class _Exchange:
             method, path = self.scope["method"], self.scope["path"]
             missing = f"there is no {method} {path} here; see /openapi.json"
             error = ApiError(error.status_code, missing, headers=dict(error.headers or {}))
-        found = as_api_error(error)
+        found = as_api_error(error, self.scope["state"].get("fields", ()))
         self.scope["state"]["log"]["error"] = found.code
         if self._status is not None:
             self.scope["state"].get("abort", lambda: None)()
@@ -273,6 +280,8 @@ class _Exchange:
             "content-length": str(len(body)),
             **found.all_headers(),
         }
+        if self._watcher is None and self._has_long_body():
+            headers["connection"] = "close"  # nobody reads what is still to come
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         start = {"type": "http.response.start", "status": found.status, "headers": encoded}
         await self.send(start)

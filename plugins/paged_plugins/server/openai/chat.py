@@ -178,7 +178,9 @@ class Chat:
         self._parsers: dict[int, Parser] = {}
         self._logprobs: LogprobFormat | None = None
         if body.logprobs:
-            self._logprobs = LogprobFormat(token_texts(service, body), body.top_logprobs or 0)
+            self._logprobs = LogprobFormat(
+                token_texts(service, body), body.top_logprobs or 0, service.token_bytes
+            )
 
     async def __aiter__(self) -> AsyncIterator[ChatDelta]:
         """Yield what each answer gains.

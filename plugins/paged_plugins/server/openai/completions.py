@@ -98,7 +98,9 @@ class Completing:
         self._tokenizer = service.client.front_end.tokenizer
         self._logprobs: LogprobFormat | None = None
         if body.logprobs is not None:
-            self._logprobs = LogprobFormat(token_texts(service, body), body.logprobs)
+            self._logprobs = LogprobFormat(
+                token_texts(service, body), body.logprobs, service.token_bytes
+            )
 
     # ------------------------------------------------------------------ whole
 
@@ -130,7 +132,7 @@ class Completing:
         return CompletionChoice(
             index=index,
             text=prompt + text,
-            logprobs=self._formatted(entries, shown, 0),
+            logprobs=self._formatted(entries, shown, 0, prompt + text)[0],
             finish_reason=one.finish_reason and one.finish_reason.value,  # type: ignore[arg-type]
             stop_reason=one.stop_reason,
             token_ids=ids if body.return_token_ids else None,
@@ -147,11 +149,11 @@ class Completing:
         return "" if self._tokenizer is None else self._tokenizer.decode(token_ids)
 
     def _formatted(
-        self, entries: Any, token_ids: list[int], start: int
-    ) -> CompletionLogprobs | None:
+        self, entries: Any, token_ids: list[int], start: int, text: str
+    ) -> tuple[CompletionLogprobs | None, int]:
         if self._logprobs is None or entries is None:
-            return None
-        return self._logprobs.completion(entries, token_ids, start)
+            return None, start
+        return self._logprobs.completion(entries, token_ids, start, text)
 
     # ------------------------------------------------------------------ as events
 
@@ -176,8 +178,7 @@ class Completing:
                 delta = replace(delta, text="", token_ids=[], logprobs=delta.logprobs and [])
             chunks.num_shown += len(delta.token_ids)
             if not is_plain or delta.finish_reason is not None:
-                gained = self._gained(index, delta, offsets[index])
-                offsets[index] += sum(map(len, gained.logprobs.tokens)) if gained.logprobs else 0
+                gained, offsets[index] = self._gained(index, delta, offsets[index])
                 yield chunks.chunk(encode(gained))
             elif delta.text:
                 yield chunks.chunk(heads[index] + encode(delta.text) + _PLAIN_END)
@@ -192,7 +193,7 @@ class Completing:
         if body.echo:
             echoed = self._echoed(stream.prompt, ids)
             if self._logprobs is not None:
-                logprobs = self._formatted(stream.output().prompt_logprobs, ids, 0)
+                logprobs, _ = self._formatted(stream.output().prompt_logprobs, ids, 0, echoed)
         wants_ids = body.return_token_ids
         return CompletionChoice(
             index=index,
@@ -204,12 +205,16 @@ class Completing:
             prompt_token_ids=ids if wants_ids else None,
         )
 
-    def _gained(self, index: int, delta: OutputDelta, offset: int) -> CompletionChoice:
-        return CompletionChoice(
+    def _gained(self, index: int, delta: OutputDelta, offset: int) -> tuple[CompletionChoice, int]:
+        """Return what a choice gained, and how many characters are before its next token."""
+        text = delta.text or ""
+        logprobs, offset = self._formatted(delta.logprobs, delta.token_ids, offset, text)
+        made = CompletionChoice(
             index=index,
-            text=delta.text or "",
-            logprobs=self._formatted(delta.logprobs, delta.token_ids, offset),
+            text=text,
+            logprobs=logprobs,
             finish_reason=delta.finish_reason and delta.finish_reason.value,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self._body.return_token_ids else None,
         )
+        return made, offset

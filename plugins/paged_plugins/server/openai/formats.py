@@ -95,6 +95,7 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
         return AnswerParser(
             None if reasoning is None else reasoning.parser(prompt or ""),
             None if tools is None else tools.format.parser(tools.names),
+            shows_text=tools is None or tools.form is None,
         )
 
     return Format(sampling, make_parser)
@@ -224,10 +225,16 @@ def _named(choice: Any, functions: Sequence[Function]) -> Function:
 
 
 class AnswerParser:
-    """Takes one answer apart: thoughts first, then calls and text."""
+    """Takes one answer apart: thoughts first, then calls and text.
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
-        self._reasoning, self._tools = reasoning, tools
+    Args:
+        shows_text: what is in no call; where calls are forced, it is the beginning of one.
+    """
+
+    def __init__(
+        self, reasoning: ReasoningParser | None, tools: ToolParser | None, *, shows_text: bool
+    ) -> None:
+        self._reasoning, self._tools, self._shows_text = reasoning, tools, shows_text
         self._num_calls = 0
 
     def __call__(self, delta: ChatDelta) -> ChatDelta:
@@ -243,7 +250,9 @@ class AnswerParser:
             reason = "tool_calls"
         return replace(
             delta,
-            content="".join(piece.text for piece in pieces if isinstance(piece, Text)),
+            content="".join(
+                piece.text for piece in pieces if isinstance(piece, Text) and self._shows_text
+            ),
             reasoning_content=thoughts or None,
             tool_calls=calls or None,
             finish_reason=reason,

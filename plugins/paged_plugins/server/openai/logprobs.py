@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from paged_core.errors import RequestError
+from paged_core.interfaces.grammar import SupportsVocabulary
 from paged_core.text.outputs import Logprob
 from paged_plugins.server.openai.protocol import (
     ChatLogprobs,
@@ -17,8 +20,35 @@ from paged_plugins.server.openai.protocol import (
 _LOWEST = -9999.0
 """For minus infinity, which JSON does not have."""
 
+_NO_CHARACTER = "\ufffd"
+"""In the text of a token that is a part of a character."""
+
 Entries = Sequence[dict[int, Logprob] | None]
 """Per token, by token id: the token itself first, then the best; ``None``: nothing predicts it."""
+
+
+class TokenBytes:
+    """What single tokens add to a text, in UTF-8: some are no more than a part of a character."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._pieces: list[bytes | None] = []
+
+    def of(self, token_id: int, text: str) -> bytes:
+        """Return the bytes of a token that is ``text`` by itself."""
+        if _NO_CHARACTER not in text or not isinstance(self._tokenizer, SupportsVocabulary):
+            return text.encode()
+        if token_id >= len(self._pieces):
+            size = max(getattr(self._tokenizer, "vocab_size", None) or 0, token_id + 1)
+            try:
+                self._pieces = self._tokenizer.token_texts(size)
+            except RequestError:  # its tokens are no pieces of text
+                self._pieces = [None] * size
+        return self._pieces[token_id] or text.encode()
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is no part of a text."""
+        return self._tokenizer is not None and not self._tokenizer.decode([token_id])
 
 
 class LogprobFormat:
@@ -27,33 +57,46 @@ class LogprobFormat:
     Args:
         texts: of tokens; ``None``: there are none, or the request wants ``token_id:17``.
         top: how many best tokens it wants to see.
+        pieces: the bytes of tokens.
     """
 
-    def __init__(self, texts: Mapping[int, str] | None, top: int) -> None:
-        self._texts, self._top = texts, top
+    def __init__(
+        self, texts: Mapping[int, str] | None, top: int, pieces: TokenBytes | None = None
+    ) -> None:
+        self._texts, self._top, self._pieces = texts, top, pieces
 
     def completion(
-        self, entries: Entries, token_ids: Sequence[int], start: int
-    ) -> CompletionLogprobs:
-        """Return the format of completions.
+        self, entries: Entries, token_ids: Sequence[int], start: int, text: str
+    ) -> tuple[CompletionLogprobs, int]:
+        """Return the format of completions, and how many characters are before the next token.
 
         Args:
             token_ids: beside ``entries``.
             start: characters before the first token.
+            text: what is shown from there on.
         """
+        first = start
         found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token_id, entry in zip(token_ids, entries, strict=True):
             token = self._text(token_id)
             found.tokens.append(token)
             found.text_offset.append(start)
-            start += len(token)
+            start += self._width(token_id, token, text, start - first)
             found.token_logprobs.append(None if entry is None else finite(entry[token_id].logprob))
             found.top_logprobs.append(
                 None
                 if entry is None
                 else {self._text(key): finite(each.logprob) for key, each in entry.items()}
             )
-        return found
+        return found, start
+
+    def _width(self, token_id: int, token: str, text: str, place: int) -> int:
+        """Return how many characters of the text begin with a token."""
+        if self._pieces is None or text.startswith(token, place):
+            return len(token)
+        if _NO_CHARACTER in token:
+            return len([byte for byte in self._pieces.of(token_id, token) if byte & 0xC0 != 0x80])
+        return 0 if self._pieces.is_special(token_id) else len(token)
 
     def chat(self, entries: Entries) -> ChatLogprobs:
         """Return the format of chat."""
@@ -66,12 +109,15 @@ class LogprobFormat:
         return TokenLogprob(
             token=text,
             logprob=finite(chosen.logprob),
-            bytes=_bytes(text),
+            bytes=self._bytes(token_id, text),
             top_logprobs=[
-                TopLogprob(token=text, logprob=finite(each.logprob), bytes=_bytes(text))
-                for text, each in ((self._text(key), each) for key, each in best)
+                TopLogprob(token=text, logprob=finite(each.logprob), bytes=self._bytes(key, text))
+                for key, text, each in ((key, self._text(key), each) for key, each in best)
             ],
         )
+
+    def _bytes(self, token_id: int, text: str) -> list[int]:
+        return list(text.encode() if self._pieces is None else self._pieces.of(token_id, text))
 
     def _text(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._texts is None else self._texts[token_id]
@@ -97,7 +143,3 @@ def prompt_logprobs(entries: Entries | None) -> PromptLogprobs | None:
 def finite(logprob: float) -> float:
     """Return a number that JSON has."""
     return max(_LOWEST, logprob)  # in this order for NaN
-
-
-def _bytes(text: str) -> list[int]:
-    return list(text.encode())

@@ -37,6 +37,8 @@ _STEADY_SECONDS = 60.0
 _TRIES = 2
 """Engines that a request may take with it before it is given up."""
 
+_PING = wire.encode(wire.Ping())
+
 _log = get_logger()
 
 
@@ -176,7 +178,7 @@ class ProcessClient(StreamingClient):
             else:
                 if now - pinged > _PING_SECONDS:
                     pinged, asked = now, now if asked is None else asked
-                    process.send(wire.encode(wire.Ping()))
+                    process.send(_PING)
                 continue
             asked = None
             failures = 1 if now - last_failure > _STEADY_SECONDS else failures + 1

@@ -14,6 +14,7 @@ import sys
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from threading import Lock, Thread
 from typing import Any
 
@@ -75,7 +76,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
-    _die_with(orders.parent)
     Thread(target=_watch, args=(orders,), daemon=True).start()
     context = zmq.Context()
     send = _Sender(context, orders.folder)
@@ -108,7 +108,7 @@ def _serve(orders: Orders, context: zmq.Context[Any], send: _Sender) -> None:
     reader.disable_monitor()
     capacity = engine.capacity
     send(wire.Ready(capacity.num_blocks, capacity.num_host_blocks, capacity.max_model_len))
-    arguments = (reader, service, send)
+    arguments = (reader, service, send, orders.parent)
     Thread(target=_read, args=arguments, name="paged_core messages", daemon=True).start()
     try:
         service.run()
@@ -116,10 +116,13 @@ def _serve(orders: Orders, context: zmq.Context[Any], send: _Sender) -> None:
         service.close()
 
 
-def _read(reader: zmq.Socket[bytes], service: EngineService, send: _Sender) -> None:
+def _read(reader: zmq.Socket[bytes], service: EngineService, send: _Sender, parent: int) -> None:
     """Hand on what the front end asks, and end the engine when that is asked."""
-    while True:
-        match wire.decode_to_engine(reader.recv()):
+    for number in count():
+        message = wire.decode_to_engine(reader.recv())
+        if number == 0:
+            _die_with(parent)  # the folder of the sockets, which `_watch` removes, is gone by now
+        match message:
             case wire.Add() as add:
                 try:
                     service.add(add.number, wire.added_request(add), age=add.age)
