@@ -81,6 +81,16 @@ def left_behind() -> set[str]:
     return {str(path) for path in (*folders, *Path("/dev/shm").glob("*paged*"))}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sockets of others are in the folder for temporary files, too."""
+    folder = str(tmp_path_factory.mktemp("own"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Loop, AsyncLLM]]:
     loop = Loop()
@@ -239,8 +249,11 @@ def test_an_engine_that_nobody_asked_does_not_hang(
     served(test, hang_seconds=2)
 
 
-def test_an_engine_is_connected_before_it_says_that_it_is_ready(tmp_path: Path) -> None:
+def test_an_engine_is_connected_before_it_says_that_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one that started it removes the names of the sockets as soon as it has heard so."""
+    monkeypatch.setattr(process_main, "_die_with", lambda parent: None)  # it is this process
     context, beat = zmq.Context(), SharedBeat()
     pushing = context.socket(zmq.PUSH)
     pushing.bind(f"ipc://{tmp_path}/in")
@@ -318,6 +331,21 @@ def test_what_cannot_start_says_what_it_would_say_in_this_process() -> None:
     with pytest.raises(CheckpointError, match="no/such/folder"):
         asyncio.run(start(model="no/such/folder"))
     assert not left_behind()
+
+
+def test_sockets_have_short_names_wherever_temporary_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name of a socket has 107 bytes at most."""
+    far = tmp_path / ("x" * 100)
+    far.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(far))
+
+    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        assert (await last(llm.generate("Hello", SamplingParams(max_tokens=2)))).finished
+
+    served(test)
+    assert not list(far.iterdir())
 
 
 def test_parts_of_a_program_are_refused_by_name() -> None:

@@ -14,6 +14,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -26,6 +27,8 @@ from paged_core.settings.schema import EngineSettings
 from paged_plugins.server.process import wire
 from paged_plugins.server.process.beat import Pulse, SharedBeat
 
+_LONGEST_FOLDER = 90
+"""Bytes of the name of a folder of sockets; the system allows 107 for the whole name of one."""
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
     "from paged_plugins.server.process.main import main; main()"
@@ -39,7 +42,7 @@ class EngineProcess:
         self.last_words = ""
         """Why it ended, as it said."""
         self._loop = asyncio.get_running_loop()
-        self._folder = tempfile.mkdtemp(prefix="paged-core-")  # for this user alone
+        self._folder = _make_folder()
         self._beat = SharedBeat()
         self._beat.write(Pulse(0, monotonic(), 0.0, in_step=False))
         self._context: zmq.Context[Any] = zmq.Context()
@@ -182,6 +185,15 @@ def _end(
         process.wait()
     shutil.rmtree(folder, ignore_errors=True)
     context.destroy(linger=0)
+
+
+def _make_folder() -> str:
+    """Make a folder for sockets that is this user's alone."""
+    folder = tempfile.mkdtemp(prefix="paged-core-")
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="paged-core-", dir="/tmp")
+    return folder
 
 
 def _has_descriptor(stream: Any) -> bool:

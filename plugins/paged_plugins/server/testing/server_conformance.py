@@ -75,9 +75,10 @@ class ServerConformance(ComponentConformance):
 
     def test_listens_no_more_once_it_is_closed(self) -> None:
         async def test(server: Server) -> None:
+            address = server.address
             await server.close()
             with pytest.raises(OSError):
-                await connect(server.address)
+                await connect(address)
             await server.close()
 
         self.run(test)
