@@ -7,6 +7,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -70,17 +71,19 @@ def test_an_engine_does_not_survive_its_server() -> None:
         connection.close()
 
 
-def test_nothing_is_left_of_a_server_that_is_killed_while_its_engine_starts(
-    tmp_path: Path,
-) -> None:
-    with serve_process(*SMALL, TMPDIR=str(tmp_path)) as served:
+def test_nothing_is_left_of_a_server_that_is_killed_while_its_engine_starts() -> None:
+    with (
+        TemporaryDirectory(dir="/tmp") as folder,  # short enough for names of sockets
+        serve_process(*SMALL, TMPDIR=folder) as served,
+    ):
+        temporary = Path(folder)
         served.wait_for("is being loaded")
         engines: list[int] = []
 
         def has_begun() -> bool:
             with suppress(AssertionError, psutil.Error):
                 engines[:] = [engine_of(served.process.pid)]
-            return bool(engines) and bool(list(tmp_path.glob("paged-core-*")))
+            return bool(engines) and bool(list(temporary.glob("paged-core-*")))
 
         wait_until(has_begun, "no engine is started")
         # it has read its orders, and is at work: its threads are there
@@ -89,4 +92,4 @@ def test_nothing_is_left_of_a_server_that_is_killed_while_its_engine_starts(
         served.process.kill()
         served.wait()
         engine.wait(60)
-        assert not list(tmp_path.iterdir())
+        assert not list(temporary.iterdir())
