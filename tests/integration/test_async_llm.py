@@ -133,6 +133,24 @@ def test_a_prefix_is_pinned_and_found() -> None:
     run(ask)
 
 
+def test_a_pin_whose_caller_is_cancelled_is_released() -> None:
+    async def ask(served: AsyncLLM) -> None:
+        prompt = "What is a block table? " * 6
+        for turns in range(30):  # before it is asked for, while it is computed, and after
+            pinning = asyncio.create_task(served.pin_prefix(prompt))
+            for _ in range(turns):
+                await asyncio.sleep(0.0005)
+            pinning.cancel()
+            found = (await asyncio.gather(pinning, return_exceptions=True))[0]
+            if isinstance(found, str):
+                await served.release(found)
+            assert (await last(served.generate("Hello", SamplingParams(max_tokens=2)))).finished
+            while not await served.reset_prefix_cache():  # a pin would hold some of it
+                await asyncio.sleep(0.001)
+
+    run(ask)
+
+
 def test_drain_finishes_what_was_accepted_and_takes_no_more() -> None:
     async def ask(served: AsyncLLM) -> None:
         first = asyncio.create_task(last(served.generate("Hello", SamplingParams(max_tokens=32))))

@@ -1,4 +1,4 @@
-"""What users and strangers do to a server, on real sockets: it stays as it was."""
+"""What clients do to a server, on real sockets: it stays as it was."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_what_is_no_http_is_refused(served: Served) -> None:
             assert read_to_end(connection)[:12] in (b"HTTP/1.1 400", b"")
 
 
-# ---------------------------------------------------------------------- strangers
+# ---------------------------------------------------------------------- hosts, origins, keys
 
 
 @pytest.fixture(scope="module")

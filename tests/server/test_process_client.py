@@ -348,6 +348,28 @@ def test_sockets_have_short_names_wherever_temporary_files_are(
     assert not list(far.iterdir())
 
 
+def test_no_process_is_left_if_the_front_end_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from paged_plugins.server.process import client as module
+
+    def fail(*_: Any) -> Any:
+        raise CheckpointError("the tokenizer is gone")
+
+    monkeypatch.setattr(module, "make_front_end", fail)
+
+    async def main() -> None:
+        client = make_client()
+        with pytest.raises(CheckpointError, match="is gone"):
+            await client.start()
+        assert client.pid is None
+        assert client.health().state is ClientState.FAILED
+
+    before = {each.pid for each in psutil.Process().children()}
+    asyncio.run(main())
+    assert {each.pid for each in psutil.Process().children()} <= before
+
+
 def test_parts_of_a_program_are_refused_by_name() -> None:
     from paged_core.plugins.component import Profile
 

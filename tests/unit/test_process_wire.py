@@ -92,6 +92,39 @@ def test_functions_and_huge_prompts_are_refused_by_name(monkeypatch: pytest.Monk
         wire.add_message(0, Request(id="a", prompt=tuple(range(200))), 0.0)
 
 
+def test_what_is_too_large_is_sent_in_pieces_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = [(1, list(range(300)), [0.0] * 300)]
+    news = News(
+        [5],
+        [50],
+        [Start(number=1, num_cached=0), Start(number=2, num_cached=0)],
+        [
+            Gain(number=1, index=0, token_ids=[7], logprobs=large),
+            Gain(number=2, index=0, token_ids=[8]),
+        ],
+        [2],
+    )
+    monkeypatch.setattr(wire, "MOST", 1000)
+    sent: list[News] = []
+    aborted: list[int] = []
+
+    def send(told: wire.Told) -> None:
+        if len(wire.encode(told)) > wire.MOST:
+            raise wire.TooLarge("many bytes")
+        sent.append(told.news)
+
+    wire.tell(news, send, aborted.append)
+    assert aborted == [1]
+    assert [each.number for part in sent for each in part.starts] == [1, 2]
+    assert [each.number for part in sent for each in part.gains] == [2]
+    assert [(number, is_fault) for part in sent for number, _, is_fault in part.refused] == [
+        (1, False)
+    ]
+    assert (sent[-1].numbers, sent[-1].token_ids, sent[-1].ended) == ([5], [50], [2])
+
+
 def test_errors_keep_their_kind_and_foreign_ones_become_ours() -> None:
     assert isinstance(wire.raised(wire.named_error(SettingsError("no"))), SettingsError)
     found = wire.raised(wire.named_error(KeyError("x")))

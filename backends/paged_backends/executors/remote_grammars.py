@@ -124,5 +124,5 @@ def _send(channel: Channel, number: int, future: Future[None]) -> None:
     error = future.exception()
     refusal = None if error is None else str(error)
     assert error is None or isinstance(error, PagedCoreError)
-    with suppress(OSError):  # nobody waits any more
+    with suppress(OSError):  # the executor has been closed
         channel.send(ANSWER, pickle.dumps((number, refusal)))

@@ -1,4 +1,4 @@
-"""Observer ``live_view``: what an engine does now, as differences for somebody who looks at it.
+"""Observer ``live_view``: what an engine does now, as differences for viewers.
 
 It keeps counts, and reads blocks and requests only when it is asked to report. Reports have ids and
 numbers in them and no tokens.
@@ -41,7 +41,7 @@ class LiveView(Observer):
         self._num_blocks = context.num_blocks
         self._num_cells = min(context.num_blocks, MAX_CELLS)
         self._num_host_cells = min(self._cache.num_host_blocks, MAX_CELLS // 4)
-        # beyond those of an engine before this one, which somebody may still hold
+        # beyond those of an engine before this one, which a viewer may still hold
         self._cursor = self._oldest = time.time_ns() // 1_000_000
         self._live: dict[str, SequenceGroup] = {}
         self._prefills: dict[str, int] = {}

@@ -124,7 +124,7 @@ def refused(param: str, message: str) -> ApiError:
 
 
 def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
-    """Return what to answer for something that was raised; what nobody foresaw is logged.
+    """Return what to answer for something that was raised; what is no error of a request is logged.
 
     Args:
         fields: that the request has, one of which may be to blame.

@@ -309,7 +309,7 @@ class Answer:
             try:
                 async for delta in stream:
                     await queue.put((place, delta))
-            except Exception as error:  # noqa: BLE001 - whoever reads the queue raises it
+            except Exception as error:  # noqa: BLE001 - raised where the queue is read
                 await queue.put(error)
             else:
                 await queue.put(None)
@@ -345,7 +345,7 @@ class Answer:
             raise ApiError(499, "the request was aborted", code="aborted")
 
     def abort(self) -> None:
-        """Abort it; whoever reads it is told."""
+        """Abort it; its reader is told."""
         for stream in self.streams:
             self._service.client.abort(stream.request.id)
 

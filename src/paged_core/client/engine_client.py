@@ -18,7 +18,7 @@ class ClientState(StrEnum):
     """Whether requests are taken."""
 
     STARTING = "starting"
-    """The engine loads its model; requests wait for it."""
+    """The engine loads its model; no requests are taken yet."""
     READY = "ready"
     RESTARTING = "restarting"
     """The engine was lost and is being started again; new requests are refused."""
@@ -48,7 +48,7 @@ class ClientHealth:
 class OutputStream(ABC, AsyncIterator[OutputDelta]):
     """What one request gains, as it gains it; it ends when the request has ended.
 
-    If nobody reads for a while, what was gained meanwhile comes as one delta for each sequence.
+    What was gained between two reads comes as one delta for each sequence.
     Closing it before its end, or leaving a ``with`` block, aborts the request.
 
     Iterating raises ``RequestError`` if the engine refuses the request, and ``EngineLost`` if the

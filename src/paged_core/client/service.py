@@ -69,7 +69,6 @@ class EngineService:
         self._groups: dict[int, SequenceGroup] = {}
         self._compiling: dict[int, bool] = {}
         """Requests whose form is being compiled, and whether they are still wanted."""
-        self._pins: dict[str, Pin] = {}
         self._computed: list[tuple[Pin, Future[Any]]] = []
         """Pins whose prefix is being computed, and what waits for that."""
         names = [options.name for options in settings.observers]
@@ -78,7 +77,7 @@ class EngineService:
         self._questions: Mapping[str, Callable[..., Any]] = {
             "metrics": lambda: engine.metrics,
             "report": self._report,
-            "pin": self._pin,
+            "pin": engine.pin,
             "release": self._release,
             "reset_prefix_cache": engine.reset_prefix_cache,
         }
@@ -134,9 +133,11 @@ class EngineService:
         answer: Future[Any] = Future()
 
         def ask(engine: Engine) -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 found = self._questions[question](**arguments)
-            except Exception as error:  # noqa: BLE001 - whoever asked is told
+            except Exception as error:  # noqa: BLE001 - it is the answer
                 answer.set_exception(error)
                 return
             if isinstance(found, Pin):
@@ -155,9 +156,7 @@ class EngineService:
     def _report(self, observer: str, since: int) -> Any:
         found = self._observers.get(observer)
         if found is None or not isinstance(found, SupportsReport):
-            can = [
-                name for name, each in self._observers.items() if isinstance(each, SupportsReport)
-            ]
+            can = [key for key, each in self._observers.items() if isinstance(each, SupportsReport)]
             raise RequestError(
                 f"this engine has no observer {observer!r} that reports; it has "
                 f"{', '.join(can) or 'none'}: name it in the setting `observers`"
@@ -166,15 +165,11 @@ class EngineService:
             raise RequestError(f"observer {observer!r} has raised, and was dropped; see the log")
         return found.report(since)
 
-    def _pin(self, tokens: Any, ttl: float | None, cache_salt: str | None) -> Pin:
-        pin = self.engine.pin(tokens, ttl=ttl, cache_salt=cache_salt)
-        self._pins[pin.id] = pin
-        return pin
-
     def _release(self, pin: str) -> None:
-        if pin not in self._pins:
+        held = next((each for each in self.engine.pins if each.id == pin), None)
+        if held is None:
             raise RequestError(f"this engine has no pin {pin!r}")
-        self.engine.release(self._pins.pop(pin))
+        self.engine.release(held)
 
     def _add(
         self,
@@ -185,9 +180,9 @@ class EngineService:
         form: Future[None] | None,
     ) -> None:
         is_wanted = self._compiling.pop(number, True)
-        arrival = engine.clock() - age
-        deadline = request.deadline and request.deadline - request.arrival + arrival
-        own = replace(request, arrival=arrival, deadline=deadline)
+        shift = engine.clock() - age - request.arrival  # to the engine's clock
+        deadline = None if request.deadline is None else request.deadline + shift
+        own = replace(request, arrival=request.arrival + shift, deadline=deadline)
         generation = Generation(own, None, self._tokenizer)
         try:
             if form is not None and (error := refusal(form)) is not None:
@@ -279,7 +274,6 @@ class EngineService:
             elif pin.state is PinState.HELD:
                 answer.set_result(pin.id)
             else:
-                del self._pins[pin.id]
                 answer.set_exception(EngineError(f"the prefix is not pinned: {pin.end_reason}"))
 
 

@@ -1,4 +1,4 @@
-"""The front end's side of the line: a copy of each request, its text, and whoever reads it."""
+"""The front end's side of the line: a copy of each request, its text, and its reader."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class StreamingClient(EngineClient):
             self._abort(self._ids[request_id].number)
 
     def _stop(self, stream: CopiedStream) -> None:
-        """Nobody reads this any more: abort it, and forget it at once."""
+        """Its reader has left: abort it, and forget it at once."""
         if stream.number in self._streams:
             self._abort(stream.number)
             self._forget(stream)
@@ -273,8 +273,20 @@ class StreamingClient(EngineClient):
     async def pin(
         self, tokens: Sequence[int], /, *, ttl: float | None = None, cache_salt: str | None = None
     ) -> str:
-        pin: str = await self._ask("pin", tokens=list(tokens), ttl=ttl, cache_salt=cache_salt)
+        question = self._ask("pin", tokens=list(tokens), ttl=ttl, cache_salt=cache_salt)
+        asking = asyncio.ensure_future(question)
+        try:
+            pin: str = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(self._release_unclaimed)
+            raise
         return pin
+
+    def _release_unclaimed(self, asked: asyncio.Future[str]) -> None:
+        """Release a pin whose caller was cancelled before it had its id."""
+        if not asked.cancelled() and asked.exception() is None:
+            releasing = asyncio.ensure_future(self.release(asked.result()))
+            releasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def release(self, pin: str, /) -> None:
         await self._ask("release", pin=pin)

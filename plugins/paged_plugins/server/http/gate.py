@@ -281,7 +281,7 @@ class _Exchange:
             **found.all_headers(),
         }
         if self._watcher is None and self._has_long_body():
-            headers["connection"] = "close"  # nobody reads what is still to come
+            headers["connection"] = "close"  # the rest of the body is not read
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         start = {"type": "http.response.start", "status": found.status, "headers": encoded}
         await self.send(start)

@@ -1,4 +1,4 @@
-"""One stream of differences for all who look at an engine; nobody looks, nothing is asked."""
+"""One stream of differences for all viewers of an engine; without one it is not asked."""
 
 from __future__ import annotations
 

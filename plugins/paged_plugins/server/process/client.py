@@ -20,6 +20,7 @@ from paged_core.interfaces.executor import Executor
 from paged_core.log import get_logger
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_core.text.front_end import FrontEnd
 from paged_plugins.server.process import wire
 from paged_plugins.server.process.engine_process import EngineProcess
 
@@ -96,21 +97,13 @@ class ProcessClient(StreamingClient):
     async def _start_first(self) -> None:
         try:
             ready = await self._start_process()
-        except PagedCoreError as error:
+            self.front_end = await asyncio.to_thread(self._make_front_end, ready.max_model_len)
+        except BaseException as error:
             self._state, self._reason = ClientState.FAILED, str(error)
+            process, self._process = self._process, None
+            if process is not None:
+                process.kill()
             raise
-        context = ExecutorContext(
-            settings=self._settings,
-            registry=self._registry,
-            needs_host_blocks=False,
-            clock=None,
-        )
-        executor: Executor = await asyncio.to_thread(
-            make_component, self._registry, "executor", self._settings.executor, context
-        )
-        self.front_end = await asyncio.to_thread(
-            make_front_end, self._settings, executor, ready.max_model_len
-        )
         sizes = {
             "num_blocks": ready.num_blocks,
             "num_host_blocks": ready.num_host_blocks,
@@ -119,6 +112,19 @@ class ProcessClient(StreamingClient):
         self._settings = self._settings.model_copy(update=sizes)
         self._state = ClientState.READY
         self._watching = asyncio.create_task(self._watch())
+
+    def _make_front_end(self, max_model_len: int) -> FrontEnd:
+        """Read the tokenizer, in this process."""
+        context = ExecutorContext(
+            settings=self._settings,
+            registry=self._registry,
+            needs_host_blocks=False,
+            clock=None,
+        )
+        executor: Executor = make_component(
+            self._registry, "executor", self._settings.executor, context
+        )
+        return make_front_end(self._settings, executor, max_model_len)
 
     async def _start_process(self) -> wire.Ready:
         """Start a process and wait until it takes requests.

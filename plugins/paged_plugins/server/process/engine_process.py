@@ -81,7 +81,7 @@ class EngineProcess:
     def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
         bound: zmq.Socket[bytes] = self._context.socket(kind)
         bound.setsockopt(zmq.MAXMSGSIZE, wire.MOST)
-        bound.setsockopt(zmq.SNDHWM, 0)  # requests are counted by whoever lets them in
+        bound.setsockopt(zmq.SNDHWM, 0)  # the server bounds requests before they come here
         bound.setsockopt(zmq.RCVHWM, 0)
         bound.setsockopt(zmq.LINGER, 0)
         bound.bind(f"ipc://{self._folder}/{name}")
@@ -90,7 +90,7 @@ class EngineProcess:
     # ------------------------------------------------------------------ messages
 
     def send(self, message: bytes) -> None:
-        with suppress(zmq.Again):  # nobody is there to read it, which the watch sees
+        with suppress(zmq.Again):  # the process does not read, which the watch sees
             self._out.send(message, zmq.NOBLOCK)
 
     def messages(self) -> Iterator[wire.FromEngine]:

@@ -25,7 +25,7 @@ from paged_core.cli.logs import configure_logs
 from paged_core.client.news import News
 from paged_core.client.service import EngineService
 from paged_core.engine.wiring import build_engine
-from paged_core.errors import EngineError, RequestError
+from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_plugins.server.process import wire
@@ -62,7 +62,7 @@ class _Sender:
     def __call__(self, message: wire.FromEngine) -> None:
         encoded = wire.encode(message)
         if len(encoded) > wire.MOST:
-            raise EngineError(f"a message of {len(encoded)} bytes is more than {wire.MOST}")
+            raise wire.TooLarge(f"{len(encoded)} bytes, and {wire.MOST} can be sent at once")
         with self._lock:
             self._socket.send(encoded)
 
@@ -96,15 +96,18 @@ def _serve(orders: Orders, context: zmq.Context[Any], send: _Sender) -> None:
     settings = settings_class(registry)(**orders.settings)
     engine = build_engine(settings, registry)
     beater = Beater(SharedBeat(orders.beat))
-    service = EngineService(
-        engine, settings, lambda news: send(wire.Told(news)), between_steps=beater
-    )
+    service: EngineService
+
+    def tell(news: News) -> None:
+        wire.tell(news, send, service.abort)
+
+    service = EngineService(engine, settings, tell, between_steps=beater)
     reader = context.socket(zmq.PULL)
     reader.setsockopt(zmq.MAXMSGSIZE, wire.MOST)
     reader.setsockopt(zmq.RCVHWM, 0)
     connected = reader.get_monitor_socket(zmq.EVENT_CONNECTED)
     reader.connect(f"ipc://{orders.folder}/in")
-    connected.recv_multipart()  # whoever hears that it is ready removes the name
+    connected.recv_multipart()  # the name is removed once the front end hears that it is ready
     reader.disable_monitor()
     capacity = engine.capacity
     send(wire.Ready(capacity.num_blocks, capacity.num_host_blocks, capacity.max_model_len))

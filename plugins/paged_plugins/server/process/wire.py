@@ -5,7 +5,8 @@ Nothing is unpickled, and no message is larger than ``MOST``.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -111,7 +112,7 @@ def add_message(number: int, request: Request, now: float) -> bytes:
             f"logits processors ({names}) are functions, which cannot be sent to the engine's "
             "process; run the engine in this one, or bring them as a component"
         )
-    after = request.deadline and request.deadline - request.arrival
+    after = None if request.deadline is None else request.deadline - request.arrival
     message = encode(
         Add(
             number,
@@ -144,6 +145,32 @@ def added_request(add: Add) -> Request:
         tenant=add.tenant,
         deadline=add.deadline,
     )
+
+
+class TooLarge(EngineError):
+    """A message is larger than ``MOST``."""
+
+
+def tell(news: News, send: Callable[[Told], None], abort: Callable[[int], None]) -> None:
+    """Send news, in several messages if one would be too large.
+
+    A request of which a single piece is too large, since it asked for the log-probabilities of
+    very many tokens, is refused and aborted; the others go on.
+    """
+    try:
+        send(Told(news))
+        return
+    except TooLarge:
+        pieces = [(each.number, News(starts=[each])) for each in news.starts]
+        pieces += [(each.number, News(gains=[each])) for each in news.gains]
+    for number, piece in pieces:
+        try:
+            send(Told(piece))
+        except TooLarge as error:
+            reason = f"its log-probabilities take {error}; ask for those of fewer tokens"
+            send(Told(News(refused=[(number, reason, False)])))
+            abort(number)
+    send(Told(replace(news, starts=[], gains=[])))
 
 
 def named_error(error: BaseException) -> tuple[str, str]:

@@ -29,7 +29,7 @@ _BODIES: tuple[Any, ...] = (
     {"no such field": 1},
     {"model": "no such model"},
 )
-"""What a client may send that nobody expects."""
+"""Unexpected things that a client may send."""
 
 
 class RoutesConformance(ComponentConformance):
@@ -86,7 +86,7 @@ class RoutesConformance(ComponentConformance):
 
         self.run(test)
 
-    def test_what_nobody_expects_is_answered_as_the_document_says(self) -> None:
+    def test_unexpected_requests_are_answered_as_the_document_says(self) -> None:
         """With no status of 500, and none that is not documented."""
 
         async def test(service: Service, routes: Routes) -> None:

@@ -27,7 +27,7 @@ export class LiveView {
     this.lookOrLeave();
   }
 
-  // While nobody sees the page, the engine need not be asked.
+  // While the page is hidden, the engine need not be asked.
   lookOrLeave() {
     if (document.hidden) this.connection?.abort();
     else if (!this.connection || this.connection.signal.aborted) this.look();

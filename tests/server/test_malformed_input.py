@@ -1,4 +1,4 @@
-"""What strangers send to a server, by chance and over real sockets: it refuses, and stays whole."""
+"""Malformed input by chance, over real sockets: the server refuses it, and stays whole."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def served() -> Iterator[ServeProcess]:
 
 
 @lengths(150, 3000)
-def test_what_strangers_send_is_refused(served: ServeProcess, examples: int) -> None:
+def test_malformed_input_is_refused(served: ServeProcess, examples: int) -> None:
     """With 4xx or a closed connection; memory is flat, and no request is left behind."""
     port = served.port()
     expected = ask(port, "POST", "/v1/completions", GOOD)[1]["choices"]
