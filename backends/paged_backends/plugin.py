@@ -13,6 +13,7 @@ from paged_backends.attention.settings import (
     TorchSettings,
     TritonSettings,
 )
+from paged_backends.communication.settings import GlooSettings
 from paged_backends.executors.settings import LocalSettings, MemorySettings, ProcessSettings
 from paged_backends.grammar.settings import LlguidanceSettings, XgrammarSettings
 from paged_backends.kernels.triton.availability import rank as triton_rank
@@ -125,6 +126,12 @@ def paged_core_components() -> Iterator[Component]:
         ProcessSettings,
         "paged_backends.executors.process:ProcessExecutor",
         summary="another executor in a process of its own",
+    )
+    yield Component(
+        "communicator",
+        GlooSettings,
+        "paged_backends.communication.gloo:GlooCommunicator",
+        summary="PyTorch's gloo, over TCP: on one machine or several",
     )
     yield Component(
         "grammar",

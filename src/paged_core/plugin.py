@@ -23,6 +23,12 @@ _SLOTS: tuple[tuple[str, str, str | tuple[str, ...], str], ...] = (
     ("attention", "attention:AttentionBackend", "auto", "how paged attention is computed"),
     ("runner", "runner:Runner", "auto", "what runs the model"),
     ("executor", "executor:Executor", "local", "where the model runs"),
+    (
+        "communicator",
+        "communicator:Communicator",
+        "auto",
+        "how ranks of one model exchange tensors",
+    ),
     ("grammar", "grammar:GrammarBackend", "auto", "what holds an output to a form"),
     ("observers", "observer:Observer", (), "what is told of each step and request"),
 )

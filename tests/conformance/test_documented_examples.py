@@ -15,7 +15,8 @@ from pydantic import create_model
 from architecture.snippets import ROOT, blocks
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
-from paged_plugins.lab.testing import CostModelConformance, RouterConformance
+from paged_plugins.lab.testing import CostModelConformance
+from paged_plugins.routing.testing import RouterConformance
 from paged_plugins.server.testing import RoutesConformance
 from paged_testing import (
     BlockAllocatorConformance,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_plugins.lab.testing import RouterConformance
+from paged_plugins.routing.testing import RouterConformance
 
 
 class TestRoundRobin(RouterConformance):

@@ -21,7 +21,7 @@ def engine_of(pid: int) -> int:
     found = [
         child.pid
         for child in psutil.Process(pid).children()
-        if "paged_plugins.server.process" in " ".join(child.cmdline())
+        if "paged_plugins.engine_process" in " ".join(child.cmdline())
     ]
     assert len(found) == 1, found
     return found[0]

@@ -25,11 +25,11 @@ from paged_core.client.engine_client import ClientState
 from paged_core.errors import CheckpointError, EngineError, EngineLost, RequestError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
-from paged_plugins.server.process import client as process_client
-from paged_plugins.server.process import main as process_main
-from paged_plugins.server.process import wire
-from paged_plugins.server.process.beat import SharedBeat
-from paged_plugins.server.process.client import ProcessClient
+from paged_plugins.engine_process import client as process_client
+from paged_plugins.engine_process import main as process_main
+from paged_plugins.engine_process import wire
+from paged_plugins.engine_process.beat import SharedBeat
+from paged_plugins.engine_process.client import ProcessClient
 from server.outputs import comparable, last
 
 SETTINGS = {"num_blocks": 256, "max_model_len": 256, "threads": 1}
@@ -299,7 +299,7 @@ def test_a_request_is_not_served_again_for_ever() -> None:
 def test_an_engine_that_cannot_be_started_again_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from paged_plugins.server.process import client as module
+    from paged_plugins.engine_process import client as module
 
     monkeypatch.setattr(module, "_BACKOFF", (0.0, 0.0))
 
@@ -351,7 +351,7 @@ def test_sockets_have_short_names_wherever_temporary_files_are(
 def test_no_process_is_left_if_the_front_end_cannot_be_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from paged_plugins.server.process import client as module
+    from paged_plugins.engine_process import client as module
 
     def fail(*_: Any) -> Any:
         raise CheckpointError("the tokenizer is gone")
@@ -383,7 +383,7 @@ import asyncio, sys
 from paged_core import AsyncLLM, SamplingParams
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
-from paged_plugins.server.process.client import ProcessClient
+from paged_plugins.engine_process.client import ProcessClient
 
 async def main():
     registry = Registry.discover()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.request import Request
-from paged_plugins.lab.router import ReplicaLoad, Router
+from paged_plugins.routing.router import ReplicaLoad, Router
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 from unit.faulty_settings import FaultySettings, FaultyTokenBudgetSettings

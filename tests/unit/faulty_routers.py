@@ -7,7 +7,7 @@ from random import randrange
 from typing import Any, cast
 
 from paged_core.request import Request
-from paged_plugins.lab.router import Load, ReplicaLoad, Router, RouterContext
+from paged_plugins.routing.router import Load, ReplicaLoad, Router, RouterContext
 
 _SHARED: list[int] = []
 

@@ -16,8 +16,8 @@ from paged_plugins.lab.cluster.record import ClusterRecord, Watch
 from paged_plugins.lab.cluster.shard import build_replica
 from paged_plugins.lab.cluster.simulate_cluster import router_options
 from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.router import Load, Router, RouterContext
 from paged_plugins.lab.runs.run_record import RequestRecord, ended_record
+from paged_plugins.routing.router import Load, Router, RouterContext
 from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal
 from paged_plugins.workloads.workload import Workload
 

@@ -24,9 +24,9 @@ from paged_plugins.lab.cluster.record import ClusterRecord, Timeline
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.commands.simulate import request_log
 from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.router import Load, ReplicaLoad, Router, RouterContext
 from paged_plugins.lab.runs.run_record import RequestRecord
 from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.routing.router import Load, ReplicaLoad, Router, RouterContext
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload, Workload
 from paged_plugins.written_files import WriteFailed

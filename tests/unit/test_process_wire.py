@@ -11,8 +11,8 @@ from paged_core.client.news import Gain, News, Start
 from paged_core.errors import EngineError, RequestError, SettingsError
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_plugins.server.process import wire
-from paged_plugins.server.process.beat import Beater, SharedBeat
+from paged_plugins.engine_process import wire
+from paged_plugins.engine_process.beat import Beater, SharedBeat
 
 SAMPLINGS = (
     SamplingParams(),

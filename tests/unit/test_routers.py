@@ -13,10 +13,10 @@ import pytest
 
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
-from paged_plugins.lab.router import Load, ReplicaLoad, Router, RouterContext
-from paged_plugins.lab.routers import KnownPrefixes, content_keys
-from paged_plugins.lab.testing import RouterConformance
-from paged_plugins.lab.testing.router_conformance import Scene, make_request, unrelated_requests
+from paged_plugins.routing.router import Load, ReplicaLoad, Router, RouterContext
+from paged_plugins.routing.routers import KnownPrefixes, content_keys
+from paged_plugins.routing.testing import RouterConformance
+from paged_plugins.routing.testing.router_conformance import Scene, make_request, unrelated_requests
 from unit.faulty_routers import FAULTY, FaultyRouter
 from unit.faulty_settings import FaultyLimitSettings, FaultySettings
 from unit.mutants import Mutant, first_failure

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backends.attention.settings import HybridSettings
-from paged_backends.chosen_component import ChosenComponent
 from paged_backends.device import to_device
 from paged_core.engine.contexts import AttentionContext, make_component
 from paged_core.interfaces.attention import (
@@ -33,6 +32,7 @@ from paged_core.interfaces.attention import (
     SupportsGraphCapture,
 )
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.plugins.chosen_component import ChosenComponent
 from paged_core.plugins.registry import Registry
 
 

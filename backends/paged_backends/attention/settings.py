@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from paged_backends.chosen_component import ChosenComponent
 from paged_backends.kernels.cpu import InstructionSetName
+from paged_core.plugins.chosen_component import ChosenComponent
 from paged_core.plugins.component import ComponentSettings
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from paged_backends.chosen_component import ChosenComponent
+from paged_core.plugins.chosen_component import ChosenComponent
 from paged_core.plugins.component import ComponentSettings
 from paged_core.settings.types import memory_size
 

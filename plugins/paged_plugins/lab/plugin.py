@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from paged_core.plugins.component import Command, Component, Slot
 from paged_core.plugins.hooks import hookimpl
-from paged_plugins.lab.routers import (
+from paged_plugins.lab.settings import LinearSettings, RooflineSettings, SimulatedSettings
+from paged_plugins.routing.routers import (
     LeastLoadedSettings,
     PowerOfTwoSettings,
     PrefixAffinitySettings,
     RoundRobinSettings,
     SessionSettings,
 )
-from paged_plugins.lab.settings import LinearSettings, RooflineSettings, SimulatedSettings
 
 _ROUTERS = (
     (RoundRobinSettings, "RoundRobinRouter", "each replica in turn"),
@@ -38,7 +38,7 @@ def paged_core_slots() -> Iterator[Slot]:
     )
     yield Slot(
         "router",
-        "paged_plugins.lab.router:Router",
+        "paged_plugins.routing.router:Router",
         summary="which replica of a simulated cluster serves a request",
     )
 

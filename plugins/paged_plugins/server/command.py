@@ -88,7 +88,7 @@ def _client(resolved: Resolved, chosen: Any, log_level: str | None) -> EngineCli
         from paged_core.client.in_process import InProcessClient
 
         return InProcessClient(settings, registry)
-    from paged_plugins.server.process.client import ProcessClient
+    from paged_plugins.engine_process.client import ProcessClient
 
     return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout, log_level=log_level)
 

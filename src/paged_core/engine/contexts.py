@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # listing components imports this, and is to be quick
     from paged_core.cache.lookup_oracle import LookupOracle
     from paged_core.engine.preemptor import Preemptor
     from paged_core.interfaces.attention import AttentionBackend
+    from paged_core.interfaces.communicator import Communicator
     from paged_core.interfaces.evictor import Evictor
     from paged_core.interfaces.grammar import GrammarBackend, Vocabulary
     from paged_core.interfaces.layer import LayerSpec
@@ -104,6 +105,30 @@ class AttentionContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """The ranks that compute each step together, as data that each of them gets."""
+
+    name: str
+    """Of the group: no other on these machines has it."""
+    host: str
+    """Where rank 0 listens while the group is made, on :attr:`port`."""
+    port: int
+    timeout: float
+    """Seconds that an operation waits for the other ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorContext:
+    """Of a ``communicator``."""
+
+    group: RankGroup
+    rank: int
+    size: int
+    device: str
+    """Of the tensors, as torch names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerContext:
     """Of a ``runner``."""
 
@@ -113,6 +138,9 @@ class RunnerContext:
     it."""
     size: int = 1
     """How many these are."""
+    communicator: Communicator | None = None
+    """Between these processes; ``None``: there is one. A runner that is given one computes its
+    share of the heads, and returns the same hidden states on every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +175,35 @@ class ExecutorContext:
     """Which of the processes that compute each step together this one is."""
     size: int = 1
     """How many these are."""
+    group: RankGroup | None = None
+    """Of these processes; ``None``: there is one."""
 
-    def make_runner(self) -> Runner:
+    def make_communicator(self, device: str) -> Communicator | None:
+        """Join the group of ranks; ``None``: there is no other rank.
+
+        Raises:
+            SettingsError: the chosen communicator cannot be used here.
+            ExecutorLost: not all ranks have come in time.
+        """
+        if self.group is None:
+            return None
+        context = CommunicatorContext(
+            group=self.group, rank=self.rank, size=self.size, device=device
+        )
+        registry, options = self.registry, self.settings.communicator
+        build = partial(make_component, registry, "communicator", context=context)
+        communicator: Communicator = _choose(registry, "communicator", options, build)
+        return communicator
+
+    def make_runner(self, communicator: Communicator | None = None) -> Runner:
         """As :func:`make_runner`."""
-        return make_runner(self.settings, self.registry, rank=self.rank, size=self.size)
+        return make_runner(
+            self.settings,
+            self.registry,
+            rank=self.rank,
+            size=self.size,
+            communicator=communicator,
+        )
 
     def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
         """As :func:`make_attention`."""
@@ -194,12 +247,18 @@ def blaming(registry: Registry, slot: str, options: ComponentSettings, done: str
 
 
 def make_runner(
-    settings: EngineSettings, registry: Registry, *, rank: int = 0, size: int = 1
+    settings: EngineSettings,
+    registry: Registry,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    communicator: Communicator | None = None,
 ) -> Runner:
     """Build and load the chosen runner, or the best one that can run the model.
 
     Args:
         rank: of this process among ``size`` that compute each step together.
+        communicator: between them.
 
     Raises:
         SettingsError: the chosen one cannot be used here.
@@ -207,7 +266,7 @@ def make_runner(
     """
 
     def load(options: ComponentSettings) -> Runner:
-        context = RunnerContext(settings=settings, rank=rank, size=size)
+        context = RunnerContext(settings=settings, rank=rank, size=size, communicator=communicator)
         runner: Runner = make_component(registry, "runner", options, context)
         with blaming(registry, "runner", options, "loaded"):
             runner.load()

@@ -132,6 +132,7 @@ class EngineSettings(BaseModel):
     attention: Part
     runner: Part
     executor: Part
+    communicator: Part
     grammar: Part
     observers: tuple[Part, ...]
 

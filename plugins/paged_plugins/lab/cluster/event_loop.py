@@ -11,7 +11,7 @@ from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.pauses import Pauses
 from paged_plugins.lab.cluster.record import Watch
 from paged_plugins.lab.cluster.shard import EndedRequest
-from paged_plugins.lab.router import Load, Router
+from paged_plugins.routing.router import Load, Router
 from paged_plugins.workloads.serving import Arrival, Arrivals
 
 

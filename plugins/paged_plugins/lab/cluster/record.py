@@ -13,7 +13,6 @@ from paged_plugins.lab.measures import (
     rates,
     work_done,
 )
-from paged_plugins.lab.router import ReplicaLoad
 from paged_plugins.lab.runs.run_record import (
     ReplicaTotals,
     RequestRecord,
@@ -21,6 +20,7 @@ from paged_plugins.lab.runs.run_record import (
     refused_records,
 )
 from paged_plugins.lab.runs.time_histogram import bucket
+from paged_plugins.routing.router import ReplicaLoad
 from paged_plugins.workloads.serving import Arrival, Refusal
 
 

@@ -12,16 +12,16 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.lab.cluster.checked_router import CheckedRouter
 from paged_plugins.lab.cluster.event_loop import EventLoop
 from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
 from paged_plugins.lab.cluster.shard import open_shard
 from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.router import RouterContext
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
 from paged_plugins.lab.worker import LocalWorker, WorkerProcess
 from paged_plugins.machine import num_cores
+from paged_plugins.routing.checked_router import CheckedRouter
+from paged_plugins.routing.router import RouterContext
 from paged_plugins.workloads.serving import Arrivals
 from paged_plugins.workloads.workload import Workload
 

@@ -1,4 +1,4 @@
-"""The conformance kit of the lab's slots, see :mod:`paged_testing`."""
+"""The conformance kit of the lab's slot ``cost_model``, see :mod:`paged_testing`."""
 
 from pkgutil import iter_modules
 
@@ -7,6 +7,5 @@ import pytest
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
 from paged_plugins.lab.testing.cost_model_conformance import CostModelConformance
-from paged_plugins.lab.testing.router_conformance import RouterConformance
 
-__all__ = ["CostModelConformance", "RouterConformance"]
+__all__ = ["CostModelConformance"]

@@ -24,14 +24,14 @@ import zmq
 
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.server.process import wire
-from paged_plugins.server.process.beat import Pulse, SharedBeat
+from paged_plugins.engine_process import wire
+from paged_plugins.engine_process.beat import Pulse, SharedBeat
 
 _LONGEST_FOLDER = 90
 """Bytes of the name of a folder of sockets; the system allows 107 for the whole name of one."""
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
-    "from paged_plugins.server.process.main import main; main()"
+    "from paged_plugins.engine_process.main import main; main()"
 )
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from paged_core.errors import EngineError, error_text
 from paged_core.request import Request
-from paged_plugins.lab.router import ReplicaLoad, Router
+from paged_plugins.routing.router import ReplicaLoad, Router
 
 
 class CheckedRouter(Router):
@@ -31,7 +31,7 @@ class CheckedRouter(Router):
             raise EngineError(
                 f"{self._what} answered {number!r:.80} for request {request.id!r}; route() has to "
                 f"return an int, from 0 to {len(replicas) - 1}, the number of a replica "
-                "(paged_plugins.lab.testing.RouterConformance tests it)"
+                "(paged_plugins.routing.testing.RouterConformance tests it)"
             )
         return number
 

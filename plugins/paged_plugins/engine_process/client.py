@@ -21,8 +21,8 @@ from paged_core.log import get_logger
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_core.text.front_end import FrontEnd
-from paged_plugins.server.process import wire
-from paged_plugins.server.process.engine_process import EngineProcess
+from paged_plugins.engine_process import wire
+from paged_plugins.engine_process.engine_process import EngineProcess
 
 _START_LOOK_SECONDS = 0.02
 _LOOK_SECONDS = 0.25

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from paged_core.plugins.component import ComponentSettings
 from paged_core.request import Request
-from paged_plugins.lab.router import ReplicaLoad, Router, RouterContext
+from paged_plugins.routing.router import ReplicaLoad, Router, RouterContext
 
 
 class RoundRobinSettings(ComponentSettings):

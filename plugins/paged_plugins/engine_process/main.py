@@ -28,8 +28,8 @@ from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
-from paged_plugins.server.process import wire
-from paged_plugins.server.process.beat import Beater, SharedBeat
+from paged_plugins.engine_process import wire
+from paged_plugins.engine_process.beat import Beater, SharedBeat
 
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux's ``prctl``."""

@@ -1,0 +1,1 @@
+"""Components of the slot ``communicator``: how ranks exchange tensors."""

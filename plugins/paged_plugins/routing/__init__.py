@@ -1,0 +1,1 @@
+"""The slot ``router`` and its components: which of several engines serves a request."""
