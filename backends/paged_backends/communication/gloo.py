@@ -6,7 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch.distributed import ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import TCPStore
 
 from paged_backends.communication.settings import GlooSettings
 from paged_core.engine.contexts import CommunicatorContext
