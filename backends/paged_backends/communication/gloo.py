@@ -6,8 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch.distributed import ProcessGroupGloo
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import (  # type: ignore[attr-defined]  # it has TCPStore, unannounced
+    ProcessGroupGloo,
+    TCPStore,
+)
 
 from paged_backends.communication.settings import GlooSettings
 from paged_core.engine.contexts import CommunicatorContext
