@@ -25,7 +25,7 @@ from paged_core.client.in_process import InProcessClient
 from paged_core.settings.schema import load_settings
 from paged_plugins.server.http.endpoint import EVENTS, Endpoint
 from paged_plugins.server.http.server import HttpServer
-from paged_plugins.server.service import Service
+from paged_plugins.server.service import Service, with_served_name
 
 SECONDS = 60.0
 """After which a test that waits has failed; no test asserts how long anything takes."""
@@ -46,7 +46,8 @@ class Served:
         self._start = start
         table = {"host": "127.0.0.1", "port": 0, "access_log": False, **(server or {})}
         given = {"num_blocks": 256, "observers": ["metrics"], **engine, "server": table}
-        self._resolved = load_settings(overrides=given, environ={})
+        resolved = load_settings(overrides=given, environ={})
+        self._resolved = with_served_name(resolved, resolved.settings.server)  # type: ignore[attr-defined]
         self._started: Future[None] = Future()
         self._thread = Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paged_core.errors import SettingsError
-from paged_plugins.bench.serve_load import Answer, random_requests, spread
+from paged_plugins.bench.serve_load import Answer, lengths, random_requests, spread
 from paged_plugins.bench.serve_measures import measures, read_goals
 from paged_plugins.http_client import HttpClient, ServerError
 from server.served import Served
@@ -67,6 +67,18 @@ def test_a_random_load(served: Served, tmp_path: Path) -> None:
     assert found["request_goodput"] == pytest.approx(found["request_throughput"])
     assert found["mean_ttft_ms"] == pytest.approx(1000 * fmean(found["ttfts"]))
     assert picture.stat().st_size > 1000
+
+
+def test_a_load_fits_the_model_unless_lengths_are_given(served: Served) -> None:
+    done = bench(served.address, "--num-prompts", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "the model takes 1024 tokens, so prompts have 911 and answers 113" in done.stderr
+    assert json.loads(done.stdout)["input_lens"] == [911, 911]
+    assert lengths(None, None, 0, 0.0, 1152) == lengths(None, None, 0, 0.0, None) == (1024, 128)
+    assert lengths(None, None, 0, 0.0, 1151) == (1024, 127)
+    assert lengths(None, 100, 24, 0.5, 1200) == (676, 100)
+    assert lengths(700, None, 0, 0.0, 800) == (700, 100)
+    assert lengths(700, 700, 0, 0.0, 800) == (700, 700), "the server says what is wrong with it"
 
 
 def test_conversations_continue_the_answers_that_came(served: Served) -> None:

@@ -72,6 +72,25 @@ def gathered(stream: Any) -> tuple[str, list[dict[str, Any]], str | None]:
 
 # ---------------------------------------------------------------------- forms
 
+MANY_WAYS = "\n".join(
+    [
+        'start: "a" s',
+        f's: {" | ".join(f"r{place}" for place in range(150))} | "b"',
+        *(f"r{place}: s s s" for place in range(150)),
+    ]
+)
+"""So many that after some tokens they are too many to follow."""
+
+
+def test_a_form_that_is_too_much_after_some_tokens_is_the_requests_fault(
+    served: Served, client: openai.OpenAI
+) -> None:
+    options: Any = {"extra_body": {"structured_outputs": {"grammar": MANY_WAYS}}}
+    with pytest.raises(openai.BadRequestError, match="max is 2000") as refused:
+        ask(client, **options)
+    assert refused.value.code == "ruled_out"
+    served.wait_until_idle()
+
 
 @pytest.mark.parametrize("temperature", [0, 1.3])
 def test_a_json_schema_is_forced(client: openai.OpenAI, temperature: float) -> None:

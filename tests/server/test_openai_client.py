@@ -231,6 +231,14 @@ def test_usage_in_every_chunk(served: Served) -> None:
     assert done == "[DONE]"
 
 
+def test_usage_in_every_chunk_is_an_option_of_usage(served: Served) -> None:
+    options = {"continuous_usage_stats": True}
+    body = {"prompt": PROMPT, "stream": True, "stream_options": options, "max_tokens": 5}
+    *chunks, done = events(ask(served.port, "POST", "/v1/completions", body)[1])
+    assert done == "[DONE]"
+    assert all("usage" not in each and each["choices"] for each in chunks)
+
+
 @pytest.mark.parametrize("extra", [{}, {"return_token_ids": True, "logprobs": 1}])
 def test_chunks_are_as_the_document_says(served: Served, extra: dict[str, Any]) -> None:
     body = {"prompt": PROMPT, "stream": True, "stream_options": {"include_usage": True}, **extra}
@@ -369,6 +377,16 @@ def test_tokens_of_texts_and_conversations(served: Served, llm: LLM) -> None:
     _, found, _ = served.ask("POST", "/tokenize", {"messages": MESSAGES})
     assert found["tokens"] == tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)
     assert served.error("/tokenize", {})[0] == 400
+
+
+def test_metrics_are_labelled_with_the_first_served_name() -> None:
+    with Served({"served_model_name": ["chat-model", "other"]}) as served:
+        lines = served.ask("GET", "/metrics")[1].splitlines()
+    values = [line for line in lines if not line.startswith("#")]
+    assert {"vllm:num_requests_running", "vllm:admission_rejections_total"} <= {
+        line.partition("{")[0] for line in values
+    }
+    assert all('model_name="chat-model"' in line for line in values)
 
 
 def test_how_it_is(served: Served) -> None:

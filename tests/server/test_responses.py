@@ -13,6 +13,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from paged_plugins.server.openai.protocol import TokenLogprob
+from paged_plugins.server.responses.events import tokens_of
 from paged_plugins.server.responses.protocol import AnyEvent
 from server.served import Served, wait_until
 from server.streams import named_events, response_of
@@ -26,6 +28,7 @@ TOOLS: Any = [
     {"type": "function", "name": "weather", "description": "of a city", "parameters": SCHEMA},
     {"type": "function", "name": "now", "parameters": {"additionalProperties": False}},
 ]
+LOGPROBS: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 CALL: Any = {"tools": TOOLS, "tool_choice": {"type": "function", "name": "weather"}}
 ENDLESS = {"input": "x", "stream": True, "ignore_eos": True, "max_output_tokens": 900}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -102,6 +105,56 @@ def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
     usage = client.responses.create(**asked).usage
     assert usage
     assert 0 < usage.input_tokens_details.cached_tokens < usage.input_tokens
+
+
+def test_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
+    for asked in ({}, {"instructions": "Be brief."}, {"tools": TOOLS}):
+        options: Any = {"model": "demo", "input": PROMPT, **asked}
+        usage = client.responses.create(
+            **options, max_output_tokens=1, tool_choice="none" if "tools" in asked else "auto"
+        ).usage
+        assert usage
+        assert client.responses.input_tokens.count(**options).input_tokens == usage.input_tokens
+
+
+def test_log_probabilities_are_those_of_a_chat(served: Served, client: openai.OpenAI) -> None:
+    options: Any = {"model": "demo", "temperature": 0, "top_logprobs": 2}
+    messages: Any = [{"role": "user", "content": PROMPT}]
+    chat = client.chat.completions.create(
+        messages=messages, max_tokens=8, logprobs=True, **options
+    ).choices[0]
+    assert chat.logprobs
+    expected = [each.model_dump() for each in chat.logprobs.content or ()]
+    asked: Any = {"input": PROMPT, "max_output_tokens": 8, **options, **LOGPROBS}
+    made = client.responses.create(**asked)
+    assert made.top_logprobs == 2
+    output: Any = made.output[0]
+    found = [each.model_dump() for each in output.content[0].logprobs]
+    assert found == expected[: len(found)]
+    assert "".join(each["token"] for each in found) == made.output_text
+    with client.responses.stream(**asked) as stream:
+        gained = [
+            (event.delta, event.logprobs)
+            for event in stream
+            if event.type == "response.output_text.delta"
+        ]
+    assert all("".join(each.token for each in of) == text for text, of in gained)
+    assert [each.token for _, of in gained for each in of] == [each["token"] for each in found]
+    same = streamed(served, **asked)["output"][0]["content"][0]
+    assert same["logprobs"] == found
+
+
+def test_log_probabilities_of_thoughts_are_not_those_of_the_text() -> None:
+    tokens = [
+        TokenLogprob(token=text, logprob=-1.0, bytes=[], top_logprobs=[])
+        for text in ("<think>", "so", "</think>", "Yes", ", ", "it is", "<end>")
+    ]
+    assert tokens_of("Yes, it is", tokens) == tokens[3:6]
+    assert tokens_of("es, it", tokens) == tokens[3:6]
+    parts = [
+        TokenLogprob(token="\ufffd", logprob=-1.0, bytes=[n], top_logprobs=[]) for n in (195, 164)
+    ]
+    assert tokens_of("\xe4", parts) == parts
 
 
 # ---------------------------------------------------------------------- calls and thoughts
@@ -194,7 +247,9 @@ def test_thoughts_are_an_item(*, stream: bool) -> None:
             "nested deeper",
         ),
         ("tools", {"tools": [{**TOOLS[0], "parameters": deep(70)}]}, "nested deeper"),
-        ("include[0]", {"include": ["message.output_text.logprobs"]}, "include"),
+        ("include[0]", {"include": ["file_search_call.results"]}, "include"),
+        ("top_logprobs", {"top_logprobs": 2}, "add that to include"),
+        ("top_logprobs", {**LOGPROBS, "top_logprobs": 21}, "from 0 to 20"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(

@@ -97,8 +97,11 @@ class User:
 
     async def leaves_a_stream(self) -> None:
         async with self.request(COMPLETIONS, LONG) as reader, asyncio.timeout(SECONDS):
-            for _ in range(self.draw.randrange(1, 4)):
-                await reader.readuntil(b"data: ")
+            try:
+                for _ in range(self.draw.randrange(1, 4)):
+                    await reader.readuntil(b"data: ")
+            except asyncio.IncompleteReadError as end:  # a slow reader gets few and long deltas
+                assert b"[DONE]" in end.partial, end.partial
 
     async def leaves_before_the_answer(self) -> None:
         async with self.request(COMPLETIONS, {**LONG, "stream": self.draw.random() < 0.5}):

@@ -377,6 +377,13 @@ class TestClose:
                 if num_tokens:
                     assert heard.finish_reason is FinishReason.ABORT
 
+    def test_may_come_before_the_run(self) -> None:
+        driver = EngineDriver(engine_with())
+        driver.close()
+        driver.run()
+        with pytest.raises(EngineError, match="is closed"):
+            driver.step()
+
     def test_waits_for_another_close(self) -> None:
         driver = EngineDriver(engine_with())
         closers = [Thread(target=driver.close) for _ in range(4)]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _MOST_THREADS = 8
 _NO_TOKEN = "NoExtensionBias"
 """What the package says where no token can follow."""
+_NOT_HERE = ("doesn't satisfy the grammar", "parser stopped")
+"""What it says where a token may not come; all else is said where a form is too much for it."""
 _MOST_SAID = 400
 """Characters of an error of the package."""
 _WHITESPACE = r"\x20|\x0A[\x20\x09]{0,20}"
@@ -108,7 +110,9 @@ class _Matcher(Matcher):
 
     def accept(self, token_id: int, /) -> None:
         if not self.own.consume_token(token_id):
-            raise ValueError(_said(self.own))
+            said = _said(self.own)
+            is_wrong = any(text in said for text in _NOT_HERE)
+            raise ValueError(said) if is_wrong else RequestError(said)
 
     @property
     def is_at_end(self) -> bool:

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_backends.grammar.compiler import GrammarCompiler
-from paged_core.errors import error_text
-from paged_core.interfaces.grammar import Matcher, Vocabulary
+from paged_core.errors import RequestError, error_text
+from paged_core.interfaces.grammar import CANNOT_GO_ON, Matcher, Vocabulary
 from paged_core.sampling_params import SamplingParams
 from paged_core.structured_outputs import StructuredOutputs
 
-_NO_TOKEN = "structured_outputs allows no token here: no text of these tokens has its form"
+_NO_TOKEN = f"{CANNOT_GO_ON}: it allows no token here, since no text of these tokens has its form"
 
 
 class SequenceGrammar:
@@ -130,6 +130,8 @@ class GrammarMasks:
             try:
                 each.mask_W = each.problem = None
                 matcher = self._matcher(each)
+            except RequestError as error:
+                each.problem = f"{CANNOT_GO_ON}: {error}"
             except BaseException as error:  # noqa: BLE001 - a component's: its sequence fails
                 each.problem = f"structured_outputs: {error_text(error)}"
             else:
@@ -156,15 +158,16 @@ class GrammarMasks:
         for (each, _), mask_W in zip(asked, masks_GW, strict=True):
             each.mask_W = mask_W
         try:
-            problems = backend.fill([matcher for _, matcher in asked], masks_GW)
+            found = backend.fill([matcher for _, matcher in asked], masks_GW)
         except BaseException as error:  # noqa: BLE001 - the component's
             if len(asked) > 1:
                 for row, one in enumerate(asked):
                     self._ask([one], masks_GW[row : row + 1])
                 return
-            problems = {0: error_text(error)}
-        for row, problem in problems.items():
-            asked[row][0].problem = f"structured_outputs: {problem}"
+            asked[0][0].problem = f"structured_outputs: {error_text(error)}"
+            return
+        for row, problem in found.items():
+            asked[row][0].problem = f"{CANNOT_GO_ON}: {problem}"
 
     def _complete(self, sequences: Iterable[SequenceGrammar]) -> None:
         for each in sequences:

@@ -19,6 +19,7 @@ from paged_plugins.bench.serve_load import (
     Load,
     find_model,
     find_vocab_size,
+    lengths,
     random_requests,
     spread,
 )
@@ -54,8 +55,12 @@ def serve_command(
     max_concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests at once, at most.")
     ] = None,
-    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
-    output_len: Annotated[int, typer.Option(min=1, help="Tokens of its answer.")] = 128,
+    input_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a prompt (1024, or what the model allows).")
+    ] = None,
+    output_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of its answer (128, or what it allows).")
+    ] = None,
     prefix_len: Annotated[int, typer.Option(min=0, help="Tokens of a prefix before them.")] = 0,
     num_prefixes: Annotated[int, typer.Option(min=1, help="Prefixes of prefix_repetition.")] = 10,
     range_ratio: Annotated[float, typer.Option(help="Lengths vary by this share.")] = 0.0,
@@ -94,14 +99,16 @@ def serve_command(
     client = HttpClient(url, api_key=os.environ.get("OPENAI_API_KEY"))
 
     async def run() -> dict[str, Any]:
-        name = model or await find_model(client)
+        name, longest = await find_model(client, model)
         size = vocab_size or await find_vocab_size(client, name)
         if workload in _GENERATED:
+            num_prefix = prefix_len or (256 if workload == "prefix_repetition" else 0)
+            num_input, num_output = lengths(input_len, output_len, num_prefix, range_ratio, longest)
             requests = random_requests(
                 num_prompts or 200,
-                num_input=input_len,
-                num_output=output_len,
-                num_prefix=prefix_len or (256 if workload == "prefix_repetition" else 0),
+                num_input=num_input,
+                num_output=num_output,
+                num_prefix=num_prefix,
                 num_prefixes=1 if workload == "random" else num_prefixes,
                 range_ratio=range_ratio,
                 vocab_size=size,

@@ -11,6 +11,7 @@ from random import Random
 from time import perf_counter
 from typing import Any
 
+from paged_core.cli.output import echo
 from paged_core.errors import SettingsError
 from paged_plugins.http_client import HttpClient, ServerError
 from paged_plugins.workloads.request import WorkloadRequest, linked
@@ -18,6 +19,8 @@ from paged_plugins.workloads.serving import Arrival, Arrivals
 
 _VOCABULARIES = (100_000, 30_000, 10_000, 5_000, 2_000, 1_000, 500, 250)
 """Sizes that are tried, if it is not known up to which number a server takes token ids."""
+_INPUT, _OUTPUT = 1024, 128
+"""Tokens of a prompt and of its answer, as ``vllm bench serve`` has them."""
 
 
 @dataclass(slots=True)
@@ -164,14 +167,56 @@ class Load:
         raise ServerError("the stream ended without [DONE]")
 
 
-async def find_model(client: HttpClient) -> str:
-    """Return the name of the first model that a server has.
+async def find_model(client: HttpClient, name: str | None) -> tuple[str, int | None]:
+    """Return the name of a model that a server has, and how many tokens its sequences may have.
+
+    Args:
+        name: ``None``: the first one.
+
+    Returns:
+        The name, and ``None`` if the server does not tell.
 
     Raises:
-        ServerError: it cannot be asked.
+        ServerError: it cannot be asked for the name.
     """
-    models = await client.get("/v1/models")
-    return str(models["data"][0]["id"])
+    try:
+        models = (await client.get("/v1/models"))["data"]
+    except ServerError:
+        if name is None:
+            raise
+        return name, None
+    if name is None:
+        name = str(models[0]["id"])
+    longest = (each.get("max_model_len") for each in models if each["id"] == name)
+    return name, next(longest, None)
+
+
+def lengths(
+    num_input: int | None,
+    num_output: int | None,
+    num_prefix: int,
+    range_ratio: float,
+    longest: int | None,
+) -> tuple[int, int]:
+    """Return the tokens of a prompt and of its answer: those of ``vllm bench serve``, if they fit.
+
+    Args:
+        num_input, num_output: what the user wants; that is not changed.
+        longest: tokens that a sequence may have; ``None``: it is not known.
+    """
+    wanted = num_input or _INPUT, num_output or _OUTPUT
+    room = longest and int(longest / (1 + range_ratio)) - num_prefix
+    if room is None or sum(wanted) <= room or (num_input and num_output):
+        return wanted
+    own_output = min(_OUTPUT, room - num_input if num_input else room // 9)
+    fitted = num_output or max(1, own_output)
+    made = num_input or max(1, min(_INPUT, room - fitted)), fitted
+    echo(
+        f"note: the model takes {longest} tokens, so prompts have {made[0]} and answers {made[1]}; "
+        "see --input-len and --output-len",
+        err=True,
+    )
+    return made
 
 
 async def find_vocab_size(client: HttpClient, model: str) -> int:

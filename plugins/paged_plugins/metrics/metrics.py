@@ -58,7 +58,7 @@ class Metrics(Observer):
             "num_cpu_blocks": str(settings.num_host_blocks or 0),
         }
         self._counts = EngineInstruments(settings.max_model_len or _LONGEST, cache)
-        self.labels = {"model_name": settings.model, "engine": "0"}
+        self.labels = {"model_name": options.model_name or settings.model, "engine": "0"}
         self._num_blocks = context.num_blocks
         self._live: dict[str, _Progress] = {}
         self._path = options.path

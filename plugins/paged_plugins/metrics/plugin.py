@@ -28,6 +28,10 @@ class MetricsSettings(ComponentSettings):
     path: Path | None = Field(
         default=None, description="a file for all values, in Prometheus' format, when it closes"
     )
+    model_name: str | None = Field(
+        default=None,
+        description="the label of all values; none: what a server calls it, or the setting",
+    )
 
 
 class BlockMapSettings(ComponentSettings):

@@ -73,8 +73,9 @@ def _run(resolved: Resolved, chosen: Any, log_level: str | None) -> int:
     import asyncio
 
     from paged_core.engine.contexts import make_component
-    from paged_plugins.server.service import Service
+    from paged_plugins.server.service import Service, with_served_name
 
+    resolved = with_served_name(resolved, chosen)
     service = Service(_client(resolved, chosen, log_level), resolved, chosen)
     server: Server = make_component(resolved.registry, "server", chosen, service)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

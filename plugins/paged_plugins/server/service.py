@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from math import ceil
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from paged_core.client.engine_client import (
     EngineClient,
     OutputStream,
 )
+from paged_core.interfaces.grammar import CANNOT_GO_ON
 from paged_core.request import FinishReason
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import Resolved
@@ -32,10 +34,23 @@ from paged_plugins.server.settings import HttpSettings
 _SHORT = 4096
 """Characters that are formatted and tokenised between two events of the loop, and not beside it."""
 _LONGEST_RETRY = 60
-_RULED_OUT = "every token is ruled out"
+_RULED_OUT = ("every token is ruled out", CANNOT_GO_ON)
 """What executors say where a request's own parameters leave nothing to sample."""
 
 Result = TypeVar("Result")
+
+
+def with_served_name(resolved: Resolved, options: HttpSettings) -> Resolved:
+    """Return settings of which the observers know the model by the name that clients give it."""
+    if not options.served_model_name:
+        return resolved
+    named = {"model_name": options.served_model_name[0]}
+    observers = [
+        each.model_copy(update=named) if getattr(each, "model_name", "") is None else each
+        for each in resolved.settings.observers
+    ]
+    settings = resolved.settings.model_copy(update={"observers": tuple(observers)})
+    return replace(resolved, settings=settings)
 
 
 class Service:

@@ -101,13 +101,17 @@ class EngineDriver:
     def run(self) -> None:
         """Serve the inbox and run steps, and sleep while there are none to run, until it is closed.
 
-        If a step raises, it ends: see the class.
+        If a step raises, it ends: see the class. It may be closed before it begins.
 
         Raises:
             EngineError: as :meth:`step`.
             PluginError: as :meth:`Engine.step`.
         """
-        self.use(self._run)
+        try:
+            self.use(self._run)
+        except EngineError as error:
+            if str(error) != _CLOSED:
+                raise
 
     def _run(self) -> None:
         try:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+CANNOT_GO_ON = "structured_outputs cannot be followed any further"
+"""What an executor says first where it is the form itself, and no fault of a component, that ends a
+sequence: no token is left, or the form takes more than the component allows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
     """The tokens of a model, as far as a grammar must know them."""
@@ -52,6 +57,7 @@ class Matcher(ABC):
 
         Raises:
             ValueError: it may not come here.
+            RequestError: the form takes more from here on than the component allows.
         """
 
     @property
@@ -88,5 +94,5 @@ class GrammarBackend(ABC):
         Tokens that end a sequence are set where the matcher is at an end, and nowhere else.
 
         Returns:
-            Why rows could not be filled, by row: their sequences fail.
+            By row, why its form cannot be followed any further: its sequence fails.
         """

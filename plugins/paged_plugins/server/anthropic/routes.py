@@ -23,11 +23,11 @@ from paged_plugins.server.anthropic.protocol import (
 from paged_plugins.server.anthropic.translate import NAMES, chat_request, tokenize_request
 from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
 from paged_plugins.server.http.event_stream import EventStream
-from paged_plugins.server.openai.chat import Chat, chat_prompt, open_chat, size_of
+from paged_plugins.server.openai.chat import Chat, open_chat
 from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import AnthropicSettings
-from paged_plugins.server.translation.answers import number_of_tokens, whole
+from paged_plugins.server.translation.answers import num_prompt_tokens, number_of_tokens, whole
 from paged_plugins.server.translation.names import renamed
 
 
@@ -75,7 +75,7 @@ class AnthropicRoutes(Routes):
             )
         with chat.answer as answer, renamed(NAMES):
             async with answer.within_deadline():
-                delta = await whole(chat)
+                delta, _ = await whole(chat)
             for _ in made.take(delta):
                 pass
             for _ in made.end(delta, await self._last_usage(chat, made)):
@@ -85,15 +85,9 @@ class AnthropicRoutes(Routes):
 
     async def count_tokens(self, _: Request, body: CountTokensRequest) -> Any:
         """Say how many tokens the prompt of a conversation has."""
-        service = self._service
-        service.check_model(body.model)
+        self._service.check_model(body.model)
         with renamed(NAMES):
-            asked = tokenize_request(body)
-
-            def count() -> int:
-                return len(service.front_end.encode(chat_prompt(service, asked))[1])
-
-            number = await service.off_loop(count, size_of(asked.messages or ()))
+            number = await num_prompt_tokens(self._service, tokenize_request(body))
         return json_response(TokenCount(input_tokens=number))
 
     async def _events(self, chat: Chat, made: GrowingMessage) -> AsyncGenerator[bytes, None]:

@@ -168,7 +168,7 @@ class OwnRoutes:
             text: str = await self._service.client.report("metrics")
         except RequestError as error:
             raise ApiError(404, str(error), code="no_metrics") from None
-        labels = {"model_name": self._service.settings.model, "engine": "0"}
+        labels = {"model_name": self._service.model_names[0], "engine": "0"}
         text += exposition([self._service.rejections], labels)
         return Response(text, media_type=_METRICS, headers={"cache-control": "no-store"})
 

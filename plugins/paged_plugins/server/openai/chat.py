@@ -28,6 +28,7 @@ from paged_plugins.server.openai.protocol import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
+    ChatLogprobs,
     ChatMessage,
     ChatRequest,
     MadeToolCall,
@@ -248,13 +249,14 @@ class Chat:
                 reasoning_content="".join(made.reasoning) or None,
                 tool_calls=calls or None,
             ),
-            logprobs=self._formatted(made.logprobs),
+            logprobs=self.formatted(made.logprobs),
             finish_reason=made.finish_reason,  # type: ignore[arg-type]
             stop_reason=made.stop_reason,
             token_ids=made.token_ids if self.body.return_token_ids else None,
         )
 
-    def _formatted(self, entries: Any) -> Any:
+    def formatted(self, entries: Any) -> ChatLogprobs | None:
+        """Return log-probabilities as the request wants them; ``None``: it wants none."""
         if self._logprobs is None or entries is None:
             return None
         return self._logprobs.chat(entries)
@@ -298,7 +300,7 @@ class Chat:
                 reasoning_content=delta.reasoning_content,
                 tool_calls=delta.tool_calls,
             ),
-            logprobs=self._formatted(delta.logprobs),
+            logprobs=self.formatted(delta.logprobs),
             finish_reason=delta.finish_reason,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self.body.return_token_ids else None,

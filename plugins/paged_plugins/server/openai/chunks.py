@@ -45,7 +45,7 @@ class Chunks:
         self._first = b"," + encode(first)[1:-1] if first else b""
         options = body.stream_options
         self._ends_with_usage = bool(options and options.include_usage)
-        self._always = bool(options and options.continuous_usage_stats)
+        self._always = self._ends_with_usage and bool(options and options.continuous_usage_stats)
         null = b',"usage":null' if self._ends_with_usage and not self._always else b""
         self._tail = b"]" + null + b"}\n\n"
         self.num_shown = 0

@@ -24,7 +24,7 @@ class StreamOptions(Sent):
     include_usage: bool | None = None
     """Say at the end how many tokens there were."""
     continuous_usage_stats: bool | None = None
-    """Say it in every chunk."""
+    """Say it in every chunk, too; without effect where it is not said at the end."""
     include_obfuscation: Literal[False] | None = None
     """Chunks are never padded."""
 

@@ -10,6 +10,8 @@ from uuid import uuid4
 import msgspec
 
 from paged_plugins.server.errors import ApiError
+from paged_plugins.server.openai.formats import ChatDelta
+from paged_plugins.server.openai.protocol import ChatLogprobs, TokenLogprob
 from paged_plugins.server.responses.protocol import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -67,9 +69,26 @@ class GrowingResponse(Growing):
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
             top_p=1.0 if body.top_p is None else body.top_p,
+            top_logprobs=body.top_logprobs or 0,
             user=body.user,
         )
         self._number = 0
+        self._unread: list[TokenLogprob] = []
+        """Of tokens of which no section has the text yet."""
+        self._logprobs: list[TokenLogprob] = []
+        """Of the text that grows."""
+
+    def take(self, delta: ChatDelta, logprobs: ChatLogprobs | None = None) -> Iterator[bytes]:
+        """Add what the answer gained.
+
+        Args:
+            logprobs: of its tokens; those that made text are shown with it.
+        """
+        if logprobs is not None:
+            self._unread += logprobs.content
+        yield from super().take(delta)
+        if delta.reasoning_content or delta.tool_calls:
+            self._unread = []
 
     def begin(self) -> Iterator[bytes]:
         """Say that it runs."""
@@ -118,6 +137,7 @@ class GrowingResponse(Growing):
             item = OutputReasoning(id=f"rs_{name}", status="in_progress", content=[])
         else:
             item = OutputMessage(id=f"msg_{name}", status="in_progress", content=[])
+            self._logprobs = []
         self.response.output.append(item)
         yield self._made(ItemAdded, **self._index(), item=item)
         if gain.kind != "call":
@@ -130,7 +150,11 @@ class GrowingResponse(Growing):
             "thoughts": ReasoningDelta,
             "text": TextDelta,
         }
-        return self._made(kinds[gain.kind], **self._place(), delta=gain.text)
+        fields: dict[str, Any] = {"delta": gain.text}
+        if gain.kind == "text":
+            fields["logprobs"], self._unread = tokens_of(gain.text, self._unread), []
+            self._logprobs += fields["logprobs"]
+        return self._made(kinds[gain.kind], **self._place(), **fields)
 
     def _end_section(self, text: str, *, is_cut: bool) -> Iterator[bytes]:
         item = self.response.output[-1]
@@ -141,8 +165,9 @@ class GrowingResponse(Growing):
             item.content = [ReasoningText(text=text)]
             yield self._made(ReasoningDone, **self._place(), text=text)
         else:
-            item.content = [OutputText(text=text)]
-            yield self._made(TextDone, **self._place(), text=text)
+            logprobs = self._logprobs
+            item.content = [OutputText(text=text, logprobs=logprobs)]
+            yield self._made(TextDone, **self._place(), text=text, logprobs=logprobs)
         if not isinstance(item, OutputCall):
             yield self._made(PartDone, **self._place(), part=item.content[0])
         item.status = "incomplete" if is_cut else "completed"
@@ -161,3 +186,16 @@ class GrowingResponse(Growing):
         self._number += 1
         tag = made.__struct_config__.tag
         return event(str(tag), msgspec.json.encode(made))
+
+
+def tokens_of(text: str, logprobs: list[TokenLogprob]) -> list[TokenLogprob]:
+    """Return those tokens that a text is made of; all, where they are parts of characters."""
+    start = "".join(each.token for each in logprobs).find(text)
+    if start < 0:
+        return logprobs
+    found, place = [], 0
+    for each in logprobs:
+        if place < start + len(text) and place + len(each.token) > start:
+            found.append(each)
+        place += len(each.token)
+    return found

@@ -5,11 +5,12 @@ A field that is not here is refused by its name. ``null`` is the same as leaving
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from paged_plugins.server.openai.protocol import Answered, Sampled, Sent, Some
+from paged_plugins.server.openai.protocol import Answered, Sampled, Sent, Some, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -106,9 +107,12 @@ class ResponsesRequest(Sampled, kw_only=True):
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     """An input that is too long is refused, never cut."""
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
-    """Without effect: thoughts are given as they are."""
-    top_logprobs: Literal[0] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
+        None
+    )
+    """The second one is without effect: thoughts are given as they are."""
+    top_logprobs: int | None = None
+    """How many of the best tokens ``message.output_text.logprobs`` have for each token."""
     metadata: dict[str, str] | None = None
     """Repeated in the answer."""
     service_tier: Literal["auto", "default"] | None = None
@@ -126,6 +130,23 @@ class ResponsesRequest(Sampled, kw_only=True):
     prompt: None = None
 
 
+class InputTokensRequest(Sent, kw_only=True):
+    """``POST /v1/responses/input_tokens``: what of a request for a response makes its prompt."""
+
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["disabled"] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+
+
 # ---------------------------------------------------------------------- answers
 
 
@@ -134,7 +155,7 @@ class OutputText(Answered, tag_field="type", tag="output_text"):
 
     text: str
     annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 class ReasoningText(Answered, tag_field="type", tag="reasoning_text"):
@@ -212,6 +233,13 @@ class ResponseError(Answered):
     message: str
 
 
+class InputTokens(Answered):
+    """How many tokens an input has."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class Response(Answered):
     """The answer of ``/v1/responses``, as far as it is there."""
 
@@ -239,7 +267,7 @@ class Response(Answered):
     previous_response_id: None = None
     service_tier: Literal["default"] = "default"
     store: Literal[False] = False
-    top_logprobs: Literal[0] = 0
+    top_logprobs: int = 0
     truncation: Literal["disabled"] = "disabled"
 
 
@@ -312,7 +340,7 @@ class TextDelta(PartEvent, tag="response.output_text.delta"):
 
     delta: str
     content_index: Literal[0] = 0
-    logprobs: tuple[()] = ()
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 class TextDone(PartEvent, tag="response.output_text.done"):
@@ -320,7 +348,7 @@ class TextDone(PartEvent, tag="response.output_text.done"):
 
     text: str
     content_index: Literal[0] = 0
-    logprobs: tuple[()] = ()
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 class ReasoningDelta(PartEvent, tag="response.reasoning_text.delta"):

@@ -14,17 +14,19 @@ from paged_plugins.server.openai.chat import Chat, open_chat
 from paged_plugins.server.responses.events import GrowingResponse
 from paged_plugins.server.responses.protocol import (
     AnyEvent,
+    InputTokens,
     InputTokensDetails,
+    InputTokensRequest,
     OutputTokensDetails,
     Response,
     ResponsesRequest,
     ResponsesUsage,
 )
-from paged_plugins.server.responses.translate import NAMES, chat_request
+from paged_plugins.server.responses.translate import NAMES, chat_request, tokenize_request
 from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import ResponsesSettings
-from paged_plugins.server.translation.answers import number_of_tokens, whole
+from paged_plugins.server.translation.answers import num_prompt_tokens, number_of_tokens, whole
 from paged_plugins.server.translation.names import renamed
 
 
@@ -45,7 +47,16 @@ class ResponsesRoutes(Routes):
                 answer=Response,
                 events=AnyEvent,
                 errors=GENERATES,
-            )
+            ),
+            Endpoint(
+                "POST",
+                "/v1/responses/input_tokens",
+                self.count_tokens,
+                summary="How many tokens an input has.",
+                body=InputTokensRequest,
+                answer=InputTokens,
+                errors={404: GENERATES[404], 503: GENERATES[503]},
+            ),
         ]
 
     async def respond(self, request: Request, body: ResponsesRequest) -> Any:
@@ -59,13 +70,20 @@ class ResponsesRoutes(Routes):
             return EventStream(chat.answer, events, options, done=b"", failed=made.fail)
         with chat.answer as answer, renamed(NAMES):
             async with answer.within_deadline():
-                delta = await whole(chat)
-            for _ in made.take(delta):
+                delta, logprobs = await whole(chat)
+            for _ in made.take(delta, logprobs):
                 pass
             for _ in made.end(delta.finish_reason, await self._usage(chat, made)):
                 pass
             request.state.log |= answer.counts
             return json_response(made.response)
+
+    async def count_tokens(self, _: Request, body: InputTokensRequest) -> Any:
+        """Say how many tokens the prompt of an input has."""
+        self._service.check_model(body.model)
+        with renamed(NAMES):
+            number = await num_prompt_tokens(self._service, tokenize_request(body))
+        return json_response(InputTokens(input_tokens=number))
 
     async def _events(self, chat: Chat, made: GrowingResponse) -> AsyncGenerator[bytes, None]:
         reason, has_begun = None, False
@@ -74,7 +92,7 @@ class ResponsesRoutes(Routes):
                 has_begun = True
                 yield b"".join(made.begin())
             reason = delta.finish_reason
-            if data := b"".join(made.take(delta)):
+            if data := b"".join(made.take(delta, chat.formatted(delta.logprobs))):
                 yield data
         yield b"".join(made.end(reason, await self._usage(chat, made)))
 

@@ -7,8 +7,13 @@ from typing import Any
 
 from paged_plugins.server.errors import refused
 from paged_plugins.server.http.endpoint import check_depth
-from paged_plugins.server.openai.protocol import ChatRequest, Sampled
-from paged_plugins.server.responses.protocol import InputItem, Part, ResponsesRequest
+from paged_plugins.server.openai.protocol import ChatRequest, Sampled, TokenizeRequest
+from paged_plugins.server.responses.protocol import (
+    InputItem,
+    InputTokensRequest,
+    Part,
+    ResponsesRequest,
+)
 from paged_plugins.server.translation.conversation import Conversation, joined
 
 NAMES = {
@@ -20,6 +25,7 @@ NAMES = {
     r"(tools\.\d+)\.function": r"\1",
 }
 """By fields of chat completions: what they are called here."""
+_LOGPROBS = "message.output_text.logprobs"
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
@@ -28,21 +34,41 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     Raises:
         ApiError: an item of the input is not what it should be.
     """
+    has_logprobs = _LOGPROBS in (body.include or ())
+    if body.top_logprobs and not has_logprobs:
+        raise refused("top_logprobs", f"top_logprobs needs {_LOGPROBS}; add that to include")
     return ChatRequest(
         **{name: getattr(body, name) for name in Sampled.__struct_fields__},
-        messages=_conversation(body).messages,
+        **_prompt(body),
+        logprobs=has_logprobs or None,
+        top_logprobs=body.top_logprobs,
         max_completion_tokens=body.max_output_tokens,
         stop=body.stop,
         user=body.user,
-        chat_template_kwargs=_template_options(body),
         response_format=_form(body),
-        tools=_tools(body.tools or ()) or None,
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
     )
 
 
-def _conversation(body: ResponsesRequest) -> Conversation:
+def tokenize_request(body: InputTokensRequest) -> TokenizeRequest:
+    """Return what is to be tokenised.
+
+    Raises: as :func:`chat_request`.
+    """
+    return TokenizeRequest(**_prompt(body))
+
+
+def _prompt(body: ResponsesRequest | InputTokensRequest) -> dict[str, Any]:
+    """Return the fields that make the prompt."""
+    return {
+        "messages": _conversation(body).messages,
+        "tools": _tools(body.tools or ()) or None,
+        "chat_template_kwargs": _template_options(body),
+    }
+
+
+def _conversation(body: ResponsesRequest | InputTokensRequest) -> Conversation:
     made = Conversation()
     if body.instructions:
         made.say("system", body.instructions)
@@ -82,7 +108,7 @@ def _text(content: str | Sequence[Part]) -> str:
     return joined(part.text or part.refusal for part in content)
 
 
-def _template_options(body: ResponsesRequest) -> dict[str, Any] | None:
+def _template_options(body: ResponsesRequest | InputTokensRequest) -> dict[str, Any] | None:
     """Return what the chat template is told; the client's own words come first."""
     effort = body.reasoning.effort if body.reasoning else None
     if effort is None:

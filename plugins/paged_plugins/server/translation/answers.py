@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from paged_plugins.server.openai.chat import Chat
+from paged_plugins.server.openai.chat import Chat, chat_prompt, size_of
 from paged_plugins.server.openai.formats import ChatDelta
-from paged_plugins.server.openai.protocol import MadeToolCall
+from paged_plugins.server.openai.protocol import ChatLogprobs, MadeToolCall, TokenizeRequest
 from paged_plugins.server.service import Service
 
 
@@ -85,14 +85,16 @@ class Growing(ABC):
         """Give the section all of its text."""
 
 
-async def whole(chat: Chat) -> ChatDelta:
+async def whole(chat: Chat) -> tuple[ChatDelta, ChatLogprobs | None]:
     """Return the whole answer to a conversation that has one, as if gained at once.
+
+    Its log-probabilities are beside it, as they are shown.
 
     Raises: as iterating over ``chat``.
     """
     (choice,) = (await chat.whole()).choices
     message = choice.message
-    return ChatDelta(
+    delta = ChatDelta(
         index=0,
         content=message.content,
         token_ids=[],
@@ -101,6 +103,20 @@ async def whole(chat: Chat) -> ChatDelta:
         reasoning_content=message.reasoning_content,
         tool_calls=message.tool_calls,
     )
+    return delta, choice.logprobs
+
+
+async def num_prompt_tokens(service: Service, asked: TokenizeRequest) -> int:
+    """Return how many tokens the prompt of a conversation has.
+
+    Raises:
+        ApiError, RequestError: it cannot be made.
+    """
+
+    def count() -> int:
+        return len(service.front_end.encode(chat_prompt(service, asked))[1])
+
+    return await service.off_loop(count, size_of(asked.messages or ()))
 
 
 async def number_of_tokens(service: Service, texts: list[str]) -> int:
