@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from typing import Any, TypeVar
 
@@ -239,6 +239,8 @@ class Answer:
         self.id, self.streams = answer_id, list[OutputStream]()
         self.num_generated = 0
         """Tokens generated so far."""
+        self._fresh: dict[int, None] = {}
+        """Places of prompts of which there may be something to take."""
         self._service = service
         self._began = time.monotonic()
         self._deadline = None if deadline is None else self._began + deadline
@@ -276,22 +278,36 @@ class Answer:
         left = None if self._deadline is None else self._deadline - time.monotonic()
         return asyncio.timeout(left)
 
-    async def deltas(self) -> AsyncIterator[tuple[int, OutputDelta]]:
-        """Yield what the sequences gain, each beside the place of its prompt.
+    def listen(self, call: Callable[[], None]) -> None:
+        """Have something called when there is something to take; it must not raise."""
+        for place, stream in enumerate(self.streams):
+            stream.listen(partial(self._tell, place, call))
+
+    def _tell(self, place: int, call: Callable[[], None]) -> None:
+        self._fresh[place] = None
+        call()
+
+    def take(self) -> Iterator[tuple[int, OutputDelta]]:
+        """Yield what the sequences have gained, each beside the place of its prompt.
 
         Raises:
             ApiError: a sequence ended with an error, or was aborted.
             RequestError: the engine refuses the request.
             EngineLost: the engine ended.
         """
-        if len(self.streams) == 1:
-            async for delta in self.streams[0]:
+        while self._fresh:
+            place, _ = self._fresh.popitem()
+            stream = self.streams[place]
+            for delta in stream.take():
                 self._note(delta)
-                yield 0, delta
-            return
-        async for place, delta in self._all():
-            self._note(delta)
-            yield place, delta
+                yield place, delta
+            if stream.has_ended:
+                stream.take()  # raises what ended it
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing more to take, now or later."""
+        return not self._fresh and all(stream.has_ended for stream in self.streams)
 
     def _note(self, delta: OutputDelta) -> None:
         if not self._has_begun:
@@ -304,7 +320,7 @@ class Answer:
     async def outputs(self) -> list[RequestOutput]:
         """Return the outputs when all have ended.
 
-        Raises: as :meth:`deltas`.
+        Raises: as :meth:`take`.
         """
         outputs = await asyncio.gather(*(stream.wait() for stream in self.streams))
         for output in outputs:
@@ -315,34 +331,6 @@ class Answer:
             if began is not None:
                 self._service.waited(began - output.metrics.arrival)
         return outputs
-
-    async def _all(self) -> AsyncIterator[tuple[int, OutputDelta]]:
-        """Read all streams at once; none is read on while the reader is busy with another."""
-        queue: asyncio.Queue[tuple[int, OutputDelta] | Exception | None] = asyncio.Queue(1)
-
-        async def read(place: int, stream: OutputStream) -> None:
-            try:
-                async for delta in stream:
-                    await queue.put((place, delta))
-            except Exception as error:  # noqa: BLE001 - raised where the queue is read
-                await queue.put(error)
-            else:
-                await queue.put(None)
-
-        readers = [asyncio.create_task(read(*each)) for each in enumerate(self.streams)]
-        try:
-            left = len(readers)
-            while left:
-                found = await queue.get()
-                if found is None:
-                    left -= 1
-                elif isinstance(found, Exception):
-                    raise found
-                else:
-                    yield found
-        finally:
-            for reader in readers:
-                reader.cancel()
 
     def _check_end(self, delta: OutputDelta) -> None:
         reason = delta.finish_reason

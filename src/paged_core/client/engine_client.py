@@ -66,6 +66,26 @@ class OutputStream(ABC, AsyncIterator[OutputDelta]):
         """Return what one sequence gained next."""
 
     @abstractmethod
+    def take(self) -> list[OutputDelta]:
+        """Return what it has gained since it was last read, if anything, without waiting.
+
+        Raises: as iterating.
+        """
+
+    @abstractmethod
+    def listen(self, call: Callable[[], None], /) -> None:
+        """Have something called, in the client's event loop, when there is something to take.
+
+        It takes the place of the iterator's own, must not raise nor close the stream, and is called
+        at once, since there may be something already.
+        """
+
+    @property
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """Whether nothing more will come than what can be taken now."""
+
+    @abstractmethod
     async def wait(self) -> RequestOutput:
         """Return all that it gains, once it has ended.
 

@@ -40,6 +40,7 @@ class CopiedStream(OutputStream):
         self._generation = generation
         self._stop, self._clock = stop, clock
         self._has_news, self._end = asyncio.Event(), asyncio.Event()
+        self._tell: Callable[[], None] = self._has_news.set
         self._deltas: deque[OutputDelta] = deque()
         self._error: Exception | None = None
         self._make_group()
@@ -61,17 +62,25 @@ class CopiedStream(OutputStream):
 
     async def __anext__(self) -> OutputDelta:
         while not self._deltas:
-            if self._has_news.is_set():
-                self._has_news.clear()
-                self._deltas.extend(self._generation.take())
-            elif self._error is not None:
-                raise self._error
-            elif self._generation.finished:
-                raise StopAsyncIteration
-            else:
+            self._has_news.clear()
+            self._deltas.extend(self.take())
+            if not self._deltas:
+                if self.has_ended:
+                    raise StopAsyncIteration
                 await self._has_news.wait()
-        self.was_read = True
         return self._deltas.popleft()
+
+    def take(self) -> list[OutputDelta]:
+        deltas = self._generation.take()
+        if deltas:
+            self.was_read = True
+        elif self._error is not None:
+            raise self._error
+        return deltas
+
+    def listen(self, call: Callable[[], None], /) -> None:
+        self._tell = call
+        call()
 
     async def wait(self) -> RequestOutput:
         await self._end.wait()
@@ -100,7 +109,7 @@ class CopiedStream(OutputStream):
     def append(self, token_id: int) -> None:
         """The only sequence gained a token."""
         self.group.sequences[0].tokens.append(token_id)
-        self._has_news.set()
+        self._tell()
 
     def gain(self, gain: Gain) -> None:
         """A sequence gained something."""
@@ -120,20 +129,20 @@ class CopiedStream(OutputStream):
         if gain.finish_reason is not None:
             sequence.finish_reason = FinishReason(gain.finish_reason)
             sequence.stop_reason, sequence.error = gain.stop_reason, gain.error
-        self._has_news.set()
+        self._tell()
 
     def end(self) -> None:
         """The request has ended."""
         self.group.status, self.group.live = Status.FINISHED, []
         self.group.finished_at = self._clock()
-        self._has_news.set()
         self._end.set()
+        self._tell()
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come: what is unread is given first, then the error is raised."""
         self._error = self._error or error
-        self._has_news.set()
         self._end.set()
+        self._tell()
 
     def begin_again(self) -> None:
         """Forget what was gained and not read: the request is served from its start."""

@@ -60,8 +60,11 @@ class OutputText:
         """
         if self.finished:
             raise ValueError("this output is finished and takes no more tokens")
-        pieces = [(token_id,) for token_id in token_ids] if self.stop else [token_ids]
-        for piece in pieces:
+        if not self.stop:
+            self.num_tokens += len(token_ids)
+            self.text += self.detokenizer.append(token_ids)
+            return None
+        for piece in [(token_id,) for token_id in token_ids]:
             self.num_tokens += len(piece)
             self.text += self.detokenizer.append(piece)
             found = self._search()
@@ -84,8 +87,8 @@ class OutputText:
     def take(self) -> str:
         """Return the text that has become safe to return since the last call."""
         end = len(self.text)
-        if not self.finished:
-            end -= max((_overlap(self.text, stop) for stop in self.stop), default=0)
+        if self.stop and not self.finished:
+            end -= max(_overlap(self.text, stop) for stop in self.stop)
         piece = self.text[self._num_taken : end]
         self._num_taken = end
         return piece
@@ -140,6 +143,7 @@ class Generation:
         """Those returned so far, by sequence; ``None``: the prompt's."""
         self._num_taken: dict[SeqId, int] = {}
         """Generated tokens that :meth:`take` has returned, by sequence."""
+        self._chooses_at_end = request.sampling.chooses_at_end
         self._taken_whole: set[SeqId] = set()
         """Sequences whose end it has returned."""
 
@@ -195,10 +199,10 @@ class Generation:
         Empty if nothing was gained, and until the end for requests that choose among their
         sequences at the end.
         """
-        if self.request.sampling.chooses_at_end and not self.finished:
+        if self._chooses_at_end and not self.finished:
             return []
-        deltas = (self._delta(sequence) for sequence in self.group.sequences)
-        return [delta for delta in deltas if delta is not None]
+        sequences = self.group.sequences
+        return [delta for each in sequences if (delta := self._delta(each)) is not None]
 
     def _delta(self, sequence: SequenceState) -> OutputDelta | None:
         taken = self._num_taken.get(sequence.id, 0)

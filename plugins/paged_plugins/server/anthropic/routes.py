@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
+from paged_core.text.outputs import OutputDelta
 from paged_plugins.server.anthropic.events import PING, GrowingMessage, failed
 from paged_plugins.server.anthropic.protocol import (
     AnthropicError,
@@ -24,6 +25,7 @@ from paged_plugins.server.anthropic.translate import NAMES, chat_request, tokeni
 from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
 from paged_plugins.server.http.event_stream import EventStream
 from paged_plugins.server.openai.chat import Chat, open_chat
+from paged_plugins.server.openai.formats import ChatDelta
 from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import AnthropicSettings
@@ -67,9 +69,8 @@ class AnthropicRoutes(Routes):
         if body.stream:
             return EventStream(
                 chat.answer,
-                self._events(chat, made),
+                _Events(chat, made, self._last_usage),
                 self._service.options,
-                done=b"",
                 failed=failed,
                 ping=PING,
             )
@@ -90,17 +91,6 @@ class AnthropicRoutes(Routes):
             number = await num_prompt_tokens(self._service, tokenize_request(body))
         return json_response(TokenCount(input_tokens=number))
 
-    async def _events(self, chat: Chat, made: GrowingMessage) -> AsyncGenerator[bytes, None]:
-        last = None
-        async for delta in chat:
-            if last is None:
-                yield made.begin(_usage(chat))
-            last = delta
-            if data := b"".join(made.take(delta)):
-                yield data
-        if last is not None:
-            yield b"".join(made.end(last, await self._last_usage(chat, made)))
-
     async def _last_usage(self, chat: Chat, made: GrowingMessage) -> MessagesUsage:
         usage = _usage(chat)
         number = await number_of_tokens(self._service, made.thoughts)
@@ -108,6 +98,29 @@ class AnthropicRoutes(Routes):
             number = min(number, usage.output_tokens)
             usage.output_tokens_details = OutputTokensDetails(thinking_tokens=number)
         return usage
+
+
+class _Events:
+    """Encodes what a message gains."""
+
+    def __init__(
+        self,
+        chat: Chat,
+        made: GrowingMessage,
+        usage: Callable[[Chat, GrowingMessage], Awaitable[MessagesUsage]],
+    ) -> None:
+        self._chat, self._made, self._usage = chat, made, usage
+        self._last: ChatDelta | None = None
+
+    def take(self, _: int, gained: OutputDelta, /) -> bytes:
+        begun = self._made.begin(_usage(self._chat)) if self._last is None else b""
+        self._last = self._chat.parsed(gained)
+        return begun + b"".join(self._made.take(self._last))
+
+    async def end(self) -> bytes:
+        assert self._last is not None
+        usage = await self._usage(self._chat, self._made)
+        return b"".join(self._made.end(self._last, usage))
 
 
 def _usage(chat: Chat) -> MessagesUsage:

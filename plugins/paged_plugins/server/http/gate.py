@@ -272,7 +272,8 @@ class _Exchange:
         found = as_api_error(error, self.scope["state"].get("fields", ()))
         self.scope["state"]["log"]["error"] = found.code
         if self._status is not None:
-            self.scope["state"].get("abort", lambda: None)()
+            if (connection := self.scope["state"].get("connection")) is not None:
+                connection.abort()
             return
         body = msgspec.json.encode(self._form.of(found))
         headers = {

@@ -43,7 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["abort"] = self.transport.abort
+        self.scope["state"]["connection"] = self
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -53,6 +53,23 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_nothing()
         self._in_headers, self._num_header_bytes = True, 0
         super().on_message_complete()
+
+    # ------------------------------------------------------------------ for the answer
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether what is written is read in time, and the connection is there."""
+        return not self.flow.write_paused and not self.transport.is_closing()
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write some of an answer that has begun, and whose length was not told."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def abort(self) -> None:
+        """End the connection, whatever is still to be sent."""
+        self.transport.abort()
+
+    # ------------------------------------------------------------------ bounds
 
     def _expect(self) -> None:
         self._deadline = self.loop.call_later(self._read_timeout, self._too_late)

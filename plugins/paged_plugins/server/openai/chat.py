@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,7 +46,7 @@ async def chat(service: Service, request: Request, body: ChatRequest) -> Any:
     """Answer a conversation, whole or as events."""
     made = await open_chat(service, body)
     if body.stream:
-        return EventStream(made.answer, made.events(), service.options)
+        return EventStream(made.answer, ChatEvents(made), service.options)
     with made.answer as answer:
         async with answer.within_deadline():
             found = await made.whole()
@@ -160,7 +160,7 @@ def _arguments(text: str) -> Any:
 
 
 class Chat:
-    """A conversation that the engine answers; iterating gives what each answer gains.
+    """A conversation that the engine answers.
 
     It knows nothing of HTTP. Close it, as a ``with`` block of its :attr:`answer` does, to abort
     what has not ended.
@@ -183,16 +183,7 @@ class Chat:
                 token_texts(service, body), body.top_logprobs or 0, service.token_bytes
             )
 
-    async def __aiter__(self) -> AsyncIterator[ChatDelta]:
-        """Yield what each answer gains.
-
-        Raises:
-            ApiError, RequestError, EngineLost: as :meth:`Answer.deltas`.
-        """
-        async for _, delta in self.answer.deltas():
-            yield self._parsed(delta)
-
-    def _parsed(self, delta: OutputDelta) -> ChatDelta:
+    def parsed(self, delta: OutputDelta) -> ChatDelta:
         """Return what is shown of what an answer gained."""
         reason = delta.finish_reason
         found = ChatDelta(
@@ -215,13 +206,13 @@ class Chat:
     async def whole(self) -> ChatCompletion:
         """Return the whole answer, once it is there.
 
-        Raises: as iterating.
+        Raises: as :meth:`Answer.outputs`.
         """
         (output,) = await self.answer.outputs()
         made: dict[int, _Gathered] = {}
         for each in output.outputs:
             gathered = made[each.index] = _Gathered()
-            if (delta := self._parsed(each)) is not None:
+            if (delta := self.parsed(each)) is not None:
                 gathered.add(delta)
         body = self.body
         return ChatCompletion(
@@ -261,36 +252,40 @@ class Chat:
             return None
         return self._logprobs.chat(entries)
 
-    # ------------------------------------------------------------------ as events
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield what each answer gains, encoded."""
-        body = self.body
+class ChatEvents:
+    """Encodes what each answer gains."""
+
+    def __init__(self, made: Chat) -> None:
+        self._made, body = made, made.body
         first = {}
         if body.return_token_ids:
-            first["prompt_token_ids"] = list(self.answer.streams[0].request.prompt)
-        chunks = Chunks("chat.completion.chunk", body, self.answer, self.model, **first)
-        is_plain = self._logprobs is None and not body.return_token_ids
-        heads: dict[int, bytes] = {}
-        async for delta in self:
-            head = heads.get(delta.index)
-            if head is None:
-                place = b'{"index":%d' % delta.index
-                head = heads[delta.index] = place + b',"delta":{"content":'
-                yield chunks.chunk(place + _ROLE)
-            chunks.num_shown += len(delta.token_ids)
-            if (
-                is_plain
-                and delta.finish_reason is None
-                and delta.reasoning_content is None
-                and delta.tool_calls is None
-            ):
-                if delta.content:
-                    yield chunks.chunk(head + encode(delta.content) + _PLAIN_END)
-                continue
-            yield chunks.chunk(encode(self._gained(delta)))
-        if (usage := chunks.usage()) is not None:
-            yield usage
+            first["prompt_token_ids"] = list(made.answer.streams[0].request.prompt)
+        self._chunks = Chunks("chat.completion.chunk", body, made.answer, made.model, **first)
+        self._is_plain = not body.logprobs and not body.return_token_ids
+        self._heads: dict[int, bytes] = {}
+
+    def take(self, _: int, gained: OutputDelta, /) -> bytes:
+        delta, chunks = self._made.parsed(gained), self._chunks
+        head, first = self._heads.get(delta.index), b""
+        if head is None:
+            place = b'{"index":%d' % delta.index
+            head = self._heads[delta.index] = place + b',"delta":{"content":'
+            first = chunks.chunk(place + _ROLE)
+        chunks.num_shown += len(delta.token_ids)
+        if (
+            self._is_plain
+            and delta.finish_reason is None
+            and delta.reasoning_content is None
+            and delta.tool_calls is None
+        ):
+            if delta.content:
+                return first + chunks.chunk(head + encode(delta.content) + _PLAIN_END)
+            return first
+        return first + chunks.chunk(encode(self._gained(delta)))
+
+    async def end(self) -> bytes:
+        return self._chunks.end()
 
     def _gained(self, delta: ChatDelta) -> ChatChunkChoice:
         return ChatChunkChoice(
@@ -300,10 +295,10 @@ class Chat:
                 reasoning_content=delta.reasoning_content,
                 tool_calls=delta.tool_calls,
             ),
-            logprobs=self.formatted(delta.logprobs),
+            logprobs=self._made.formatted(delta.logprobs),
             finish_reason=delta.finish_reason,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
-            token_ids=delta.token_ids if self.body.return_token_ids else None,
+            token_ids=delta.token_ids if self._made.body.return_token_ids else None,
         )
 
 

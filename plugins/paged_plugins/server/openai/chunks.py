@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from paged_plugins.server.http.event_stream import DONE
 from paged_plugins.server.openai.protocol import Generated, PromptTokensDetails, Usage
 from paged_plugins.server.service import Answer
 
@@ -63,9 +64,10 @@ class Chunks:
             tail = tail.removesuffix(b"}\n\n") + self._usage()
         return self._head + choice + b"]" + tail
 
-    def usage(self) -> bytes | None:
-        """Return the event after all others, if the request wants one."""
-        return self._head + b"]" + self._usage() if self._ends_with_usage else None
+    def end(self) -> bytes:
+        """Return the last events: the usage, if the request wants it, and that it is whole."""
+        usage = self._head + b"]" + self._usage() if self._ends_with_usage else b""
+        return usage + DONE
 
     def _usage(self) -> bytes:
         return b',"usage":' + encode(usage_of(self._answer, self.num_shown)) + b"}\n\n"

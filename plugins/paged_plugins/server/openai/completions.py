@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +39,7 @@ async def complete(service: Service, request: Request, body: CompletionRequest) 
     """Answer a request, whole or as events."""
     made = await open_completion(service, body)
     if body.stream:
-        return EventStream(made.answer, made.events(), service.options)
+        return EventStream(made.answer, CompletionEvents(made), service.options)
     with made.answer as answer:
         async with answer.within_deadline():
             outputs = await answer.outputs()
@@ -94,7 +93,7 @@ class Completing:
         only_echo: bool,
     ) -> None:
         self.answer = answer
-        self._body, self._model, self._only_echo = body, model, only_echo
+        self.body, self.model, self.only_echo = body, model, only_echo
         self._tokenizer = service.client.front_end.tokenizer
         self._logprobs: LogprobFormat | None = None
         if body.logprobs is not None:
@@ -115,15 +114,15 @@ class Completing:
             id=self.answer.id,
             object="text_completion",
             created=int(time.time()),
-            model=self._model,
+            model=self.model,
             choices=choices,
-            usage=usage_of(self.answer, 0 if self._only_echo else self.answer.num_generated),
+            usage=usage_of(self.answer, 0 if self.only_echo else self.answer.num_generated),
         )
 
     def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> CompletionChoice:
-        body, prompt_ids = self._body, output.prompt_token_ids
+        body, prompt_ids = self.body, output.prompt_token_ids
         text, ids, entries = one.text or "", one.token_ids, one.logprobs
-        if self._only_echo:
+        if self.only_echo:
             text, ids, entries = "", [], entries and []
         shown, prompt = ids, ""
         if body.echo:
@@ -155,39 +154,9 @@ class Completing:
             return None, start
         return self._logprobs.completion(entries, token_ids, start, text)
 
-    # ------------------------------------------------------------------ as events
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield what each sequence gains, encoded."""
-        body = self._body
-        chunks = Chunks("text_completion", body, self.answer, self._model)
-        has_first = bool(body.echo or body.return_token_ids)
-        is_plain = self._logprobs is None and not body.return_token_ids
-        heads: dict[int, bytes] = {}
-        offsets: dict[int, int] = {}
-        async for place, delta in self.answer.deltas():
-            index = place * (body.n or 1) + delta.index
-            if index not in heads:
-                heads[index] = b'{"index":%d,"text":' % index
-                offsets[index] = 0
-                if has_first:
-                    first = self._first(index, place)
-                    offsets[index] = len(first.text)
-                    yield chunks.chunk(encode(first))
-            if self._only_echo:
-                delta = replace(delta, text="", token_ids=[], logprobs=delta.logprobs and [])
-            chunks.num_shown += len(delta.token_ids)
-            if not is_plain or delta.finish_reason is not None:
-                gained, offsets[index] = self._gained(index, delta, offsets[index])
-                yield chunks.chunk(encode(gained))
-            elif delta.text:
-                yield chunks.chunk(heads[index] + encode(delta.text) + _PLAIN_END)
-        if (usage := chunks.usage()) is not None:
-            yield usage
-
-    def _first(self, index: int, place: int) -> CompletionChoice:
+    def first(self, index: int, place: int) -> CompletionChoice:
         """Return what a choice begins with before anything is generated."""
-        stream, body = self.answer.streams[place], self._body
+        stream, body = self.answer.streams[place], self.body
         ids = list(stream.request.prompt)
         echoed, logprobs = "", None
         if body.echo:
@@ -205,7 +174,7 @@ class Completing:
             prompt_token_ids=ids if wants_ids else None,
         )
 
-    def _gained(self, index: int, delta: OutputDelta, offset: int) -> tuple[CompletionChoice, int]:
+    def gained(self, index: int, delta: OutputDelta, offset: int) -> tuple[CompletionChoice, int]:
         """Return what a choice gained, and how many characters are before its next token."""
         text = delta.text or ""
         logprobs, offset = self._formatted(delta.logprobs, delta.token_ids, offset, text)
@@ -215,6 +184,44 @@ class Completing:
             logprobs=logprobs,
             finish_reason=delta.finish_reason and delta.finish_reason.value,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
-            token_ids=delta.token_ids if self._body.return_token_ids else None,
+            token_ids=delta.token_ids if self.body.return_token_ids else None,
         )
         return made, offset
+
+
+class CompletionEvents:
+    """Encodes what each sequence gains."""
+
+    def __init__(self, made: Completing) -> None:
+        body = made.body
+        self._made = made
+        self._chunks = Chunks("text_completion", body, made.answer, made.model)
+        self._n = body.n or 1
+        self._has_first = bool(body.echo or body.return_token_ids)
+        self._is_plain = body.logprobs is None and not body.return_token_ids
+        self._heads: dict[int, bytes] = {}
+        self._offsets: dict[int, int] = {}
+
+    def take(self, place: int, delta: OutputDelta, /) -> bytes:
+        chunks = self._chunks
+        index = place * self._n + delta.index
+        head, first = self._heads.get(index), b""
+        if head is None:
+            head = self._heads[index] = b'{"index":%d,"text":' % index
+            self._offsets[index] = 0
+            if self._has_first:
+                choice = self._made.first(index, place)
+                self._offsets[index] = len(choice.text)
+                first = chunks.chunk(encode(choice))
+        if self._made.only_echo:
+            delta = replace(delta, text="", token_ids=[], logprobs=delta.logprobs and [])
+        chunks.num_shown += len(delta.token_ids)
+        if not self._is_plain or delta.finish_reason is not None:
+            gained, self._offsets[index] = self._made.gained(index, delta, self._offsets[index])
+            return first + chunks.chunk(encode(gained))
+        if delta.text:
+            return first + chunks.chunk(head + encode(delta.text) + _PLAIN_END)
+        return first
+
+    async def end(self) -> bytes:
+        return self._chunks.end()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
+from paged_core.text.outputs import OutputDelta
 from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
 from paged_plugins.server.http.event_stream import EventStream
 from paged_plugins.server.openai.chat import Chat, open_chat
@@ -65,9 +66,8 @@ class ResponsesRoutes(Routes):
             chat = await open_chat(self._service, chat_request(body), "resp_")
         made = GrowingResponse(chat.answer.id, chat.model, body)
         if body.stream:
-            events = self._events(chat, made)
-            options = self._service.options
-            return EventStream(chat.answer, events, options, done=b"", failed=made.fail)
+            events = _Events(chat, made, self._usage)
+            return EventStream(chat.answer, events, self._service.options, failed=made.fail)
         with chat.answer as answer, renamed(NAMES):
             async with answer.within_deadline():
                 delta, logprobs = await whole(chat)
@@ -85,17 +85,6 @@ class ResponsesRoutes(Routes):
             number = await num_prompt_tokens(self._service, tokenize_request(body))
         return json_response(InputTokens(input_tokens=number))
 
-    async def _events(self, chat: Chat, made: GrowingResponse) -> AsyncGenerator[bytes, None]:
-        reason, has_begun = None, False
-        async for delta in chat:
-            if not has_begun:
-                has_begun = True
-                yield b"".join(made.begin())
-            reason = delta.finish_reason
-            if data := b"".join(made.take(delta, chat.formatted(delta.logprobs))):
-                yield data
-        yield b"".join(made.end(reason, await self._usage(chat, made)))
-
     async def _usage(self, chat: Chat, made: GrowingResponse) -> ResponsesUsage:
         answer = chat.answer
         num_input, num_output = answer.num_prompt_tokens, answer.num_generated
@@ -109,3 +98,27 @@ class ResponsesRoutes(Routes):
             ),
             total_tokens=num_input + num_output,
         )
+
+
+class _Events:
+    """Encodes what a response gains."""
+
+    def __init__(
+        self,
+        chat: Chat,
+        made: GrowingResponse,
+        usage: Callable[[Chat, GrowingResponse], Awaitable[ResponsesUsage]],
+    ) -> None:
+        self._chat, self._made, self._usage = chat, made, usage
+        self._reason: str | None = None
+        self._has_begun = False
+
+    def take(self, _: int, gained: OutputDelta, /) -> bytes:
+        delta = self._chat.parsed(gained)
+        begun = [] if self._has_begun else [*self._made.begin()]
+        self._has_begun, self._reason = True, delta.finish_reason
+        return b"".join([*begun, *self._made.take(delta, self._chat.formatted(delta.logprobs))])
+
+    async def end(self) -> bytes:
+        usage = await self._usage(self._chat, self._made)
+        return b"".join(self._made.end(self._reason, usage))

@@ -90,7 +90,7 @@ async def whole(chat: Chat) -> tuple[ChatDelta, ChatLogprobs | None]:
 
     Its log-probabilities are beside it, as they are shown.
 
-    Raises: as iterating over ``chat``.
+    Raises: as :meth:`Chat.whole`.
     """
     (choice,) = (await chat.whole()).choices
     message = choice.message

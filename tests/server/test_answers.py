@@ -1,0 +1,139 @@
+"""Answers: what is gained is told where it comes, and nothing that came before an end is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from paged_core.client.engine_client import ClientState
+from paged_core.client.news import Gain, News, Start
+from paged_core.client.streams import StreamingClient
+from paged_core.errors import EngineLost
+from paged_core.sampling_params import SamplingParams
+from paged_core.settings.schema import load_settings
+from paged_core.text.front_end import FrontEnd
+from paged_plugins.server.http.event_stream import EventStream
+from paged_plugins.server.service import Answer, Service
+
+
+class Client(StreamingClient):
+    """A client whose engine is the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front_end = FrontEnd(None, max_model_len=64, name="none")
+        self._state = ClientState.READY
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def _add(self, stream: Any) -> None: ...
+
+    def _abort(self, number: int) -> None: ...
+
+    async def _ask(self, question: str, **arguments: Any) -> Any: ...
+
+
+class Connection:
+    """What an answer is written to."""
+
+    def __init__(self) -> None:
+        self.keeps_up, self.written = True, list[bytes]()
+
+    def write_chunk(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def abort(self) -> None: ...
+
+
+class Tokens:
+    """Events that are the tokens."""
+
+    def take(self, place: int, delta: Any) -> bytes:
+        return f"{place}:{delta.token_ids} ".encode()
+
+    async def end(self) -> bytes:
+        return b"END"
+
+
+def opened() -> tuple[Client, Answer, Service]:
+    resolved = load_settings(environ={})
+    client = Client()
+    service = Service(client, resolved, resolved.settings.server)  # type: ignore[attr-defined]
+    made = service.generations("a", [[1, 2, 3]], SamplingParams(detokenize=False), {}, None)
+    return client, Answer(service, "a", made), service
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(main())
+
+
+def gains(*tokens: int, number: int = 0, **ends: Any) -> News:
+    return News(
+        starts=[Start(number=number, num_cached=0)],
+        gains=[Gain(number=number, index=0, token_ids=[*tokens], **ends)],
+        ended=[number] if ends else [],
+    )
+
+
+def test_a_loss_is_told_by_each_stream_after_what_it_has() -> None:
+    async def test() -> None:
+        client, answer, _ = opened()
+        answer.listen(lambda: None)
+        client._deliver(gains(7))
+        client._lose("it is gone", again=False)
+        assert answer.has_ended is False
+        taken = answer.take()
+        assert next(taken)[1].token_ids == [7]
+        with pytest.raises(EngineLost):
+            next(taken)
+
+    run(test)
+
+
+def test_what_a_reader_keeps_up_with_is_written_at_once_and_the_rest_in_order() -> None:
+    async def test() -> None:
+        client, answer, service = opened()
+        connection, sent, may_send = Connection(), list[bytes](), asyncio.Event()
+        may_send.set()
+
+        async def send(message: Any) -> None:
+            await may_send.wait()
+            if body := message.get("body"):
+                sent.append(body)
+
+        stream = EventStream(answer, Tokens(), service.options)
+        scope: Any = {"state": {"log": {}, "connection": connection}}
+        sending = asyncio.create_task(stream(scope, None, send))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        client._deliver(gains(1))
+        while not sent:  # the first one goes with the head of the answer
+            await asyncio.sleep(0)
+        for token in (2, 3):
+            client._deliver(News([0], [token]))
+        assert connection.written == [b"0:[2] ", b"0:[3] "], "without a turn of the loop"
+        connection.keeps_up = False
+        may_send.clear()
+        client._deliver(News([0], [4]))
+        await asyncio.sleep(0.01)
+        connection.keeps_up = True  # but what was taken before is still to be sent
+        client._deliver(News([0], [5]))
+        client._deliver(News([0], [6]))
+        assert len(connection.written) == 2
+        may_send.set()
+        while len(sent) < 3:
+            await asyncio.sleep(0)
+        client._deliver(gains(7, finish_reason="length"))
+        await sending
+        assert sent == [b"0:[1] ", b"0:[4] ", b"0:[5, 6] ", b"END"]
+        assert connection.written[2:] == [b"0:[7] "]
+        assert service.answers == {}
+
+    run(test)
