@@ -22,6 +22,15 @@ _MOST_LINE = 1 << 24
 _MOST_ERROR = 1 << 16
 
 
+def fastest_loop() -> Any:
+    """Return what makes the fastest event loop of this platform; ``None``: Python's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
 class ServerError(PagedCoreError):
     """The server could not be reached, answered with an error, or broke off its answer.
 
@@ -85,13 +94,16 @@ class HttpClient:
             if not answer.type.startswith("text/event-stream"):
                 yield (await answer.read()).decode("utf-8", "replace")
                 return
-            data: list[str] = []
-            async for line in answer.lines():
-                if line.startswith("data:"):
-                    data.append(line[5:].removeprefix(" "))
-                elif not line and data:
-                    yield "\n".join(data)
-                    data.clear()
+            data: list[bytes] = []
+            rest = b""
+            async for part in answer.parts():
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        data.append(line[5:].removeprefix(b" ").removesuffix(b"\r"))
+                    elif data and line in {b"", b"\r"}:
+                        yield b"\n".join(data).decode("utf-8", "replace")
+                        data.clear()
 
     async def _whole(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         async with self._answer(method, path, body) as answer:
@@ -150,24 +162,15 @@ class _Answer:
         """Return the body, or the beginning of it."""
         parts: list[bytes] = []
         size = 0
-        async for part in self._parts():
+        async for part in self.parts():
             parts.append(part)
             size += len(part)
             if most is not None and size >= most:
                 break
         return b"".join(parts)
 
-    async def lines(self) -> AsyncIterator[str]:
-        """Yield the lines of the body without their ends."""
-        rest = b""
-        async for part in self._parts():
-            *whole, rest = (rest + part).split(b"\n")
-            for line in whole:
-                yield line.removesuffix(b"\r").decode("utf-8", "replace")
-        if rest:
-            yield rest.decode("utf-8", "replace")
-
-    async def _parts(self) -> AsyncIterator[bytes]:
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes."""
         reader = self._reader
         if not self._is_chunked:
             left = self._length
@@ -180,11 +183,50 @@ class _Answer:
                 left = left if left is None else left - len(part)
                 yield part
             return
-        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-            yield await reader.readexactly(size)
-            await reader.readexactly(2)
-        while await reader.readuntil(b"\r\n") != b"\r\n":
-            pass  # trailers
+        chunks = _Chunks()
+        while not chunks.have_ended:
+            data = await reader.read(1 << 16)
+            if not data:
+                raise EOFError("it ends within its chunks")
+            if part := chunks.take(data):
+                yield part
+
+
+class _Chunks:
+    """Takes a body of chunks (RFC 9112, section 7.1) apart, all that has come at once."""
+
+    def __init__(self) -> None:
+        self.have_ended = False
+        self._data = bytearray()
+        self._in_trailers = False
+
+    def take(self, new: bytes) -> bytes:
+        """Add what came; return what is in the chunks that it makes whole.
+
+        Raises:
+            ValueError: these are no chunks, or one is too large.
+        """
+        data, at = self._data, 0
+        data += new
+        found: list[bytes] = []
+        while (end := data.find(b"\r\n", at)) >= 0:
+            if self._in_trailers:
+                self.have_ended, at = self.have_ended or end == at, end + 2
+                continue
+            size = int(data[at:end].split(b";")[0], 16)
+            if not 0 <= size <= _MOST_LINE:
+                raise ValueError(f"a chunk has {size} bytes")
+            if not size:
+                self._in_trailers, at = True, end + 2
+                continue
+            if len(data) < end + size + 4:
+                break
+            found.append(bytes(data[end + 2 : end + 2 + size]))
+            at = end + size + 4
+        del data[:at]
+        if len(data) > 2 * _MOST_LINE:
+            raise ValueError("the size of a chunk has no end")
+        return b"".join(found)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> _Answer:

@@ -27,7 +27,7 @@ from paged_plugins.bench.serve_measures import LATENCIES, TITLES, measures, read
 from paged_plugins.bench.serve_plot import check_plot, plot
 from paged_plugins.bench.workloads import NAMED, LabWorkload
 from paged_plugins.command_options import JsonFile, check_writable, refuse_settings, report
-from paged_plugins.http_client import HttpClient
+from paged_plugins.http_client import HttpClient, fastest_loop
 from paged_plugins.progress import progress
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.request import WorkloadRequest
@@ -144,7 +144,8 @@ def serve_command(
             **measures(answers, seconds, goals=goals, shares=shares),
         }
 
-    found = asyncio.run(run())
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        found = runner.run(run())
     if plot_file is not None:
         plot(found, plot_file)
     report(found, output, as_json, lambda each: _print(each, shares))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -115,8 +115,21 @@ class Load:
         self.most_running = max(self.most_running, self._running)
         sent = last = perf_counter()
         try:
-            async with aclosing(self._events(arrival)) as events:
-                async for event in events:
+            body = self._body(arrival)
+            wants_ids = "return_token_ids" in body
+            async with aclosing(self._client.events("/v1/completions", body)) as events:
+                async for data in events:
+                    now = perf_counter()
+                    if not wants_ids and _has_only_text(data):
+                        if answer.ttft:
+                            answer.itls.append(now - last)
+                        else:
+                            answer.ttft = now - sent
+                        last = now
+                        continue
+                    if data == "[DONE]":
+                        break
+                    event = json.loads(data)
                     if "error" in event:
                         answer.error = str(event["error"])[:500]
                         return
@@ -128,12 +141,13 @@ class Load:
                         continue
                     choice = event["choices"][0]
                     answer.token_ids += choice.get("token_ids") or []
-                    now = perf_counter()
                     if not answer.ttft:
                         answer.ttft = now - sent
                     elif choice.get("text"):
                         answer.itls.append(now - last)
                     last = now
+                else:
+                    raise ServerError("the stream ended without [DONE]")
             answer.latency = last - sent
             if not answer.ttft or not answer.num_output:
                 answer.error = "the answer has no token, or does not say how many it has"
@@ -142,10 +156,9 @@ class Load:
         finally:
             self._running -= 1
 
-    async def _events(self, arrival: Arrival) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the events of an answer; the last one says that it is whole."""
+    def _body(self, arrival: Arrival) -> dict[str, Any]:
         request = arrival.request
-        body = {
+        return {
             "model": self._model,
             "prompt": list(arrival.prompt),
             "max_tokens": request.output,
@@ -159,12 +172,16 @@ class Load:
             **({"priority": request.priority} if request.priority else {}),
             **self._extra,
         }
-        async with aclosing(self._client.events("/v1/completions", body)) as events:
-            async for data in events:
-                if data == "[DONE]":
-                    return
-                yield json.loads(data)
-        raise ServerError("the stream ended without [DONE]")
+
+
+def _has_only_text(data: str) -> bool:
+    """Whether an event surely is the text of a choice; within a text, quotes are escaped."""
+    return (
+        '"choices":[{' in data
+        and '"text":"' in data
+        and '"text":""' not in data
+        and '"usage":{' not in data
+    )
 
 
 async def find_model(client: HttpClient, name: str | None) -> tuple[str, int | None]:

@@ -73,12 +73,13 @@ def _run(resolved: Resolved, chosen: Any, log_level: str | None) -> int:
     import asyncio
 
     from paged_core.engine.contexts import make_component
+    from paged_plugins.http_client import fastest_loop
     from paged_plugins.server.service import Service, with_served_name
 
     resolved = with_served_name(resolved, chosen)
     service = Service(_client(resolved, chosen, log_level), resolved, chosen)
     server: Server = make_component(resolved.registry, "server", chosen, service)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         return runner.run(_serve(server, service))
 
 
@@ -92,15 +93,6 @@ def _client(resolved: Resolved, chosen: Any, log_level: str | None) -> EngineCli
     from paged_plugins.engine_process.client import ProcessClient
 
     return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout, log_level=log_level)
-
-
-def _loop_factory() -> Any:
-    """Return what makes the fastest event loop of this platform; ``None``: Python's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 async def _serve(server: Server, service: Service) -> int:
