@@ -239,6 +239,27 @@ def test_usage_in_every_chunk_is_an_option_of_usage(served: Served) -> None:
     assert all("usage" not in each and each["choices"] for each in chunks)
 
 
+def test_every_chunk_has_the_log_probabilities_of_its_tokens(client: openai.OpenAI) -> None:
+    extra = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    options: Any = {"model": "demo", "prompt": PROMPT, "logprobs": 1, "extra_body": extra}
+    chunks: list[Any] = list(client.completions.create(**options, stream=True))
+    assert chunks[0].choices[0].prompt_token_ids
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    for choice in choices:
+        ids = [f"token_id:{token}" for token in choice.token_ids]
+        assert choice.logprobs.tokens == ids
+    assert sum(len(choice.token_ids) for choice in choices) == 16
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids"])
+@pytest.mark.parametrize("token", [-1, 1 << 20])
+def test_tokens_outside_the_vocabulary_are_refused(
+    client: openai.OpenAI, field: str, token: int
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=str(token)):
+        client.chat.completions.create(model="demo", messages=MESSAGES, extra_body={field: [token]})
+
+
 @pytest.mark.parametrize("extra", [{}, {"return_token_ids": True, "logprobs": 1}])
 def test_chunks_are_as_the_document_says(served: Served, extra: dict[str, Any]) -> None:
     body = {"prompt": PROMPT, "stream": True, "stream_options": {"include_usage": True}, **extra}

@@ -158,7 +158,7 @@ class Completing:
         """Return what a choice begins with before anything is generated."""
         stream, body = self.answer.streams[place], self.body
         ids = list(stream.request.prompt)
-        echoed, logprobs = "", None
+        echoed, (logprobs, _) = "", self._formatted([], [], 0, "")
         if body.echo:
             echoed = self._echoed(stream.prompt, ids)
             if self._logprobs is not None:
