@@ -235,18 +235,18 @@ def test_an_engine_that_nobody_asked_does_not_hang(
     make = process_client.make_front_end
 
     def make_slowly(*arguments: Any) -> Any:
-        time.sleep(2)
+        time.sleep(3)
         return make(*arguments)
 
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         pid = client.pid
-        await asyncio.sleep(0.5)
-        time.sleep(2)  # the loop, which asks, stands still
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1)
+        time.sleep(3)  # the loop, which asks, stands still
+        await asyncio.sleep(1)
         assert client.pid == pid, "it was started again"
 
     monkeypatch.setattr(process_client, "make_front_end", make_slowly)
-    served(test, hang_seconds=1.5)
+    served(test, hang_seconds=2)
 
 
 def test_an_engine_is_connected_before_it_says_that_it_is_ready(
