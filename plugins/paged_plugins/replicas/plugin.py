@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from paged_core.plugins.component import Component, Slot
 from paged_core.plugins.hooks import hookimpl
+from paged_plugins.routing.block_events import BlockEventsSettings
 from paged_plugins.routing.prefix_affinity import PrefixAffinitySettings
 from paged_plugins.routing.router import VERSION
 from paged_plugins.routing.routers import (
@@ -43,3 +44,9 @@ def paged_core_components() -> Iterator[Component]:
     for settings, factory, summary in _ROUTERS:
         path = f"{settings.__module__}:{factory}"
         yield Component("router", settings, path, summary=summary, interface_version=VERSION)
+    yield Component(
+        "observers",
+        BlockEventsSettings,
+        "paged_plugins.routing.block_events:BlockEvents",
+        summary="reports what the prefix cache holds, as numbered events, for a router",
+    )
