@@ -181,11 +181,12 @@ def test_policies_made_anew_hold_nothing() -> None:
 
 def test_numbers_of_another_engine_are_never_taken_for_its_own() -> None:
     """A reader that was left from an engine that ended is told all that is held."""
-    former = BlockEvents(BlockEventsSettings())
-    engine = build_memory_engine(REGISTRY, observers=[former])
-    engine.add(request("A", range(9)))
-    engine.step()
-    since = former.report(0)["next"]
-    now = BlockEvents(BlockEventsSettings())
-    for number in (0, since, since + 3, time.time_ns() + 10**12):
-        assert now.report(number)["events"] == [("cleared", []), ("stored", [])]
+    former, now = (BlockEvents(BlockEventsSettings()) for _ in range(2))
+    for events, length in ((former, 9), (now, 33)):
+        engine = build_memory_engine(REGISTRY, observers=[events])
+        engine.add(request("A", range(length)))
+        engine.step()
+    whole = [("cleared", []), ("stored", content_digests(range(33), 4))]
+    for since in (0, former.report(0)["next"], time.time_ns() + 10**12):
+        assert now.report(since)["events"] == whole
+    assert now.report(now.report(0)["next"])["events"] == []
