@@ -23,6 +23,7 @@ from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_core.text.front_end import FrontEnd
 from paged_plugins.engine_process import wire
+from paged_plugins.engine_process.backoff import Backoff
 from paged_plugins.engine_process.engine_process import EngineProcess
 
 _START_LOOK_SECONDS = 0.02
@@ -32,11 +33,6 @@ _PING_SECONDS = 1.0
 """How often it is asked to beat."""
 _CLOSE_SECONDS = 5.0
 """That it may take to end when it is told to."""
-_BACKOFF = (0.2, 1.0, 3.0, 10.0, 30.0)
-"""Seconds before each start that follows one that failed; after the last one, no more is tried."""
-_STEADY_SECONDS = 60.0
-"""After so long without a failure, the first of them counts again."""
-
 Launch = Callable[[EngineSettings, Registry, str | None], EngineProcess]
 """Starts an engine's process, with the level of its log."""
 
@@ -81,7 +77,7 @@ class ProcessClient(StreamingClient):
             )
         self._settings, self._registry = settings, registry
         self._hang_seconds, self._log_level = hang_seconds, log_level
-        self._launch = launch
+        self._launch, self._backoff = launch, Backoff()
         self._process: EngineProcess | None = None
         self._questions = count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
@@ -125,6 +121,7 @@ class ProcessClient(StreamingClient):
         }  # what memory is free may change, and what was promised may not
         self._settings = self._settings.model_copy(update=sizes)
         self._state = ClientState.READY
+        self._backoff.is_ready()
         self._watching = asyncio.create_task(self._watch())
 
     async def _start_process(self) -> wire.Ready:
@@ -168,7 +165,7 @@ class ProcessClient(StreamingClient):
 
     async def _watch(self) -> None:
         """Look at the process again and again; start another when it has ended or hangs."""
-        pinged, failures, last_failure = -_PING_SECONDS, 0, -_STEADY_SECONDS
+        pinged = -_PING_SECONDS
         asked: float | None = None  # when it was first pinged since its last beat
         while True:
             process = self._process
@@ -191,22 +188,21 @@ class ProcessClient(StreamingClient):
                 self._hand_back(self._owner, reason)
                 return
             asked = None
-            failures = 1 if now - last_failure > _STEADY_SECONDS else failures + 1
-            last_failure = now
-            if not await self._restart(reason, failures):
+            if not await self._restart(reason):
                 return
 
-    async def _restart(self, reason: str, failures: int) -> bool:
+    async def _restart(self, reason: str) -> bool:
         """Start another process in place of a lost one; whether that was done."""
         was = self._state
         kept = self._drop(reason, ClientState.RESTARTING)
-        for attempt in range(failures - 1, len(_BACKOFF)):
-            await asyncio.sleep(_BACKOFF[attempt])
+        while (pause := self._backoff.pause()) is not None:
+            await asyncio.sleep(pause)
             try:
                 await self._start_process()
+                self._backoff.is_ready()
                 break
             except PagedCoreError as error:
-                _log.error("engine_not_started", reason=str(error), attempt=attempt + 1)
+                _log.error("engine_not_started", reason=str(error))
                 self._reason = f"{reason}; and starting another failed: {error}"
         else:
             self._state = ClientState.FAILED

@@ -82,15 +82,28 @@ def _run(resolved: Resolved, chosen: Any, log_level: str | None) -> int:
 
 
 def _client(resolved: Resolved, chosen: Any, log_level: str | None) -> EngineClient:
-    """Return what reaches the engine that serves."""
-    settings, registry = resolved.settings, resolved.registry
-    if chosen.engine == "thread":
-        from paged_core.client.in_process import InProcessClient
+    """Return what reaches the engines that serve."""
+    from paged_core.client.choice import ClientContext, make_client
 
-        return InProcessClient(settings, registry)
-    from paged_plugins.engine_process.client import ProcessClient
+    settings, registry, hang_seconds = resolved.settings, resolved.registry, chosen.hang_timeout
 
-    return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout, log_level=log_level)
+    def single() -> EngineClient:
+        if chosen.engine == "thread":
+            from paged_core.client.in_process import InProcessClient
+
+            return InProcessClient(settings, registry)
+        from paged_plugins.engine_process.client import ProcessClient
+
+        return ProcessClient(settings, registry, hang_seconds=hang_seconds, log_level=log_level)
+
+    context = ClientContext(
+        settings=settings,
+        registry=registry,
+        single=single,
+        hang_seconds=hang_seconds,
+        log_level=log_level,
+    )
+    return make_client(context)
 
 
 def _loop_factory() -> Any:
