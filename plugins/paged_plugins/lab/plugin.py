@@ -7,25 +7,6 @@ from collections.abc import Iterator
 from paged_core.plugins.component import Command, Component, Slot
 from paged_core.plugins.hooks import hookimpl
 from paged_plugins.lab.settings import LinearSettings, RooflineSettings, SimulatedSettings
-from paged_plugins.routing.routers import (
-    LeastLoadedSettings,
-    PowerOfTwoSettings,
-    PrefixAffinitySettings,
-    RoundRobinSettings,
-    SessionSettings,
-)
-
-_ROUTERS = (
-    (RoundRobinSettings, "RoundRobinRouter", "each replica in turn"),
-    (LeastLoadedSettings, "LeastLoadedRouter", "the replica with the fewest requests"),
-    (PowerOfTwoSettings, "PowerOfTwoRouter", "the less loaded of two replicas drawn at random"),
-    (
-        PrefixAffinitySettings,
-        "PrefixAffinityRouter",
-        "the replica that was sent most of the prompt before, unless it is overloaded (SGLang)",
-    ),
-    (SessionSettings, "SessionRouter", "a conversation always to the same replica, by hashing"),
-)
 
 
 @hookimpl
@@ -35,11 +16,6 @@ def paged_core_slots() -> Iterator[Slot]:
         "paged_plugins.lab.cost_model:CostModel",
         "roofline",
         summary="how long a step of a simulation takes",
-    )
-    yield Slot(
-        "router",
-        "paged_plugins.routing.router:Router",
-        summary="which replica of a simulated cluster serves a request",
     )
 
 
@@ -63,8 +39,6 @@ def paged_core_components() -> Iterator[Component]:
         "paged_plugins.lab.cost_models.roofline:RooflineCost",
         summary="what the bandwidth and arithmetic of a device allow for a model's shape",
     )
-    for settings, factory, summary in _ROUTERS:
-        yield Component("router", settings, f"{settings.__module__}:{factory}", summary=summary)
 
 
 @hookimpl

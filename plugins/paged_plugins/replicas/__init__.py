@@ -1,0 +1,1 @@
+"""Replicas: several engines behind one router, simulated or real."""

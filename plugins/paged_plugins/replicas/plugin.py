@@ -1,0 +1,45 @@
+"""The plugin ``replicas``: several engines behind a router, simulated or real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paged_core.plugins.component import Component, Slot
+from paged_core.plugins.hooks import hookimpl
+from paged_plugins.routing.prefix_affinity import PrefixAffinitySettings
+from paged_plugins.routing.router import VERSION
+from paged_plugins.routing.routers import (
+    LeastLoadedSettings,
+    PowerOfTwoSettings,
+    RoundRobinSettings,
+    SessionSettings,
+)
+
+_ROUTERS = (
+    (RoundRobinSettings, "RoundRobinRouter", "each replica in turn"),
+    (LeastLoadedSettings, "LeastLoadedRouter", "the replica with the fewest requests"),
+    (PowerOfTwoSettings, "PowerOfTwoRouter", "the less loaded of two replicas drawn at random"),
+    (
+        PrefixAffinitySettings,
+        "make_router",
+        "the replica that knows most of the prompt, unless it is overloaded (SGLang)",
+    ),
+    (SessionSettings, "SessionRouter", "a conversation always to the same replica, by hashing"),
+)
+
+
+@hookimpl
+def paged_core_slots() -> Iterator[Slot]:
+    yield Slot(
+        "router",
+        "paged_plugins.routing.router:Router",
+        summary="which of several replicas serves a request",
+        version=VERSION,
+    )
+
+
+@hookimpl
+def paged_core_components() -> Iterator[Component]:
+    for settings, factory, summary in _ROUTERS:
+        path = f"{settings.__module__}:{factory}"
+        yield Component("router", settings, path, summary=summary, interface_version=VERSION)
