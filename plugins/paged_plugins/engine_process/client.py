@@ -90,6 +90,11 @@ class ProcessClient(StreamingClient):
         return self._settings
 
     @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.health().state is ClientState.READY
+
+    @property
     def pid(self) -> int | None:
         """The engine's process; ``None``: there is none at the moment."""
         return None if self._process is None else self._process.pid

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from typing import Any
 
 from paged_core.engine.outcome import EngineMetrics
+from paged_core.plugins.registry import Registry
 
 
 def sum_metrics(found: Collection[EngineMetrics]) -> EngineMetrics:
@@ -17,3 +19,9 @@ def sum_metrics(found: Collection[EngineMetrics]) -> EngineMetrics:
     for each in found:
         seconds.update(each.seconds)
     return EngineMetrics(**sums, seconds=dict(seconds))
+
+
+def merge_of(observer: str, registry: Registry) -> Callable[[Mapping[int, Any]], Any] | None:
+    """Return what makes one report of those of several engines, if an observer has that."""
+    component = registry.of("observers").get(observer)
+    return None if component is None else getattr(component.load(), "merge_reports", None)

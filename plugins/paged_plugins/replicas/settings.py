@@ -17,7 +17,7 @@ class RoutedSettings(ComponentSettings):
     count: PositiveInt = Field(1, le=1024, description="engines, each with the whole model")
     router: ChosenComponent | None = Field(
         None,
-        description="which of them serves a request; null: the setting `router`, or prefix_affinity",
+        description="which of them serves; null: the setting `router`, or prefix_affinity",
     )
     placement: Literal["process", "ray"] = Field(
         "process", description="where each runs: in a process here, or as an actor of a Ray cluster"

@@ -230,6 +230,7 @@ class StreamingClient(EngineClient):
 
     def _begin(self, stream: CopiedStream) -> None:
         self._add(stream)
+        stream.has_started = False
         self._streams[stream.number] = self._ids[stream.request.id] = stream
         self._num_waiting += 1
         self._num_waiting_tokens += len(stream.request.prompt)
