@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from paged_core.plugins.component import Component, Slot
 from paged_core.plugins.hooks import hookimpl
 from paged_plugins.replicas.settings import RoutedSettings
+from paged_plugins.routing.block_events import BlockEventsSettings
 from paged_plugins.routing.prefix_affinity import PrefixAffinitySettings
 from paged_plugins.routing.router import VERSION
 from paged_plugins.routing.routers import (
@@ -55,4 +56,10 @@ def paged_core_components() -> Iterator[Component]:
         RoutedSettings,
         "paged_plugins.replicas.routed_client:make_replicas",
         summary="engines in processes or on Ray; each request goes where a router sends it",
+    )
+    yield Component(
+        "observers",
+        BlockEventsSettings,
+        "paged_plugins.routing.block_events:BlockEvents",
+        summary="reports what the prefix cache holds, as numbered events, for a router",
     )

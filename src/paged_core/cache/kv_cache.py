@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 
 from paged_core.cache.changes import CacheChanges
 from paged_core.cache.prefix_cache import PrefixCache, PrefixHit
-from paged_core.checked.allocator import CheckedAllocator
+from paged_core.checked.allocator import CacheListener, CheckedAllocator
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.allocator import BlockAllocator
@@ -47,6 +47,7 @@ class KVCache:
         self.watermark_blocks = int(watermark * num_blocks)
         """Blocks that admission leaves free."""
         self._changes = CacheChanges()
+        self._listener: CacheListener | None = None
         self.reset(allocator)
 
     def reset(self, allocator: BlockAllocator) -> None:
@@ -55,6 +56,9 @@ class KVCache:
         Nothing may hold blocks any more. The removed sequences will still be named.
         """
         self._allocator = CheckedAllocator(allocator, self._num_blocks)
+        self._allocator.listener = self._listener
+        if self._listener is not None:
+            self._listener(None, None)
         self.caches_prefixes = self._allocator.caches_prefixes
         """Whether the allocator finds blocks by their content."""
         self.reserves_runs = self._allocator.reserves_runs
@@ -62,6 +66,10 @@ class KVCache:
         self._prefix_cache = PrefixCache(self._allocator, self.block_size)
         self._free_host = [BlockId(block) for block in reversed(range(self.num_host_blocks))]
         self._changes = CacheChanges(removed=self._changes.removed)
+
+    def watch(self, listener: CacheListener) -> None:
+        """Have a listener told of each change of what the prefix cache finds, as it happens."""
+        self._listener = self._allocator.listener = listener
 
     def forget(self, sequence_ids: Iterable[SeqId]) -> None:
         """Let the executor drop its copies of these sequences, if it has any."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from paged_core.errors import PluginError
@@ -14,6 +14,10 @@ from paged_core.interfaces.allocator import (
     SupportsReservation,
 )
 from paged_core.log import get_logger
+
+CacheListener = Callable[[BlockId | None, BlockKey | None], None]
+"""Called with a block and the content by which it is found, ``None`` if it is not any more; and
+with ``None`` twice if no block is."""
 
 
 def with_prefix_cache(allocator: BlockAllocator) -> BlockAllocator:
@@ -52,6 +56,8 @@ class CheckedBlocks(BlockAllocator):
         """Of each block."""
         self.content: dict[BlockId, BlockKey] = {}
         """What each cached block holds, referenced or not."""
+        self.listener: CacheListener | None = None
+        """Told of each change of :attr:`content`."""
         self.evicted: list[BlockId] = []
         """Blocks handed out that held cached content until then, since :meth:`take_evicted`."""
 
@@ -97,9 +103,17 @@ class CheckedBlocks(BlockAllocator):
             if references[block]:
                 raise PluginError(f"it handed out block {block}, which is in use")
             references[block] = 1
-            if self.content.pop(block, None) is not None:
+            if self._drop_content(block):
                 self.evicted.append(block)
         return blocks
+
+    def _drop_content(self, block: BlockId) -> bool:
+        """The content of a block is found no more; return whether it was."""
+        if self.content.pop(block, None) is None:
+            return False
+        if self.listener is not None:
+            self.listener(block, None)
+        return True
 
 
 class CheckedAllocator(CheckedBlocks):
@@ -135,6 +149,8 @@ class CheckedAllocator(CheckedBlocks):
         held = self._prefixes.cache(block, key)
         if held == block:
             self.content[block] = key
+            if self.listener is not None:
+                self.listener(block, key)
             return held
         if self.content.get(held) != key:
             raise PluginError(f"cache() merged block {block} with {held!r}, of other tokens")
@@ -146,7 +162,7 @@ class CheckedAllocator(CheckedBlocks):
         uncached = list(blocks)
         self._prefixes.uncache(uncached)
         for block in uncached:
-            self.content.pop(block, None)
+            self._drop_content(block)
 
     def blocks_to_reserve(self, num_tokens: int, max_num_tokens: int, /) -> int:
         return self._runs.blocks_to_reserve(num_tokens, max_num_tokens)

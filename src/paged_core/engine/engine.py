@@ -76,6 +76,8 @@ class Engine:
         """Ctrl-C, to be raised as soon as the engine is whole."""
         self._recorder = StepRecorder(observers)
         self.seconds, self.observers = self._recorder.seconds, self._recorder.observers
+        if self._recorder.watches_cache:
+            kv_cache.watch(self._recorder.cache)
         self._requests = LiveRequests(kv_cache, self.pins)
         self._ended: list[SequenceGroup] = []
         """Requests that no outcome has named yet."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from paged_core.engine.outcome import EngineMetrics, PlannedStep
 from paged_core.errors import error_text
-from paged_core.ids import BlockId
-from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
+from paged_core.ids import BlockId, BlockKey
+from paged_core.interfaces.observer import BlockEvent, CacheEvent, Observer, StepRecord
 from paged_core.interfaces.scheduler import Queues, Schedule
 from paged_core.log import get_logger
 from paged_core.sequence import SequenceGroup
@@ -32,6 +32,8 @@ class StepRecorder:
         self._watch_steps = self._any_overrides("on_step")
         self._watch_requests = self._any_overrides("on_request")
         self._watch_blocks = self._any_overrides("on_block")
+        self.watches_cache = self._any_overrides("on_cache")
+        """Whether :meth:`cache` is to be called."""
         self._finished: list[SequenceGroup] = []
 
     def request(self, group: SequenceGroup, event: str) -> None:
@@ -59,6 +61,11 @@ class StepRecorder:
         if self._watch_blocks:
             for event in _block_events(step):
                 self._tell("on_block", lambda observer, event=event: observer.on_block(event))
+
+    def cache(self, block: BlockId | None, key: BlockKey | None) -> None:
+        """What the prefix cache finds changed."""
+        event = CacheEvent(block=block, key=key)
+        self._tell("on_cache", lambda observer: observer.on_cache(event))
 
     def step(
         self,

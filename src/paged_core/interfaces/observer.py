@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from paged_core.ids import BlockId, SeqId
+from paged_core.ids import BlockId, BlockKey, SeqId
 from paged_core.interfaces.scheduler import Queues
 from paged_core.sequence import SequenceGroup
 
@@ -53,6 +53,20 @@ class BlockEvent:
     block: BlockId | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEvent:
+    """The prefix cache finds ``block`` by its content, or finds it no more.
+
+    It is told as it happens, while steps are planned and applied; what a step caches is uncached
+    again if its chunk is withdrawn or the step fails. Blocks on the host are not cached.
+    """
+
+    block: BlockId | None
+    """``None``: all blocks, whose content was given up at once."""
+    key: BlockKey | None
+    """Its content, which other blocks may hold too; ``None``: it is not found any more."""
+
+
 class Observer:
     """Override what you want to hear of. An observer that raises is dropped, with a warning."""
 
@@ -66,6 +80,9 @@ class Observer:
 
     def on_block(self, event: BlockEvent, /) -> None:
         """A block table changed."""
+
+    def on_cache(self, event: CacheEvent, /) -> None:
+        """What the prefix cache finds changed."""
 
     def close(self) -> None:
         """The engine is closing; write what is buffered."""

@@ -6,19 +6,18 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from paged_core.request import Request
 from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.pauses import Pauses
 from paged_plugins.lab.cluster.record import Watch
 from paged_plugins.lab.cluster.shard import EndedRequest
-from paged_plugins.routing.router import Load, Router
+from paged_plugins.routing.load_book import LoadBook, RoutedRequest
+from paged_plugins.routing.router import BlockChange
 from paged_plugins.workloads.serving import Arrival, Arrivals
 
 
 class _Routed(NamedTuple):
     arrival: Arrival
-    request: Request
-    replica: int
+    request: RoutedRequest
 
 
 class EventLoop:
@@ -34,24 +33,26 @@ class EventLoop:
     Engineering 5(5), 1979). What happens does not depend on the number of processes.
 
     Args:
+        book: has joined and offers all replicas.
+        on_blocks: called with the number of a replica and what changed in its prefix cache.
         advance: called with the number of requests that have ended since its last call.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        num_replicas: int,
-        router: Router,
+        book: LoadBook,
+        on_blocks: Callable[[int, Sequence[BlockChange]], None],
         arrivals: Arrivals,
         watch: Watch,
         advance: Callable[[int], None],
     ) -> None:
         self._fleet = fleet
-        self._router = router
+        self._book = book
+        self._on_blocks = on_blocks
         self._arrivals = arrivals
         self._watch = watch
         self._advance = advance
-        self._loads = [Load() for _ in range(num_replicas)]
         self._live: dict[str, _Routed] = {}
         """By id, the requests that have not ended."""
         self._asked: _Routed | None = None
@@ -66,7 +67,7 @@ class EventLoop:
             fleet.start(until)
             self._settle()
             if is_event:
-                self._watch.passed(now, self._loads)
+                self._watch.passed(now, self._book.loads.values())
             now, is_event = until, self._end_steps(until)
             for arrival in self._arrivals.due(now):
                 self._settle()
@@ -87,28 +88,29 @@ class EventLoop:
 
         With these ends the event is not over: requests may arrive then.
         """
-        loads, watch = self._loads, self._watch
+        loads, watch = self._book.loads, self._watch
         now, event = 0.0, None
-        for time, repeat, number, num_tokens, ended in self._fleet.ends():
+        for time, repeat, number, num_tokens, ended, changes in self._fleet.ends():
             if (time, repeat) != event:
                 if event is not None:
-                    watch.passed(now, loads)
+                    watch.passed(now, loads.values())
                 now, event = time, (time, repeat)
             loads[number].num_tokens += num_tokens
+            if changes:
+                self._on_blocks(number, changes)
             if ended:
                 self._end(ended, number, time)
         if event is None or now == until:
             return event is not None
-        watch.passed(now, loads)
+        watch.passed(now, loads.values())
         return False
 
     def _end(self, requests: Sequence[EndedRequest], number: int, now: float) -> None:
         """Requests ended on a replica."""
-        self._loads[number].num_requests -= len(requests)
         for record, error, answer in requests:
             routed = self._live.pop(record.id)
             arrival = routed.arrival
-            self._router.finished(routed.request, number)
+            routed.request.ended()
             self._watch.ended(record, number, error)
             if arrival.request.followers:
                 self._pauses.remove(arrival.request)
@@ -119,14 +121,11 @@ class EventLoop:
         """Send a request to a replica."""
         request = arrival.asked(0.0)
         self._watch.arrived(arrival)
-        number = self._router.route(request, arrival.request.session, self._loads)
-        load = self._loads[number]
-        load.num_requests += 1
-        load.num_tokens += len(request.prompt)
+        routed = self._book.route(request, arrival.request.session)
         if arrival.request.followers:
             self._pauses.add(arrival.request)
-        self._asked = _Routed(arrival, request, number)
-        self._fleet.add(number, arrival)
+        self._asked = _Routed(arrival, routed)
+        self._fleet.add(routed.replica, arrival)
 
     def _settle(self) -> None:
         """Learn what became of the request that arrived last."""
@@ -135,12 +134,9 @@ class EventLoop:
             return
         refusal = self._fleet.refusal()
         if refusal is None:
-            self._live[asked.request.id] = asked
+            self._live[asked.arrival.request.id] = asked
             return
-        load = self._loads[asked.replica]
-        load.num_requests -= 1
-        load.num_tokens -= len(asked.request.prompt)
         if asked.arrival.request.followers:
             self._pauses.remove(asked.arrival.request)
-        self._router.finished(asked.request, asked.replica)
-        self._advance(self._watch.refused(asked.arrival, asked.replica, refusal))
+        asked.request.ended()
+        self._advance(self._watch.refused(asked.arrival, asked.request.replica, refusal))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paged_plugins.lab.measures import (
@@ -75,7 +75,7 @@ class Timeline:
         self._interval = 0.01
         self._due = 0.0
 
-    def pass_to(self, now: float, replicas: Sequence[ReplicaLoad]) -> None:
+    def pass_to(self, now: float, replicas: Collection[ReplicaLoad]) -> None:
         """Take a sample, if one is due."""
         if now < self._due:
             return
@@ -193,7 +193,7 @@ class Watch:
         else:
             record.failure = record.failure or told
 
-    def passed(self, now: float, loads: Sequence[ReplicaLoad]) -> None:
+    def passed(self, now: float, loads: Collection[ReplicaLoad]) -> None:
         """All that happens at the time ``now`` has happened."""
         self._timeline.pass_to(now, loads)
 

@@ -15,6 +15,8 @@ from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.run_record import RunTotals
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork
+from paged_plugins.routing.block_events import BlockEvents
+from paged_plugins.routing.router import BlockChange
 
 
 class Replica:
@@ -47,6 +49,11 @@ class Replica:
         self._gaps = TokenGaps(token_gaps)
         self._in_flight: StepOutcome | None = None
         executor.watch = self._computed
+        self._block_events = next(
+            (each for each in engine.observers if isinstance(each, BlockEvents)), None
+        )
+        self._since = 0
+        """The number of the next of them."""
 
     def _computed(self, work: StepWork) -> None:
         self._totals.count(work)
@@ -83,17 +90,26 @@ class Replica:
         """End the step in flight.
 
         Returns:
-            By how many tokens the load changes: those drawn, without all those of the requests that
-            ended. And the requests that ended.
+            By how many tokens the load changes: those drawn, without those of the answers of the
+            requests that ended. And the requests that ended.
         """
         outcome = self._in_flight
         assert outcome is not None
         self._in_flight = None
         num_tokens = len(outcome.tokens)
         for group in outcome.finished:
-            num_tokens -= sum(len(sequence.tokens) for sequence in group.sequences)
-            num_tokens += (len(group.sequences) - 1) * len(group.request.prompt)
+            num_prompt = len(group.request.prompt)
+            num_tokens -= sum(len(sequence.tokens) - num_prompt for sequence in group.sequences)
         return num_tokens, outcome.finished
+
+    def block_changes(self) -> Sequence[BlockChange]:
+        """Return what changed in the prefix cache since the last call, where that is observed."""
+        if self._block_events is None:
+            return ()
+        report = self._block_events.report(self._since)
+        self._since = report["next"]
+        changes: Sequence[BlockChange] = report["events"]
+        return changes
 
     def totals(self) -> RunTotals:
         """Return what it has done so far."""

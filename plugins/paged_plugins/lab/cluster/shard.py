@@ -22,6 +22,7 @@ from paged_plugins.lab.runs.run_record import (
     ended_record,
 )
 from paged_plugins.lab.runs.work_count import CountsWork
+from paged_plugins.routing.router import BlockChange
 from paged_plugins.workloads.serving import Arrival, Refusal, deciding_sequence
 
 
@@ -35,7 +36,7 @@ class EndedRequest(NamedTuple):
     """Tokens of its first sequence, if requests follow it."""
 
 
-StepEnd = tuple[float, int, int, int, Sequence[EndedRequest]]
+StepEnd = tuple[float, int, int, int, Sequence[EndedRequest], Sequence[BlockChange]]
 """The end of a step; tuples, since there are millions of them. Sorted, they are in the order of the
 events of a cluster.
 
@@ -43,8 +44,9 @@ events of a cluster.
 1. How many events of the cluster at this very time came before, in each of which a step began that
    took no time, since it computed nothing.
 2. The number of the replica.
-3. By how many tokens its load changes: those drawn, without all those of the requests that ended.
+3. By how many tokens its load changes: those drawn, without those of the answers that ended.
 4. The requests that ended.
+5. What changed in its prefix cache, where the router wants to know.
 """
 
 
@@ -136,9 +138,10 @@ class Shard:
         ends, now = self._ends, self._now
         while ends and ends[0][0] <= now:
             number = heappop(ends)[1]
-            num_tokens, groups = self._replicas[number].end_step()
+            replica = self._replicas[number]
+            num_tokens, groups = replica.end_step()
             ended = [self._ended(group) for group in groups] if groups else ()
-            found.append((now, repeat, number, num_tokens, ended))
+            found.append((now, repeat, number, num_tokens, ended, replica.block_changes()))
             self._may_begin.append(number)
 
     def _ended(self, group: SequenceGroup) -> EndedRequest:

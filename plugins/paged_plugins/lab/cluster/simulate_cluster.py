@@ -20,7 +20,9 @@ from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
 from paged_plugins.lab.worker import LocalWorker, WorkerProcess
 from paged_plugins.machine import num_cores
+from paged_plugins.routing.block_events import BlockEventsSettings
 from paged_plugins.routing.checked_router import CheckedRouter
+from paged_plugins.routing.load_book import LoadBook
 from paged_plugins.routing.router import RouterContext
 from paged_plugins.workloads.serving import Arrivals
 from paged_plugins.workloads.workload import Workload
@@ -80,19 +82,18 @@ def simulate_cluster(
         )
     settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
     with ExitStack() as stack:
+        router = make_router(settings, registry)
+        if router.wants_block_events:
+            settings = with_block_events(settings)
         fleet = _open_fleet(settings, registry, num_replicas, num_workers, stack)
         capacity = fleet.capacity()
-        context = RouterContext(
-            num_replicas=num_replicas,
-            block_size=settings.block_size,
-            num_blocks=capacity.num_blocks,
-            seed=settings.seed,
-        )
-        options = router_options(settings, registry)
-        router = CheckedRouter(make_component(registry, "router", options, context), options.name)
+        book = LoadBook(router)
+        for number in range(num_replicas):
+            book.joined(number, capacity.num_blocks)
+            book.offer(number)
         arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
         watch = Watch(num_replicas, slo or ServiceLevel(), on_request, max_samples)
-        EventLoop(fleet, num_replicas, router, arrivals, watch, advance).run()
+        EventLoop(fleet, book, router.blocks_changed, arrivals, watch, advance).run()
         return watch.finish(*fleet.totals())
 
 
@@ -151,8 +152,34 @@ def shard_process(numbers: range, settings: EngineSettings, registry: Registry) 
     return WorkerProcess(*arguments, name="cluster worker", what=what)
 
 
+def make_router(settings: EngineSettings, registry: Registry) -> CheckedRouter:
+    """Return the router that settings name, which no replica has joined."""
+    options = router_options(settings, registry)
+    context = RouterContext(block_size=settings.block_size, seed=settings.seed)
+    return CheckedRouter(make_component(registry, "router", options, context), options.name)
+
+
+def with_block_events(settings: EngineSettings) -> EngineSettings:
+    """Return settings of an engine that tells what its prefix cache holds."""
+    if any(isinstance(each, BlockEventsSettings) for each in settings.observers):
+        return settings
+    observers = (*settings.observers, BlockEventsSettings())
+    return settings.model_copy(update={"observers": observers})
+
+
+def check_slot(registry: Registry) -> None:
+    """Raise SettingsError, with the remedy, if there are no routers."""
+    if "router" not in registry.slots:
+        message = (
+            "several replicas need a router, and the slot 'router' is missing: the plugin "
+            "'replicas' declares it; do not block that plugin, or give one replica"
+        )
+        raise SettingsError("\n".join((message, *registry.notes)))
+
+
 def router_options(settings: EngineSettings, registry: Registry) -> ComponentSettings:
     """Return the options of the router that settings name, or of ``round_robin``."""
+    check_slot(registry)
     chosen = dict(settings)["router"]
     if isinstance(chosen, ComponentSettings):
         return chosen

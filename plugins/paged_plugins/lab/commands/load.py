@@ -87,7 +87,9 @@ def capacity_command(
     interval. Without limits it is what is served in the second half of a run in which requests
     arrive 7 to 30% faster than that. Rates are of requests that follow no other.
     """
-    settings = given.resolve(executor_layer("lab capacity", real=False, replicas=replicas)).settings
+    settings = given.resolve(
+        executor_layer("lab capacity", given.registry, real=False, replicas=replicas)
+    ).settings
     check_executor(settings, real=False)
     refuse_unused([entry.key for entry in given.options], [settings], replicas)
     if settings.observers:

@@ -11,9 +11,10 @@ import typer
 
 from paged_core.cli.frame import SettingsCommand
 from paged_core.errors import SettingsError, did_you_mean
+from paged_core.plugins.registry import Registry
 from paged_core.settings.layers import Entry, Layer, Origin
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER
+from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, check_slot
 from paged_plugins.lab.measures import (
     BALANCE,
     GOODPUT,
@@ -178,13 +179,19 @@ def with_address(args: Sequence[str]) -> Iterator[str]:
 Real = Annotated[bool, typer.Option("--real", help="Run the model, in real time.")]
 
 
-def executor_layer(command: str, *, real: bool, replicas: int | None = None) -> Layer:
+def executor_layer(
+    command: str, registry: Registry, *, real: bool, replicas: int | None = None
+) -> Layer:
     """Return the executor, and the router of replicas, that a command takes where the settings
     name none.
+
+    Raises:
+        SettingsError: there are several replicas, and no routers.
     """
     origin = Origin("default", command)
     chosen = {} if real else {"executor": SIMULATED}
     if (replicas or 1) > 1:
+        check_slot(registry)
         chosen["router"] = DEFAULT_ROUTER
     return [Entry((key,), name, origin) for key, name in chosen.items()]
 

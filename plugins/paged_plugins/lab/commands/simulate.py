@@ -221,7 +221,9 @@ def simulate_command(
     name, and arrivals are waited for. --replicas simulates a cluster, in memory that does not grow
     with the number of requests. The exit status is 1 if a request ended with an error.
     """
-    resolved = given.resolve(executor_layer("simulate", real=real, replicas=replicas))
+    resolved = given.resolve(
+        executor_layer("simulate", given.registry, real=real, replicas=replicas)
+    )
     settings = resolved.settings
     check_executor(settings, real=real)
     spec = workload_spec(workload)

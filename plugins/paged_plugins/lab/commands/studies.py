@@ -120,7 +120,9 @@ def compare_command(
     a request ends with an error nothing is concluded, and the exit status is 1.
     """
     variations = [parse_variation(each) for each in vary]
-    arms = varied_arms(variations, given, executor_layer("compare", real=real, replicas=replicas))
+    arms = varied_arms(
+        variations, given, executor_layer("compare", given.registry, real=real, replicas=replicas)
+    )
     if replicas is not None and real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
     keys = [*(each.key for each in variations), *(entry.key for entry in given.options)]

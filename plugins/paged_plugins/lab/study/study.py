@@ -25,7 +25,7 @@ from paged_core.settings.documents import DocumentError
 from paged_core.settings.layers import Layer
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.files import Document, mistakes, read_file
-from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, MAX_REPLICAS
+from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, MAX_REPLICAS, check_slot
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.study.arms import LineOf, PlannedArm, layer, plan_arms
 from paged_plugins.lab.study.unused import refuse_unused
@@ -272,6 +272,8 @@ class StudyFile(Strict):
             advance: called when the settings of one were checked.
             line: of a part of the file.
         """
+        if (self.replicas or 1) > 1:
+            check_slot(registry)
         arms = plan_arms(
             self.layers(line),
             self.axes,

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_plugins.routing.router import Load, Router, RouterContext
+from paged_plugins.routing.load_book import Load
+from paged_plugins.routing.router import Router, RouterContext
 from paged_testing.component import VariesOptions
 
 
