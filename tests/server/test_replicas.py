@@ -210,7 +210,8 @@ def test_reports_are_merged_or_of_one(shared: tuple[Loop, RoutedClient]) -> None
         before = await client.report("metrics")
         routed = [each.num_routed for each in client.replicas()]
         held = ask(client, "Hello", FOREVER)
-        await asyncio.gather(*(ask(client, "Hello").wait() for _ in range(3)))
+        for _ in range(3):
+            await ask(client, "Hello").wait()
         held.close()
         while (await client.metrics()).num_unfinished:
             await asyncio.sleep(0.01)
@@ -560,6 +561,37 @@ def test_hit_rates_of_conversations_are_higher_by_prefixes() -> None:
         with_replicas(measure, replicas={"router": name}, **settings)
     worse, better = rates.values()
     assert better > worse + 0.1, rates
+
+
+def test_an_exact_index_follows_what_each_cache_holds() -> None:
+    """A prompt goes where its prefix is held, also if something else had it computed there."""
+    prefix = list(range(1, 97))
+
+    async def test(client: RoutedClient) -> None:
+        assert all(each.client for each in client._replicas)
+
+        async def goes_to(replica: int, tail: int) -> OutputStream:
+            stream = ask(client, [*prefix, tail])
+            assert replica_of(client, stream) == replica
+            await stream.wait()
+            return stream
+
+        for number in (1, 0):
+            one = client._replicas[number].client
+            assert one is not None
+            pin = await one.pin(prefix)  # past the router, which is told by events alone
+            await one.release(pin)
+            feed = client._feeds[number]
+            seen = feed.num_reports
+            await until(lambda f=feed, n=seen: f.num_reports > n + 1, "no events")  # type: ignore[misc]
+            stream = await goes_to(number, 200)
+            assert stream.num_cached_tokens == 96
+            os.kill(pids(client)[number], signal.SIGKILL)  # its blocks are forgotten with it
+            await until(lambda: client.health().reason, "it is not missed")
+            await all_ready(client)
+            assert not client._router._inner._keys[number]  # type: ignore[attr-defined]
+
+    with_replicas(test, replicas={"router": {"name": "prefix_affinity", "index": "exact"}})
 
 
 def test_what_takes_long_to_report_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ class BlockFeed:
 
     def __init__(self, client: ProcessClient, replica: int, router: CheckedRouter) -> None:
         self._client, self._replica, self._router = client, replica, router
+        self.num_reports = 0
+        """What it has told so far, if only that nothing has changed."""
         self._task = asyncio.create_task(self._feed())
 
     def close(self) -> None:
@@ -43,6 +45,7 @@ class BlockFeed:
                 since = report["next"]
                 if report["events"]:
                     self._router.blocks_changed(self._replica, report["events"])
+                self.num_reports += 1
                 await asyncio.sleep(max(_PERIOD, (monotonic() - began) / _SHARE))
         except (EngineError, RequestError) as error:
             if self._client.is_ready:  # else it was lost, and leaves
