@@ -19,9 +19,11 @@ from paged_core.log import get_logger
 from paged_core.request import Request
 from paged_core.text.generation import Generation
 from paged_plugins.engine_process.client import ProcessClient, distant_front_end
+from paged_plugins.engine_process.engine_process import EngineProcess
 from paged_plugins.replicas.block_feed import BlockFeed
 from paged_plugins.replicas.engine_settings import engine_settings, router_options
 from paged_plugins.replicas.merging import merge_of, sum_metrics
+from paged_plugins.replicas.ray_engine import Cluster, launcher
 from paged_plugins.replicas.replica import Replica
 from paged_plugins.replicas.replicas import ReplicaHealth, Replicas
 from paged_plugins.replicas.settings import RoutedSettings
@@ -82,6 +84,7 @@ class RoutedClient(Replicas):
         self._unserved: list[CopiedStream] = []
         """Those of them that no engine has at the moment."""
         self._counted_at = 0.0
+        self._cluster: Cluster | None = None
         self._pins: dict[str, list[tuple[ProcessClient, str]]] = {}
         self._pin_numbers = count()
 
@@ -106,6 +109,8 @@ class RoutedClient(Replicas):
             (self._replicas[:1], self._replicas[1:]) if measures else (self._replicas, [])
         )
         try:
+            if self._options.placement == "ray":
+                self._cluster = await asyncio.to_thread(Cluster)
             for replica in begun:
                 replica.start()
             while not any(replica.is_ready for replica in begun):
@@ -135,6 +140,7 @@ class RoutedClient(Replicas):
             hang_seconds=context.hang_seconds,
             log_level=context.log_level,
             owner=replica,
+            launch=launcher(self._options) if self._options.placement == "ray" else EngineProcess,
         )
 
     async def close(self) -> None:
@@ -153,6 +159,9 @@ class RoutedClient(Replicas):
         self._feeds.clear()
         closing = [replica.close(ClientState.FAILED, reason) for replica in self._replicas]
         await asyncio.gather(*closing)
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            await asyncio.to_thread(cluster.close)
 
     async def drain(self) -> None:
         if self._state is ClientState.READY:

@@ -22,6 +22,8 @@ class RoutedSettings(ComponentSettings):
     placement: Literal["process", "ray"] = Field(
         "process", description="where each runs: in a process here, or as an actor of a Ray cluster"
     )
+    cpus: float = Field(1.0, ge=0, description="of the Ray cluster, for each engine")
+    gpus: float = Field(0.0, ge=0, description="of the Ray cluster, for each engine")
     devices: tuple[str, ...] = Field(
         (), description="of the engines in turn: cuda:0, cuda:1; none: the setting `device`"
     )
