@@ -95,8 +95,14 @@ LANES = {
         ),
     ),
     "server": Lane(  # engines in processes of their own, servers on sockets
-        tests=("server/test_*.py", "conformance/test_servers.py"),
+        tests=(
+            "server/test_*.py",
+            "conformance/test_replicas.py",
+            "conformance/test_servers.py",
+        ),
         paths=(
+            "plugins/paged_plugins/engine_process/*",
+            "plugins/paged_plugins/replicas/*",
             "plugins/paged_plugins/server/*",
             "src/paged_core/client/*",
             "src/paged_core/async_llm.py",

@@ -131,6 +131,27 @@ def exposition(instruments: Iterable[Instrument], labels: Labels) -> str:
     return "\n".join(lines) + "\n"
 
 
+def merged_exposition(texts: Iterable[str]) -> str:
+    """Return the values of several texts of :func:`exposition`, each name with all its values."""
+    families: dict[str, list[str]] = {}
+    for text in texts:
+        for about, kind, *samples in _families(text):
+            families.setdefault(about, [about, kind]).extend(samples)
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)
+
+
+def _families(text: str) -> Iterator[list[str]]:
+    """Yield the lines about each name: what it is, of which kind, and its values."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# HELP ") and lines:
+            yield lines
+            lines = []
+        lines.append(line)
+    if lines:
+        yield lines
+
+
 def _sample(name: str, labels: Labels, value: float) -> str:
     pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
     return f"{name}{{{pairs}}} {_number(value)}"

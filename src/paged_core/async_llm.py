@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self
 
+from paged_core.client.choice import ClientContext, make_client
 from paged_core.client.engine_client import EngineClient
 from paged_core.client.in_process import InProcessClient
 from paged_core.engine.outcome import EngineMetrics
@@ -14,7 +15,7 @@ from paged_core.errors import RequestError
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
-from paged_core.settings.schema import load_settings, settings_class
+from paged_core.settings.schema import EngineSettings, load_settings, settings_class
 from paged_core.text.front_end import check_sampling
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.prompts import Prompt
@@ -42,15 +43,13 @@ class AsyncLLM:
         self, model: str = "demo", *, registry: Registry | None = None, **settings: Any
     ) -> None:
         registry = registry or Registry.discover()
-        self.client: EngineClient = InProcessClient(
-            settings_class(registry)(model=model, **settings), registry
-        )
+        self.client = _client(settings_class(registry)(model=model, **settings), registry)
 
     @classmethod
     def from_config(cls, config: str | os.PathLike[str] | None = None, **overrides: Any) -> Self:
         """Read settings as the command line does: see :meth:`LLM.from_config`."""
         resolved = load_settings(config=config, overrides=overrides)
-        return cls.from_client(InProcessClient(resolved.settings, resolved.registry))
+        return cls.from_client(_client(resolved.settings, resolved.registry))
 
     @classmethod
     def from_client(cls, client: EngineClient) -> Self:
@@ -178,3 +177,12 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _client(settings: EngineSettings, registry: Registry) -> EngineClient:
+    """Return the client that settings ask for; a single engine runs in a thread."""
+
+    def single() -> EngineClient:
+        return InProcessClient(settings, registry)
+
+    return make_client(ClientContext(settings=settings, registry=registry, single=single))

@@ -46,6 +46,7 @@ _RULES: Mapping[str, Rule] = {
     "arrival": finite,
     "cache_salt": optional(text),
     "tenant": text,
+    "session": text,
     "deadline": optional(finite),
 }
 
@@ -70,6 +71,8 @@ class Request:
     """Cached blocks are shared only among requests of equal salt."""
     tenant: str = ""
     """The user or customer it belongs to, for fair queue orders."""
+    session: str = ""
+    """The conversation that it belongs to, for routers of several engines; empty: ``tenant``."""
     deadline: float | None = None
     """Seconds on the engine's clock by which it wants to be finished."""
 

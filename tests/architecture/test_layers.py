@@ -106,7 +106,7 @@ PARTS = {
         "text/ llm.py field_rules.py sampling_params.py structured_outputs.py",
         1490,
     ),
-    "the line between front ends and engines": ("client/ async_llm.py", 1000),
+    "the line between front ends and engines": ("client/ async_llm.py", 1080),
     "settings and plugins": (
         "settings/ plugins/ plugin.py engine/wiring.py engine/policies.py former_names.py log.py "
         "__init__.py __main__.py",

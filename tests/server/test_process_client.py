@@ -25,9 +25,9 @@ from paged_core.client.engine_client import ClientState
 from paged_core.errors import CheckpointError, EngineError, EngineLost, RequestError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
+from paged_plugins.engine_process import backoff, wire
 from paged_plugins.engine_process import client as process_client
 from paged_plugins.engine_process import main as process_main
-from paged_plugins.engine_process import wire
 from paged_plugins.engine_process.beat import SharedBeat
 from paged_plugins.engine_process.client import ProcessClient
 from server.outputs import comparable, last
@@ -299,9 +299,7 @@ def test_a_request_is_not_served_again_for_ever() -> None:
 def test_an_engine_that_cannot_be_started_again_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from paged_plugins.engine_process import client as module
-
-    monkeypatch.setattr(module, "_BACKOFF", (0.0, 0.0))
+    monkeypatch.setattr(backoff, "_PAUSES", (0.0, 0.0))
 
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         monkeypatch.setattr(sys, "executable", "/bin/false")

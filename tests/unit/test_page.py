@@ -280,7 +280,7 @@ def test_a_cursor_that_is_no_number_is_none() -> None:
             seen.append(since)
             yield b""
 
-    page._feed = Feed()  # type: ignore[assignment]
+    page._feeds[None] = Feed()  # type: ignore[assignment]
     client = TestClient(Starlette(routes=page.routes()))
     for given in ("7", "x", "-1", "9" * 30, "٣"):
         client.get("/live/events", headers={"Last-Event-ID": given.encode()})

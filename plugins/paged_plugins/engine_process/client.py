@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -11,17 +12,18 @@ from typing import Any
 import zmq
 
 from paged_core.client.engine_client import ClientHealth, ClientState
-from paged_core.client.streams import CopiedStream, StreamingClient
+from paged_core.client.streams import CopiedStream, Owner, StreamingClient
 from paged_core.engine.contexts import ExecutorContext, make_component
 from paged_core.engine.outcome import EngineMetrics
 from paged_core.engine.wiring import make_front_end
-from paged_core.errors import EngineError, EngineLost, PagedCoreError, SettingsError
+from paged_core.errors import EngineError, PagedCoreError, SettingsError
 from paged_core.interfaces.executor import Executor
 from paged_core.log import get_logger
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_core.text.front_end import FrontEnd
 from paged_plugins.engine_process import wire
+from paged_plugins.engine_process.backoff import Backoff
 from paged_plugins.engine_process.engine_process import EngineProcess
 
 _START_LOOK_SECONDS = 0.02
@@ -31,12 +33,8 @@ _PING_SECONDS = 1.0
 """How often it is asked to beat."""
 _CLOSE_SECONDS = 5.0
 """That it may take to end when it is told to."""
-_BACKOFF = (0.2, 1.0, 3.0, 10.0, 30.0)
-"""Seconds before each start that follows one that failed; after the last one, no more is tried."""
-_STEADY_SECONDS = 60.0
-"""After so long without a failure, the first of them counts again."""
-_TRIES = 2
-"""Engines that a request may take with it before it is given up."""
+Launch = Callable[[EngineSettings, Registry, str | None], EngineProcess]
+"""Starts an engine's process, with the level of its log."""
 
 _PING = wire.encode(wire.Ping())
 
@@ -47,12 +45,14 @@ class ProcessClient(StreamingClient):
     """Starts the engine's process, watches its beat, and starts another when it is lost.
 
     A request of whose answer nothing was read is then served again; others end with ``EngineLost``.
+    With an owner it starts no other, and hands back what can be served again.
 
     Args:
         registry: what is installed, some of it blocked; parts of this program alone cannot be sent.
         hang_seconds: a process that shows no life for this long, beyond what it expected of its
             step, is killed.
         log_level: of its log, which goes to standard error.
+        launch: starts the engine's process.
 
     Raises:
         SettingsError: the registry has parts that are not installed.
@@ -65,8 +65,10 @@ class ProcessClient(StreamingClient):
         *,
         hang_seconds: float = 10.0,
         log_level: str | None = None,
+        owner: Owner | None = None,
+        launch: Launch = EngineProcess,
     ) -> None:
-        super().__init__()
+        super().__init__(owner)
         ours = [each.name for each in registry.plugins if each.distribution == "this program"]
         if ours:
             raise SettingsError(
@@ -75,12 +77,22 @@ class ProcessClient(StreamingClient):
             )
         self._settings, self._registry = settings, registry
         self._hang_seconds, self._log_level = hang_seconds, log_level
+        self._launch, self._backoff = launch, Backoff()
         self._process: EngineProcess | None = None
         self._questions = count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
-        self._tries: dict[int, int] = {}
+
+    @property
+    def settings(self) -> EngineSettings:
+        """Of the engine; once it has started, with the sizes that it found."""
+        return self._settings
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.health().state is ClientState.READY
 
     @property
     def pid(self) -> int | None:
@@ -97,7 +109,10 @@ class ProcessClient(StreamingClient):
     async def _start_first(self) -> None:
         try:
             ready = await self._start_process()
-            self.front_end = await asyncio.to_thread(self._make_front_end, ready.max_model_len)
+            if self._owner is None:
+                self.front_end = await asyncio.to_thread(
+                    distant_front_end, self._settings, self._registry, ready.max_model_len
+                )
         except BaseException as error:
             self._state, self._reason = ClientState.FAILED, str(error)
             process, self._process = self._process, None
@@ -111,20 +126,8 @@ class ProcessClient(StreamingClient):
         }  # what memory is free may change, and what was promised may not
         self._settings = self._settings.model_copy(update=sizes)
         self._state = ClientState.READY
+        self._backoff.is_ready()
         self._watching = asyncio.create_task(self._watch())
-
-    def _make_front_end(self, max_model_len: int) -> FrontEnd:
-        """Read the tokenizer, in this process."""
-        context = ExecutorContext(
-            settings=self._settings,
-            registry=self._registry,
-            needs_host_blocks=False,
-            clock=None,
-        )
-        executor: Executor = make_component(
-            self._registry, "executor", self._settings.executor, context
-        )
-        return make_front_end(self._settings, executor, max_model_len)
 
     async def _start_process(self) -> wire.Ready:
         """Start a process and wait until it takes requests.
@@ -132,7 +135,7 @@ class ProcessClient(StreamingClient):
         Raises:
             PagedCoreError: what it raised, or that it ended.
         """
-        process = self._process = EngineProcess(self._settings, self._registry, self._log_level)
+        process = self._process = self._launch(self._settings, self._registry, self._log_level)
         try:
             while not process.has_ended:
                 await process.ended(_START_LOOK_SECONDS)
@@ -167,7 +170,7 @@ class ProcessClient(StreamingClient):
 
     async def _watch(self) -> None:
         """Look at the process again and again; start another when it has ended or hangs."""
-        pinged, failures, last_failure = -_PING_SECONDS, 0, -_STEADY_SECONDS
+        pinged = -_PING_SECONDS
         asked: float | None = None  # when it was first pinged since its last beat
         while True:
             process = self._process
@@ -186,31 +189,25 @@ class ProcessClient(StreamingClient):
                     pinged, asked = now, now if asked is None else asked
                     process.send(_PING)
                 continue
+            if self._owner is not None:
+                self._hand_back(self._owner, reason)
+                return
             asked = None
-            failures = 1 if now - last_failure > _STEADY_SECONDS else failures + 1
-            last_failure = now
-            if not await self._restart(reason, failures):
+            if not await self._restart(reason):
                 return
 
-    async def _restart(self, reason: str, failures: int) -> bool:
+    async def _restart(self, reason: str) -> bool:
         """Start another process in place of a lost one; whether that was done."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.take_rest()
-            process.kill()
         was = self._state
-        self._state, self._reason = ClientState.RESTARTING, reason
-        kept = self._lose(reason, again=True)
-        kept = [stream for stream in kept if self._may_try_again(stream, reason)]
-        self._fail_questions(reason)
-        _log.error("engine_lost", reason=reason, served_again=[each.request.id for each in kept])
-        for attempt in range(failures - 1, len(_BACKOFF)):
-            await asyncio.sleep(_BACKOFF[attempt])
+        kept = self._drop(reason, ClientState.RESTARTING)
+        while (pause := self._backoff.pause()) is not None:
+            await asyncio.sleep(pause)
             try:
                 await self._start_process()
+                self._backoff.is_ready()
                 break
             except PagedCoreError as error:
-                _log.error("engine_not_started", reason=str(error), attempt=attempt + 1)
+                _log.error("engine_not_started", reason=str(error))
                 self._reason = f"{reason}; and starting another failed: {error}"
         else:
             self._state = ClientState.FAILED
@@ -224,21 +221,34 @@ class ProcessClient(StreamingClient):
                 self._add(stream)
         return True
 
-    def _may_try_again(self, stream: CopiedStream, reason: str) -> bool:
-        """Whether a request may be served again: one that ends every engine is given up."""
-        tries = self._tries[stream.number] = self._tries.get(stream.number, 1) + 1
-        if tries <= _TRIES:
-            return True
-        stream.fail(EngineLost(f"{reason}; it was served {_TRIES} times"))
-        self._forget(stream)
-        return False
+    def _drop(self, reason: str, state: ClientState) -> list[CopiedStream]:
+        """Let go of a lost process; return the requests that can be served again."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.take_rest()
+            process.kill()
+        self._state, self._reason = state, reason
+        kept = self._lose(reason, again=True)
+        self._fail_questions(reason)
+        _log.error("engine_lost", reason=reason, served_again=[each.request.id for each in kept])
+        return kept
+
+    def _hand_back(self, owner: Owner, reason: str) -> None:
+        """Let go of a lost process, and have what can be served again served elsewhere."""
+        kept = self._drop(reason, ClientState.FAILED)
+        for stream in kept:
+            self._forget(stream)
+        owner.lost(kept, reason)
 
     def health(self) -> ClientHealth:
         health = super().health()
         if self._process is None:
             return health
-        pulse = self._process.pulse()
-        return replace(health, silent_for=max(0.0, self.clock() - pulse.at))
+        silent_for = max(0.0, self.clock() - self._process.pulse().at)
+        if health.state is ClientState.READY and self._process.has_ended:  # and not yet noticed
+            reason = f"the engine's process {self._process.how_it_ended()}"
+            health = replace(health, state=ClientState.RESTARTING, reason=reason)
+        return replace(health, silent_for=silent_for)
 
     # ------------------------------------------------------------------ messages
 
@@ -266,10 +276,6 @@ class ProcessClient(StreamingClient):
         if self._process is not None:
             self._process.send(wire.encode(wire.Abort(number)))
 
-    def _forget(self, stream: CopiedStream) -> None:
-        self._tries.pop(stream.number, None)
-        super()._forget(stream)
-
     async def _ask(self, question: str, **arguments: Any) -> Any:
         if self._process is None or self._state not in (ClientState.READY, ClientState.DRAINING):
             raise EngineError(f"the engine cannot be asked: {self._reason or self._state.value}")
@@ -286,3 +292,12 @@ class ProcessClient(StreamingClient):
         for answer in answers.values():
             if not answer.done():
                 answer.set_exception(EngineError(reason))
+
+
+def distant_front_end(settings: EngineSettings, registry: Registry, max_model_len: int) -> FrontEnd:
+    """Read the tokenizer in this process, of an engine that is in another one."""
+    context = ExecutorContext(
+        settings=settings, registry=registry, needs_host_blocks=False, clock=None
+    )
+    executor: Executor = make_component(registry, "executor", settings.executor, context)
+    return make_front_end(settings, executor, max_model_len)

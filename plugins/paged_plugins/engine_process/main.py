@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -92,27 +93,46 @@ def main() -> None:
 
 
 def _serve(orders: Orders, context: zmq.Context[Any], send: _Sender) -> None:
-    registry = Registry.discover(block=orders.blocked)
-    settings = settings_class(registry)(**orders.settings)
-    engine = build_engine(settings, registry)
+    reader = context.socket(zmq.PULL)
+    reader.setsockopt(zmq.MAXMSGSIZE, wire.MOST)
+    reader.setsockopt(zmq.RCVHWM, 0)
+
+    def begin(service: EngineService) -> None:
+        connected = reader.get_monitor_socket(zmq.EVENT_CONNECTED)
+        reader.connect(f"ipc://{orders.folder}/in")
+        connected.recv_multipart()  # the name is removed once the front end hears: it is ready
+        reader.disable_monitor()
+        arguments = (reader, service, send, orders.parent)
+        Thread(target=_read, args=arguments, name="paged_core messages", daemon=True).start()
+
     beater = Beater(SharedBeat(orders.beat))
+    serve_engine(orders.settings, orders.blocked, send, beater, begin)
+
+
+def serve_engine(
+    settings: dict[str, Any],
+    blocked: list[str],
+    send: Callable[[wire.FromEngine], None],
+    beater: Beater,
+    begin: Callable[[EngineService], None],
+) -> None:
+    """Build an engine and serve with it, until it is told to end.
+
+    Args:
+        begin: called once it can be asked, before the front end is told so.
+    """
+    registry = Registry.discover(block=blocked)
+    made = settings_class(registry)(**settings)
+    engine = build_engine(made, registry)
     service: EngineService
 
     def tell(news: News) -> None:
         wire.tell(news, send, service.abort)
 
-    service = EngineService(engine, settings, tell, between_steps=beater)
-    reader = context.socket(zmq.PULL)
-    reader.setsockopt(zmq.MAXMSGSIZE, wire.MOST)
-    reader.setsockopt(zmq.RCVHWM, 0)
-    connected = reader.get_monitor_socket(zmq.EVENT_CONNECTED)
-    reader.connect(f"ipc://{orders.folder}/in")
-    connected.recv_multipart()  # the name is removed once the front end hears that it is ready
-    reader.disable_monitor()
+    service = EngineService(engine, made, tell, between_steps=beater)
+    begin(service)
     capacity = engine.capacity
     send(wire.Ready(capacity.num_blocks, capacity.num_host_blocks, capacity.max_model_len))
-    arguments = (reader, service, send, orders.parent)
-    Thread(target=_read, args=arguments, name="paged_core messages", daemon=True).start()
     try:
         service.run()
     finally:
@@ -125,24 +145,32 @@ def _read(reader: zmq.Socket[bytes], service: EngineService, send: _Sender, pare
         message = wire.decode_to_engine(reader.recv())
         if number == 0:
             _die_with(parent)  # the folder of the sockets, which `_watch` removes, is gone by now
-        match message:
-            case wire.Add() as add:
-                try:
-                    service.add(add.number, wire.added_request(add), age=add.age)
-                except RequestError as error:
-                    send(wire.Told(News(refused=[(add.number, str(error), False)])))
-            case wire.Abort(number):
-                service.abort(number)
-            case wire.Ask(question, name, arguments):
-                service.ask(name, **arguments).add_done_callback(partial(_answer, send, question))
-            case wire.Ping():
-                service.wake()
-            case wire.Close():
-                service.close()
-                return
+        obey(message, service, send)
+        if isinstance(message, wire.Close):
+            return
 
 
-def _answer(send: _Sender, question: int, done: Future[Any]) -> None:
+def obey(
+    message: wire.ToEngine, service: EngineService, send: Callable[[wire.FromEngine], None]
+) -> None:
+    """Do what a message asks; only to close waits for anything."""
+    match message:
+        case wire.Add() as add:
+            try:
+                service.add(add.number, wire.added_request(add), age=add.age)
+            except RequestError as error:
+                send(wire.Told(News(refused=[(add.number, str(error), False)])))
+        case wire.Abort(number):
+            service.abort(number)
+        case wire.Ask(question, name, arguments):
+            service.ask(name, **arguments).add_done_callback(partial(_answer, send, question))
+        case wire.Ping():
+            service.wake()
+        case wire.Close():
+            service.close()
+
+
+def _answer(send: Callable[[wire.FromEngine], None], question: int, done: Future[Any]) -> None:
     error = done.exception()
     try:
         if error is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paged_core.engine.contexts import ObserverContext
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
-from paged_plugins.instruments import exposition
+from paged_plugins.instruments import exposition, merged_exposition
 from paged_plugins.metrics.instruments import EngineInstruments
 from paged_plugins.metrics.plugin import MetricsSettings
 from paged_plugins.written_files import prepare_file, write_text
@@ -77,6 +77,13 @@ class Metrics(Observer):
     def report(self, since: int, /) -> str:
         """Return :meth:`text`; a front end that is scraped asks for it."""
         return self.text()
+
+    @staticmethod
+    def merge_reports(reports: Mapping[int, str]) -> str:
+        """Return one page of those of several engines; the label ``engine`` has their numbers."""
+        return merged_exposition(
+            text.replace(',engine="0"', f',engine="{number}"') for number, text in reports.items()
+        )
 
     def on_step(self, step: StepRecord, /) -> None:
         counts, queues = self._counts, step.queues

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from paged_core.plugins.component import Component, Slot
 from paged_core.plugins.hooks import hookimpl
+from paged_plugins.replicas.settings import RoutedSettings
 from paged_plugins.routing.block_events import BlockEventsSettings
 from paged_plugins.routing.prefix_affinity import PrefixAffinitySettings
 from paged_plugins.routing.router import VERSION
@@ -37,6 +38,12 @@ def paged_core_slots() -> Iterator[Slot]:
         summary="which of several replicas serves a request",
         version=VERSION,
     )
+    yield Slot(
+        "replicas",
+        "paged_plugins.replicas.replicas:Replicas",
+        "routed",
+        summary="how many engines AsyncLLM and serve start, and what chooses between them",
+    )
 
 
 @hookimpl
@@ -44,6 +51,13 @@ def paged_core_components() -> Iterator[Component]:
     for settings, factory, summary in _ROUTERS:
         path = f"{settings.__module__}:{factory}"
         yield Component("router", settings, path, summary=summary, interface_version=VERSION)
+    yield Component(
+        "replicas",
+        RoutedSettings,
+        "paged_plugins.replicas.routed_client:make_replicas",
+        check="paged_plugins.replicas.ray_engine:unavailable_reason",
+        summary="engines in processes or on Ray; each request goes where a router sends it",
+    )
     yield Component(
         "observers",
         BlockEventsSettings,

@@ -41,23 +41,33 @@ def command(
     api_key_file: Annotated[
         Path | None, typer.Option(help="A file with a key a line; requests need one of them.")
     ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Engines behind a --router (1), each with the whole model.")
+    ] = None,
+    placement: Annotated[
+        str | None, typer.Option(help="Where they run: process, or ray (of a cluster).")
+    ] = None,
 ) -> int:
     """Serve a model over HTTP, as OpenAI does.
 
-    These options are settings of the server: `server.host` and so on, see --help-settings. SIGTERM
-    and Ctrl-C let what runs finish; a second one stops at once.
+    These options are settings: `server.host`, `replicas.count` and so on, see --help-settings.
+    SIGTERM and Ctrl-C let what runs finish; a second one stops at once.
     """
     options = {
-        "host": host,
-        "port": port,
-        "served_model_name": served_model_name or None,
-        "api_key_file": api_key_file,
+        "--host": (("server", "host"), host),
+        "--port": (("server", "port"), port),
+        "--served-model-name": (("server", "served_model_name"), served_model_name or None),
+        "--api-key-file": (("server", "api_key_file"), api_key_file),
+        "--replicas": (("replicas", "count"), replicas),
+        "--placement": (("replicas", "placement"), placement),
     }
     own = [
-        Entry(("server", name), value, Origin("cli", f"--{name}".replace("_", "-")))
-        for name, value in options.items()
+        Entry(path, value, Origin("cli", flag))
+        for flag, (path, value) in options.items()
         if value is not None
     ]
+    if any(entry.path[0] == "router" for entry in given.options):  # above one in a file
+        own.append(Entry(("replicas", "router"), None, Origin("cli", "--router")))
     traced = any(given.environ.get(name) for name in _EXPORTER)
     observers = (*OBSERVERS, "spans") if traced else OBSERVERS
     below = [Entry(("observers",), observers, Origin("default", "paged-core serve"))]
@@ -84,15 +94,28 @@ def _run(resolved: Resolved, chosen: Any, log_level: str | None) -> int:
 
 
 def _client(resolved: Resolved, chosen: Any, log_level: str | None) -> EngineClient:
-    """Return what reaches the engine that serves."""
-    settings, registry = resolved.settings, resolved.registry
-    if chosen.engine == "thread":
-        from paged_core.client.in_process import InProcessClient
+    """Return what reaches the engines that serve."""
+    from paged_core.client.choice import ClientContext, make_client
 
-        return InProcessClient(settings, registry)
-    from paged_plugins.engine_process.client import ProcessClient
+    settings, registry, hang_seconds = resolved.settings, resolved.registry, chosen.hang_timeout
 
-    return ProcessClient(settings, registry, hang_seconds=chosen.hang_timeout, log_level=log_level)
+    def single() -> EngineClient:
+        if chosen.engine == "thread":
+            from paged_core.client.in_process import InProcessClient
+
+            return InProcessClient(settings, registry)
+        from paged_plugins.engine_process.client import ProcessClient
+
+        return ProcessClient(settings, registry, hang_seconds=hang_seconds, log_level=log_level)
+
+    context = ClientContext(
+        settings=settings,
+        registry=registry,
+        single=single,
+        hang_seconds=hang_seconds,
+        log_level=log_level,
+    )
+    return make_client(context)
 
 
 async def _serve(server: Server, service: Service) -> int:

@@ -42,7 +42,9 @@ class ClientHealth:
     num_waiting_tokens: int = 0
     """Tokens of the prompts of these."""
     silent_for: float = 0.0
-    """Seconds since the engine last showed that it lives."""
+    """Seconds since the engine last showed that it lives; of several, the longest."""
+    num_engines: int = 1
+    """Engines behind the client, whether they are ready or not."""
 
 
 class OutputStream(ABC, AsyncIterator[OutputDelta]):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from paged_core.client.engine_client import ClientHealth, ClientState, EngineClient, OutputStream
 from paged_core.client.news import Gain, News, Start, from_ranked
@@ -20,6 +20,9 @@ from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import OutputDelta, RequestOutput
+
+TRIES = 2
+"""Engines that a request may take with it before it is given up."""
 
 
 class CopiedStream(OutputStream):
@@ -37,6 +40,8 @@ class CopiedStream(OutputStream):
         self.was_read = False
         """Whether anything of the answer was given to the reader."""
         self.has_started = False
+        self.tries = 1
+        """Engines that it was given to."""
         self._generation = generation
         self._stop, self._clock = stop, clock
         self._has_news, self._end = asyncio.Event(), asyncio.Event()
@@ -147,7 +152,28 @@ class CopiedStream(OutputStream):
     def begin_again(self) -> None:
         """Forget what was gained and not read: the request is served from its start."""
         self.has_started = False
+        self.tries += 1
         self._make_group()
+
+    def abort(self) -> None:
+        """Its reader has left."""
+        for sequence in self.group.sequences:
+            sequence.finish_reason = sequence.finish_reason or FinishReason.ABORT
+        self.end()
+
+    def move(self, number: int, stop: Callable[[CopiedStream], None]) -> None:
+        """From now on it has this number, and something else is told when it is to stop."""
+        self.number, self._stop = number, stop
+
+
+class Owner(Protocol):
+    """A client of several engines, as the client of one of them knows it."""
+
+    def ended(self, stream: CopiedStream, /) -> None:
+        """The client holds a request no more."""
+
+    def lost(self, streams: Sequence[CopiedStream], reason: str, /) -> None:
+        """The engine has ended by itself; of these nothing was read, and any may serve them."""
 
 
 class StreamingClient(EngineClient):
@@ -155,10 +181,14 @@ class StreamingClient(EngineClient):
 
     A subclass sends what is asked, calls :meth:`_deliver` with the news, :meth:`_lose` when the
     engine has ended by itself, and sets :attr:`_state`.
+
+    Args:
+        owner: is told of requests that end; ``None``: this client is used by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Owner | None = None) -> None:
         self.clock = SystemClock()
+        self._owner = owner
         self._state, self._reason = ClientState.STARTING, None
         self._streams: dict[int, CopiedStream] = {}
         """Those that have not ended, by number."""
@@ -195,11 +225,24 @@ class StreamingClient(EngineClient):
             )
         generation = Generation(request, prompt, self.front_end.tokenizer)
         stream = CopiedStream(next(self._numbers), generation, self._stop, self.clock)
-        self._add(stream)
-        self._streams[stream.number] = self._ids[request.id] = stream
-        self._num_waiting += 1
-        self._num_waiting_tokens += len(request.prompt)
+        self._begin(stream)
         return stream
+
+    def adopt(self, stream: CopiedStream, /) -> None:
+        """Serve a request whose stream another client has made.
+
+        Raises:
+            RequestError: a parameter cannot be sent to the engine.
+        """
+        stream.move(next(self._numbers), self._stop)
+        self._begin(stream)
+
+    def _begin(self, stream: CopiedStream) -> None:
+        self._add(stream)
+        stream.has_started = False
+        self._streams[stream.number] = self._ids[stream.request.id] = stream
+        self._num_waiting += 1
+        self._num_waiting_tokens += len(stream.request.prompt)
 
     def abort(self, request_id: str, /) -> None:
         if request_id in self._ids:
@@ -210,9 +253,7 @@ class StreamingClient(EngineClient):
         if stream.number in self._streams:
             self._abort(stream.number)
             self._forget(stream)
-            for sequence in stream.group.sequences:
-                sequence.finish_reason = sequence.finish_reason or FinishReason.ABORT
-            stream.end()
+            stream.abort()
 
     def _forget(self, stream: CopiedStream) -> None:
         """A request has ended."""
@@ -220,6 +261,8 @@ class StreamingClient(EngineClient):
         self._no_longer_waiting(stream)
         if not self._streams:
             self._changed.set()
+        if self._owner is not None:
+            self._owner.ended(stream)
 
     def _no_longer_waiting(self, stream: CopiedStream) -> None:
         if not stream.has_started:
@@ -254,19 +297,24 @@ class StreamingClient(EngineClient):
     def _lose(self, reason: str, *, again: bool) -> list[CopiedStream]:
         """The engine has ended by itself: end what was read of; return what can begin again.
 
+        One that ended every engine it was given to cannot.
+
         Args:
             again: whether anything can.
         """
         kept: list[CopiedStream] = []
         for stream in list(self._streams.values()):
-            if again and not stream.was_read:
+            if again and not stream.was_read and stream.tries < TRIES:
                 if stream.has_started:
                     self._num_waiting += 1
                     self._num_waiting_tokens += len(stream.request.prompt)
                 stream.begin_again()
                 kept.append(stream)
             else:
-                stream.fail(EngineLost(reason))
+                tried = again and not stream.was_read
+                stream.fail(
+                    EngineLost(f"{reason}; it was served {TRIES} times" if tried else reason)
+                )
                 self._forget(stream)
         return kept
 

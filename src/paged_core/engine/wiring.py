@@ -12,6 +12,7 @@ from paged_core.engine.clock import SystemClock
 from paged_core.engine.contexts import ExecutorContext, ObserverContext, blaming, make_component
 from paged_core.engine.engine import Engine
 from paged_core.engine.policies import Policies
+from paged_core.errors import SettingsError
 from paged_core.interfaces.executor import Executor, SupportsClock, SupportsText
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ def build_engine(
         CheckpointError, UnsupportedModel: the model cannot be loaded.
         PluginError: a chosen component cannot be imported.
     """
+    _check_is_one(settings)
     policies = Policies(settings, registry, future)
     context = ExecutorContext(
         settings=settings,
@@ -78,6 +80,16 @@ def build_engine(
         )
         on_error.pop_all()
         return engine
+
+
+def _check_is_one(settings: EngineSettings) -> None:
+    """Refuse settings of several engines where one is built."""
+    count = getattr(getattr(settings, "replicas", None), "count", 1)
+    if count > 1:
+        raise SettingsError(
+            f"replicas.count is {count}, and one engine is built here; set it to 1, or use "
+            "AsyncLLM or `paged-core serve`, which run several"
+        )
 
 
 def make_front_end(settings: EngineSettings, executor: Executor, max_model_len: int) -> FrontEnd:

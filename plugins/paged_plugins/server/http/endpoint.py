@@ -77,6 +77,9 @@ class Endpoint(Route):
         body = decode(self._decoder, await request.body())
         given = (name for name in body.__struct_fields__ if getattr(body, name) is not None)
         request.state.fields = frozenset(given)
+        session = request.headers.get("x-session-id")
+        if session and getattr(body, "prompt_cache_key", session) is None:
+            body.prompt_cache_key = session
         return await self.handler(request, body)
 
 

@@ -32,8 +32,8 @@ PUBLIC = frozenset({"/health", "/ready"})
 """Paths that need no key."""
 _ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _ALLOWED_HEADERS = (
-    "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, "
-    "anthropic-dangerous-direct-browser-access"
+    "authorization, content-type, x-api-key, x-request-id, x-session-id, anthropic-version, "
+    "anthropic-beta, anthropic-dangerous-direct-browser-access"
 )
 _SHORT_BODY = 64 << 10
 """Bytes that may come after a refusal on a connection that is kept."""

@@ -84,6 +84,7 @@ def request_fields(body: Generated) -> Mapping[str, Any]:
         "priority": body.priority or 0,
         "cache_salt": body.cache_salt,
         "tenant": body.user or "",
+        "session": body.prompt_cache_key or "",
     }
 
 

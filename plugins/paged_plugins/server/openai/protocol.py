@@ -62,6 +62,9 @@ class Sampled(Sent, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     """Of the answer's id, what comes after its kind, such as ``cmpl-`` or ``chatcmpl-``."""
+    prompt_cache_key: str | None = None
+    """The conversation that it belongs to, for routers of several engines. The header
+    ``X-Session-Id`` says the same."""
     deadline: float | None = None
     """Seconds after which it ends with the error 504."""
 
@@ -95,8 +98,6 @@ class Generated(Sampled, kw_only=True):
     """Without effect: there is one."""
     safety_identifier: str | None = None
     """Without effect."""
-    prompt_cache_key: str | None = None
-    """Without effect: prefixes are found by their content."""
 
 
 class CompletionRequest(Generated, kw_only=True):

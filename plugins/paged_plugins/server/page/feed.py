@@ -42,10 +42,17 @@ class LiveFeed:
 
     Who reads slowly has an older cursor, and gets more at a time; so does who comes back with the
     cursor of the last event.
+
+    Args:
+        engine: of those behind the client, the one that is asked; ``None``: there is one.
     """
 
-    def __init__(self, client: EngineClient, *, period: float = PERIOD) -> None:
+    def __init__(
+        self, client: EngineClient, *, engine: int | None = None, period: float = PERIOD
+    ) -> None:
         self._client, self._period = client, period
+        self._engine = engine
+        self._observer = OBSERVER if engine is None else f"{OBSERVER}@{engine}"
         self._num_viewers = 0
         self._asked: dict[tuple[int, State | None], asyncio.Future[Update]] = {}
         """By what viewers have seen: what they wait for."""
@@ -97,7 +104,7 @@ class LiveFeed:
         view: dict[str, Any] | None = None
         problem: str | None = None
         try:
-            view = await asyncio.wait_for(self._client.report(OBSERVER, since), PATIENCE)
+            view = await asyncio.wait_for(self._client.report(self._observer, since), PATIENCE)
         except TimeoutError:
             problem = "the engine does not answer; it may be in a long step"
         except PagedCoreError as error:
@@ -105,6 +112,9 @@ class LiveFeed:
         health = self._client.health()
         state = (health.state.value, health.reason or problem)
         cursor = since if view is None else view["cursor"]
-        data = msgspec.json.encode({"state": state[0], "reason": state[1], "view": view})
+        told: dict[str, Any] = {"state": state[0], "reason": state[1], "view": view}
+        if self._engine is not None:
+            told |= {"number": self._engine, "engines": health.num_engines}
+        data = msgspec.json.encode(told)
         event = b"id: %d\ndata: %b\n\n" % (cursor, data)
         return Update(cursor, state, event), 0.0 if view is None else view["took"]

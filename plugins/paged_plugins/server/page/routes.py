@@ -24,7 +24,7 @@ class Page(Routes):
 
     def __init__(self, options: PageSettings, service: Service, /) -> None:
         self._service = service
-        self._feed: LiveFeed | None = None
+        self._feeds: dict[int | None, LiveFeed] = {}
 
     def routes(self) -> Sequence[BaseRoute]:
         files = page_files()
@@ -39,13 +39,20 @@ class Page(Routes):
         ]
 
     async def events(self, request: Request) -> Response:
-        """Stream differences, from the cursor of the last event on that a viewer has had."""
-        if self._feed is None:
-            self._feed = LiveFeed(self._service.client)
+        """Stream differences, from the cursor of the last event on that a viewer has had.
+
+        Of several engines the parameter ``engine`` names one; without it, the first.
+        """
+        client, engine = self._service.client, None
+        if (num_engines := client.health().num_engines) > 1:
+            asked = request.query_params.get("engine", "0")
+            known = [str(number) for number in range(num_engines)]
+            engine = known.index(asked) if asked in known else 0
+        feed = self._feeds.setdefault(engine, LiveFeed(client, engine=engine))
         given = request.headers.get("Last-Event-ID", "")
         since = int(given) if given.isascii() and given.isdigit() and len(given) < 19 else 0
         return StreamingResponse(
-            self._feed.events(since),
+            feed.events(since),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )

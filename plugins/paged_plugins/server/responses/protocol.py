@@ -119,8 +119,6 @@ class ResponsesRequest(Sampled, kw_only=True):
     """Without effect: there is one."""
     safety_identifier: str | None = None
     """Without effect."""
-    prompt_cache_key: str | None = None
-    """Without effect: prefixes are found by their content."""
     prompt_cache_retention: str | None = None
     """Without effect."""
 

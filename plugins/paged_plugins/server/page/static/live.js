@@ -62,7 +62,7 @@ export class LiveView {
     };
     heard();
     try {
-      const response = await request("/live/events", {
+      const response = await request(`/live/events${location.search}`, {
         headers: this.cursor ? { "Last-Event-ID": this.cursor } : {},
         signal: AbortSignal.any([stop, silent.signal]),
       });
@@ -76,7 +76,8 @@ export class LiveView {
     }
   }
 
-  apply({ state, reason, view }) {
+  apply({ state, reason, view, number = 0, engines = 1 }) {
+    this.which = engines > 1 ? `engine ${number} of ${engines} (?engine=${(number + 1) % engines} shows the next)` : "";
     this.showState(state, reason);
     if (!view) return;
     if (view.whole) {
@@ -104,7 +105,7 @@ export class LiveView {
     field.title = reason ?? "";
     const { num_blocks = 0, num_cells = 0 } = this.engine ?? {};
     const part = num_blocks > num_cells ? `the first ${count(num_cells)} of ${counted(num_blocks, "block")}` : "";
-    show("engine-note", reason ?? part);
+    show("engine-note", [this.which, reason ?? part].filter(Boolean).join(": "));
   }
 
   showTotals() {

@@ -1,0 +1,42 @@
+"""Which client serves settings: that of one engine, or what a plugin makes of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paged_core.client.engine_client import EngineClient
+from paged_core.engine.contexts import make_component
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
+
+SLOT = "replicas"
+"""Of the component that makes the client, if a plugin declares it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientContext:
+    """What the factory of a component of the slot ``replicas`` gets beside its options."""
+
+    settings: EngineSettings
+    registry: Registry
+    single: Callable[[], EngineClient]
+    """Makes the client of one engine, which runs where the caller wants it to."""
+    hang_seconds: float = 10.0
+    """That an engine in another process may be silent, beyond what it expects of its step."""
+    log_level: str | None = None
+    """Of the logs of engines in other processes."""
+
+
+def make_client(context: ClientContext) -> EngineClient:
+    """Return the client that the settings ask for.
+
+    Raises:
+        SettingsError, PluginError: it cannot be made here.
+    """
+    options: Any = getattr(context.settings, SLOT, None)
+    if options is None:
+        return context.single()
+    client: EngineClient = make_component(context.registry, SLOT, options, context)
+    return client

@@ -1,0 +1,123 @@
+"""Engines as actors of a Ray cluster of two nodes on this machine; actors and nodes are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from paged_core.client.engine_client import ClientState
+from paged_core.errors import EngineLost, SettingsError
+from paged_plugins.replicas.routed_client import RoutedClient
+from server.test_replicas import LONG, all_ready, ask, make_client, pids, read, replica_of, share
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes with two cores each, as far as Ray knows."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", "/tmp")  # names of sockets are short there
+        patch.setenv("OMP_NUM_THREADS", "1")
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+        made.add_node(num_cpus=2)
+        patch.setenv("RAY_ADDRESS", made.address)
+        try:
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def on_ray(
+    test: Callable[[RoutedClient], Awaitable[None]], hang_seconds: float = 10.0, **table: Any
+) -> None:
+    async def main() -> None:
+        client = make_client({"placement": "ray", **table}, observers=["metrics"])
+        object.__setattr__(client._context, "hang_seconds", hang_seconds)
+        async with client:
+            await all_ready(client)
+            await asyncio.wait_for(test(client), 240)
+
+    asyncio.run(main())
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_an_actor_is_lost(cluster: Any, how: signal.Signals) -> None:
+    async def test(client: RoutedClient) -> None:
+        readers = [ask(client, f"Read {n}", LONG) for n in range(2)]
+        for reader in readers:
+            await anext(reader)
+        unread = [ask(client, f"Unread {n}", LONG) for n in range(4)]
+        hit = replica_of(client, readers[0])
+        pid = pids(client)[hit]
+        os.kill(pid, how)
+        with pytest.raises(EngineLost, match=f"pid {pid}, an actor of Ray"):
+            await read(readers[0])
+        assert (await read(readers[1])).finished
+        for stream in unread:
+            assert len((await stream.wait()).outputs[0].token_ids) == 120
+        assert client.health().state is ClientState.READY
+        await all_ready(client)
+        assert pid not in pids(client)
+        await share(client)
+        page = await client.report("metrics")
+        assert 'engine="1"' in page
+
+    on_ray(test, 3.0)
+
+
+def test_a_node_is_lost(cluster: Any) -> None:
+    """What it had goes to the other node, where its engine is started again."""
+    node = cluster.add_node(num_cpus=2, resources={"third": 1})
+
+    async def test(client: RoutedClient) -> None:
+        lost = [pid for pid in pids(client) if _is_on(pid, node)]
+        unread = [ask(client, f"Unread {n}", LONG) for n in range(6)]
+        assert lost, "no engine was placed there"
+        await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
+        for stream in unread:
+            assert len((await stream.wait()).outputs[0].token_ids) == 120
+        await all_ready(client)
+        assert not set(lost) & set(pids(client))
+        await share(client)
+
+    on_ray(test, count=3)
+
+
+def _is_on(pid: int, node: Any) -> bool:
+    """Whether a process was started by a node."""
+    raylets = {info.process.pid for info in node.all_processes.get("raylet", ())}
+    with suppress(psutil.Error):
+        return bool(raylets & {each.pid for each in psutil.Process(pid).parents()})
+    return False
+
+
+def test_no_cluster_is_an_error_that_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+
+    def fail(**_: object) -> None:
+        raise ConnectionError("it does not answer\nat all")
+
+    monkeypatch.setattr(ray, "init", fail)  # it tries for minutes
+
+    async def main() -> None:
+        client = make_client({"placement": "ray"})
+        with pytest.raises(
+            SettingsError, match=r"no Ray cluster at 127\.0\.0\.1:1.*not answer; set RAY_ADDRESS"
+        ):
+            await client.start()
+        await client.close()
+
+    asyncio.run(main())

@@ -1,0 +1,98 @@
+"""``paged-core serve --replicas``: what monitors, clients and signals see of several engines."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+
+from server.served import ask, events, serve_process, wait_until
+from server.test_serve_command import COMPLETIONS, LONG, SMALL, open_stream
+
+
+def engines_of(pid: int) -> list[psutil.Process]:
+    """Return the processes of the engines of a server."""
+    return [
+        child
+        for child in psutil.Process(pid).children()
+        if "paged_plugins.engine_process" in " ".join(child.cmdline())
+    ]
+
+
+def wait_for_all(port: int) -> None:
+    def are_ready() -> bool:
+        status, found, _ = ask(port, "GET", "/ready")
+        return status == 200 and found["reason"] is None
+
+    wait_until(are_ready, "not all are ready")
+
+
+def routed(port: int) -> list[int]:
+    """Return how many requests each engine has ended."""
+    counts = Counter[str]()
+    for line in ask(port, "GET", "/metrics")[1].splitlines():
+        if line.startswith("vllm:request_success_total"):
+            counts[line.partition('engine="')[2][0]] += int(float(line.rpartition(" ")[2]))
+    return [counts[number] for number in "01"]
+
+
+def test_a_killed_engine_is_told_and_its_requests_go_to_the_other(tmp_path: Any) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("replicas: {router: round_robin}\n", "utf-8")
+    options = ("--replicas", "2", "--router", "least_loaded", "--config", str(config))
+    with serve_process(*SMALL, *options) as served, ThreadPoolExecutor(6) as pool:
+        port = served.port()
+        wait_for_all(port)
+        first, second = engines_of(served.process.pid)
+        connection, answer = open_stream(port, LONG)
+        while not answer.readline().startswith(b"data: "):
+            pass  # pings
+        whole = {**LONG, "stream": False, "max_tokens": 300}
+        asked = [pool.submit(ask, port, "POST", COMPLETIONS, whole) for _ in range(5)]
+        wait_until(lambda: ask(port, "GET", "/load")[1]["num_unfinished"] == 6, "not all are taken")
+        os.kill(first.pid, signal.SIGKILL)
+        text = answer.read().decode()
+        connection.close()
+        status, found, _ = ask(port, "GET", "/ready")
+        assert (status, found["state"]) == (200, "ready")
+        assert "1 of 2 replicas are ready" in found["reason"]
+        for each in asked:
+            status, found, _ = each.result()
+            assert status == 200, found
+            assert found["usage"]["completion_tokens"] == 300
+        assert events(text)[-1]["error"]["code"] == "engine_lost"
+        assert not any("round_robin" in line for line in served.lines)
+        wait_for_all(port)
+        assert second.pid in {each.pid for each in engines_of(served.process.pid)}
+        served.send(signal.SIGTERM)
+        assert served.wait() == 0
+
+
+def test_sessions_are_named_by_header_or_field_and_engines_end_with_the_server() -> None:
+    body = {"prompt": "Hello", "max_tokens": 2}
+    with serve_process(*SMALL, "--replicas", "2", "--router", "session") as served:
+        port = served.port()
+        wait_for_all(port)
+        for _ in range(6):
+            assert ask(port, "POST", COMPLETIONS, body, {"X-Session-Id": "talk"})[0] == 200
+            assert ask(port, "POST", COMPLETIONS, {**body, "prompt_cache_key": "talk"})[0] == 200
+        assert sorted(routed(port)) == [0, 12]
+        for number in range(12):
+            assert ask(port, "POST", COMPLETIONS, {**body, "user": f"user {number}"})[0] == 200
+        assert min(routed(port)) > 0
+        engines = engines_of(served.process.pid)
+        assert len(engines) == 2
+        served.process.kill()
+        served.wait()
+        for engine in engines:
+            engine.wait(60)
+
+
+def test_wrong_numbers_are_refused_by_name() -> None:
+    with serve_process("--replicas", "0") as served:
+        assert served.wait() == 2
+        assert any("replicas.count" in line and "--replicas" in line for line in served.lines)
