@@ -296,6 +296,7 @@ LANES = {
         ),
         paths=(
             "plugins/paged_plugins/lab/*",
+            "plugins/paged_plugins/routing/*",
             "plugins/paged_plugins/workloads/*",
             "plugins/paged_plugins/files.py",
             "plugins/paged_plugins/written_files.py",
