@@ -13,7 +13,7 @@ from paged_backends.attention.settings import (
     TorchSettings,
     TritonSettings,
 )
-from paged_backends.communication.settings import GlooSettings
+from paged_backends.communication.settings import GlooSettings, NcclSettings, ShmSettings
 from paged_backends.executors.settings import LocalSettings, MemorySettings, ProcessSettings
 from paged_backends.grammar.settings import LlguidanceSettings, XgrammarSettings
 from paged_backends.kernels.triton.availability import rank as triton_rank
@@ -126,6 +126,14 @@ def paged_core_components() -> Iterator[Component]:
         ProcessSettings,
         "paged_backends.executors.process:ProcessExecutor",
         summary="another executor in a process of its own",
+    )
+    yield Component(
+        "communicator",
+        ShmSettings,
+        "paged_backends.communication.shared_memory:ShmCommunicator",
+        rank=20,
+        check="paged_backends.communication.shared_memory:unavailable_reason",
+        summary="shared memory, on a CPU: ranks of one machine",
     )
     yield Component(
         "communicator",
