@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 
+from paged_backends.communication.calls import rank_names
 from paged_core.engine.contexts import CommunicatorContext
 from paged_core.errors import ExecutorLost
 
@@ -95,7 +96,7 @@ class _Guests:
 
     def late(self, missing: Iterable[int]) -> ExecutorLost:
         return ExecutorLost(
-            f"{ranks(missing)} of {self.context.size} did not come to the group within "
+            f"{rank_names(missing)} of {self.context.size} did not come to the group within "
             f"{self.context.group.timeout:g} s: look at what they logged, and whether they use "
             "communicator 'shm' too"
         )
@@ -141,8 +142,8 @@ class _Guests:
             for rank, known in self.connections.items():
                 if known is guest:
                     raise ExecutorLost(
-                        f"{ranks([rank])} of {self.context.size} ended, or left the group, before "
-                        f"{ranks(self.missing)} had come"
+                        f"rank {rank} of {self.context.size} ended, or left the group, before "
+                        f"{rank_names(self.missing)} had come"
                     )
             return False
         rank, terms = message["rank"], message["terms"]
@@ -193,12 +194,6 @@ class _Guests:
                 if "missing" not in message:
                     return message, descriptors
                 missing = message["missing"]
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Return ``rank 1``, or ``ranks 1, 2``."""
-    listed = [str(number) for number in numbers]
-    return f"rank{'s' * (len(listed) > 1)} {', '.join(listed)}"
 
 
 def _socket() -> socket.socket:

@@ -17,10 +17,19 @@ from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from paged_backends.communication.rendezvous import Meeting, meet, ranks
+from paged_backends.communication.calls import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    CODES,
+    KINDS,
+    call_text,
+    check_tensor,
+    rank_names,
+)
+from paged_backends.communication.rendezvous import Meeting, meet
 from paged_backends.communication.settings import ShmSettings
 from paged_backends.kernels.build import Build, CannotCompile, is_cached, library
 from paged_backends.kernels.cpu.compiler import find_compiler
@@ -34,21 +43,9 @@ _BUILD = Build(
     units=("shared_memory.cpp",),
     flags=("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-O3", "-w"),
 )
-_SLICED_FROM = 1 << 18
-"""Bytes from which each rank adds up a part of a tensor. Below, a second meeting costs more."""
+_SLICED_FROM = 2 << 10
+"""Bytes from which each rank adds up a part of the tensor: below, to meet again costs more."""
 _MOST_RANKS = 32
-
-_KINDS = ("all_reduce", "all_gather", "broadcast")
-_ADDED = (torch.float32, torch.bfloat16, torch.float16)
-_DTYPES = (
-    *_ADDED,
-    *sorted(
-        {each for each in vars(torch).values() if isinstance(each, torch.dtype)} - {*_ADDED},
-        key=str,
-    ),
-)
-_CODES = {dtype: _DTYPES.index(dtype) for dtype in _DTYPES}
-
 
 _P = c_void_p
 _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
@@ -134,9 +131,9 @@ class ShmCommunicator(Communicator):
             met.memory, self.rank, self.size, buffer, _SLICED_FROM, met.has_cores
         )
         if not self._group:
-            error = self._no_memory(buffer)
+            refused = self._no_memory(buffer)
             self.close()
-            raise error
+            raise refused
 
     def _no_memory(self, buffer: int) -> OSError:
         number = ctypes.get_errno()
@@ -149,26 +146,17 @@ class ShmCommunicator(Communicator):
     # ------------------------------------------------------------------ operations
 
     def all_reduce(self, tensor: Tensor, /) -> None:
-        code = _CODES[tensor.dtype]
-        if code >= len(_ADDED):
-            raise TypeError(f"sums are of float32, bfloat16 and float16, not of {tensor.dtype}")
-        _check(tensor)
-        address = tensor.data_ptr()
-        self._run(0, code, 0, address, address, tensor.nbytes)
+        check_tensor(ALL_REDUCE, tensor)
+        self._run(ALL_REDUCE, tensor, tensor)
 
     def all_gather(self, tensor: Tensor, /) -> Tensor:
-        tensor = tensor.contiguous()
-        _check(tensor)
         gathered = tensor.new_empty((self.size, *tensor.shape))
-        self._run(1, _CODES[tensor.dtype], 0, tensor.data_ptr(), gathered.data_ptr(), tensor.nbytes)
+        self._run(ALL_GATHER, tensor.contiguous(), gathered)
         return gathered
 
     def broadcast(self, tensor: Tensor, /, source: int = 0) -> None:
-        _check(tensor)
-        if not 0 <= source < self.size:
-            raise ValueError(f"there is no rank {source} of {self.size} to broadcast from")
-        address = tensor.data_ptr()
-        self._run(2, _CODES[tensor.dtype], source, address, address, tensor.nbytes)
+        check_tensor(BROADCAST, tensor, source, self.size)
+        self._run(BROADCAST, tensor, tensor, source)
 
     def close(self) -> None:
         meeting, self._meeting = self._meeting, None
@@ -184,17 +172,24 @@ class ShmCommunicator(Communicator):
 
     # ------------------------------------------------------------------ waiting
 
-    def _run(
-        self, kind: int, dtype: int, source: int, given: int, out: int, num_bytes: int
-    ) -> None:
+    def _run(self, kind: int, tensor: Tensor, out: Tensor, source: int = 0) -> None:
         """Start an operation; it is mostly done when the call returns."""
+        if not tensor.is_cpu:
+            raise ValueError(f"the tensor is on {tensor.device}, and shm serves those on the CPU")
         if self._group is None:
             raise ExecutorLost(f"the group of {self.size} ranks is of no use: {self._lost}")
         try:
-            status = self._library.run(self._group, kind, dtype, source, given, out, num_bytes)
+            status = self._library.run(
+                self._group,
+                kind,
+                CODES[tensor.dtype],
+                source,
+                tensor.data_ptr(),
+                out.data_ptr(),
+                tensor.nbytes,
+            )
             if status:
-                doing = f"{_KINDS[kind]} of {num_bytes} bytes of {_DTYPES[dtype]}"
-                self._wait(status, doing)
+                self._wait(status, KINDS[kind])
         except BaseException as error:
             if not isinstance(error, ExecutorLost):  # Ctrl-C: this rank may have come halfway
                 self._give_up(_Verdict.INTERRUPTED, 1 << self.rank)
@@ -227,7 +222,7 @@ class ShmCommunicator(Communicator):
         verdict, missing = _Verdict(said >> _MOST_RANKS), said & (1 << _MOST_RANKS) - 1
         named = [rank for rank in range(self.size) if missing >> rank & 1]
         return ExecutorLost(
-            f"{ranks(named)} of {self.size} {_SAID[verdict].format(self._timeout)}; found in "
+            f"{rank_names(named)} of {self.size} {_SAID[verdict].format(self._timeout)}; found in "
             f"{doing}, on rank {self.rank}"
         )
 
@@ -244,15 +239,4 @@ class ShmCommunicator(Communicator):
     def _call_of(self, rank: int) -> str:
         fields = (c_int64 * 5)()
         self._library.call_of(self._group, rank, fields)
-        kind, dtype, source, number, num_bytes = fields
-        origin = f" from rank {source}" if _KINDS[kind] == "broadcast" else ""
-        return (
-            f"{_KINDS[kind]} of {num_bytes} bytes of {_DTYPES[dtype]}{origin} as operation {number}"
-        )
-
-
-def _check(tensor: Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise ValueError(f"the tensor is not contiguous: its strides are {tensor.stride()}")
-    if not tensor.is_cpu:
-        raise ValueError(f"the tensor is on {tensor.device}, and shm serves those on the CPU")
+        return call_text([*fields])
