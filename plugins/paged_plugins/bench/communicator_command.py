@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -50,6 +51,9 @@ def communicator_command(
     ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     dtype: Annotated[str, typer.Option(help="Of the tensors, as torch names it.")] = "bfloat16",
     repeats: Annotated[int, typer.Option(min=1, help="Calls of each size.")] = 1000,
+    pin: Annotated[
+        bool, typer.Option(help="Pin each rank to a core, where there are enough.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: JsonFile = None,
 ) -> None:
@@ -69,7 +73,7 @@ def communicator_command(
         for name in dict.fromkeys(chosen):
             reason = registry.get("communicator", name).unavailable_reason()
             if reason is None:
-                job = {"name": name, "sizes": numbers, "dtype": dtype, "repeats": repeats}
+                job = {"name": name, "sizes": numbers, "dtype": dtype, "repeats": repeats, "pin": pin}
                 rows += _measure(job, ranks)
             elif named:
                 raise SettingsError(f"communicator {name!r} cannot be used here: {reason}")
@@ -81,6 +85,7 @@ def communicator_command(
         "ranks": ranks,
         "dtype": dtype,
         "repeats": repeats,
+        "pinned": pin,
         "rows": rows,
         "refused": refused,
     }
@@ -146,6 +151,9 @@ def _rows(job: dict[str, Any], group: RankGroup, rank: int, size: int) -> Iterat
 
     name, dtype = job["name"], getattr(torch, job["dtype"])
     torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    if job["pin"] and len(cores) >= size:
+        os.sched_setaffinity(0, {cores[rank]})
     device = f"cuda:{rank}" if name == "nccl" else "cpu"
     registry = Registry.discover()
     options = registry.get("communicator", name).settings.model_validate({})
