@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 from time import monotonic
 from typing import Any
@@ -24,6 +25,7 @@ from paged_core.engine.contexts import CommunicatorContext, ExecutorContext, Ran
 from paged_core.errors import ExecutorLost, SettingsError, UnsupportedModel
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
+from paged_testing import CommunicatorConformance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -200,6 +202,18 @@ def _sum_of(context: CommunicatorContext, tensor: torch.Tensor) -> torch.Tensor:
     made.all_reduce(total)
     made.close()
     return total
+
+
+def test_the_kit_finds_shared_memory_that_stays() -> None:
+    kit, path = CommunicatorConformance(), Path(f"/dev/shm/left-by-{group_of().name}")
+    before = {str(each) for each in Path("/dev/shm").iterdir()}
+    path.write_bytes(b"left")
+    try:
+        with pytest.raises(AssertionError, match="there are still .*left-by-unit"):
+            kit.check_nothing_left(before)
+    finally:
+        path.unlink()
+    kit.check_nothing_left(before)
 
 
 # ---------------------------------------------------------------------- NCCL, without a GPU

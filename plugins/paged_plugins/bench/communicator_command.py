@@ -73,7 +73,13 @@ def communicator_command(
         for name in dict.fromkeys(chosen):
             reason = registry.get("communicator", name).unavailable_reason()
             if reason is None:
-                job = {"name": name, "sizes": numbers, "dtype": dtype, "repeats": repeats, "pin": pin}
+                job = {
+                    "name": name,
+                    "sizes": numbers,
+                    "dtype": dtype,
+                    "repeats": repeats,
+                    "pin": pin,
+                }
                 rows += _measure(job, ranks)
             elif named:
                 raise SettingsError(f"communicator {name!r} cannot be used here: {reason}")
@@ -141,7 +147,7 @@ def rank_main(job: dict[str, Any], group: dict[str, Any], rank: int, size: int) 
     """Be a rank: measure, and print the rows as JSON."""
     try:
         rows = list(_rows(job, RankGroup(**group), rank, size))
-    except (PagedCoreError, AttributeError) as error:
+    except (PagedCoreError, AttributeError, TypeError) as error:
         sys.exit(error_text(error))
     sys.stdout.write(f"{json.dumps(rows)}\n")
 
