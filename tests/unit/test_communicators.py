@@ -209,7 +209,7 @@ def test_the_kit_finds_shared_memory_that_stays() -> None:
     before = {str(each) for each in Path("/dev/shm").iterdir()}
     path.write_bytes(b"left")
     try:
-        with pytest.raises(AssertionError, match="there are still .*left-by-unit"):
+        with pytest.raises(AssertionError, match=r"there are still .*left-by-unit"):
             kit.check_nothing_left(before)
     finally:
         path.unlink()

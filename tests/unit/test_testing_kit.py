@@ -51,7 +51,7 @@ CAUGHT_BY = {
     "BackwardsCommunicator": "assert .* == ",
     "NamelessCommunicator": "rank [01] is not named",
     "OtherErrorCommunicator": "RuntimeError: rank",
-    "PatientCommunicator": "has not returned within",
+    "PatientCommunicator": "has not returned",
     "SlowCommunicator": "has not returned within",
     "StuckScheduler": "unfinished after 200 steps without any progress: A .* waits for",
     "EarlySharingScheduler": "its block holds -1",
