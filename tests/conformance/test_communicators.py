@@ -34,3 +34,6 @@ class TestNccl(CommunicatorConformance):
 
     component = "nccl"
     may_be_skipped = True
+
+    def refusal(self) -> str | None:
+        return super().refusal() or "its cases are of tensors on a CPU"
