@@ -13,7 +13,7 @@ from paged_backends.attention.settings import (
     TorchSettings,
     TritonSettings,
 )
-from paged_backends.communication.settings import GlooSettings
+from paged_backends.communication.settings import GlooSettings, NcclSettings, ShmSettings
 from paged_backends.executors.settings import LocalSettings, MemorySettings, ProcessSettings
 from paged_backends.grammar.settings import LlguidanceSettings, XgrammarSettings
 from paged_backends.kernels.triton.availability import rank as triton_rank
@@ -129,9 +129,25 @@ def paged_core_components() -> Iterator[Component]:
     )
     yield Component(
         "communicator",
+        ShmSettings,
+        "paged_backends.communication.shared_memory:ShmCommunicator",
+        rank=20,
+        check="paged_backends.communication.shared_memory:unavailable_reason",
+        summary="shared memory, on a CPU: ranks of one machine",
+    )
+    yield Component(
+        "communicator",
         GlooSettings,
         "paged_backends.communication.gloo:GlooCommunicator",
         summary="PyTorch's gloo, over TCP: on one machine or several",
+    )
+    yield Component(
+        "communicator",
+        NcclSettings,
+        "paged_backends.communication.nccl:NcclCommunicator",
+        rank=10,
+        check="paged_backends.communication.nccl:unavailable_reason",
+        summary="NVIDIA's NCCL, between GPUs; can be captured in graphs",
     )
     yield Component(
         "grammar",

@@ -139,7 +139,7 @@ REFUSED: list[tuple[str, str]] = [
         for option in ("--config", "--env-file", "--secrets-dir", "--seed")
     ),
     ("plugins token_buget", "did you mean 'token_budget'"),
-    ("plugins auto", "'auto' is ambiguous; write one of attention.auto, grammar"),
+    ("plugins auto", "'auto' is ambiguous; write one of attention.auto, communicator"),
     ("plugins vlm-v1", "did you mean 'vllm-v1'"),
 ]
 """Commands, with variables at their end, and what their refusal says."""

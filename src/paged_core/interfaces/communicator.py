@@ -16,7 +16,8 @@ class Communicator(ABC):
     on one device. Each operation has a deadline, which is the group's.
 
     Every operation raises ``ExecutorLost``, naming the rank, if a rank has died or has not come by
-    the deadline. The group is then of no further use on any rank, but to be closed.
+    the deadline; and, saying what each was asked for, if that differs. The group is then of no
+    further use on any rank, but to be closed.
     """
 
     rank: int
