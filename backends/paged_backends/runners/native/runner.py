@@ -182,8 +182,11 @@ class NativeRunner(DescribedRunner):
         self._kernels = ops.kernels
         if self._bytes_per_weight < source.dtype.itemsize:
             self._quantized_products = ops.quantized_products
-        if ops.kernels is not None and source.share.size == 1:
-            self._decoder.fused = fuse(source.config, self._decoder.layers, ops.kernels)
+        fused = None
+        if ops.kernels is not None:
+            fused = fuse(source.config, self._decoder.layers, ops.kernels, source.share)
+        if source.share.all_agree(fused is not None, source.device):
+            self._decoder.fused = fused
         self._decoder.run = [ops.run(layer) for layer in self._decoder.layers]
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)
