@@ -304,6 +304,13 @@ def test_ranks_of_which_one_lacks_the_call_do_without_it(
     assert ranks(folder, 2, lambda runner: runner._decoder.fused) == [None, None]
 
 
+@pytest.mark.slow
+def test_compiled_layers_leave_sums_to_the_communicator(tmp_path: Path) -> None:
+    folder = settings(save("llama, llama3 rope, biases", tmp_path), dtype="float32")
+    expected = found(load_runner(folder, "native"))
+    check_found(ranks(folder, 2, found, compile=True), expected)
+
+
 # ---------------------------------------------------------------------- quantised weights
 
 
