@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from paged_backends.runners.transformers.runner import TransformersRunner
 from paged_core.engine.contexts import AttentionContext, ExecutorContext, RunnerContext
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.attention import AttentionBackend
+from paged_core.interfaces.communicator import Communicator
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner
 from paged_core.plugins.registry import Registry
@@ -60,9 +61,24 @@ def settings(folder: Path | str, **changes: Any) -> Any:
     return SimpleNamespace(**(values | changes))
 
 
-def load_runner(chosen: Any, name: str = "transformers", **options: Any) -> Any:
-    """A loaded runner, by settings or by the folder of a model; for some folders, of ONNX files."""
+def load_runner(
+    chosen: Any,
+    name: str = "transformers",
+    communicator: Communicator | None = None,
+    **options: Any,
+) -> Any:
+    """A loaded runner, by settings or by the folder of a model; for some folders, of ONNX files.
+
+    With a communicator, it is one of several ranks.
+    """
     context = RunnerContext(settings=settings(chosen) if isinstance(chosen, Path) else chosen)
+    if communicator is not None:
+        context = replace(
+            context,
+            rank=communicator.rank,
+            size=communicator.size,
+            communicator=communicator,
+        )
     runner: Runner
     if name == "native":
         runner = NativeRunner(NativeSettings(**options), context)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import NamedTuple
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import torch
@@ -30,6 +31,25 @@ _INTEGERS = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
+
+
+class Part(NamedTuple):
+    """Some rows and columns of a matrix, or some numbers of a vector."""
+
+    rows: slice = slice(None)
+    columns: slice = slice(None)
+
+    @property
+    def transposed(self) -> Part:
+        """The same part of the transposed matrix."""
+        return Part(self.columns, self.rows)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return it as a view: what lies beside it in a mapped file is not read."""
+        return tensor[self.rows] if tensor.ndim == 1 else tensor[self.rows, self.columns]
+
+
+WHOLE = Part()
 
 
 _LARGE = 1 << 19
@@ -103,9 +123,9 @@ class SafetensorsFile(MappedFile):
             )
         return dtype
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, part: Part = WHOLE) -> Tensor:
         """Return one tensor; it is only to be read. Raises what :meth:`dtype` raises."""
-        return self.view(self._tensors[name].begin, self.shape(name), self.dtype(name))
+        return part.of(self.view(self._tensors[name].begin, self.shape(name), self.dtype(name)))
 
     def stored(self, name: str) -> Tensor:
         """Return one tensor, which may be of integers; it is only to be read.
@@ -169,10 +189,10 @@ class PickleFile:
             )
         return dtype
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, part: Part = WHOLE) -> Tensor:
         """Return one tensor; it is only to be read. Raises what :meth:`dtype` raises."""
         self.dtype(name)
-        return self._content[name]
+        return part.of(self._content[name])
 
     def release(self) -> None:
         """Do nothing: a pickle is released as a whole."""

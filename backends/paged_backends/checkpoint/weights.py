@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.gguf.tensors import MappedGguf, QuantizedTensor
 from paged_backends.checkpoint.json_file import damaged
 from paged_backends.checkpoint.quantized.layout import Layout, QuantizedModules
-from paged_backends.checkpoint.tensor_files import PickleFile, SafetensorsFile
+from paged_backends.checkpoint.tensor_files import WHOLE, Part, PickleFile, SafetensorsFile
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import Shape as MatrixShape
 from paged_core.errors import CheckpointError, UnsupportedModel
@@ -109,7 +110,10 @@ Shape = tuple[int, ...]
 
 
 class Weights(Protocol):
-    """A source of weights: none of them quantised, unless it says otherwise."""
+    """A source of weights: none of them quantised, unless it says otherwise.
+
+    What takes a ``part`` reads nothing else, and its ``shape`` is that of the whole.
+    """
 
     @property
     def dtype(self) -> torch.dtype:
@@ -123,18 +127,29 @@ class Weights(Protocol):
     def has(self, name: str, /) -> bool:
         """Whether there is a weight of this name."""
 
-    def take(self, name: str, shape: Shape, /) -> Tensor:
+    def take(self, name: str, shape: Shape, part: Part = WHOLE, /) -> Tensor:
         """Return a weight, on the CPU, in the dtype it is stored in; it is only to be read.
 
         Raises:
             CheckpointError: there is none of that name, or it has another shape.
         """
 
-    def quantized(self, name: str, shape: MatrixShape, /) -> QuantizedMatrix | None:
+    def unit(self, name: str, shape: MatrixShape, /) -> int:
+        """Return how many inputs of a linear layer cannot be cut apart: those of a group.
+
+        Raises:
+            CheckpointError: its weight is malformed.
+        """
+        return 1
+
+    def quantized(
+        self, name: str, shape: MatrixShape, part: Part = WHOLE, /
+    ) -> QuantizedMatrix | None:
         """Return the weight of a linear layer as it is quantised, in new memory.
 
         Args:
             shape: outputs and inputs.
+            part: its columns begin at a multiple of :meth:`unit`, and end at one or at the last.
 
         Returns:
             ``None`` if it is not quantised, or missing.
@@ -144,7 +159,9 @@ class Weights(Protocol):
         """
         return None
 
-    def blocks(self, name: str, shape: MatrixShape, /) -> QuantizedTensor | None:
+    def blocks(
+        self, name: str, shape: MatrixShape, part: Part = WHOLE, /
+    ) -> QuantizedTensor | None:
         """Return a matrix of which rows can be dequantised one by one, or ``None``.
 
         Raises:
@@ -211,7 +228,7 @@ class _File(Protocol):
 
     def dtype(self, name: str) -> torch.dtype: ...
 
-    def tensor(self, name: str) -> Tensor: ...
+    def tensor(self, name: str, part: Part = WHOLE) -> Tensor: ...
 
     def release(self) -> None: ...
 
@@ -261,7 +278,7 @@ class StoredWeights:
     def has(self, name: str, /) -> bool:
         return self._found(name) in self._files or self._quantized_name(name) is not None
 
-    def take(self, name: str, shape: Shape, /) -> Tensor:
+    def take(self, name: str, shape: Shape, part: Part = WHOLE, /) -> Tensor:
         found = self._found(name)
         if found not in self._files:
             raise CheckpointError(
@@ -271,17 +288,26 @@ class StoredWeights:
         self._files[found].dtype(found)
         self._check_shape(found, shape)
         self._taken.add(found)
-        return self._files[found].tensor(found)
+        return self._files[found].tensor(found, part)
 
-    def quantized(self, name: str, shape: MatrixShape, /) -> QuantizedMatrix | None:
+    def unit(self, name: str, shape: MatrixShape, /) -> int:
         blocks = self.blocks(name, shape)
+        if blocks is not None:
+            return blocks.block_type.length
+        found = self._quantized_name(name)
+        return 1 if self._modules is None or found is None else self._modules.unit(found, shape)
+
+    def quantized(
+        self, name: str, shape: MatrixShape, part: Part = WHOLE, /
+    ) -> QuantizedMatrix | None:
+        blocks = self.blocks(name, shape, part)
         if blocks is not None:
             return self._sound(name, blocks.block_type.name, blocks.matrix())
         found = self._quantized_name(name)
         if self._modules is None or found is None:
             return None
         method = self._checkpoint.quantized_as or ""
-        return self._sound(found, method, self._modules.matrix(found, shape))
+        return self._sound(found, method, self._modules.matrix(found, shape, part))
 
     def _sound(self, name: str, kind: str, matrix: QuantizedMatrix) -> QuantizedMatrix:
         """Return a matrix if all of its scales are numbers."""
@@ -292,14 +318,16 @@ class StoredWeights:
             )
         return matrix
 
-    def blocks(self, name: str, shape: MatrixShape, /) -> QuantizedTensor | None:
+    def blocks(
+        self, name: str, shape: MatrixShape, part: Part = WHOLE, /
+    ) -> QuantizedTensor | None:
         found = self._found(name)
         file = self._files.get(found)
-        blocks = file.blocks(found) if isinstance(file, MappedGguf) else None
-        if blocks is not None:
-            self._check_shape(found, shape)
-            self._taken.add(found)
-        return blocks
+        if not isinstance(file, MappedGguf) or not file.is_quantized_matrix(found):
+            return None
+        self._check_shape(found, shape)
+        self._taken.add(found)
+        return file.blocks(found, part)
 
     def _is_plain(self, file: _File, name: str) -> bool:
         """Whether a tensor is of floating-point numbers, as far as that is not an error."""
@@ -350,7 +378,7 @@ class RandomWeights(Weights):
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         self._dtype = dtype
-        self._generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
 
     @property
     def dtype(self) -> torch.dtype:
@@ -359,13 +387,18 @@ class RandomWeights(Weights):
     def has(self, name: str, /) -> bool:
         return not name.startswith(("lm_head.", "output."))
 
-    def take(self, name: str, shape: Shape, /) -> Tensor:
+    def take(self, name: str, shape: Shape, part: Part = WHOLE, /) -> Tensor:
         if len(shape) == 1:
-            return torch.full(shape, float(name.endswith("weight")), dtype=self._dtype)
+            whole = torch.full(shape, float(name.endswith("weight")), dtype=self._dtype)
+            return part.of(whole)
+        # the same for a name, whatever else is taken: ranks take different parts
+        generator = torch.Generator().manual_seed(self._seed ^ crc32(name.encode()))
         # a short run of noise, repeated: drawing every number of a large model takes minutes
-        noise = torch.randn(min(prod(shape), 1 << 20), generator=self._generator) * 0.02
+        noise = torch.randn(min(prod(shape), 1 << 20), generator=generator) * 0.02
         noise = noise.to(self._dtype)
-        return noise.repeat(-(-prod(shape) // len(noise)))[: prod(shape)].view(shape)
+        whole = noise.repeat(-(-prod(shape) // len(noise)))[: prod(shape)].view(shape)
+        some = part.of(whole)
+        return whole if some.shape == whole.shape else some.clone()  # which lets go of the rest
 
     def release(self) -> None:
         """Do nothing: no memory is kept."""

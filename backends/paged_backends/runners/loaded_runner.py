@@ -10,7 +10,7 @@ import torch
 
 from paged_backends.checkpoint.json_file import one_line
 from paged_core.engine.contexts import RunnerContext
-from paged_core.errors import SettingsError
+from paged_core.errors import SettingsError, UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner
 from paged_core.log import get_logger
@@ -19,6 +19,19 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float
 """The dtypes of queries, keys and values."""
 
 _log = get_logger()
+
+
+def check_whole(runner: str, context: RunnerContext) -> None:
+    """Refuse to be one of several ranks, on behalf of a runner that computes whole models.
+
+    Raises:
+        UnsupportedModel: there are others.
+    """
+    if context.communicator is not None:
+        raise UnsupportedModel(
+            f"runner {runner!r} computes whole models, and {context.size} ranks shall share one; "
+            "set runner to native, or compute with one rank"
+        )
 
 
 class LoadedRunner(Runner, ABC):

@@ -83,3 +83,16 @@ class SupportsBestTokens(Protocol):
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return the best token [R] int64 of the rows [R, hidden], the first of equals, and its
         score [R]; NaN if any logit of the row is NaN."""
+
+
+@runtime_checkable
+class SupportsTopLogits(Protocol):
+    """A runner that finds the best tokens of a row without returning the logits of all."""
+
+    def top_logits(self, hidden: Tensor, k: int, /) -> tuple[Tensor, Tensor]:
+        """Return the ``k`` highest logits [R, k] float32 of the rows [R, hidden], the highest
+        first, NaN before all, and their tokens [R, k] int64; of equals, the lowest tokens first.
+
+        Args:
+            k: at most the size of the vocabulary.
+        """

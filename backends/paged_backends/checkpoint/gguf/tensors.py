@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paged_backends.checkpoint.gguf.architecture import DIVISORS, architecture_of
 from paged_backends.checkpoint.gguf.header import BlockType, GgufHeader
-from paged_backends.checkpoint.tensor_files import MappedFile, own_pages
+from paged_backends.checkpoint.tensor_files import WHOLE, MappedFile, Part, own_pages
 from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs
 from paged_backends.quantization.quantize import in_threads
 from paged_backends.quantization.weight_format import WeightFormat
@@ -172,6 +172,15 @@ class QuantizedTensor:
         shape = (len(indices), self.shape[-1])
         return replace(self, shape=shape, bytes_RB=self.bytes_RB[indices])
 
+    def part(self, part: Part) -> QuantizedTensor:
+        """Return a part of a matrix, as a view; its columns begin and end with a block."""
+        begin, end, _ = part.columns.indices(self.shape[-1])
+        of_row = slice(
+            *(side // self.block_type.length * self.block_type.num_bytes for side in (begin, end))
+        )
+        bytes_RB = self.bytes_RB[part.rows, of_row]
+        return replace(self, shape=(len(bytes_RB), end - begin), bytes_RB=bytes_RB)
+
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the numbers, computed in float32 and rounded to ``dtype``.
 
@@ -213,7 +222,7 @@ class QuantizedTensor:
         return QuantizedMatrix(chosen, shape, codes, scales, offsets)
 
     def _blocks(self) -> Tensor:
-        return self.bytes_RB.view(-1, self.block_type.num_bytes)
+        return self.bytes_RB.reshape(-1, self.block_type.num_bytes)
 
     def _unpacked(self, blocks: Tensor) -> Unpacked:
         with np.errstate(invalid="ignore"):  # a scale may be infinite
@@ -296,31 +305,39 @@ class MappedGguf(MappedFile):
         """Return the dtype of one tensor, as :meth:`tensor` returns it."""
         return _DTYPES.get(self._tensors[name].block_type.name, self._dtype)
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, part: Part = WHOLE) -> Tensor:
         """Return one tensor; it is only to be read."""
         stored, shape = self._stored(name), self.shape(name)
-        if stored.block_type.is_quantized:
-            tensor = stored.dequantize(self._dtype)
+        if self.is_quantized_matrix(name):
+            tensor = stored.part(part).dequantize(self._dtype)
+        elif stored.block_type.is_quantized:
+            tensor = part.of(stored.dequantize(self._dtype))
         else:
-            tensor = stored.bytes_RB.view(self.dtype(name)).view(shape)
+            tensor = part.of(stored.bytes_RB.view(self.dtype(name)).view(shape))
         if self._architecture.norm_offset and _kind(name).endswith("norm"):
             return tensor - self._architecture.norm_offset
         return self._in_order(name, tensor)
 
-    def blocks(self, name: str) -> QuantizedTensor | None:
-        """Return a matrix as it is quantised, or ``None`` if it is not one or is not quantised."""
-        if not self._tensors[name].is_quantized_matrix:
-            return None
-        stored = self._stored(name)
+    def is_quantized_matrix(self, name: str) -> bool:
+        """Whether a tensor is a matrix, and quantised."""
+        return self._tensors[name].is_quantized_matrix
+
+    def blocks(self, name: str, part: Part = WHOLE) -> QuantizedTensor:
+        """Return a matrix as it is quantised."""
+        stored = self._stored(name).part(part)
         return replace(stored, bytes_RB=self._in_order(name, stored.bytes_RB))
 
     def _in_order(self, name: str, rows: Tensor) -> Tensor:
-        """Return the rows of a tensor in the order that transformers has."""
+        """Return the rows of a tensor, which are of whole heads, in the order that transformers
+        has."""
         kind = _kind(name)
         if not self._architecture.interleaved or kind not in ("attn_q", "attn_k"):
             return rows
         field = "num_attention_heads" if kind == "attn_q" else "num_key_value_heads"
-        return _in_halves(rows, self._config[field])
+        num_rows, num_heads = self.shape(name)[0], self._config[field]
+        if num_rows % (2 * num_heads):
+            return rows  # of another shape than the configuration says, and refused for that
+        return _in_halves(rows, num_rows // num_heads)
 
     def _stored(self, name: str) -> QuantizedTensor:
         """Return a tensor as the file holds it."""
@@ -335,8 +352,7 @@ def _kind(name: str) -> str:
     return name.rpartition(".")[0].rpartition(".")[2]
 
 
-def _in_halves(rows: Tensor, num_heads: int) -> Tensor:
+def _in_halves(rows: Tensor, width: int) -> Tensor:
     """Return rows in another order: in each head, first those at even places, then the others."""
-    if len(rows) % (2 * num_heads):
-        return rows  # of another shape than the configuration says, and refused for that
-    return rows.view(num_heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+    halves = rows.reshape(-1, width // 2, 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)

@@ -13,9 +13,12 @@ from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.quantized.stored_module import (
     PackedCodes,
     StoredModule,
+    covering,
     in_bytes,
+    unit_of,
     unpacked_rows,
 )
+from paged_backends.checkpoint.tensor_files import Part
 from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs
 from paged_backends.quantization.weight_format import Shape
 from paged_core.log import get_logger
@@ -67,29 +70,47 @@ class Gptq:
         """Whether the matrix of a module is quantised."""
         return module.has("qweight")
 
-    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
-        """Return a matrix; raises :class:`CheckpointError` if it is malformed."""
+    def unit(self, module: StoredModule, shape: Shape) -> int:
+        """Return how many inputs of a matrix cannot be cut apart."""
+        size = _size(self.group_size, shape)
+        in_order = self._order(module, shape) is None
+        return unit_of(self.bits, shape[1], size, in_order=in_order)
+
+    def matrix(self, module: StoredModule, shape: Shape, part: Part) -> QuantizedMatrix:
+        """Return a part; raises :class:`CheckpointError` if the matrix is malformed."""
         outputs, inputs = shape
         in_one = 32 // self.bits
-        size = self.group_size if 0 < self.group_size < inputs else inputs
+        size = _size(self.group_size, shape)
         groups = -(-inputs // size)
         packed = module.integers("qweight", (-(-inputs // in_one), outputs))
-        named = self.out_of_order or module.has("g_idx")
+        order = self._order(module, shape)
+        some = slice(None) if order is not None else covering(part.columns, inputs, size)[0]
         return PackedCodes(
             bits=self.bits,
-            shape=shape,
-            bytes_OB=in_bytes(packed.T),
-            scales_OG=module.numbers("scales", (groups, outputs)).T,
-            zeros_OG=self._zeros(module, groups, outputs).T,
+            shape=_shape(shape, part),
+            bytes_OB=in_bytes(packed[covering(part.columns, inputs, in_one)[0], part.rows].T),
+            scales_OG=module.numbers("scales", (groups, outputs), some, part.rows).T,
+            zeros_OG=self._zeros(module, groups, outputs, some, part.rows).T,
             group_size=size,
-            groups_I=module.groups("g_idx", inputs, size, groups) if named else None,
+            groups_I=None if order is None else order[part.columns],
         ).matrix()
 
-    def _zeros(self, module: StoredModule, groups: int, outputs: int) -> Tensor:
+    def _order(self, module: StoredModule, shape: Shape) -> Tensor | None:
+        """Return the group of each input, or ``None`` if they follow one another."""
+        if not self.out_of_order and not module.has("g_idx"):
+            return None
+        inputs, size = shape[1], _size(self.group_size, shape)
+        return module.groups("g_idx", inputs, size, -(-inputs // size))
+
+    def _zeros(
+        self, module: StoredModule, groups: int, outputs: int, some: slice, rows: slice
+    ) -> Tensor:
         packed = module.integers("qzeros", (groups, -(-outputs * self.bits // 32)))
+        elements, inside = covering(rows, outputs, 32 // self.bits)
+        packed = packed[some, elements]
         if self.zeros_less_one:
             packed = packed + _ONES[self.bits]
-        return unpacked_rows(packed, self.bits)[:, :outputs]
+        return unpacked_rows(packed, self.bits)[:, inside]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +138,41 @@ class Awq:
         """Whether the matrix of a module is quantised."""
         return module.has("qweight")
 
-    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
-        """Return a matrix; raises :class:`CheckpointError` if it is malformed."""
+    def unit(self, module: StoredModule, shape: Shape) -> int:
+        """Return how many inputs of a matrix cannot be cut apart."""
+        return unit_of(4, shape[1], _size(self.group_size, shape), in_order=True)
+
+    def matrix(self, module: StoredModule, shape: Shape, part: Part) -> QuantizedMatrix:
+        """Return a part; raises :class:`CheckpointError` if the matrix is malformed."""
         outputs, inputs = shape
-        size = self.group_size if 0 < self.group_size < inputs else inputs
+        size = _size(self.group_size, shape)
         groups, in_row = -(-inputs // size), -(-outputs // 8)
-        packed = module.integers("qweight", (inputs, in_row))
+        elements, inside = covering(part.rows, outputs, 8)
+        some = covering(part.columns, inputs, size)[0]
+        packed = module.integers("qweight", (inputs, in_row))[part.columns, elements]
         zeros = None
         if self.zero_point or module.has("qzeros"):
-            zeros = _in_order(module.integers("qzeros", (groups, in_row)))[:, :outputs].T
+            stored = module.integers("qzeros", (groups, in_row))[some, elements]
+            zeros = _in_order(stored)[:, inside].T
         return PackedCodes(
             bits=4,
-            shape=shape,
-            bytes_OB=in_pairs(_even(_in_order(packed)[:, :outputs].T)),
-            scales_OG=module.numbers("scales", (groups, outputs)).T,
+            shape=_shape(shape, part),
+            bytes_OB=in_pairs(_even(_in_order(packed)[:, inside].T)),
+            scales_OG=module.numbers("scales", (groups, outputs), some, part.rows).T,
             zeros_OG=zeros,
             group_size=size,
         ).matrix()
+
+
+def _size(group_size: int, shape: Shape) -> int:
+    """Return the inputs of a group."""
+    return group_size if 0 < group_size < shape[1] else shape[1]
+
+
+def _shape(whole: Shape, part: Part) -> Shape:
+    """Return the shape of a part."""
+    rows, columns = range(whole[0])[part.rows], range(whole[1])[part.columns]
+    return len(rows), len(columns)
 
 
 def _even(codes: Tensor) -> Tensor:
@@ -235,28 +274,41 @@ class CompressedTensors:
         """Whether the matrix of a module is quantised."""
         return module.has(_PACKED) or module.has(_SCALES)
 
-    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
-        """Return a matrix; raises :class:`CheckpointError` if it is malformed."""
-        outputs, inputs = shape
-        fitting = [scheme for scheme in self.schemes if scheme.fits(module, shape)]
-        scheme = (fitting or self.schemes)[0]
-        size = scheme.size(inputs)
-        groups = -(-inputs // size)
-        packed = module.has(_PACKED)
-        scales = module.numbers(_SCALES, scheme.scales_shape(shape))
+    def unit(self, module: StoredModule, shape: Shape) -> int:
+        """Return how many inputs of a matrix cannot be cut apart."""
+        scheme = self._scheme(module, shape)
+        in_order = _order(module, scheme, shape[1]) is None
+        return unit_of(scheme.bits, shape[1], scheme.size(shape[1]), in_order=in_order)
+
+    def matrix(self, module: StoredModule, shape: Shape, part: Part) -> QuantizedMatrix:
+        """Return a part; raises :class:`CheckpointError` if the matrix is malformed."""
+        inputs = shape[1]
+        scheme = self._scheme(module, shape)
+        size, order = scheme.size(inputs), _order(module, scheme, inputs)
+        groups = slice(None) if order is not None else covering(part.columns, inputs, size)[0]
+        of_scales = () if scheme.per_tensor else (part.rows, groups)
+        scales = module.numbers(_SCALES, scheme.scales_shape(shape), *of_scales)
         if module.has("weight_shape"):
             _check_shape(module, shape)
+        if module.has(_PACKED):
+            elements = covering(part.columns, inputs, 32 // scheme.bits)[0]
+            packed = module.integers(_PACKED, scheme.packed_shape(shape))
+            codes = in_bytes(packed[part.rows, elements])
+        else:
+            codes = _from_middle(part.of(module.integers(_PLAIN, shape, torch.int8)))
         return PackedCodes(
-            bits=scheme.bits if packed else 8,
-            shape=shape,
-            bytes_OB=in_bytes(module.integers(_PACKED, scheme.packed_shape(shape)))
-            if packed
-            else _from_middle(module.integers(_PLAIN, shape, torch.int8)),
-            scales_OG=scales.expand(outputs, groups),
-            zeros_OG=_zeros(module, scheme, scales.expand(outputs, groups).shape),
+            bits=scheme.bits if module.has(_PACKED) else 8,
+            shape=_shape(shape, part),
+            bytes_OB=codes,
+            scales_OG=scales.expand(len(codes), -1),
+            zeros_OG=_zeros(module, scheme, shape, part.rows, groups),
             group_size=size,
-            groups_I=_order(module, scheme, inputs, groups),
+            groups_I=None if order is None else order[part.columns],
         ).matrix()
+
+    def _scheme(self, module: StoredModule, shape: Shape) -> Scheme:
+        fitting = [scheme for scheme in self.schemes if scheme.fits(module, shape)]
+        return (fitting or self.schemes)[0]
 
 
 def _scheme(fields: ConfigFields) -> Scheme:
@@ -273,20 +325,24 @@ def _scheme(fields: ConfigFields) -> Scheme:
     return Scheme.described(fields.part("weights", weights))
 
 
-def _zeros(module: StoredModule, scheme: Scheme, shape: tuple[int, ...]) -> Tensor | None:
-    """Return codes [O, G], or ``None`` if all are in the middle."""
-    outputs, groups = shape
+def _zeros(
+    module: StoredModule, scheme: Scheme, shape: Shape, rows: slice, groups: slice
+) -> Tensor | None:
+    """Return codes [O, G] of some outputs and groups, or ``None`` if all are in the middle."""
     if scheme.symmetric:
         module.skip(_ZEROS)
         return None
     if not module.has(_PACKED) or module.dtype(_ZEROS) == torch.int8:
-        stored = (1,) if scheme.per_tensor else (outputs, groups)
-        zeros = _from_middle(module.integers(_ZEROS, stored, torch.int8))
+        stored = module.integers(_ZEROS, scheme.scales_shape(shape), torch.int8)
+        zeros = _from_middle(stored if scheme.per_tensor else stored[rows, groups])
         if module.has(_PACKED) and scheme.bits == 4:
             zeros = zeros - (128 - 8)
-        return zeros.expand(outputs, groups)
-    packed = module.integers(_ZEROS, (-(-outputs * scheme.bits // 32), groups))
-    return unpacked_rows(packed.T, scheme.bits)[:, :outputs].T
+        return zeros.expand(len(range(shape[0])[rows]), -1)
+    outputs, inputs = shape
+    num_groups = -(-inputs // scheme.size(inputs))
+    packed = module.integers(_ZEROS, (-(-outputs * scheme.bits // 32), num_groups))
+    elements, inside = covering(rows, outputs, 32 // scheme.bits)
+    return unpacked_rows(packed[elements, groups].T, scheme.bits)[:, inside].T
 
 
 def _from_middle(numbers: Tensor) -> Tensor:
@@ -300,11 +356,12 @@ def _check_shape(module: StoredModule, shape: Shape) -> None:
         raise module.wrong("weight_shape", f"is {stored.tolist()}, and {list(shape)} is configured")
 
 
-def _order(module: StoredModule, scheme: Scheme, inputs: int, groups: int) -> Tensor | None:
+def _order(module: StoredModule, scheme: Scheme, inputs: int) -> Tensor | None:
     """Return the group of each input, or ``None`` if they follow one another."""
     if not scheme.out_of_order and not module.has(_ORDER):
         return None
     stored = module.integers(_ORDER, (inputs,))
     if bool((stored == -1).all()):  # it was never set
         return None
-    return module.groups(_ORDER, inputs, scheme.size(inputs), groups)
+    size = scheme.size(inputs)
+    return module.groups(_ORDER, inputs, size, -(-inputs // size))

@@ -9,7 +9,7 @@ from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.quantized.formats import Awq, CompressedTensors, Gptq
 from paged_backends.checkpoint.quantized.stored_module import StoredModule
-from paged_backends.checkpoint.tensor_files import SafetensorsFile
+from paged_backends.checkpoint.tensor_files import WHOLE, Part, SafetensorsFile
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import Shape
 from paged_core.errors import UnsupportedModel
@@ -22,11 +22,15 @@ class Layout(Protocol):
     def has(self, module: StoredModule) -> bool:
         """Whether the matrix of a module is quantised."""
 
-    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
-        """Return a matrix.
+    def unit(self, module: StoredModule, shape: Shape) -> int:
+        """Return how many inputs of a matrix cannot be cut apart."""
+
+    def matrix(self, module: StoredModule, shape: Shape, part: Part) -> QuantizedMatrix:
+        """Return a part of a matrix.
 
         Args:
-            shape: outputs and inputs.
+            shape: outputs and inputs of the whole.
+            part: its columns begin at a multiple of :meth:`unit`, and end at one or at the last.
 
         Raises:
             CheckpointError: a tensor is missing or malformed.
@@ -80,10 +84,14 @@ class QuantizedModules:
         """Whether a weight is quantised."""
         return name.endswith(_WEIGHT) and self._layout.has(self._module(name))
 
-    def matrix(self, name: str, shape: Shape) -> QuantizedMatrix:
+    def unit(self, name: str, shape: Shape) -> int:
+        """Return how many inputs of a weight that is quantised cannot be cut apart."""
+        return self._layout.unit(self._module(name), shape)
+
+    def matrix(self, name: str, shape: Shape, part: Part = WHOLE) -> QuantizedMatrix:
         """Return a weight that is quantised; raises :class:`CheckpointError` if it is malformed."""
         module = self._module(name)
-        matrix = self._layout.matrix(module, shape)
+        matrix = self._layout.matrix(module, shape, part)
         module.skip_zeros("bias")  # old tools wrote one for every layer
         self.taken |= module.taken
         return matrix

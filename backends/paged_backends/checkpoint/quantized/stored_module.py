@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 from typing import Literal
 
 import torch
@@ -33,12 +34,31 @@ def unpacked_rows(packed_RW: Tensor, bits: int) -> Tensor:
     return one_by_one(in_bytes(packed_RW)) if bits == 4 else in_bytes(packed_RW)
 
 
+def covering(some: slice, count: int, in_one: int) -> tuple[slice, slice]:
+    """Return which elements of ``in_one`` codes each hold some of ``count`` codes, and where these
+    lie among the codes of those elements."""
+    begin, end, _ = some.indices(count)
+    first = begin // in_one
+    return slice(first, -(-end // in_one)), slice(begin - first * in_one, end - first * in_one)
+
+
 _SIZES: tuple[Literal[128, 64, 32, 16], ...] = (128, 64, 32, 16)
 """Of groups that we have, the largest first."""
 _OTHERWISE = WeightFormat(8, 32)
 """For matrices whose groups are none of ours."""
 _AT_ONCE = 1 << 20
 """Weights that are held in float32 at a time."""
+
+
+def unit_of(bits: int, inputs: int, group_size: int, *, in_order: bool) -> int:
+    """Return how many of the inputs of a matrix cannot be cut apart, for all parts to become the
+    same codes as in the whole matrix; groups are those of :class:`PackedCodes`."""
+    if not in_order:
+        return _OTHERWISE.group_size
+    if group_size >= inputs:
+        return 32 // bits  # one scale for all; codes lie in elements of 32 bits
+    again = all(group_size % size for size in _SIZES)
+    return lcm(group_size, _OTHERWISE.group_size) if again else group_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +185,11 @@ class StoredModule:
         """
         return self._tensor(part, shape, dtypes or (torch.int32,))
 
-    def numbers(self, part: str, shape: TensorShape) -> Tensor:
-        """Return a tensor of floating-point numbers, in float32. Raises as :meth:`integers`."""
-        return self._tensor(part, shape, (torch.float16, torch.bfloat16, torch.float32)).float()
+    def numbers(self, part: str, shape: TensorShape, *some: slice) -> Tensor:
+        """Return some of a tensor of floating-point numbers, in float32; ``shape`` is that of all.
+        Raises as :meth:`integers`."""
+        whole = self._tensor(part, shape, (torch.float16, torch.bfloat16, torch.float32))
+        return whole[some].float()
 
     def _tensor(self, part: str, shape: TensorShape, dtypes: tuple[torch.dtype, ...]) -> Tensor:
         name, file = f"{self.name}.{part}", self._file(part)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
 import torch
 from torch import Tensor
 
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.tensor_files import WHOLE, Part
 from paged_backends.runners.native.decoder import (
     Attention,
     BlockTable,
@@ -23,11 +25,18 @@ from paged_backends.runners.native.decoder import (
     FeedForward,
     Head,
     Layer,
+    SummedTable,
     Table,
 )
 from paged_backends.runners.native.linear_maker import LinearMaker, MakeLinear
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
+from paged_backends.runners.native.share import (
+    SummedLinear,
+    check_output,
+    divided_inputs,
+)
 from paged_backends.runners.native.source import ModelSource
+from paged_backends.runners.native.vocabulary import DividedVocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,17 +134,30 @@ class Assembly:
     Every method raises :class:`CheckpointError` if a weight is missing or has another shape, and
     :meth:`decoder` if the checkpoint holds some that the model would lack. The parts can be had
     one by one, so that only some of them are in memory at a time.
+
+    Of several ranks, each reads its share; that raises :class:`UnsupportedModel` where a weight's
+    groups would be cut apart.
     """
 
-    def __init__(self, source: ModelSource, ops: Ops, linear: MakeLinear | None = None) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        ops: Ops,
+        linear: MakeLinear | None = None,
+        *,
+        group_size: int = 1,
+    ) -> None:
         """
         Args:
             source: the model, and the dtype and the device that it is computed with.
             ops: make the operations, and linear layers.
             linear: makes linear layers instead, of weights as they are stored, which no operation
                 keeps then.
+            group_size: inputs that will share a scale.
         """
-        self._config = source.config
+        self._config, self._local, self._share = source.config, source.local, source.share
+        self._group_size = group_size
+        self._tokens = self._share.units(self._config.vocab_size)
         self._names = weight_names(source.checkpoint)
         self._weights = source.weights
         self._dtype, self._device = source.dtype, source.device
@@ -154,9 +176,15 @@ class Assembly:
 
     def connected(self, embedding: Embedding, layers: Sequence[Layer], head: Head) -> Decoder:
         """Return a decoder of parts that were built one by one."""
+        communicator, vocabulary = self._share.communicator, None
+        if communicator is not None:
+            table = SummedTable(embedding.table, self._tokens, self._dtype, self._share.all_reduce)
+            embedding = replace(embedding, table=table)
+            vocabulary = DividedVocabulary(self._share, communicator, self._config.vocab_size)
         return Decoder(
             config=self._config,
             embedding=embedding,
+            vocabulary=vocabulary,
             layers=layers,
             head=head,
             pick_best=self._ops.best,
@@ -192,7 +220,7 @@ class Assembly:
             scale=rounded(config.embedding_scale, self._dtype),
             positions_PE=positions,
             first_position=config.learned_positions or 0,
-            project=self._linear([names.project_in], [hidden], width) if narrow else None,
+            project=self._linear([names.project_in], [(hidden, width)]) if narrow else None,
         )
 
     def head(self, embedding: Embedding) -> Head:
@@ -201,7 +229,9 @@ class Assembly:
         hidden, width = config.hidden_size, config.embedding_size
         return Head(
             norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
-            project=self._linear([names.project_out], [width], hidden) if width != hidden else None,
+            project=self._linear([names.project_out], [(width, hidden)])
+            if width != hidden
+            else None,
             output=self._output(embedding.table),
         )
 
@@ -209,10 +239,10 @@ class Assembly:
         name = f"{self._names.embedding}.weight"
         shape = (self._config.vocab_size, self._config.embedding_size)
         if self._ops.computes_quantized:
-            blocks = self._weights.blocks(name, shape)
+            blocks = self._weights.blocks(name, shape, Part(self._tokens))
             if blocks is not None:
                 return BlockTable(blocks, self._dtype)
-        table = DenseTable(self._weights.take(name, shape))
+        table = DenseTable(self._weights.take(name, shape, Part(self._tokens)))
         return table.to(self._device, self._dtype) if self._keeps_weights else table
 
     def _output(self, table: Table) -> Linear:
@@ -222,13 +252,13 @@ class Assembly:
         has_own = not config.tied or weights.has(name)
         module = names.head if has_own else names.embedding
         if has_own or isinstance(table, BlockTable):
-            quantized = self._linears.quantized(f"{module}.weight", shape)
+            quantized = self._linears.quantized(f"{module}.weight", shape, Part(self._tokens))
             if quantized is not None:
                 return quantized
         if not has_own:
             assert isinstance(table, DenseTable)
             return self._linears.plain([table.rows_VE])
-        weight = weights.take(name, shape)
+        weight = weights.take(name, shape, Part(self._tokens))
         if config.tied and isinstance(table, DenseTable):
             own = weight.to(table.rows_VE.device, table.rows_VE.dtype)
             weight = table.rows_VE if torch.equal(own, table.rows_VE) else own
@@ -263,31 +293,48 @@ class Assembly:
         return layer
 
     def _attention(self, index: int, prefix: str) -> Attention:
-        config, names = self._config, self._names
+        config, local, names, share = self._config, self._local, self._names, self._share
         query = config.num_heads * config.head_dim
-        key = config.num_kv_heads * config.head_dim
-        fused = len(names.query_key_value) == 1
+        output = prefix + names.attention_output
+        unit = self._unit(output, (config.hidden_size, query))
+        check_output(share, config, unit, output)
         return Attention(
             index=index,
             config=config.layers[index],
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=local.num_heads,
+            num_kv_heads=local.num_kv_heads,
             head_dim=config.head_dim,
-            query_key_value=self._linear(
-                [prefix + name for name in names.query_key_value],
-                [query + 2 * key] if fused else [query, key, key],
-                config.hidden_size,
-                bias=config.query_bias,
-                transposed=names.transposed,
-            ),
+            query_key_value=self._query_key_value(prefix),
             heads=self._heads(prefix),
-            output=self._linear(
-                [prefix + names.attention_output],
-                [config.hidden_size],
-                query,
+            output=self._summed(
+                output,
+                (config.hidden_size, query),
+                share.heads(config.num_heads, config.head_dim),
                 bias=config.output_bias,
-                transposed=names.transposed,
             ),
+        )
+
+    def _query_key_value(self, prefix: str) -> Linear:
+        config, names = self._config, self._names
+        counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        heads = [self._share.heads(count, config.head_dim) for count in counts]
+        outputs = [count * config.head_dim for count in counts]
+        modules = [prefix + name for name in names.query_key_value]
+        if len(modules) == 1:  # side by side in one weight
+            firsts = [sum(outputs[:index]) for index in range(3)]
+            heads = [
+                slice(first + part.start, first + part.stop)
+                for first, part in zip(firsts, heads, strict=True)
+            ]
+            outputs, modules = [sum(outputs)] * 3, modules * 3
+            if self._share.size == 1:
+                outputs, modules, heads = outputs[:1], modules[:1], [slice(None)]
+        return self._linear(
+            modules,
+            [(count, config.hidden_size) for count in outputs],
+            [Part(rows) for rows in heads],
+            bias=config.query_bias,
+            transposed=names.transposed,
         )
 
     def _heads(self, prefix: str) -> HeadOp:
@@ -303,44 +350,58 @@ class Assembly:
         config, names = self._config, self._names
         hidden, inner = config.hidden_size, config.intermediate_size
         wide = [names.gate, names.up] if config.gated else [names.up]
+        down = prefix + names.down
+        unit = self._unit(down, (hidden, inner))
+        part = divided_inputs(self._share, inner, unit, down)
         make_activation = self._ops.gated if config.gated else self._ops.activation
         return FeedForward(
             up=self._linear(
                 [prefix + name for name in wide],
-                [inner] * len(wide),
-                hidden,
+                [(inner, hidden)] * len(wide),
+                [Part(part)] * len(wide),
                 bias=config.mlp_bias,
                 transposed=names.transposed,
             ),
             activation=make_activation(config.activation),
-            down=self._linear(
-                [prefix + names.down],
-                [hidden],
-                inner,
-                bias=config.mlp_bias,
-                transposed=names.transposed,
-            ),
+            down=self._summed(down, (hidden, inner), part, bias=config.mlp_bias),
+        )
+
+    def _unit(self, module: str, shape: tuple[int, int]) -> int:
+        """Return how many inputs of a linear layer must stay together."""
+        if self._share.size == 1:
+            return 1
+        return lcm(self._group_size, self._weights.unit(f"{module}.weight", shape))
+
+    def _summed(self, module: str, shape: tuple[int, int], part: slice, *, bias: bool) -> Linear:
+        """Return a linear layer of some of the inputs, summed over the ranks."""
+        transposed, inputs = self._names.transposed, Part(columns=part)
+        if self._share.size == 1:
+            return self._linear([module], [shape], [inputs], bias=bias, transposed=transposed)
+        return SummedLinear(
+            self._linear([module], [shape], [inputs], transposed=transposed),
+            self._tensor(f"{module}.bias", shape[:1]) if bias else None,
+            self._share.all_reduce,
         )
 
     def _linear(
         self,
         modules: Sequence[str],
-        outputs: Sequence[int],
-        inputs: int,
+        shapes: Sequence[tuple[int, int]],
+        parts: Sequence[Part] = (WHOLE,),
         *,
         bias: bool = False,
         transposed: bool = False,
     ) -> Linear:
         """Return one linear layer in place of several that have the same input."""
         biases = [
-            self._tensor(f"{module}.bias", (count,))
-            for module, count in zip(modules, outputs, strict=True)
+            self._tensor(f"{module}.bias", shape[:1], part)
+            for module, shape, part in zip(modules, shapes, parts, strict=True)
             if bias
         ]
         return self._linears.stored(
             [f"{module}.weight" for module in modules],
-            outputs,
-            inputs,
+            shapes,
+            parts,
             torch.cat(biases) if biases else None,
             transposed=transposed,
         )
@@ -355,5 +416,5 @@ class Assembly:
         bias = self._tensor(f"{module}.bias", (size,))
         return ops.layer_norm(size, weight, bias, config.norm_eps)
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._weights.take(name, shape).to(device=self._device, dtype=self._dtype)
+    def _tensor(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> Tensor:
+        return self._weights.take(name, shape, part).to(device=self._device, dtype=self._dtype)

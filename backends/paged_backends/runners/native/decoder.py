@@ -26,6 +26,12 @@ from paged_backends.runners.native.ops import (
     frequencies,
     soft_cap,
 )
+from paged_backends.runners.native.share import AllReduce, length
+from paged_backends.runners.native.vocabulary import (
+    DividedVocabulary,
+    scores_and_tokens,
+    top_keys,
+)
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
@@ -61,6 +67,26 @@ class BlockTable:
 
     def __call__(self, tokens_T: Tensor) -> Tensor:
         return self.blocks.rows(tokens_T).dequantize(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SummedTable:
+    """A table whose rows are divided among the ranks."""
+
+    table: Table
+    tokens: slice
+    """Whose rows it holds."""
+    dtype: torch.dtype
+    all_reduce: AllReduce
+
+    def __call__(self, tokens_T: Tensor) -> Tensor:
+        """Return the rows [T, E] in ``dtype``: one rank has them, and the others add zeros."""
+        places_T = tokens_T - self.tokens.start
+        elsewhere_T = (places_T < 0) | (places_T >= length(self.tokens))
+        rows_TE = self.table(places_T.masked_fill(elsewhere_T, 0)).to(self.dtype)
+        rows_TE = rows_TE.masked_fill(elsewhere_T[:, None], 0)
+        self.all_reduce(rows_TE)
+        return rows_TE
 
 
 # ---------------------------------------------------------------------- the model
@@ -226,6 +252,8 @@ class Decoder:
     """What computes the layers; in the beginning they do."""
     fused: FusedStack | None = None
     """Used instead of the layers, where it can be."""
+    vocabulary: DividedVocabulary | None = None
+    """``None``: the head scores all tokens."""
     _frequencies: Mapping[Rope, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -250,10 +278,24 @@ class Decoder:
         """Return logits [R, V] of rows of :meth:`forward`, as the head computes them; in float32 if
         they are capped, which would round them again."""
         logits_RV, cap = self.head(hidden_RE), self.config.logits_soft_cap
+        if self.vocabulary is not None:
+            logits_RV = self.vocabulary.logits(logits_RV)
         return logits_RV if cap is None else soft_cap(logits_RV.float(), cap)
 
     def best(self, hidden_RE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best token [R] of each row, and its logit [R]."""
         best_R, logits_R = self.pick_best(self.head(hidden_RE))  # a soft cap keeps their order
+        if self.vocabulary is not None:
+            best_R, logits_R = self.vocabulary.best(best_R, logits_R)
         cap = self.config.logits_soft_cap
         return best_R, logits_R if cap is None else soft_cap(logits_R.float(), cap)
+
+    def top(self, hidden_RE: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the ``k`` highest logits of each row in float32, and their tokens."""
+        logits_RV, cap = self.head(hidden_RE), self.config.logits_soft_cap
+        if self.vocabulary is None:
+            keys_RK = top_keys(logits_RV, k)
+        else:
+            keys_RK = self.vocabulary.top_keys(logits_RV, k)
+        logits_RK, tokens_RK = scores_and_tokens(keys_RK)
+        return logits_RK if cap is None else soft_cap(logits_RK, cap), tokens_RK

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paged_backends.checkpoint.tensor_files import WHOLE, Part
 from paged_backends.quantization.matrix import QuantizedMatrix, Rows, stacked
 from paged_backends.quantization.weight_format import Shape
 from paged_backends.runners.native.decoder import Embedding, Head, Layer
 from paged_backends.runners.native.ops import Linear, Ops, added
+from paged_backends.runners.native.share import SummedLinear
 from paged_backends.runners.native.source import ModelSource
 
 SCALE_BYTES = 2
@@ -52,8 +54,8 @@ class LinearMaker:
     def stored(
         self,
         names: Sequence[str],
-        outputs: Sequence[int],
-        inputs: int,
+        shapes: Sequence[Shape],
+        parts: Sequence[Part],
         bias: Tensor | None,
         *,
         transposed: bool,
@@ -64,27 +66,28 @@ class LinearMaker:
 
         Args:
             names: of the weights.
+            shapes: outputs and inputs of whole weights.
+            parts: of each weight, what the layer has.
             bias: [O], of all outputs together.
             transposed: those that are not quantised are stored as [I, O].
         """
-        shapes = [(count, inputs) for count in outputs]
-        matrices = [self._quantized(*each) for each in zip(names, shapes, strict=True)]
+        matrices = [self._quantized(*each) for each in zip(names, shapes, parts, strict=True)]
         found = [matrix for matrix in matrices if matrix is not None]
         if len(found) == len(names) and self._ops.computes_quantized:
             return self._of_matrix(stacked(found), bias)
         weights = []
-        for name, shape, matrix in zip(names, shapes, matrices, strict=True):
+        for name, shape, part, matrix in zip(names, shapes, parts, matrices, strict=True):
             if matrix is not None:
                 weights.append(self._dequantized(matrix))
             elif transposed:
-                weights.append(self._weights.take(name, shape[::-1]).T)
+                weights.append(self._weights.take(name, shape[::-1], part.transposed).T)
             else:
-                weights.append(self._weights.take(name, shape))
+                weights.append(self._weights.take(name, shape, part))
         return self.plain(weights, bias)
 
-    def quantized(self, name: str, shape: Shape) -> Linear | None:
+    def quantized(self, name: str, shape: Shape, part: Part = WHOLE) -> Linear | None:
         """Return the layer of a weight that is quantised, or ``None`` if it is not."""
-        matrix = self._quantized(name, shape)
+        matrix = self._quantized(name, shape, part)
         if matrix is None:
             return None
         if self._ops.computes_quantized:
@@ -104,11 +107,11 @@ class LinearMaker:
         self._count(matrix.shape[0] * matrix.shape[1], matrix.num_bytes(SCALE_BYTES))
         return self._ops.quantized(matrix, bias)
 
-    def _quantized(self, name: str, shape: Shape) -> QuantizedMatrix | None:
+    def _quantized(self, name: str, shape: Shape, part: Part) -> QuantizedMatrix | None:
         """Return a weight that is quantised, or ``None`` if it is taken as numbers."""
         if not self._ops.computes_quantized and self._weights.blocks(name, shape) is not None:
             return None
-        return self._weights.quantized(name, shape)
+        return self._weights.quantized(name, shape, part)
 
     def _dequantized(self, matrix: QuantizedMatrix) -> Tensor:
         whole = torch.empty(matrix.shape, dtype=self._dtype)
@@ -147,7 +150,9 @@ Convert = Callable[[StoredLinear], Linear]
 
 
 def stored(linear: object) -> StoredLinear:
-    """Return a layer as what it was made as."""
+    """Return a layer, or this rank's product of one that is summed, as what it was made as."""
+    if isinstance(linear, SummedLinear):
+        linear = linear.product
     assert isinstance(linear, StoredLinear), linear
     return linear
 
@@ -161,6 +166,11 @@ def stored_linears(head: Head, layers: Iterable[Layer]) -> Iterator[StoredLinear
         attention, mlp = layer.attention, layer.mlp
         for linear in (attention.query_key_value, attention.output, mlp.up, mlp.down):
             yield stored(linear)
+
+
+def _converted(linear: Linear, convert: Convert) -> Linear:
+    made = convert(stored(linear))
+    return replace(linear, product=made) if isinstance(linear, SummedLinear) else made
 
 
 def converted_embedding(embedding: Embedding, convert: Convert) -> Embedding:
@@ -183,7 +193,7 @@ def converted_layer(layer: Layer, convert: Convert) -> Layer:
         attention=replace(
             attention,
             query_key_value=convert(stored(attention.query_key_value)),
-            output=convert(stored(attention.output)),
+            output=_converted(attention.output, convert),
         ),
-        mlp=replace(mlp, up=convert(stored(mlp.up)), down=convert(stored(mlp.down))),
+        mlp=replace(mlp, up=convert(stored(mlp.up)), down=_converted(mlp.down, convert)),
     )

@@ -60,7 +60,7 @@ class QuantizedLinears:
         assembly.check_all_taken()
         linears = list(stored_linears(head, layers))
         quantized = DiskCache().weights(
-            fingerprint(source.checkpoint),
+            fingerprint(source.checkpoint) + source.share.name,
             [linear.rows for linear in linears],
             weight_format,
             release=source.weights.release,
@@ -122,7 +122,7 @@ def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat
         CheckpointError: see :class:`~paged_backends.runners.native.assembly.Assembly`; or a weight
             is not finite.
     """
-    assembly = Assembly(source, ops, StoredLinear)
+    assembly = Assembly(source, ops, StoredLinear, group_size=weight_format.group_size)
     assembly.check_layers()
     embedding = assembly.embedding()
     head = assembly.head(embedding)

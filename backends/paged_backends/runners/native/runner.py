@@ -28,6 +28,7 @@ from paged_backends.runners.native.kernel_ops import KernelOps, fits
 from paged_backends.runners.native.linear_maker import SCALE_BYTES
 from paged_backends.runners.native.ops import Ops, TorchOps
 from paged_backends.runners.native.quantized_linears import check_quantization, quantized_decoder
+from paged_backends.runners.native.share import Share
 from paged_backends.runners.native.source import DescribedRunner, ModelSource
 from paged_backends.runners.settings import NativeSettings
 from paged_core.engine.contexts import RunnerContext
@@ -165,7 +166,11 @@ class NativeRunner(DescribedRunner):
         """Read the configuration, then the weights; see the interface for what it raises."""
         settings = self._settings
         source = ModelSource.open(
-            settings, self._options.weights, quantized=True, rank=self._context.rank
+            settings,
+            self._options.weights,
+            quantized=True,
+            rank=self._context.rank,
+            share=Share.of(self._context.communicator),
         )
         weight_format = self._options.weight_format
         if weight_format is not None:
@@ -177,7 +182,7 @@ class NativeRunner(DescribedRunner):
         self._kernels = ops.kernels
         if self._bytes_per_weight < source.dtype.itemsize:
             self._quantized_products = ops.quantized_products
-        if ops.kernels is not None:
+        if ops.kernels is not None and source.share.size == 1:
             self._decoder.fused = fuse(source.config, self._decoder.layers, ops.kernels)
         self._decoder.run = [ops.run(layer) for layer in self._decoder.layers]
         if self._options.compile:
@@ -212,6 +217,10 @@ class NativeRunner(DescribedRunner):
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return the best token [R] int64 of each row, and its logit [R]."""
         return self._decoder.best(hidden)
+
+    def top_logits(self, hidden: Tensor, k: int, /) -> tuple[Tensor, Tensor]:
+        """Return the highest logits [R, k] of each row in float32, and their tokens [R, k]."""
+        return self._decoder.top(hidden, k)
 
 
 def _bytes_per_weight(source: ModelSource, weight_format: WeightFormat | None) -> float:

@@ -16,6 +16,7 @@ from paged_backends.device import choose_device, free_memory
 from paged_backends.runners.loaded_runner import DTYPE_NAMES, LoadedRunner
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.families import decoder_config
+from paged_backends.runners.native.share import Share
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import LayerSpec, ModelSize
 from paged_core.settings.schema import EngineSettings
@@ -34,6 +35,9 @@ class ModelSource:
     dtype: torch.dtype
     """To compute in."""
     device: torch.device
+    share: Share
+    local: DecoderConfig
+    """The model of the share's sizes."""
 
     @classmethod
     def open(
@@ -43,12 +47,14 @@ class ModelSource:
         *,
         quantized: bool = False,
         rank: int = 0,
+        share: Share = Share(),  # noqa: B008 - it is frozen
     ) -> Self:
         """Read the configuration, and open the weights; each is read when it is used.
 
         Args:
             quantized: whether the model may be a GGUF file, or otherwise quantised.
             rank: see :func:`choose_device`.
+            share: what this rank holds of the model.
 
         Raises:
             CheckpointError, UnsupportedModel: see :meth:`paged_core.interfaces.runner.Runner.load`.
@@ -63,16 +69,25 @@ class ModelSource:
         config = decoder_config(
             checkpoint, trust_remote_code=settings.trust_remote_code, quantized=quantized
         )
+        local = share.local(config, checkpoint.place)
         device = choose_device(settings.device, rank)
         opened, dtype = _open(settings, checkpoint, device, made_up=weights == "random")
-        return cls(checkpoint=checkpoint, config=config, weights=opened, dtype=dtype, device=device)
+        return cls(
+            checkpoint=checkpoint,
+            config=config,
+            weights=opened,
+            dtype=dtype,
+            device=device,
+            share=share,
+            local=local,
+        )
 
     def layers(self, settings: EngineSettings) -> list[LayerSpec]:
         """Return the description of each attention layer."""
         return [
             LayerSpec(
-                num_heads=self.config.num_heads,
-                num_kv_heads=self.config.num_kv_heads,
+                num_heads=self.local.num_heads,
+                num_kv_heads=self.local.num_kv_heads,
                 head_dim=self.config.head_dim,
                 scale=layer.scale,
                 dtype=DTYPE_NAMES[self.dtype],
@@ -91,7 +106,7 @@ class ModelSource:
         Raises:
             SettingsError: they take more memory than the device has free.
         """
-        needed = model_size(self.config, [], bytes_per_weight).weight_bytes
+        needed = model_size(self.local, [], bytes_per_weight).weight_bytes
         free = free_memory(self.device)
         if isinstance(self.weights, RandomWeights) and needed > free:
             raise SettingsError(
@@ -156,7 +171,7 @@ class DescribedRunner(LoadedRunner, ABC):
             SettingsError: see :meth:`ModelSource.check_memory`.
         """
         source.check_memory(bytes_per_weight)
-        self._config = config = source.config
+        self._config, config = source.local, source.config
         self._bytes_per_weight = bytes_per_weight
         self._layers = source.layers(self._settings)
         self._vocab_size, self._max_model_len = config.vocab_size, config.max_model_len

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paged_backends.checkpoint.folder import holds_only_onnx, resolve_checkpoint
 from paged_backends.checkpoint.onnx_files import find_onnx_file
+from paged_backends.runners.loaded_runner import check_whole
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.config import Rope
 from paged_backends.runners.native.decoder import DenseTable, Embedding, Head, Layer
@@ -54,7 +55,9 @@ def choose_runner(options: OnnxRuntimeSettings, context: RunnerContext) -> Runne
         CheckpointError: there is no such model.
         SettingsError: the weights of an ONNX file shall be quantised, or generated without the
             configuration of a checkpoint.
+        UnsupportedModel: there are several ranks.
     """
+    check_whole("onnxruntime", context)
     settings = context.settings
     folder = resolve_checkpoint(
         settings.model,

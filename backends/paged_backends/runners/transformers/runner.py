@@ -24,7 +24,7 @@ from paged_backends.checkpoint.config_fields import LENGTHS, token_ids
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.json_file import one_line
 from paged_backends.device import choose_device
-from paged_backends.runners.loaded_runner import LoadedRunner
+from paged_backends.runners.loaded_runner import LoadedRunner, check_whole
 from paged_backends.runners.settings import TransformersSettings
 from paged_backends.runners.transformers.attention_port import AttentionPort, probe_layers, quiet
 from paged_backends.runners.transformers.model_loader import load_model
@@ -63,6 +63,8 @@ class TransformersRunner(LoadedRunner):
 
     def load(self) -> None:
         """Read the model, probe its layers, and check its logits with the paged cache."""
+        # its tensor-parallel plans need process groups of torch.distributed, not a communicator
+        check_whole("transformers", self._context)
         settings = self._settings
         checkpoint = Checkpoint.open(
             settings.model,

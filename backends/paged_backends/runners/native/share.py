@@ -1,0 +1,172 @@
+"""What one of several ranks holds of a decoder, as in Megatron-LM (arXiv:1909.08053).
+
+Query, key and value, gate and up are divided by their outputs; the output of attention and ``down``
+by their inputs, so that each rank has a summand of their result; embedding and head by tokens of
+the vocabulary. Everything else, and the hidden states, are the same on all ranks.
+
+Shapes: T tokens in the batch, I inputs, O outputs, V tokens of the vocabulary, E embedding size.
+"""
+
+# ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paged_backends.runners.native.config import DecoderConfig
+from paged_backends.runners.native.ops import Linear, added
+from paged_core.errors import UnsupportedModel
+from paged_core.interfaces.communicator import Communicator
+
+AllReduce = Callable[[Tensor], Any]
+"""Replaces a tensor by its sum over the ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Which part of a model a rank holds; by default, there is one rank, which holds all."""
+
+    rank: int = 0
+    size: int = 1
+    communicator: Communicator | None = None
+    """``None``: there is one rank."""
+
+    @classmethod
+    def of(cls, communicator: Communicator | None) -> Share:
+        """Return what a rank holds, by what it reaches the others with."""
+        if communicator is None or communicator.size == 1:
+            return cls()
+        return cls(rank=communicator.rank, size=communicator.size, communicator=communicator)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks."""
+        if self.communicator is not None:
+            self.communicator.all_reduce(tensor)
+
+    @property
+    def name(self) -> str:
+        """Tells it from others in the names of files."""
+        return f"-{self.rank + 1}of{self.size}" if self.size > 1 else ""
+
+    def local(self, config: DecoderConfig, place: Path) -> DecoderConfig:
+        """Return a model of the sizes that this rank computes with.
+
+        Key and value heads are divided, or else each is held by several ranks.
+
+        Args:
+            place: of the model, for errors.
+
+        Raises:
+            UnsupportedModel: its heads cannot be divided among so many ranks.
+        """
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        if self.size not in _numbers_of_ranks(config):
+            raise UnsupportedModel(
+                f"{place} has {heads} query heads and {kv_heads} KV heads, which {self.size} ranks "
+                f"cannot share; use {listed(_numbers_of_ranks(config))}"
+            )
+        return replace(
+            config,
+            num_heads=heads // self.size,
+            num_kv_heads=max(kv_heads // self.size, 1),
+            intermediate_size=length(self.units(config.intermediate_size)),
+            vocab_size=length(self.units(config.vocab_size)),
+        )
+
+    def units(self, count: int, unit: int = 1) -> slice:
+        """Return this rank's of ``count``, in whole units; shares differ by a unit at most.
+
+        Sizes need not divide: an uneven share costs the time of a unit, a refusal the model.
+        """
+        if self.size == 1:
+            return slice(0, count)
+        total = -(-count // unit)
+        begin, end = (total * rank // self.size * unit for rank in (self.rank, self.rank + 1))
+        return slice(begin, min(end, count))
+
+    def heads(self, count: int, width: int) -> slice:
+        """Return this rank's rows of ``count`` heads; fewer than ranks are held several times."""
+        held = max(count // self.size, 1)
+        begin = self.rank * count // self.size
+        return slice(begin * width, (begin + held) * width)
+
+
+def length(part: slice) -> int:
+    """Return how many there are in a part whose ends are given."""
+    return int(part.stop - part.start)
+
+
+def listed(sizes: list[int]) -> str:
+    """Return numbers of ranks as a message lists them."""
+    *most, last = map(str, sizes)
+    return f"{', '.join(most)} or {last} ranks" if most else "one rank"
+
+
+def _numbers_of_ranks(config: DecoderConfig) -> list[int]:
+    """Return how many ranks can share the heads of a model."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    return [
+        size
+        for size in range(1, heads + 1)
+        if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+    ]
+
+
+def check_output(share: Share, config: DecoderConfig, unit: int, name: str) -> None:
+    """Check that the inputs of attention's output projection can be divided by heads.
+
+    Args:
+        unit: inputs that share a scale, and cannot be cut apart.
+        name: of the weight.
+
+    Raises:
+        UnsupportedModel: a group would lie on two ranks.
+    """
+    width = config.num_heads * config.head_dim
+
+    def fits(size: int) -> bool:
+        return size == 1 or width // size % unit == 0
+
+    if not fits(share.size):
+        raise UnsupportedModel(
+            f"{name} is quantised in groups of {unit} inputs, and its {width} are divided into "
+            f"{width // share.size} for each of {share.size} ranks, which cuts groups apart; use "
+            f"{listed(list(filter(fits, _numbers_of_ranks(config))))}, or weights in smaller groups"
+        )
+
+
+def divided_inputs(share: Share, count: int, unit: int, name: str) -> slice:
+    """Return this rank's inputs of a feed-forward's ``down``; raises as :func:`check_output`."""
+    groups = -(-count // unit)
+    if share.size > groups:
+        raise UnsupportedModel(
+            f"{name} has {count} inputs in groups of {unit}: {groups} for {share.size} ranks; use "
+            f"{groups} ranks at most, or weights in smaller groups"
+        )
+    return share.units(count, unit)
+
+
+# ---------------------------------------------------------------------- sums over the ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SummedLinear:
+    """A linear layer whose inputs are divided among the ranks."""
+
+    product: Linear
+    """Of this rank's inputs, without bias."""
+    bias_O: Tensor | None
+    all_reduce: AllReduce
+
+    def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+        """Add bias and residual to the sum, once; they are rounded together."""
+        sums_TO = self.product(rows_TI)
+        self.all_reduce(sums_TO)
+        if self.bias_O is None:
+            return added(sums_TO, residual_TO)
+        biased_TO = sums_TO.float() + self.bias_O.float()
+        return added(biased_TO, residual_TO).to(sums_TO.dtype)

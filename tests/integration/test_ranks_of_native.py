@@ -1,0 +1,395 @@
+"""Several ranks of the runner ``native`` compute what one computes, each with its share.
+
+Sums over the ranks are added in another order than in one product, so that logits in float32 may
+differ in their last bits: here by less than 1e-5 of the largest. Greedy text is the same.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from shutil import copytree
+from threading import get_ident
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from integration import test_gguf, test_quantized_checkpoints, tiny_models
+from integration.quantized_checkpoints import Awq, CompressedTensors, Gptq, Method
+from integration.quantized_checkpoints import write as write_quantized
+from integration.rank_processes import logits_over_gloo
+from integration.rank_threads import ThreadCommunicator, ThreadGroup
+from integration.step_driver import load_runner, prompt_logits, settings
+from paged_backends.checkpoint.gguf.tensors import QuantizedTensor
+from paged_backends.checkpoint.quantized.stored_module import PackedCodes
+from paged_backends.checkpoint.tensor_files import Part
+from paged_core.engine.contexts import RankGroup
+from paged_core.errors import UnsupportedModel
+from paged_core.interfaces.runner import Runner, SupportsTopLogits
+from paged_testing.runner import DenseAttention
+
+PROMPT = tiny_models.PROMPTS[2]
+FAMILIES = {
+    **tiny_models.NATIVE,
+    "an uneven vocabulary and feed-forward": tiny_models.of(
+        "Llama", vocab_size=303, intermediate_size=94
+    ),
+    "a tied, uneven vocabulary": tiny_models.of(
+        "Qwen3", head_dim=16, vocab_size=301, tie_word_embeddings=True, attention_bias=True
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the cache of compiled kernels stays
+    monkeypatch.setattr(
+        "paged_backends.quantization.disk_cache.cache_dir", lambda: tmp_path / "cache"
+    )
+
+
+def save(name: str, folder: Path) -> Path:
+    if name in tiny_models.NATIVE:
+        return tiny_models.save(name, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiny_models.NATIVE, name, FAMILIES[name])
+        return tiny_models.save(name, folder)
+
+
+def ranks(
+    chosen: Any, size: int, work: Callable[[Any], Any] = lambda runner: None, **options: Any
+) -> list[Any]:
+    """Load the runner of every rank, and return what ``work`` returns of each."""
+
+    def rank(communicator: ThreadCommunicator) -> Any:
+        return work(load_runner(chosen, "native", communicator, **options))
+
+    return ThreadGroup(size).run(rank)
+
+
+def found(runner: Any, prompt: Sequence[int] = PROMPT) -> tuple[Tensor, ...]:
+    """Hidden states and logits of a prompt, its best tokens and scores, and the top ones."""
+    assert isinstance(runner, SupportsTopLogits)
+    attention = DenseAttention(runner.layers, 1)
+    attention.begin([(0, len(prompt))])
+    with torch.inference_mode():
+        hidden = runner.forward(torch.tensor(prompt), torch.arange(len(prompt)), attention)
+        logits = runner.logits(hidden)
+        return hidden, logits, *runner.best_tokens(hidden), *runner.top_logits(hidden, 7)
+
+
+def generated(runner: Runner, num_tokens: int = 12) -> list[list[int]]:
+    """What it says greedily to the prompts, in one batch."""
+    prompts = [list(prompt) for prompt in tiny_models.PROMPTS]
+    attention = DenseAttention(runner.layers, len(prompts))
+    texts: list[list[int]] = [[] for _ in prompts]
+    chunks, starts = prompts, [0] * len(prompts)
+    for _ in range(num_tokens):
+        attention.begin([(index, len(chunk)) for index, chunk in enumerate(chunks)])
+        positions = [
+            start + place
+            for start, chunk in zip(starts, chunks, strict=True)
+            for place in range(len(chunk))
+        ]
+        last = torch.tensor([len(chunk) for chunk in chunks]).cumsum(0) - 1
+        with torch.inference_mode():
+            tokens = torch.tensor([token for chunk in chunks for token in chunk])
+            hidden = runner.forward(tokens, torch.tensor(positions), attention)
+            best = runner.best_tokens(hidden[last])[0].tolist()  # type: ignore[attr-defined]
+        starts = [start + len(chunk) for start, chunk in zip(starts, chunks, strict=True)]
+        chunks = [[token] for token in best]
+        for text, token in zip(texts, best, strict=True):
+            text.append(token)
+    return texts
+
+
+def check_found(parts: list[tuple[Tensor, ...]], expected: tuple[Tensor, ...]) -> None:
+    """Every rank finds the same bits, and nearly what one rank finds alone."""
+    for part in parts[1:]:
+        for first, other in zip(parts[0], part, strict=True):
+            assert torch.equal(first, other)
+    hidden, logits, best, score, top, tokens = parts[0]
+    for computed, alone in ((hidden, expected[0]), (logits, expected[1])):
+        assert float((computed - alone).abs().max()) < 1e-5 * float(alone.abs().max())
+    assert torch.equal(best, logits.argmax(-1))
+    assert torch.equal(score, logits.max(-1).values)
+    assert torch.equal(tokens, logits.sort(dim=-1, descending=True, stable=True).indices[:, :7])
+    assert torch.equal(top, logits.gather(1, tokens))
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_ranks_find_what_one_finds(name: str, tmp_path: Path) -> None:
+    folder = settings(save(name, tmp_path), dtype="float32")
+    for kernels in ("auto", "off"):
+        alone = load_runner(folder, "native", kernels=kernels)
+        expected, text = found(alone), generated(alone)
+        check_found([expected], expected)
+        for size in (2, 4):
+            check_found(ranks(folder, size, found, kernels=kernels), expected)
+            assert ranks(folder, size, generated, kernels=kernels) == [text] * size
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama, llama3 rope, biases", "gemma2", "opt", "gpt2"])
+def test_in_16_bits_ranks_are_as_exact_as_one(name: str, dtype: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    exact = prompt_logits(load_runner(settings(tmp_path, dtype="float32"), "native"), PROMPT)
+
+    def error(logits: Tensor) -> float:
+        return float((logits.float() - exact).norm() / exact.norm())
+
+    chosen = settings(tmp_path, dtype=dtype)
+    alone = error(prompt_logits(load_runner(chosen, "native"), PROMPT))
+    for size in (2, 4):
+        first, *others = ranks(chosen, size, lambda runner: prompt_logits(runner, PROMPT))
+        assert all(torch.equal(first, other) for other in others)
+        assert error(first) < 1.5 * alone
+
+
+def test_layers_are_those_of_the_share(tmp_path: Path) -> None:
+    save("llama", tmp_path)  # 4 query heads, and 2 for keys and values
+    for size, heads, kv_heads in ((1, 4, 2), (2, 2, 1), (4, 1, 1)):
+        for runner in ranks(tmp_path, size, lambda runner: runner):
+            described = {(layer.num_heads, layer.num_kv_heads) for layer in runner.layers}
+            assert described == {(heads, kv_heads)}
+            assert runner.vocab_size == 300
+            whole = load_runner(tmp_path, "native").model_size()
+            assert runner.model_size().head_weights == whole.head_weights // size
+
+
+def test_ranks_exchange_what_they_must_and_no_logits_for_the_best(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    group = ThreadGroup(2)
+
+    def rank(communicator: ThreadCommunicator) -> None:
+        runner = load_runner(settings(tmp_path, dtype="float32"), "native", communicator)
+        attention = DenseAttention(runner.layers, 1)
+        attention.begin([(0, 3)])
+        hidden = runner.forward(torch.tensor([1, 2, 3]), torch.arange(3), attention)
+        runner.best_tokens(hidden)
+        runner.top_logits(hidden, 5)
+
+    group.run(rank)
+    operations = [operation for operation, _, _ in group.operations]
+    assert operations.count("all_reduce") == 1 + 2 * 2  # of the embedding, and twice a layer
+    gathered = [shape for name, shape, _ in group.operations if name == "all_gather"][-2:]
+    assert gathered == [(3,), (3, 5)]
+
+
+# ---------------------------------------------------------------------- quantised weights
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama, llama3 rope, biases", "gpt2", "gemma3"])
+def test_weights_quantised_at_load_are_those_of_one_rank(
+    name: str, quantization: str, tmp_path: Path
+) -> None:
+    """Of what is computed and cached, too: each rank has a file of its own."""
+    folder = settings(save(name, tmp_path), dtype="float32")
+    options = {"quantization": quantization, "kernels": "off"}
+    expected = found(load_runner(folder, "native", **options))
+    for _ in range(2):
+        check_found(ranks(folder, 2, found, **options), expected)
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 3
+    rounded = ranks(folder, 2, found)  # activations too
+    assert float((rounded[0][1] - expected[1]).abs().mean()) < 0.05 * float(expected[1].std()) or (
+        quantization == "int4"
+    )
+
+
+METHODS: dict[str, Method] = test_quantized_checkpoints.EXACT | test_quantized_checkpoints.AGAIN
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_matrices_of_safetensors_are_cut_on_the_borders_of_groups(
+    name: str, tmp_path: Path
+) -> None:
+    model = test_quantized_checkpoints.make(attention_bias=True)
+    folder = settings(write_quantized(model, tmp_path, METHODS[name]), dtype="float32")
+    expected = found(load_runner(folder, "native", kernels="off"))
+    check_found(ranks(folder, 2, found, kernels="off"), expected)
+
+
+UNEVEN = "a head that is the quantised embedding"
+"""Four heads of 24 numbers, in groups of 32."""
+
+
+@pytest.mark.parametrize("name", sorted(test_gguf.MADE.keys() - {UNEVEN}))
+def test_blocks_of_gguf_are_cut_whole(name: str, tmp_path: Path) -> None:
+    made, *types = test_gguf.MADE[name]
+    options = {} if made != test_gguf.LARGE else {"head_dim": 128}
+    with pytest.MonkeyPatch.context() as patch:
+        if options:
+            larger = tiny_models.of(
+                "Llama", hidden_size=256, intermediate_size=512, vocab_size=71, **options
+            )
+            patch.setitem(test_gguf.OWN, made, larger)
+        model = test_gguf.make(made, *types)
+    folder = settings(model.write(tmp_path / "model.gguf"), dtype="float32")
+    expected = found(load_runner(folder, "native", kernels="off"))
+    check_found(ranks(folder, 2, found, kernels="off"), expected)
+
+
+# ---------------------------------------------------------------------- what cannot be cut
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "reason"),
+    [
+        (
+            {"num_attention_heads": 9, "num_key_value_heads": 3},
+            2,
+            "9 query heads and 3 KV heads, which 2 ranks cannot share; use 1, 3 or 9 ranks",
+        ),
+        ({"num_attention_heads": 6, "num_key_value_heads": 3}, 2, "use 1, 3 or 6 ranks"),
+        ({"num_attention_heads": 1, "num_key_value_heads": 1}, 2, "use one rank"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused(
+    shape: dict[str, int], size: int, reason: str, tmp_path: Path
+) -> None:
+    width = 16 * shape["num_attention_heads"]
+    tiny_models.of("Llama", head_dim=16, hidden_size=width, **shape)().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=reason) as refusal:
+        ranks(tmp_path, size, weights="random")
+    assert str(tmp_path) in str(refusal.value)
+
+
+def test_groups_are_not_cut_apart(tmp_path: Path) -> None:
+    model = test_quantized_checkpoints.make()  # 4 heads of 32; 320 wide
+    folder = write_quantized(model, tmp_path / "awq", Awq(group_size=64))
+    ranks(folder, 2)
+    reason = (
+        r"model.layers.0.self_attn.o_proj is quantised in groups of 64 inputs, and its 128 are "
+        r"divided into 32 for each of 4 ranks, which cuts groups apart; use 1 or 2 ranks, or"
+    )
+    with pytest.raises(UnsupportedModel, match=reason):
+        ranks(folder, 4)
+    uneven = test_gguf.make(*test_gguf.MADE[UNEVEN]).write(tmp_path / "model.gguf")
+    with pytest.raises(UnsupportedModel, match=r"groups of 32 inputs, and its 96 .* 48 for"):
+        ranks(uneven, 2)
+    plain = save("llama", tmp_path / "plain")  # 4 heads of 16; 96 wide
+    with pytest.raises(UnsupportedModel, match=r"in groups of 64 inputs, and its 64 .* 32 for"):
+        ranks(plain, 2, quantization="int8", group_size=64)
+
+
+def test_a_feed_forward_of_fewer_groups_than_ranks_is_refused(tmp_path: Path) -> None:
+    config = tiny_models.of("Llama", head_dim=64, intermediate_size=96)
+    config().save_pretrained(tmp_path)
+    options = {"weights": "random", "quantization": "int4", "group_size": 64}
+    ranks(tmp_path, 2, **options)
+    with pytest.raises(UnsupportedModel, match="96 inputs in groups of 64: 2 for 4 ranks; use 2"):
+        ranks(tmp_path, 4, **options)
+
+
+@pytest.mark.parametrize("name", ["transformers", "onnxruntime"])
+def test_other_runners_refuse_by_name(name: str, tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    communicator = ThreadCommunicator(ThreadGroup(2), 0)
+    with pytest.raises(UnsupportedModel, match=f"{name}.* 2 ranks .*; set runner to native"):
+        load_runner(tmp_path, name, communicator)
+
+
+# ---------------------------------------------------------------------- what is read
+
+
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Bytes of matrices that this thread has read since it last asked."""
+    counts: dict[int, int] = {}
+
+    def counted(owner: Any, name: str, size: Callable[[Any, Any], int]) -> None:
+        whole = getattr(owner, name)
+
+        def count(self: Any, *given: Any) -> Any:
+            result = whole(self, *given)
+            counts[get_ident()] = counts.get(get_ident(), 0) + size(self, result)
+            return result
+
+        monkeypatch.setattr(owner, name, count)
+
+    counted(Part, "of", lambda _, read: read.nbytes if read.ndim == 2 else 0)
+    counted(QuantizedTensor, "_blocks", lambda stored, _: stored.bytes_RB.nbytes)
+    counted(PackedCodes, "matrix", lambda codes, _: codes.bytes_OB.nbytes + codes.scales_OG.nbytes)
+    return lambda: counts.pop(get_ident(), 0)
+
+
+SOURCES: dict[str, Callable[[Path], Path]] = {
+    "safetensors": lambda folder: save("llama", folder),
+    "transposed": lambda folder: save("gpt2", folder),
+    "gptq": lambda folder: write_quantized(test_quantized_checkpoints.make(), folder, Gptq()),
+    "awq": lambda folder: write_quantized(test_quantized_checkpoints.make(), folder, Awq(group_size=64)),
+    "compressed": lambda folder: write_quantized(
+        test_quantized_checkpoints.make(), folder, CompressedTensors()
+    ),
+    "gguf": lambda folder: test_gguf.make("qwen3").write(folder / "model.gguf"),
+    "gguf in blocks": lambda folder: test_gguf.make("qwen3", Type.Q4_0).write(folder / "a.gguf"),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_each_rank_reads_its_share_of_the_matrices(
+    source: str, tmp_path: Path, bytes_read: Callable[[], int]
+) -> None:
+    folder = SOURCES[source](tmp_path)
+
+    def rank(communicator: ThreadCommunicator) -> int:
+        bytes_read()
+        load_runner(folder, "native", communicator)
+        return bytes_read()
+
+    bytes_read()
+    load_runner(folder, "native")
+    whole = bytes_read()
+    replicated = 0 if source != "transposed" else 256 * 64 * 4  # learned positions
+    assert whole > 50_000
+    shares = ThreadGroup(2).run(rank)
+    assert sum(shares) == whole + replicated
+    assert max(shares) < 0.6 * whole  # a group more or less
+
+
+def test_what_lies_outside_of_a_share_is_not_used(tmp_path: Path) -> None:
+    """Each rank has a checkpoint in which everything that other ranks hold is not a number."""
+    whole = save("llama", tmp_path / "whole")
+    folders = [copytree(whole, tmp_path / str(rank)) for rank in range(2)]
+    by_rows = re.compile("(embed_tokens|lm_head|[qkv]_proj|gate_proj|up_proj).weight")
+    for rank, folder in enumerate(folders):
+        tensors = load_file(folder / "model.safetensors")
+        for name, tensor in tensors.items():
+            halves = tensor.chunk(2, dim=0 if by_rows.search(name) else -1)
+            if tensor.ndim == 2:
+                halves[1 - rank].fill_(torch.nan)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    def rank(communicator: ThreadCommunicator) -> tuple[Tensor, ...]:
+        return found(load_runner(folders[communicator.rank], "native", communicator))
+
+    parts = ThreadGroup(2).run(rank)
+    check_found(parts, found(load_runner(whole, "native")))
+
+
+# ---------------------------------------------------------------------- real ranks
+
+
+def test_processes_over_gloo_find_what_threads_find(tmp_path: Path) -> None:
+    folder = save("qwen3", tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = RankGroup(name=f"test-{port}", host="127.0.0.1", port=port, timeout=60)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        calls = [(folder, group, rank, 2, PROMPT) for rank in range(2)]
+        logits = pool.starmap(logits_over_gloo, calls, chunksize=1)
+    expected = ranks(
+        settings(folder, dtype="float32"), 2, lambda runner: prompt_logits(runner, PROMPT)
+    )
+    for found_there, found_here in zip(logits, expected, strict=True):
+        assert torch.equal(torch.tensor(found_there), found_here)
