@@ -13,7 +13,7 @@ from paged_backends.attention.settings import (
     TorchSettings,
     TritonSettings,
 )
-from paged_backends.communication.settings import GlooSettings
+from paged_backends.communication.settings import GlooSettings, NcclSettings, ShmSettings
 from paged_backends.executors.settings import (
     LocalSettings,
     MemorySettings,
@@ -137,6 +137,14 @@ def paged_core_components() -> Iterator[Component]:
         TensorParallelSettings,
         "paged_backends.executors.tensor_parallel:TensorParallelExecutor",
         summary="a model on several ranks, each with its share of every layer",
+    )
+    yield Component(
+        "communicator",
+        ShmSettings,
+        "paged_backends.communication.shared_memory:ShmCommunicator",
+        rank=20,
+        check="paged_backends.communication.shared_memory:unavailable_reason",
+        summary="shared memory, on a CPU: ranks of one machine",
     )
     yield Component(
         "communicator",

@@ -116,6 +116,11 @@ class RankGroup:
     timeout: float
     """Seconds that an operation waits for the other ranks."""
 
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all ranks are: rank 0 listens where no other machine can reach it."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorContext:
