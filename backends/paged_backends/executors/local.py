@@ -300,17 +300,23 @@ def _make_steps(
     """Return what runs the steps of ``model``."""
     runner = model.runner
     kernels = runner.kernels if isinstance(runner, UsesKernels) else None
-    sampler = Sampler(
-        vocab_size=runner.vocab_size,
-        seed=settings.seed,
-        eos_token_ids=runner.eos_token_ids,
-        device=model.accelerator.device,
-        random_sample=random_sample if kernels is None else kernel_random_sample(kernels.sample),
-    )
+
+    def make_sampler(vocab_size: int) -> Sampler:
+        sample = random_sample if kernels is None else kernel_random_sample(kernels.sample)
+        return Sampler(
+            vocab_size=vocab_size,
+            seed=settings.seed,
+            eos_token_ids=runner.eos_token_ids,
+            device=model.accelerator.device,
+            random_sample=sample,
+        )
+
     leads = communicator is None or communicator.rank == 0
     step_sampler = StepSampler(
         runner,
-        sampler if communicator is None else SharedSampler(sampler, communicator),
+        make_sampler(runner.vocab_size)
+        if communicator is None
+        else SharedSampler(make_sampler, runner.vocab_size, communicator),
         model.rows,
         GrammarMasks(grammars, runner.vocab_size) if leads else None,
     )

@@ -32,7 +32,7 @@ from paged_backends.sampling.row import MAX_TEMPERATURE, uniform_at
 from paged_backends.sampling.sampler import unfit_rows
 from paged_core.ids import SeqId
 from paged_core.interfaces.communicator import Communicator
-from paged_core.interfaces.runner import Runner, SupportsBestTokens
+from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsTopLogits
 
 _MAX_LOGITS = 1 << 25
 """Logits of a prompt held at once where its log-probabilities are asked for: 128 MiB."""
@@ -109,6 +109,28 @@ class StepSampler:
         if not all(map(isfinite, scores_R.tolist())):
             return None
         return Sampled(places_R=places_R, token_ids=best_R.tolist())
+
+    def sample_top(self, batch: Batch, hidden: Tensor) -> Sampled | None:
+        """Sample from the best logits of each sequence, which ranks exchange instead of all.
+
+        Returns:
+            ``None`` if a sequence asks for more, as in :meth:`sample_best`.
+        """
+        runner, sampler = self._runner, self._sampler
+        if not isinstance(runner, SupportsTopLogits) or not isinstance(sampler, SharedSampler):
+            return None
+        places_R = np.flatnonzero(batch.complete_S)
+        rows = [batch.sequences[place].sampling for place in places_R.tolist()]
+        if not rows or [*self._special(batch)] or not all(map(sampler.needs_best, rows)):
+            return None
+        logits_RK, tokens_RK = runner.top_logits(
+            _last_hidden(batch, places_R, hidden), sampler.num_best
+        )
+        if not all(map(isfinite, logits_RK[:, 0].tolist())):
+            return None
+        tokens = sampler.sample_best(logits_RK, tokens_RK, rows)
+        sampled = Sampled(places_R=places_R, token_ids=tokens.token_ids)
+        return _without_failed(sampled, batch, tokens.failed) if tokens.failed else sampled
 
     def sample(self, batch: Batch, hidden: Tensor) -> Sampled:
         """Sample a token for each sequence, or several where it fans out; none for beams."""
