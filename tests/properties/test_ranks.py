@@ -65,11 +65,11 @@ def model(
 ) -> Iterator[str]:
     """The name of a model of which one rank and two are started."""
     name: str = request.param
-    folder = (
-        "demo" if name == "demo" else str(tiny_models.save(name, tmp_path_factory.mktemp(name)))
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiny_models.FAMILIES, name, PEAKED)
+        random = tiny_models.save(name, tmp_path_factory.mktemp(name))
     small = {
-        "model": folder,
+        "model": "demo" if name == "demo" else str(random),
         "dtype": "float32",
         "threads": 1,
         "num_blocks": 60,
