@@ -258,7 +258,7 @@ LANES = {
             "tools/make_onnx_files.py",
         ),
     ),
-    "checkpoints": Lane(  # formats of files and of quantised weights
+    "checkpoints": Lane(  # formats of files and of quantised weights, whole or shared by ranks
         tests=(
             "integration/test_checkpoints.py",
             "integration/test_damaged_checkpoints.py",
@@ -266,13 +266,17 @@ LANES = {
             "integration/test_quality_bounds.py",
             "integration/test_quantized_checkpoints.py",
             "integration/test_quantized_native.py",
+            "integration/test_ranks_of_native.py",
             "unit/test_gguf_*.py",
         ),
         paths=(
             "backends/paged_backends/checkpoint/*",
+            "backends/paged_backends/communication/gloo.py",
+            "backends/paged_backends/kernels/cpu/source/decoder.cpp",
             "backends/paged_backends/quantization/*",
             "backends/paged_backends/runners/native/*",
             "tests/integration/*checkpoints.py",
+            "tests/integration/rank_*.py",
             "tests/integration/damage.py",
             "tests/integration/gguf_files.py",
         ),

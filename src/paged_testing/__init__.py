@@ -19,6 +19,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_
 
 from paged_testing.allocator import BlockAllocatorConformance
 from paged_testing.attention import AttentionConformance
+from paged_testing.communicator import CommunicatorConformance
 from paged_testing.component import ComponentConformance, ServesEveryWorkload, settings_round_trip
 from paged_testing.doubles import FailingExecutor, StepFailure, WatchedScheduler
 from paged_testing.engines import (
@@ -45,6 +46,7 @@ __all__ = [
     "POLICY_SLOTS",
     "AttentionConformance",
     "BlockAllocatorConformance",
+    "CommunicatorConformance",
     "ComponentConformance",
     "EvictorConformance",
     "ExecutorConformance",

@@ -1,10 +1,10 @@
-"""Ranks of one group as threads of this process."""
+"""Ranks of one group as threads of this process, one of which runs at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Lock
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +23,8 @@ class ThreadGroup:
     def __init__(self, size: int) -> None:
         self.size = size
         self.barrier = Barrier(size, timeout=_SECONDS)
+        self.turn = Lock()
+        """Held by the rank that runs, not by those that wait: Triton's interpreter takes one."""
         self.given: list[Any] = [None] * size
         self.operations: list[tuple[str, tuple[int, ...], torch.dtype]] = []
         """All of them, as rank 0 called them."""
@@ -32,7 +34,8 @@ class ThreadGroup:
 
         def guarded(communicator: ThreadCommunicator) -> Found:
             try:
-                return rank(communicator)
+                with self.turn:
+                    return rank(communicator)
             except BaseException:
                 self.barrier.abort()  # the others need not wait
                 raise
@@ -73,9 +76,13 @@ class ThreadCommunicator(Communicator):
     def _exchange(self, name: str, tensor: Tensor) -> list[Tensor]:
         group = self._group
         group.given[self.rank] = name, tensor.clone()
-        group.barrier.wait()
-        given = list(group.given)
-        group.barrier.wait()
+        group.turn.release()
+        try:
+            group.barrier.wait()
+            given = list(group.given)
+            group.barrier.wait()
+        finally:
+            group.turn.acquire()
         kinds = {(kind, tuple(part.shape), part.dtype) for kind, part in given}
         assert len(kinds) == 1, f"ranks call different operations: {kinds}"
         if self.rank == 0:

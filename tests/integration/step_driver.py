@@ -71,7 +71,7 @@ def load_runner(
 
     With a communicator, it is one of several ranks.
     """
-    context = RunnerContext(settings=settings(chosen) if isinstance(chosen, Path) else chosen)
+    context = RunnerContext(settings=settings(chosen) if isinstance(chosen, Path | str) else chosen)
     if communicator is not None:
         context = replace(
             context,

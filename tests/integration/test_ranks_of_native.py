@@ -15,6 +15,7 @@ from shutil import copytree
 from threading import get_ident
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
@@ -26,14 +27,26 @@ from integration.quantized_checkpoints import Awq, CompressedTensors, Gptq, Meth
 from integration.quantized_checkpoints import write as write_quantized
 from integration.rank_processes import logits_over_gloo
 from integration.rank_threads import ThreadCommunicator, ThreadGroup
-from integration.step_driver import load_runner, prompt_logits, settings
+from integration.step_driver import (
+    StepDriver,
+    load_runner,
+    make_executor,
+    prompt_logits,
+    run_at_random,
+    settings,
+)
+from paged_backends.attention.cache import layout_of
+from paged_backends.attention.step import StepAttention
 from paged_backends.checkpoint.gguf.tensors import QuantizedTensor
 from paged_backends.checkpoint.quantized.stored_module import PackedCodes
 from paged_backends.checkpoint.tensor_files import Part
+from paged_backends.runners.native import runner as runner_module
 from paged_core.engine.contexts import RankGroup
-from paged_core.errors import UnsupportedModel
+from paged_core.errors import ExecutorLost, UnsupportedModel
 from paged_core.interfaces.runner import Runner, SupportsTopLogits
+from paged_testing.attention_scene import attention_batch
 from paged_testing.runner import DenseAttention
+from unit import attention_calls, cpu_kernels
 
 PROMPT = tiny_models.PROMPTS[2]
 FAMILIES = {
@@ -55,11 +68,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def save(name: str, folder: Path) -> Path:
-    if name in tiny_models.NATIVE:
-        return tiny_models.save(name, folder)
+def save(name: str, folder: Path, **changes: Any) -> Path:
+    config = FAMILIES[name]()
+    for key, value in changes.items():
+        setattr(config, key, value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiny_models.NATIVE, name, FAMILIES[name])
+        patch.setitem(tiny_models.FAMILIES, name, lambda: config)
         return tiny_models.save(name, folder)
 
 
@@ -181,6 +195,120 @@ def test_ranks_exchange_what_they_must_and_no_logits_for_the_best(tmp_path: Path
     assert operations.count("all_reduce") == 1 + 2 * 2  # of the embedding, and twice a layer
     gathered = [shape for name, shape, _ in group.operations if name == "all_gather"][-2:]
     assert gathered == [(3,), (3, 5)]
+
+
+# ---------------------------------------------------------------------- layers in one call
+
+
+FUSED = sorted(FAMILIES.keys() - {"opt, norms last", "an uneven vocabulary and feed-forward"})
+WIDE = {"intermediate_size": 128, "hidden_act": "silu"}
+"""What the kernels of both of two ranks can compute in one call."""
+
+
+def served(runner: Any, chosen: Any) -> list[list[int]]:
+    """What it says to the prompts with a paged cache, under a schedule made of dice."""
+    assert runner._decoder.fused is not None
+    executor = make_executor(
+        chosen, needs_host_blocks=True, runner=runner, attention=attention_calls.make("cpu")
+    )
+    return run_at_random(StepDriver(executor, chosen.block_size), tiny_models.PROMPTS, 10)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_all_layers_run_in_one_call_of_the_kernels_of_each_rank(name: str, tmp_path: Path) -> None:
+    cpu_kernels.load("auto")  # skips the test where there are none
+    changes = WIDE if name.startswith(("llama", "mistral", "qwen")) else {}
+    if name.startswith(("gemma", "a tied")):
+        changes = {"intermediate_size": 128}
+    chosen = settings(
+        save(name, tmp_path, **changes),
+        dtype="float32",
+        num_blocks=64,
+        num_host_blocks=32,
+        block_size=4,
+    )
+    text = served(load_runner(chosen, "native"), chosen)
+    assert ranks(chosen, 2, lambda runner: served(runner, chosen)) == [text] * 2
+
+
+@pytest.mark.parametrize("name", ["llama, llama3 rope, biases", "gemma3, linear rope, caps"])
+def test_sums_in_one_call_are_rounded_as_those_of_layers_one_by_one(
+    name: str, tmp_path: Path
+) -> None:
+    """In bfloat16: a bias is added to the sum, with the residual or before the norm."""
+    cpu_kernels.load("auto")
+    chosen = settings(save(name, tmp_path, **WIDE), dtype="bfloat16", block_size=4)
+    backend = attention_calls.make("cpu")
+
+    def both(runner: Any) -> list[Tensor]:
+        chunks = [(0, len(PROMPT))]
+        bound = []
+        for spec in runner.layers:
+            cache = layout_of(backend).allocate_cache(spec, 20, "cpu")
+            bound.append(backend.bind(spec, cache))
+        plan = backend.plan(attention_batch(np.arange(20)[None], chunks, chosen.block_size))
+        attend = StepAttention(bound, plan)
+        tokens, positions = torch.tensor(PROMPT), torch.arange(len(PROMPT))
+        with torch.inference_mode():
+            assert runner._decoder.fused is not None
+            fused = runner.forward(tokens, positions, attend)
+            runner._decoder.fused = None
+            return [fused, runner.forward(tokens, positions, attend)]
+
+    (fused, one_by_one), other = ranks(chosen, 2, both)
+    assert torch.equal(fused, other[0])
+    apart = (fused.float() - one_by_one.float()).norm() / one_by_one.float().norm()
+    assert apart < 0.01
+
+
+class Lost(ThreadCommunicator):
+    """Loses the other rank in the third sum, which is in the middle of a call of the kernels."""
+
+    sums = 0
+
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        self.sums += 1
+        if self.sums >= 3:
+            raise ExecutorLost("rank 1 of 2 has died")
+
+
+def test_a_rank_that_is_lost_in_the_middle_of_a_call_is_reported(tmp_path: Path) -> None:
+    cpu_kernels.load("auto")
+    chosen = settings(
+        save("llama", tmp_path, **WIDE), dtype="float32", num_blocks=64, num_host_blocks=0
+    )
+    lost = []
+
+    def rank(communicator: ThreadCommunicator) -> None:
+        lost.append(Lost(communicator._group, communicator.rank))
+        runner = load_runner(chosen, "native", lost[-1])
+        with pytest.raises(ExecutorLost, match="rank 1 of 2 has died"):
+            served(runner, chosen)
+
+    ThreadGroup(2).run(rank)
+    assert [each.sums for each in lost] == [3, 3]  # no rank waits for another after that
+
+
+def test_ranks_of_which_one_lacks_the_call_do_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They exchange other shapes there."""
+    cpu_kernels.load("auto")
+    folder = settings(save("llama", tmp_path, **WIDE), dtype="float32")
+    whole = runner_module.fuse
+
+    def fuse(*given: Any) -> Any:
+        return whole(*given) if given[-1].rank else None
+
+    monkeypatch.setattr(runner_module, "fuse", fuse)
+    assert ranks(folder, 2, lambda runner: runner._decoder.fused) == [None, None]
+
+
+@pytest.mark.slow
+def test_compiled_layers_leave_sums_to_the_communicator(tmp_path: Path) -> None:
+    folder = settings(save("llama, llama3 rope, biases", tmp_path), dtype="float32")
+    expected = found(load_runner(folder, "native"))
+    check_found(ranks(folder, 2, found, compile=True), expected)
 
 
 # ---------------------------------------------------------------------- quantised weights
@@ -325,7 +453,9 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "safetensors": lambda folder: save("llama", folder),
     "transposed": lambda folder: save("gpt2", folder),
     "gptq": lambda folder: write_quantized(test_quantized_checkpoints.make(), folder, Gptq()),
-    "awq": lambda folder: write_quantized(test_quantized_checkpoints.make(), folder, Awq(group_size=64)),
+    "awq": lambda folder: write_quantized(
+        test_quantized_checkpoints.make(), folder, Awq(group_size=64)
+    ),
     "compressed": lambda folder: write_quantized(
         test_quantized_checkpoints.make(), folder, CompressedTensors()
     ),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from integration import tiny_models
-from integration.step_driver import settings
+from integration.rank_threads import ThreadCommunicator, ThreadGroup
+from integration.step_driver import load_runner, settings
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
@@ -54,6 +55,20 @@ def test_logits_equal_those_of_pytorch(name: str, tmp_path: Path) -> None:
     found, found_best = forward(load(tmp_path, kernels="triton"))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(found_best, best)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
+def test_ranks_find_what_one_finds(name: str, tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    expected, best = forward(load(tmp_path, kernels="off"))
+
+    def rank(communicator: ThreadCommunicator) -> tuple[Tensor, Tensor]:
+        chosen = settings(tmp_path, device=DEVICE, dtype="float32")
+        return forward(load_runner(chosen, "native", communicator, kernels="triton"))
+
+    for found, found_best in ThreadGroup(2).run(rank):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(found_best, best)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from datetime import timedelta
+from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -75,13 +77,16 @@ class GlooCommunicator(Communicator):
                 timeout=timedelta(seconds=self._timeout),
                 wait_for_workers=False,
             )
-            store.set(f"came/{self.rank}", "")
-            missing = _missing(store, "came", self.size, deadline)
-        except RuntimeError as error:
+            missing = _within(self._timeout + _PAUSE, lambda: self._come(store, deadline))
+        except (RuntimeError, TimeoutError) as error:
             raise self._late([0], error) from error
         if missing:
             raise self._late(missing)
         return store
+
+    def _come(self, store: TCPStore, deadline: float) -> list[int]:
+        store.set(f"came/{self.rank}", "")
+        return _missing(store, "came", self.size, deadline)
 
     # ------------------------------------------------------------------ operations
 
@@ -150,8 +155,8 @@ class GlooCommunicator(Communicator):
         """Leave the group, so that the others fail too, and find out who does not say so."""
         self._group = None
         try:
-            missing = self._call_the_roll()
-        except RuntimeError:
+            missing = _within(2 * self._roll_call, self._call_the_roll)
+        except (RuntimeError, TimeoutError):
             missing = [0]  # it has the store
         if missing:
             lost = self._late(missing, error, doing)
@@ -166,7 +171,6 @@ class GlooCommunicator(Communicator):
     def _call_the_roll(self) -> list[int]:
         """Return the ranks that are missing, as rank 0 found."""
         store, until = self._store, monotonic() + self._roll_call
-        store.set_timeout(timedelta(seconds=2 * self._roll_call))
         store.set(f"failed/{self.rank}", "")
         if self.rank == 0:
             missing = _missing(store, "failed", self.size, until)
@@ -198,6 +202,24 @@ def _missing(
         if awaited:
             sleep(_PAUSE)
     return awaited
+
+
+def _within(seconds: float, ask: Callable[[], list[int]]) -> list[int]:
+    """Return what the store answers; a store of a process that is stopped never does.
+
+    Raises:
+        TimeoutError: it has not answered. The thread that waits ends with the connection.
+    """
+    answered: Future[list[int]] = Future()
+
+    def work() -> None:
+        try:
+            answered.set_result(ask())
+        except RuntimeError as error:
+            answered.set_exception(error)
+
+    Thread(target=work, name="gloo-store", daemon=True).start()
+    return answered.result(seconds)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -98,12 +98,17 @@ class DecoderLayer(ctypes.Structure):
     ]
 
 
+AllReduce = ctypes.CFUNCTYPE(None, c_int64)
+"""Is given how many numbers of a call's memory are summed over the ranks."""
+
+
 class DecoderCall(ctypes.Structure):
     """``DecoderCall`` of ``decoder.cpp``: the argument of ``decoder``."""
 
     _fields_: ClassVar[Any] = [
         *((name, c_void_p) for name in ("layers", "hidden", "positions")),
         *((name, c_void_p) for name in ("cosines", "sines", "memory")),
+        ("all_reduce", AllReduce),
         *((name, c_int64) for name in ("num_layers", "hidden_stride", "rows")),
         *((name, c_int64) for name in ("width", "half")),
         *((name, c_int32) for name in ("activation", "gated", "norm_kind")),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paged_backends.kernels.cpu.packed_weight import PANEL, Arena, PackedWeight
 from paged_backends.kernels.cpu.structs import (
+    AllReduce,
     CodeFormat,
     DecoderCall,
     DecoderLayer,
@@ -30,7 +31,9 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.config import DecoderConfig, Rope
 from paged_backends.runners.native.decoder import Layer, Rotaries
 from paged_backends.runners.native.kernel_ops import KernelHeadOp, KernelLinear, KernelNorm
+from paged_backends.runners.native.ops import Linear
 from paged_backends.runners.native.ops import Norm as NormOp
+from paged_backends.runners.native.share import Share, SummedLinear
 from paged_core.interfaces.attention import LayerAttention
 from paged_core.interfaces.runner import SupportsFusedLayers
 
@@ -100,6 +103,7 @@ class FusedDecoder:
         gated: bool = True,
         norm: Literal["rms", "layer"] = "rms",
         norm_offset: float = 0.0,
+        share: Share = Share(),  # noqa: B008 - it is frozen
     ) -> None:
         """
         Args:
@@ -107,6 +111,7 @@ class FusedDecoder:
             eps: of all norms.
             norm: kind of all norms but those of heads.
             norm_offset: added to the weights of all norms; 1 for Gemma's.
+            share: what this rank holds: of ``output`` and ``down``, some of the columns.
 
         Raises:
             ValueError: the layers have different shapes or types, or the width of a gated
@@ -126,6 +131,8 @@ class FusedDecoder:
         self._dtype = first.attention_norm.weight.dtype
         self._structs = (DecoderLayer * len(layers))(*(_struct(layer) for layer in layers))
         self._memory = torch.empty(0, dtype=self._dtype)
+        self._share = share
+        self._lost: BaseException | None = None
         self._call = DecoderCall(
             layers=ctypes.addressof(self._structs),
             num_layers=len(layers),
@@ -137,6 +144,16 @@ class FusedDecoder:
             offset=norm_offset,
             type=_TYPES[self._dtype],
         )
+        if share.size > 1:
+            self._call.all_reduce = AllReduce(self._all_reduce)
+
+    def _all_reduce(self, numbers: int) -> None:
+        """Sum over the ranks, in the middle of a call; what this raises cannot pass through it."""
+        if self._lost is None:
+            try:
+                self._share.all_reduce(self._memory[:numbers])
+            except BaseException as error:  # noqa: BLE001 - raised when the call returns
+                self._lost = error
 
     def forward(
         self,
@@ -155,6 +172,9 @@ class FusedDecoder:
             sin: as ``cos``.
             attention: of every layer, bound by component ``cpu`` with the same instruction set.
             plan: of this step, from that component.
+
+        Raises:
+            ExecutorLost: another rank is lost; ``hidden`` holds nothing of use.
         """
         call = self._call
         call.hidden, call.hidden_stride = hidden.data_ptr(), hidden.stride(0)
@@ -174,6 +194,8 @@ class FusedDecoder:
         for struct, layer in zip(self._structs, attention, strict=True):
             struct.attention = layer.kernel_call(plan)
         self._kernels.bindings.decoder(ctypes.addressof(call))
+        if self._lost is not None:
+            raise self._lost
 
 
 def _shape(layer: FusedLayer) -> object:
@@ -246,7 +268,9 @@ class FusedLayers:
         return True
 
 
-def fuse(config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels) -> FusedLayers | None:
+def fuse(
+    config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels, share: Share
+) -> FusedLayers | None:
     """Return the layers as one call, or ``None`` if the kernels lack something that they need."""
     ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None))
     if not config.norm_first or not config.norm_has_weights or config.activation == "gelu":
@@ -260,6 +284,7 @@ def fuse(config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels) -> Fu
             gated=config.gated,
             norm=config.norm,
             norm_offset=config.norm_weight_offset,
+            share=share,
         )
     except ValueError:  # a shape that the kernels do not support
         return None
@@ -269,9 +294,7 @@ def fuse(config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels) -> Fu
 def _fused(layer: Layer, ropes: Sequence[Rope]) -> FusedLayer:
     attention, mlp = layer.attention, layer.mlp
     linears = (attention.query_key_value, attention.output, mlp.up, mlp.down)
-    query_key_value, output, up, down = (
-        linear.packed for linear in linears if isinstance(linear, KernelLinear)
-    )
+    query_key_value, output, up, down = map(_packed, linears)
     heads, rope = attention.heads, attention.config.rope
     assert isinstance(heads, KernelHeadOp)
     return FusedLayer(
@@ -287,6 +310,14 @@ def _fused(layer: Layer, ropes: Sequence[Rope]) -> FusedLayer:
         down=down,
         mlp_output_norm=_optional(layer.mlp_output_norm),
     )
+
+
+def _packed(linear: Linear) -> PackedWeight:
+    if isinstance(linear, SummedLinear):
+        bias_O = linear.bias_O  # noqa: N806 - its shape
+        return replace(_packed(linear.product), bias=None if bias_O is None else bias_O.float())
+    assert isinstance(linear, KernelLinear)
+    return linear.packed
 
 
 def _optional(norm: NormOp | None) -> FusedNorm | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,9 +26,9 @@ from paged_backends.runners.native.decoder import Decoder, Layer, Rotaries
 from paged_backends.runners.native.fused_layers import fuse
 from paged_backends.runners.native.kernel_ops import KernelOps, fits
 from paged_backends.runners.native.linear_maker import SCALE_BYTES
-from paged_backends.runners.native.ops import Ops, TorchOps
+from paged_backends.runners.native.ops import Linear, Ops, TorchOps
 from paged_backends.runners.native.quantized_linears import check_quantization, quantized_decoder
-from paged_backends.runners.native.share import Share
+from paged_backends.runners.native.share import Share, SummedLinear
 from paged_backends.runners.native.source import DescribedRunner, ModelSource
 from paged_backends.runners.settings import NativeSettings
 from paged_core.engine.contexts import RunnerContext
@@ -122,7 +122,25 @@ def compile_layers(layers: Sequence[Layer], device: torch.device) -> list[Compil
     reason = _compile_problem(device)
     if reason is not None:
         raise SettingsError(f"runner.compile: {reason}; leave it out")
-    return [CompiledLayer(layer) for layer in layers]
+    return [CompiledLayer(_with_sums_as_they_are(layer)) for layer in layers]
+
+
+def _with_sums_as_they_are(layer: Layer) -> Layer:
+    """Return a layer whose sums over the ranks are called, not traced: a communicator has state."""
+
+    disable: Any = torch.compiler.disable  # untyped
+
+    def called(linear: Linear) -> Linear:
+        if not isinstance(linear, SummedLinear):
+            return linear
+        return replace(linear, all_reduce=disable(linear.all_reduce))
+
+    attention, mlp = layer.attention, layer.mlp
+    return replace(
+        layer,
+        attention=replace(attention, output=called(attention.output)),
+        mlp=replace(mlp, down=called(mlp.down)),
+    )
 
 
 def _compile_problem(device: torch.device) -> str | None:
@@ -182,8 +200,11 @@ class NativeRunner(DescribedRunner):
         self._kernels = ops.kernels
         if self._bytes_per_weight < source.dtype.itemsize:
             self._quantized_products = ops.quantized_products
-        if ops.kernels is not None and source.share.size == 1:
-            self._decoder.fused = fuse(source.config, self._decoder.layers, ops.kernels)
+        fused = None
+        if ops.kernels is not None:
+            fused = fuse(source.config, self._decoder.layers, ops.kernels, source.share)
+        if source.share.all_agree(fused is not None, source.device):
+            self._decoder.fused = fused
         self._decoder.run = [ops.run(layer) for layer in self._decoder.layers]
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)

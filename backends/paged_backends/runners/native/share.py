@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paged_backends.runners.native.config import DecoderConfig
@@ -46,6 +47,13 @@ class Share:
         """Replace a tensor by its sum over the ranks."""
         if self.communicator is not None:
             self.communicator.all_reduce(tensor)
+
+    def all_agree(self, agrees: bool, device: torch.device) -> bool:
+        """Whether all ranks do; what they exchange in a step depends on how each computes it."""
+        if self.communicator is None:
+            return agrees
+        votes = self.communicator.all_gather(torch.tensor([float(agrees)], device=device))
+        return bool(votes.all())
 
     @property
     def name(self) -> str:

@@ -58,6 +58,8 @@ struct DecoderCall {
   const float* const* cosines;   // of each rope, [positions, half]
   const float* const* sines;
   void* memory;                  // of `paged_core_decoder_numbers` numbers, aligned to 64 bytes
+  // Replaces the first `numbers` of `memory` by their sums over the ranks that share the layers; null: one rank.
+  void (*all_reduce)(int64_t numbers);
   int64_t num_layers, hidden_stride, rows, width, half;
   int32_t activation, gated, norm_kind;
   float epsilon, offset;
@@ -139,22 +141,47 @@ struct Step {
       multiply_gated(team, product, scratch);
   }
 
-  // Adds x times `matrix`, normed first where there is a norm, to the hidden states.
+  // Adds x times `matrix`, normed first where there is a norm, to the hidden states. Of several ranks, each has
+  // some of the columns; the bias is added to their sum.
   void add(Rows<T> x, const Matrix& matrix, const NormPair& norm) const {
     T* hidden = (T*)call.hidden;
-    if (!norm.weight) {
+    if (!norm.weight && !call.all_reduce) {
       multiply_by(matrix, x, {hidden, call.hidden_stride}, hidden);
       return;
     }
-    multiply_by(matrix, x, {buffers.normed, buffers.normed_stride});
+    Matrix own = matrix;
+    if (call.all_reduce) own.bias = nullptr;
+    multiply_by(own, x, {buffers.normed, buffers.normed_stride});
     team.wait();
+    if (call.all_reduce) {
+      if (team.rank == 0) call.all_reduce(call.rows * buffers.normed_stride);
+      team.wait();
+    }
+    const float* bias = call.all_reduce ? matrix.bias : nullptr;
     team.distribute(call.rows, [&](int64_t r) {
       T *row = buffers.normed + r * buffers.normed_stride, *sum = hidden + r * call.hidden_stride;
-      normalise(row, row, typed(norm), call.width, call.norm_rule());
-      for (int64_t i = 0; i < call.width; i += WIDTH)
-        store_upto(sum + i, load_upto(sum + i, call.width - i) + load_upto(row + i, call.width - i),
-                   call.width - i);
+      if (norm.weight) {
+        if (bias) add_row(row, bias, row);
+        normalise(row, row, typed(norm), call.width, call.norm_rule());
+        add_row(sum, row, sum);
+      } else if (bias) {
+        for (int64_t i = 0; i < call.width; i += WIDTH) {  // rounded once
+          const int64_t left = call.width - i;
+          store_upto(sum + i, load_upto(sum + i, left) + (load_upto(row + i, left) + load_upto(bias + i, left)), left);
+        }
+      } else {
+        add_row(sum, row, sum);
+      }
     });
+  }
+
+  // out = one + other.
+  template <typename U>
+  void add_row(const T* one, const U* other, T* out) const {
+    for (int64_t i = 0; i < call.width; i += WIDTH) {
+      const int64_t left = call.width - i;
+      store_upto(out + i, load_upto(one + i, left) + load_upto(other + i, left), left);
+    }
   }
 
   // Turns the fused queries and keys, writes the batch into the cache `a`, and attends.

@@ -1,0 +1,420 @@
+"""Conformance of communicators, between real processes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import pytest
+from hypothesis import strategies as st
+
+from paged_core.engine.contexts import CommunicatorContext, RankGroup
+from paged_testing.component import ComponentConformance
+from paged_testing.ranks import RankPool, RankProcess, tensor_of, values_of
+
+Values = tuple[Any, ...]
+"""A tensor: dtype, shape, bytes, whether it is transposed."""
+Call = tuple[str, Any, int]
+"""Kind, tensor, source; or ``pause`` and seconds."""
+
+ADDED = ("float32", "bfloat16", "float16")
+OTHERS = ("float64", "int64", "int32", "uint8", "bool")
+_MEETING = 60.0
+"""Seconds, where no rank is to be lost: processes import a tensor library."""
+_ORDERED = {
+    "float32": ((1e8, 1.0, -1e8), (16777216.0, 1.0, 1.0), (0.1, 0.2, 0.3), (3e38, 3e38, -3e38)),
+    "bfloat16": ((256.0, 1.0, 1.0), (1.0, 0.00390625, 0.00390625), (-256.0, -1.0, -1.0)),
+    "float16": ((2048.0, 1.0, 1.0), (65504.0, 15.0, 0.5), (6e-8, 6e-8, 6e-8), (60000.0, 9e3, -9e3)),
+}
+"""Of three ranks: sums that depend on the order, on the precision, and on how often is rounded."""
+
+
+class CommunicatorConformance(ComponentConformance):
+    """Subclass it for a communicator between CPUs::
+
+        class TestMyCommunicator(CommunicatorConformance):
+            component = "my_communicator"
+
+    Three processes join a group, and compute what is compared with sums in this one.
+    """
+
+    slot: ClassVar[str] = "communicator"
+    reports_branches: ClassVar[bool] = False  # they run in other processes
+    max_examples: ClassVar[int] = 30
+    timeout: ClassVar[float] = 2.0
+    """Of groups that are to lose a rank."""
+    patience: ClassVar[float] = 15.0
+    """Seconds beyond the deadline that a busy machine may take."""
+    large: ClassVar[int] = 3 << 20
+    """Bytes of a tensor that is larger than any buffer."""
+
+    # ------------------------------------------------------------------ groups
+
+    @contextmanager
+    def group(
+        self, size: int = 3, timeout: float = _MEETING, absent: Sequence[int] = ()
+    ) -> Iterator[_Group]:
+        """A group that has been joined by all ranks but some, closed afterwards."""
+        pool = _pool()
+        processes = pool.take(size)
+        group = _Group(processes, timeout)
+        shared = RankGroup(name=uuid4().hex, host="127.0.0.1", port=_free_port(), timeout=timeout)
+        present = [rank for rank in range(size) if rank not in absent]
+        try:
+            for each in processes:
+                each.send("load", self.record)
+            for each in processes:
+                assert each.answer(_MEETING) is None
+            for rank in present:
+                context = CommunicatorContext(group=shared, rank=rank, size=size, device="cpu")
+                processes[rank].send("join", self.record, self.options, context)
+            limit = timeout + self.patience
+            group.joined = {rank: processes[rank].answer(limit) for rank in present}
+            if not absent:
+                assert not any(group.joined.values()), group.joined
+            yield group
+        finally:
+            group.leave()
+            pool.give_back(processes)
+
+    def run(self, group: _Group, *calls: Sequence[Call]) -> list[list[Any]]:
+        """Make each rank's calls; return their results, by rank."""
+        for rank, each in enumerate(calls):
+            group.start(rank, each)
+        limit = (group.timeout + self.patience) * max(map(len, calls))
+        return [group.answer(rank, limit) for rank in range(len(calls))]
+
+    # ------------------------------------------------------------------ results
+
+    @pytest.mark.parametrize("dtype", ADDED)
+    def test_adds_in_float32_in_the_order_of_the_ranks_and_rounds_once(self, dtype: str) -> None:
+        with self.group() as group:
+            numbers = list(zip(*_ORDERED[dtype], strict=True))
+            self.check_sum(group, [_tensor(dtype, values) for values in numbers])
+
+    def test_gathers_in_the_order_of_the_ranks(self) -> None:
+        with self.group() as group:
+            for dtype in (*ADDED, *OTHERS):
+                self.check_gather(group, [_random(dtype, (2, 3), rank) for rank in range(3)])
+
+    def test_broadcasts_from_each_rank(self) -> None:
+        with self.group() as group:
+            for source, dtype in enumerate(("bfloat16", "int64", "bool")):
+                parts = [_random(dtype, (5,), rank) for rank in range(3)]
+                self.check_broadcast(group, parts, source)
+
+    @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (1, 1, 7)], ids=str)
+    def test_takes_tensors_of_any_shape(self, shape: tuple[int, ...]) -> None:
+        with self.group() as group:
+            parts = [_random("bfloat16", shape, rank) for rank in range(3)]
+            self.check_sum(group, parts)
+            self.check_gather(group, parts)
+            self.check_broadcast(group, parts, 2)
+
+    def test_takes_tensors_that_are_larger_than_a_buffer(self) -> None:
+        with self.group() as group:
+            for dtype, more in (("float32", 4), ("bfloat16", 2), ("uint8", 1)):
+                shape = (self.large // more + 17,)
+                parts = [_random(dtype, shape, rank) for rank in range(3)]
+                if dtype in ADDED:
+                    self.check_sum(group, parts)
+                self.check_gather(group, parts)
+                self.check_broadcast(group, parts, 1)
+
+    def test_gathers_what_is_not_contiguous(self) -> None:
+        with self.group() as group:
+            parts = [(*_random("float32", (3, 5), rank), True) for rank in range(3)]
+            self.check_gather(group, parts)
+
+    def test_ranks_may_come_at_different_times(self) -> None:
+        parts = [_random("float32", (100,), rank) for rank in range(3)]
+        with self.group() as group:
+            pause: Call = ("pause", 0.4, 0)
+            calls: list[list[Call]] = [[("all_reduce", each, 0)] * 2 for each in parts]
+            calls[1].insert(0, pause)
+            calls[2].insert(1, pause)
+            results = self.run(group, *calls)
+            for each in results:
+                assert each[-1] == each[0 if each[0] else 1] == _sum(parts)
+
+    def test_groups_do_not_mix(self) -> None:
+        with self.group(2) as one, self.group(2) as other:
+            for seed in range(3):
+                parts = [_random("float32", (70,), seed * 4 + rank) for rank in range(4)]
+                calls: list[list[Call]] = [[("all_reduce", each, 0)] for each in parts]
+                for rank in (0, 1):
+                    one.start(rank, calls[rank])
+                    other.start(rank, calls[rank + 2])
+                for group, own in ((one, parts[:2]), (other, parts[2:])):
+                    for rank in (0, 1):
+                        assert group.answer(rank, _MEETING + self.patience) == [_sum(own)]
+
+    def test_any_calls_give_what_they_should(self) -> None:
+        """Of all kinds, dtypes and sizes, one after another in one group."""
+
+        def gives(size: int, calls: list[tuple[str, str, tuple[int, ...], int]]) -> None:
+            group = groups[size]
+            parts: list[list[Call]] = [[] for _ in range(size)]
+            wanted: list[bytes] = []
+            for number, (kind, dtype, shape, source) in enumerate(calls):
+                drawn = [_random(dtype, shape, 7 * number + rank) for rank in range(size)]
+                for rank, each in enumerate(drawn):
+                    parts[rank].append((kind, each, source % size))
+                if kind == "all_reduce":
+                    wanted.append(_sum(drawn))
+                else:
+                    gathered = [_bytes(each) for each in drawn]
+                    everything = kind == "all_gather"
+                    wanted.append(b"".join(gathered) if everything else gathered[source % size])
+            for rank, found in enumerate(self.run(group, *parts)):
+                for number, (got, want) in enumerate(zip(found, wanted, strict=True)):
+                    assert got == want, f"rank {rank} of {size}: {calls[number]} gave {got!r}"
+
+        with self.group(1) as one, self.group(2) as two, self.group(3) as three:
+            groups = {1: one, 2: two, 3: three}
+            shapes = st.tuples(st.integers(0, 40), st.sampled_from([1, 3, 64, 257]))
+            added = st.tuples(st.just("all_reduce"), st.sampled_from(ADDED))
+            moved = st.tuples(
+                st.sampled_from(["all_gather", "broadcast"]), st.sampled_from((*ADDED, *OTHERS))
+            )
+            calls = st.tuples(added | moved, shapes, st.integers(0, 2)).map(
+                lambda drawn: (*drawn[0], *drawn[1:])
+            )
+            self.check(gives, st.sampled_from([1, 2, 3]), st.lists(calls, min_size=1, max_size=6))
+
+    # ------------------------------------------------------------------ what is refused
+
+    def test_refuses_what_cannot_be_added_or_written(self) -> None:
+        """At once, so that no rank waits, and the group goes on."""
+        whole = _random("float32", (3, 5), 0)
+        wrong: list[Call] = [
+            ("all_reduce", _random("int64", (3,), 0), 0),
+            ("all_reduce", (*whole, True), 0),
+            ("broadcast", (*whole, True), 0),
+            ("broadcast", whole, 3),
+        ]
+        with self.group() as group:
+            for rank, found in enumerate(self.run(group, wrong, wrong, wrong)):
+                kinds = [each[0] for each in found if isinstance(each, tuple)]
+                assert kinds == ["TypeError", *["ValueError"] * 3], f"rank {rank}: {found}"
+            self.check_sum(group, [whole] * 3)
+
+    @pytest.mark.parametrize("what", ["operation", "dtype", "size", "source"])
+    def test_ranks_that_are_asked_for_different_things_say_so(self, what: str) -> None:
+        one = _random("float32", (6,), 0)
+        other: dict[str, Call] = {
+            "operation": ("all_gather", one, 0),
+            "dtype": ("broadcast", _random("int32", (6,), 1), 0),
+            "size": ("broadcast", _random("float32", (7,), 1), 0),
+            "source": ("broadcast", one, 1),
+        }
+        with self.group(2, self.timeout) as group:
+            (first,), (second,) = self.run(group, [("broadcast", one, 0)], [other[what]])
+            for found in (first, second):
+                self.check_lost(group, found, (0, 1))
+                assert "asked for" in found[1], found[1]
+
+    # ------------------------------------------------------------------ ranks that are lost
+
+    @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "broadcast"])
+    def test_a_rank_that_does_not_come_is_named_within_the_deadline(self, kind: str) -> None:
+        """And every later operation fails at once, on it too."""
+        calls: list[Call] = [(kind, _random("float32", (4,), 0), 0)] * 2
+        with self.group(3, self.timeout) as group:
+            for rank in (0, 2):
+                group.start(rank, calls)
+            for rank in (0, 2):
+                first, second = self.answer(group, rank, 2)
+                self.check_lost(group, first, [1])
+                self.check_lost(group, second)
+                assert second[2] < self.timeout, "the group was lost already"
+            group.start(1, calls[:1])
+            self.check_lost(group, self.answer(group, 1)[0])
+
+    @pytest.mark.parametrize("lost", ["SIGKILL 0", "SIGKILL 2", "SIGSTOP 0", "SIGSTOP 1"])
+    def test_a_rank_that_dies_or_stops_in_an_operation_is_named(self, lost: str) -> None:
+        name, _, number = lost.partition(" ")
+        victim, before = int(number), _named_memory()
+        with self.group(3, self.timeout) as group:
+            for rank in range(3):
+                group.start(rank, [("repeat", _random("bfloat16", (9000,), rank), 0)])
+            time.sleep(0.3)
+            group.processes[victim].signal(signal.Signals[name])
+            for rank in {0, 1, 2} - {victim}:
+                self.check_lost(group, self.answer(group, rank)[0], [victim])
+        self.check_nothing_left(before)
+
+    def test_nothing_stays_when_all_ranks_are_killed(self) -> None:
+        before = _named_memory()
+        with self.group(2, self.timeout) as group:
+            for rank in range(2):
+                group.start(rank, [("repeat", _random("bfloat16", (9000,), rank), 0)])
+            for each in group.processes:
+                each.signal(signal.SIGKILL)
+        self.check_nothing_left(before)
+
+    def test_a_rank_that_never_joins_is_named(self) -> None:
+        before = _named_memory()
+        with self.group(3, self.timeout, absent=[1]) as group:
+            for found in group.joined.values():
+                self.check_lost(group, found and (*found[:2], 0.0), [1])
+        self.check_nothing_left(before)
+
+    def test_may_be_closed_twice_and_then_refuses(self) -> None:
+        call: Call = ("all_reduce", _random("float32", (4,), 0), 0)
+        with self.group(2, self.timeout) as group:
+            assert group.leave() == [None, None]
+            assert group.leave() == [None, None]
+            group.start(0, [call])
+            self.check_lost(group, self.answer(group, 0)[0])
+
+    # ------------------------------------------------------------------ what is checked
+
+    def check_sum(self, group: _Group, parts: Sequence[Values]) -> None:
+        """Check that all ranks get the sum, bit by bit."""
+        found = self.run(group, *([("all_reduce", each, 0)] for each in parts))
+        assert found == [[_sum(parts)]] * len(parts), f"{[_numbers(parts[0], f) for f in found]}"
+
+    def check_gather(self, group: _Group, parts: Sequence[Values]) -> None:
+        """Check that all ranks get the tensors of all."""
+        found = self.run(group, *([("all_gather", each, 0)] for each in parts))
+        assert found == [[b"".join(map(_bytes, parts))]] * len(parts)
+
+    def check_broadcast(self, group: _Group, parts: Sequence[Values], source: int) -> None:
+        """Check that all ranks get the tensor of one."""
+        found = self.run(group, *([("broadcast", each, source)] for each in parts))
+        assert found == [[_bytes(parts[source])]] * len(parts)
+
+    def answer(self, group: _Group, rank: int, count: int = 1) -> list[Any]:
+        """Return what a rank's calls gave, within so many deadlines."""
+        return group.answer(rank, count * (group.timeout + self.patience))
+
+    def check_lost(self, group: _Group, found: Any, named: Sequence[int] = ()) -> None:
+        """Check that a call raised ``ExecutorLost`` in time, and named the ranks."""
+        assert isinstance(found, tuple), f"it returned {found!r}, and ranks are lost"
+        kind, text, seconds = found
+        assert kind == "ExecutorLost" or text.startswith("ExecutorLost"), f"{kind}: {text}"
+        assert "\n" not in text, "the reason is to be one line"
+        assert seconds < group.timeout + self.patience, f"it took {seconds:g} s: {text}"
+        said = " ".join(re.findall(r"\branks? (\d+(?:, \d+)*)", text))
+        for rank in named:
+            assert str(rank) in re.findall(r"\d+", said), f"rank {rank} is not named: {text}"
+
+    def check_nothing_left(self, before: set[str]) -> None:
+        """Check that no shared memory has stayed that no process uses."""
+        for _ in range(20):
+            left = _named_memory() - before - _mapped_memory()
+            if not left:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"in /dev/shm there are still {sorted(left)}")
+
+
+class _Group:
+    """Processes that have joined a group."""
+
+    def __init__(self, processes: Sequence[RankProcess], timeout: float) -> None:
+        self.processes, self.timeout = processes, timeout
+        self.joined: dict[int, Any] = {}
+        """What joining raised, by rank."""
+        self._asked: set[int] = set()
+
+    def start(self, rank: int, calls: Sequence[Call]) -> None:
+        """Have a rank make calls."""
+        self.processes[rank].send("call", list(calls))
+        self._asked.add(rank)
+
+    def answer(self, rank: int, seconds: float) -> list[Any]:
+        """Return what the calls gave."""
+        self._asked.discard(rank)
+        found: list[Any] = self.processes[rank].answer(seconds)
+        return found
+
+    def leave(self) -> list[Any]:
+        """Have all ranks leave; those that are still in a call are of no further use."""
+        for rank in self._asked:
+            self.processes[rank].is_lost = True
+        present = [each for each in self.processes if not each.is_lost]
+        left = []
+        for each in present:
+            each.send("leave")
+            with suppress(AssertionError):
+                left.append(each.answer(_MEETING))
+        return left
+
+
+@cache
+def _pool() -> RankPool:
+    """For all classes: a process imports the tensor library once."""
+    return RankPool()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _named_memory() -> set[str]:
+    """Return the shared memory that has a name."""
+    return {str(path) for path in Path("/dev/shm").iterdir()}
+
+
+def _mapped_memory() -> set[str]:
+    """Return the shared memory that a process has mapped."""
+    found = set[str]()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            found.update(re.findall(r"/dev/shm/\S+", maps.read_text("utf-8", "replace")))
+    return found
+
+
+# ---------------------------------------------------------------------------------- tensors
+
+
+def _tensor(dtype: str, values: Sequence[float]) -> Values:
+    torch = import_module("torch")
+    tensor = torch.tensor(values, dtype=getattr(torch, dtype))
+    return dtype, tuple(tensor.shape), values_of(tensor)
+
+
+def _random(dtype: str, shape: Sequence[int], seed: int) -> Values:
+    """Numbers of many magnitudes."""
+    torch = import_module("torch")
+    generator = torch.Generator().manual_seed(seed)
+    size = torch.Size(shape).numel()
+    tensor = torch.randn(size, generator=generator) * torch.logspace(-3, 3, max(1, size))[:size]
+    tensor = (tensor > 0) if dtype == "bool" else tensor.abs() if dtype == "uint8" else tensor
+    return dtype, tuple(shape), values_of(tensor.to(getattr(torch, dtype)))
+
+
+def _bytes(tensor: Values) -> bytes:
+    return values_of(tensor_of(*tensor))
+
+
+def _sum(parts: Sequence[Values]) -> bytes:
+    """Of tensors: in float32, in order, rounded once."""
+    tensors = [tensor_of(*each) for each in parts]
+    total = tensors[0].float()
+    for each in tensors[1:]:
+        total = total + each.float()
+    return values_of(total.to(tensors[0].dtype))
+
+
+def _numbers(like: Values, found: Sequence[Any]) -> list[Any]:
+    """Return bytes as numbers, for messages; an error as it is."""
+    dtype, shape, *_ = like
+    return [
+        tensor_of(dtype, shape, each).reshape(-1)[:6].tolist() if isinstance(each, bytes) else each
+        for each in found
+    ]

@@ -1,0 +1,172 @@
+"""Processes that are ranks of a group: what the kit of communicators runs them in."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing.connection import Connection
+from time import monotonic, sleep
+from typing import Any
+
+from paged_core.errors import error_text
+
+_PROGRAM = (
+    "import json, sys; descriptor, sys.path[:] = json.loads(sys.argv.pop()); "
+    "from paged_testing.ranks import main; main(descriptor)"
+)
+
+
+class RankProcess:
+    """A process of Python that joins groups; it ends when this one does.
+
+    It can join another group when it has left one, so that few processes import a tensor library.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, json.dumps([theirs.fileno(), sys.path])],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        self._connection = Connection(ours.detach())
+        self.pid = self._process.pid
+        self.is_lost = False
+        """Whether a signal was sent to it: then it is of no further use."""
+
+    def send(self, *message: Any) -> None:
+        """Ask it to ``load`` a component, to ``join``, ``call`` or ``leave``."""
+        self._connection.send_bytes(pickle.dumps(message))
+
+    def answer(self, seconds: float) -> Any:
+        """Return its answer.
+
+        Raises:
+            AssertionError: there is none within ``seconds``, or it has ended.
+        """
+        if not self._connection.poll(seconds):
+            self.is_lost = True
+            raise AssertionError(f"a rank has not returned within {seconds:g} s")
+        try:
+            return pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            self.is_lost = True
+            raise AssertionError("the process of a rank has ended") from None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal that it will not survive, or stops at."""
+        self.is_lost = True
+        os.kill(self.pid, number)
+        if number == signal.SIGKILL:
+            self._process.wait()
+
+    def close(self) -> None:
+        """End it."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+
+class RankPool:
+    """Processes that are in no group, to be used again."""
+
+    def __init__(self) -> None:
+        self._idle: list[RankProcess] = []
+
+    def take(self, count: int) -> list[RankProcess]:
+        """Return processes of ranks."""
+        while len(self._idle) < count:
+            self._idle.append(RankProcess())
+        taken, self._idle = self._idle[:count], self._idle[count:]
+        return taken
+
+    def give_back(self, processes: Sequence[RankProcess]) -> None:
+        """Take processes back that have left their group; those that are lost are ended."""
+        for each in processes:
+            if each.is_lost:
+                each.close()
+            else:
+                self._idle.append(each)
+
+    def close(self) -> None:
+        """End all."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+# ---------------------------------------------------------------------------------- in the process
+
+
+def main(descriptor: int) -> None:
+    """Do what is asked until the other end is closed."""
+    connection, communicator = Connection(descriptor), None
+    while True:
+        try:
+            what, *arguments = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            os._exit(0)
+        answer: Any = None
+        try:
+            if what == "load":
+                arguments[0].load()
+            elif what == "join":
+                component, options, context = arguments
+                communicator = component.load()(options, context)
+            elif what == "leave":
+                if communicator is not None:
+                    communicator.close()
+            else:
+                answer = [_called(communicator, *call) for call in arguments[0]]
+        except Exception as error:  # noqa: BLE001 - told to the test
+            answer = (type(error).__name__, error_text(error), 0.0)
+        connection.send_bytes(pickle.dumps(answer))
+
+
+def _called(communicator: Any, kind: str, values: Any, source: int) -> Any:
+    """Return the tensor after a call, or the class, text and seconds of its error."""
+    started = monotonic()
+    try:
+        if kind == "pause":
+            sleep(values)
+            return None
+        tensor = tensor_of(*values)
+        while kind == "repeat":  # until a rank is lost
+            started = monotonic()
+            communicator.all_reduce(tensor)
+        if kind == "all_reduce":
+            communicator.all_reduce(tensor)
+        elif kind == "all_gather":
+            return values_of(communicator.all_gather(tensor))
+        else:
+            communicator.broadcast(tensor, source)
+        return values_of(tensor)
+    except Exception as error:  # noqa: BLE001 - told to the test
+        return (type(error).__name__, str(error), monotonic() - started)
+
+
+def tensor_of(dtype: str, shape: Sequence[int], content: bytes, is_transposed: bool = False) -> Any:
+    """Return a tensor; transposed, it is not contiguous."""
+    torch = import_module("torch")
+    if not content:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    tensor = flat.view(getattr(torch, dtype)).reshape(shape)
+    return tensor.transpose(0, 1) if is_transposed else tensor
+
+
+def values_of(tensor: Any) -> bytes:
+    """Return the bytes of a tensor."""
+    torch = import_module("torch")
+    content: bytes = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return content

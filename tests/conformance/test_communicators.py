@@ -1,0 +1,29 @@
+"""First-party communicators pass the conformance class of their slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from paged_testing import CommunicatorConformance
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+
+class TestShm(CommunicatorConformance):
+    component = "shm"
+
+
+class TestShmInPieces(CommunicatorConformance):
+    """Nearly every tensor is larger than a buffer."""
+
+    component: ClassVar[str | Mapping[str, Any]] = {"name": "shm", "buffer_size": 1024}
+    max_examples = 10
+    large = 1 << 18
+
+
+class TestGloo(CommunicatorConformance):
+    component = "gloo"
+    max_examples = 10
