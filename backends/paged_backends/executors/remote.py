@@ -58,7 +58,7 @@ class RemoteExecutor(Executor):
 
     def start(self) -> Capacity:
         """Start the workers and their executors."""
-        self.close()
+        self._end_workers()
         self._is_cut = False
         try:
             parts = self._start_workers(self._workers)
@@ -85,6 +85,9 @@ class RemoteExecutor(Executor):
 
     def close(self) -> None:
         """End the workers."""
+        self._end_workers()
+
+    def _end_workers(self) -> None:
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.ask_to_end()
