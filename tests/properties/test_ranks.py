@@ -57,6 +57,8 @@ PEAKED = tiny_models.of("Qwen3", head_dim=16, initializer_range=0.5)
 """Scores far apart: two ranks add in another order, which may decide between two that tie."""
 PARTS = 20
 PER_PART = 25
+INSTEAD = {496: 500}
+"""Of 496 a random number is 7e-9 from the border between two tokens: rounding decides."""
 
 
 @pytest.fixture(scope="module", params=["demo", "qwen3"])
@@ -129,7 +131,7 @@ def values_of(entries: Any) -> list[float]:
 
 
 def check(model: str, number: int) -> None:
-    random = Random(number)
+    random = Random(INSTEAD.get(number, number))
     values = drawn_settings(random)
     workload = drawn_workload(random, ASKED + FORMS if model == "demo" else ASKED)
     found = []
