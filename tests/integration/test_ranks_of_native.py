@@ -41,6 +41,7 @@ from paged_backends.checkpoint.gguf.tensors import QuantizedTensor
 from paged_backends.checkpoint.quantized.stored_module import PackedCodes
 from paged_backends.checkpoint.tensor_files import Part
 from paged_backends.runners.native import runner as runner_module
+from paged_backends.runners.native.share import SummedLinear
 from paged_core.engine.contexts import RankGroup
 from paged_core.errors import ExecutorLost, UnsupportedModel
 from paged_core.interfaces.runner import Runner, SupportsTopLogits
@@ -75,6 +76,10 @@ def save(name: str, folder: Path, **changes: Any) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tiny_models.FAMILIES, name, lambda: config)
         return tiny_models.save(name, folder)
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return load_runner(folder, "native", **options)
 
 
 def ranks(
@@ -176,6 +181,25 @@ def test_layers_are_those_of_the_share(tmp_path: Path) -> None:
             assert runner.vocab_size == 300
             whole = load_runner(tmp_path, "native").model_size()
             assert runner.model_size().head_weights == whole.head_weights // size
+
+
+def test_one_rank_computes_as_without_a_communicator(tmp_path: Path) -> None:
+    save("llama, llama3 rope, biases", tmp_path)
+    group = ThreadGroup(1)
+    runner = load_runner(tmp_path, "native", ThreadCommunicator(group, 0))
+    assert torch.equal(prompt_logits(runner, PROMPT), prompt_logits(load(tmp_path), PROMPT))
+    assert group.operations == []
+    decoder = runner._decoder
+    assert decoder.vocabulary is None
+    for each in (decoder.layers[0].attention.output, decoder.layers[0].mlp.down):
+        assert not isinstance(each, SummedLinear)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
+def test_random_weights_are_those_of_one_rank(name: str, tmp_path: Path) -> None:
+    FAMILIES[name]().save_pretrained(tmp_path)
+    expected = found(load(tmp_path, weights="random"))
+    check_found(ranks(tmp_path, 2, found, weights="random"), expected)
 
 
 def test_ranks_exchange_what_they_must_and_no_logits_for_the_best(tmp_path: Path) -> None:
