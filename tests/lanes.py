@@ -225,6 +225,7 @@ LANES = {
     "processes": Lane(  # commands and engines in processes of their own
         tests=(
             "architecture/test_setup.py",
+            "conformance/test_communicators.py",
             "integration/test_forks.py",
             "integration/test_generate_command.py",
             "integration/test_process_executor.py",
@@ -234,9 +235,11 @@ LANES = {
             "conformance/test_executors.py::TestProcess",
             "conformance/test_executors.py::TestTensorParallel*",
             "unit/test_cli_process.py",
+            "unit/test_communicators.py",
         ),
         paths=(
             "Makefile",
+            "backends/paged_backends/communication/*",
             "backends/paged_backends/executors/channel.py",
             "backends/paged_backends/executors/process.py",
             "backends/paged_backends/executors/ray_workers.py",
@@ -247,6 +250,9 @@ LANES = {
             "src/paged_core/__main__.py",
             "src/paged_core/cli/*",
             "tests/integration/rank_faults.py",
+            "src/paged_core/interfaces/communicator.py",
+            "src/paged_testing/communicator.py",
+            "src/paged_testing/ranks.py",
             "tests/integration/slow_executor.py",
             "tests/properties/reused_executor.py",
             "tools/find-python",

@@ -153,6 +153,14 @@ def paged_core_components() -> Iterator[Component]:
         summary="PyTorch's gloo, over TCP: on one machine or several",
     )
     yield Component(
+        "communicator",
+        NcclSettings,
+        "paged_backends.communication.nccl:NcclCommunicator",
+        rank=10,
+        check="paged_backends.communication.nccl:unavailable_reason",
+        summary="NVIDIA's NCCL, between GPUs; can be captured in graphs",
+    )
+    yield Component(
         "grammar",
         LlguidanceSettings,
         "paged_backends.grammar.llguidance_grammar:LlguidanceGrammar",

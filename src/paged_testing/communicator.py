@@ -50,6 +50,8 @@ class CommunicatorConformance(ComponentConformance):
     slot: ClassVar[str] = "communicator"
     reports_branches: ClassVar[bool] = False  # they run in other processes
     max_examples: ClassVar[int] = 30
+    max_seconds: ClassVar[float] = 30
+    """Ranks are waited for."""
     timeout: ClassVar[float] = 2.0
     """Of groups that are to lose a rank."""
     patience: ClassVar[float] = 15.0

@@ -110,7 +110,7 @@ PARTS = {
     "settings and plugins": (
         "settings/ plugins/ plugin.py engine/wiring.py engine/policies.py former_names.py log.py "
         "__init__.py __main__.py",
-        1800,
+        1850,
     ),
     "checks of what components do": ("checked/", 400),
     "the planner that schedulers ask": (
@@ -119,7 +119,7 @@ PARTS = {
     ),
     "the command, the contracts and their contexts": (
         "cli/ interfaces/ engine/contexts.py testing.py terminal.py",
-        2360,
+        2460,
     ),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is

@@ -27,3 +27,10 @@ class TestShmInPieces(CommunicatorConformance):
 class TestGloo(CommunicatorConformance):
     component = "gloo"
     max_examples = 10
+
+
+class TestNccl(CommunicatorConformance):
+    """The cases are of tensors on a CPU; ``tests/unit/test_communicators.py`` has those of NCCL."""
+
+    component = "nccl"
+    may_be_skipped = True

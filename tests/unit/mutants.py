@@ -23,6 +23,7 @@ from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_testing import (
     AttentionConformance,
     BlockAllocatorConformance,
+    CommunicatorConformance,
     ComponentConformance,
     EvictorConformance,
     ExecutorConformance,
@@ -38,6 +39,7 @@ from paged_testing.branches import UnreachedBranch
 from paged_testing.call_watch import CallDoesNotReturn
 from unit import faulty_allocators as allocators
 from unit import faulty_attention as attention
+from unit import faulty_communicators as communicators
 from unit import faulty_components as components
 from unit import faulty_evictors as evictors
 from unit import faulty_executors as executors
@@ -88,6 +90,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
     (observers, "Observer", ObserverConformance, _PLAIN),
     (executors, "Executor", ExecutorConformance, executors.FaultyMemorySettings),
     (attention, "Attention", AttentionConformance, _PLAIN),
+    (communicators, "Communicator", CommunicatorConformance, _PLAIN),
     (grammars, "Grammar", GrammarConformance, _PLAIN),
     (runners, "Runner", RunnerConformance, runners.FaultyNativeSettings),
 )

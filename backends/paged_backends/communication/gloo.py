@@ -55,7 +55,7 @@ class GlooCommunicator(Communicator):
         self._store: Any = self._meet(context)
         gloo: Any = ProcessGroupGloo
         chosen = gloo._Options()
-        chosen._timeout = timedelta(seconds=self._timeout - self._roll_call)
+        chosen._timeout = timedelta(seconds=self._timeout - 2 * self._roll_call)
         if context.group.is_on_one_machine:
             chosen._devices = [gloo.create_device(hostname="127.0.0.1")]
         else:

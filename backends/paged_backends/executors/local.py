@@ -220,11 +220,6 @@ def _agreed(communicator: Communicator, device: torch.device, size: CacheSize) -
     return CacheSize(num_blocks=num_blocks, num_host_blocks=num_host_blocks, max_model_len=length)
 
 
-def _can_capture(communicator: Communicator | None) -> bool:
-    """Whether steps can be captured in graphs."""
-    return communicator is None
-
-
 def _profile(
     settings: EngineSettings, accelerator: Accelerator, runner: Runner, backend: AttentionBackend
 ) -> MemoryProfile | None:
@@ -332,7 +327,8 @@ def _make_steps(
         communicator=communicator,
     )
     graphs = None
-    if not settings.enforce_eager and _can_capture(communicator):
+    can_capture = communicator is None or communicator.can_be_captured
+    if can_capture and not settings.enforce_eager:
         graphs = capture_decode_graphs(
             model,
             device_sampler,

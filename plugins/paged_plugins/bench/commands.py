@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from paged_plugins.bench.attention_command import attention_command
+from paged_plugins.bench.communicator_command import communicator_command
 from paged_plugins.bench.compare_command import compare_command
 from paged_plugins.bench.decode_command import decode_command
 from paged_plugins.bench.quality_command import quality_command
@@ -21,6 +22,7 @@ app.command("compare")(compare_command)
 app.command("quality")(quality_command)
 app.command("scheduler")(scheduler_command)
 app.command("attention")(attention_command)
+app.command("communicator")(communicator_command)
 
 
 @app.callback(invoke_without_command=True)

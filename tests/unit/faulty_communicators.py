@@ -1,0 +1,164 @@
+"""Communicators that are wrong on purpose: the conformance class must catch each."""
+
+from __future__ import annotations
+
+from time import sleep
+
+import torch
+from torch import Tensor
+
+from paged_backends.communication.settings import ShmSettings
+from paged_backends.communication.shared_memory import ShmCommunicator
+from paged_core.engine.contexts import CommunicatorContext
+from paged_core.errors import ExecutorLost
+from unit.faulty_settings import FaultySettings
+
+
+class _Shm(ShmCommunicator):
+    """What the others are, but for their fault."""
+
+    def __init__(self, options: FaultySettings, context: CommunicatorContext, /) -> None:
+        super().__init__(ShmSettings(), context)
+
+
+class BackwardsCommunicator(_Shm):
+    """Adds from the last rank to the first."""
+
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        parts = super().all_gather(tensor).float()
+        total = parts[-1]
+        for rank in reversed(range(self.size - 1)):
+            total = total + parts[rank]
+        tensor.copy_(total)
+
+
+class OwnFirstCommunicator(_Shm):
+    """Adds its own first: other ranks have other bits."""
+
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        parts = super().all_gather(tensor).float()
+        total = parts[self.rank]
+        for rank in range(self.size):
+            if rank != self.rank:
+                total = total + parts[rank]
+        tensor.copy_(total)
+
+
+class RoundingCommunicator(_Shm):
+    """Rounds at each addition."""
+
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        parts = super().all_gather(tensor)
+        total = parts[0]
+        for rank in range(1, self.size):
+            total = total + parts[rank]
+        tensor.copy_(total)
+
+
+class WideCommunicator(_Shm):
+    """Adds in float64."""
+
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        super().all_reduce(tensor.clone())
+        tensor.copy_(super().all_gather(tensor).double().sum(0))
+
+
+class RotatedCommunicator(_Shm):
+    """Gathers beginning with its own."""
+
+    def all_gather(self, tensor: Tensor, /) -> Tensor:
+        return super().all_gather(tensor).roll(-self.rank, 0)
+
+
+class DeafCommunicator(_Shm):
+    """Always broadcasts from the first rank."""
+
+    def broadcast(self, tensor: Tensor, /, source: int = 0) -> None:
+        super().broadcast(tensor, min(source, 0))
+
+
+class CutCommunicator(_Shm):
+    """Moves the first megabyte only."""
+
+    def broadcast(self, tensor: Tensor, /, source: int = 0) -> None:
+        flat = tensor.view(-1).view(torch.uint8)
+        if self.rank == source or tensor.nbytes <= 1 << 20:
+            super().broadcast(tensor, source)
+        else:
+            whole = flat.clone()
+            super().broadcast(whole.view(tensor.dtype).view(tensor.shape), source)
+            flat[: 1 << 20] = whole[: 1 << 20]
+
+
+class StridedCommunicator(_Shm):
+    """Gathers what is not contiguous in the order of memory."""
+
+    def all_gather(self, tensor: Tensor, /) -> Tensor:
+        if not tensor.is_contiguous():
+            tensor = tensor.transpose(0, 1).reshape(tensor.shape)
+        return super().all_gather(tensor)
+
+
+class CredulousCommunicator(_Shm):
+    """Compares no dtypes."""
+
+    def broadcast(self, tensor: Tensor, /, source: int = 0) -> None:
+        if not tensor.is_contiguous() or not 0 <= source < self.size:
+            raise ValueError("no")
+        super().broadcast(tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor, source)
+
+
+class NamelessCommunicator(_Shm):
+    """Does not say which rank is lost."""
+
+    def _run(self, *call: object) -> None:  # type: ignore[override]
+        try:
+            super()._run(*call)  # type: ignore[arg-type]
+        except ExecutorLost:
+            raise ExecutorLost("a process asked for something else, or was lost") from None
+
+
+class OtherErrorCommunicator(_Shm):
+    """Raises what the engine does not know."""
+
+    def _run(self, *call: object) -> None:  # type: ignore[override]
+        try:
+            super()._run(*call)  # type: ignore[arg-type]
+        except ExecutorLost as error:
+            raise RuntimeError(str(error)) from None
+
+
+class PatientCommunicator(_Shm):
+    """Has no deadline."""
+
+    def __init__(self, options: FaultySettings, context: CommunicatorContext, /) -> None:
+        super().__init__(options, context)
+        self._timeout = 1e6
+
+
+class RevivingCommunicator(_Shm):
+    """Pretends that a lost group goes on."""
+
+    def _run(self, *call: object) -> None:  # type: ignore[override]
+        if self._group is not None:
+            super()._run(*call)  # type: ignore[arg-type]
+
+
+class ClosedOnceCommunicator(_Shm):
+    """Raises when it is closed again."""
+
+    def close(self) -> None:
+        if self._meeting is None:
+            raise ValueError("it is closed")
+        super().close()
+
+
+class SlowCommunicator(_Shm):
+    """Waits on after the deadline."""
+
+    def _run(self, *call: object) -> None:  # type: ignore[override]
+        try:
+            super()._run(*call)  # type: ignore[arg-type]
+        except ExecutorLost:
+            sleep(30)
+            raise

@@ -1,0 +1,332 @@
+"""Communicators: which one is chosen, waits that end early, what NCCL is asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from time import monotonic
+from typing import Any
+
+import pytest
+import torch
+
+from paged_backends.communication import nccl
+from paged_backends.communication.settings import NcclSettings, ShmSettings
+from paged_backends.communication.shared_memory import ShmCommunicator
+from paged_core.engine.contexts import CommunicatorContext, ExecutorContext, RankGroup
+from paged_core.errors import ExecutorLost, SettingsError, UnsupportedModel
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import settings_class
+from paged_testing import CommunicatorConformance
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+
+def group_of(host: str = "127.0.0.1", timeout: float = 5, name: str = "unit") -> RankGroup:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return RankGroup(name=f"{name}-{os.getpid()}-{port}", host=host, port=port, timeout=timeout)
+
+
+def chosen(device: str, host: str, name: str = "auto") -> str:
+    """The class of what an executor's only rank gets."""
+    registry = Registry.discover()
+    settings = settings_class(registry)(model="demo", communicator={"name": name})
+    context = ExecutorContext(
+        settings=settings, registry=registry, needs_host_blocks=False, group=group_of(host)
+    )
+    made = context.make_communicator(device)
+    assert made is not None
+    made.close()
+    return type(made).__name__
+
+
+# ---------------------------------------------------------------------- the choice
+
+
+def test_auto_takes_shared_memory_on_one_machine_and_gloo_elsewhere() -> None:
+    assert chosen("cpu", "127.0.0.1") == "ShmCommunicator"
+    assert chosen("cpu", "localhost") == "ShmCommunicator"
+    assert chosen("cpu", "0.0.0.0") == "GlooCommunicator"
+
+
+def test_one_that_is_named_says_why_it_cannot_serve() -> None:
+    with pytest.raises(UnsupportedModel, match="other machines can reach"):
+        chosen("cpu", "0.0.0.0", "shm")
+    with pytest.raises(UnsupportedModel, match="on the CPU, and not on cuda:0"):
+        chosen("cuda:0", "127.0.0.1", "shm")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nccl_is_refused_where_there_is_no_gpu() -> None:
+    with pytest.raises(SettingsError, match=r"'nccl' cannot be used here.*finds no CUDA device"):
+        chosen("cuda:0", "127.0.0.1", "nccl")
+
+
+# ---------------------------------------------------------------------- shared memory
+
+_WAITS = """
+    import os, signal, sys, threading, time
+    import torch
+    from paged_backends.communication.settings import ShmSettings
+    from paged_backends.communication.shared_memory import ShmCommunicator
+    from paged_core.engine.contexts import CommunicatorContext, RankGroup
+
+    name, rank = sys.argv[1], int(sys.argv[2])
+    group = RankGroup(name=name, host="127.0.0.1", port=0, timeout=60)
+    context = CommunicatorContext(group=group, rank=rank, size=2, device="cpu")
+    made = ShmCommunicator(ShmSettings(), context)
+"""
+
+
+def start_rank(name: str, rank: int, then: str) -> subprocess.Popen[str]:
+    program = textwrap.dedent(_WAITS) + textwrap.dedent(then)
+    return subprocess.Popen(
+        [sys.executable, "-c", program, name, str(rank)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def context_of(name: str, rank: int) -> CommunicatorContext:
+    group = RankGroup(name=name, host="127.0.0.1", port=0, timeout=60)
+    return CommunicatorContext(group=group, rank=rank, size=2, device="cpu")
+
+
+def test_a_rank_that_is_interrupted_while_it_waits_is_named_by_the_others() -> None:
+    """Ctrl-C ends the wait, and the other rank is told at its next operation."""
+    name = group_of().name
+    waits = """
+    print("waiting", flush=True)
+    made.all_reduce(torch.ones(4))
+    """
+    with start_rank(name, 1, waits) as other:
+        made = ShmCommunicator(ShmSettings(), context_of(name, 0))
+        assert other.stdout is not None
+        assert other.stdout.readline() == "waiting\n"
+        for _ in range(100):  # until it is in the operation
+            other.send_signal(signal.SIGINT)
+            try:
+                other.wait(0.1)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        assert "KeyboardInterrupt" in other.communicate(timeout=30)[1]
+        with pytest.raises(ExecutorLost, match=r"rank 1 of 2 (was interrupted|has ended)"):
+            made.all_reduce(torch.ones(4))
+        made.close()
+
+
+def test_other_threads_run_while_a_rank_waits() -> None:
+    name = group_of().name
+    counts = """
+    counted = 0
+    def count():
+        global counted
+        while counted < 3000:
+            counted += 1
+            time.sleep(0)
+    thread = threading.Thread(target=count)
+    thread.start()
+    thread.join(0)
+    made.all_reduce(torch.ones(4))
+    print(counted, flush=True)
+    """
+    with start_rank(name, 1, counts) as other:
+        made = ShmCommunicator(ShmSettings(), context_of(name, 0))
+        assert other.stdout is not None
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(2)
+        made.all_reduce(torch.ones(4))
+        assert other.stdout.readline() == "3000\n"
+        made.close()
+
+
+def test_a_rank_that_dies_is_found_long_before_the_deadline() -> None:
+    name = group_of().name
+    with start_rank(name, 1, "time.sleep(600)") as other:
+        made = ShmCommunicator(ShmSettings(), context_of(name, 0))
+        other.kill()
+        started = monotonic()
+        with pytest.raises(ExecutorLost, match="rank 1 of 2 has ended"):
+            made.all_reduce(torch.ones(4))
+        assert monotonic() - started < 30, "the deadline is 60 s"
+
+
+def test_every_float16_and_bfloat16_is_widened_and_rounded_as_by_torch() -> None:
+    numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
+    halves = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(
+        -9, 5, 1 << 16
+    )
+    for dtype in (torch.float16, torch.bfloat16):
+        mine = numbers.view(dtype)
+        name = group_of().name
+        context = CommunicatorContext(
+            group=RankGroup(name=name, host="127.0.0.1", port=0, timeout=5),
+            rank=0,
+            size=1,
+            device="cpu",
+        )
+        made = ShmCommunicator(ShmSettings(), context)
+        found = mine.clone()
+        made.all_reduce(found)
+        assert torch.equal(found.isnan(), mine.isnan())
+        kept = ~mine.isnan()
+        assert torch.equal(found.view(torch.int16)[kept], mine.view(torch.int16)[kept])
+        made.close()
+        with ThreadPoolExecutor(2) as pool:
+            both = [mine, halves.to(dtype)]
+            contexts = [context_of(group_of().name, rank) for rank in (0, 1)]
+            contexts[1] = CommunicatorContext(group=contexts[0].group, rank=1, size=2, device="cpu")
+            sums = [*pool.map(_sum_of, contexts, both)]
+        wanted = (both[0].float() + both[1].float()).to(dtype)
+        kept = ~wanted.isnan()
+        for each in sums:
+            assert torch.equal(each.isnan(), wanted.isnan())
+            assert torch.equal(each.view(torch.int16)[kept], wanted.view(torch.int16)[kept])
+
+
+def _sum_of(context: CommunicatorContext, tensor: torch.Tensor) -> torch.Tensor:
+    made, total = ShmCommunicator(ShmSettings(), context), tensor.clone()
+    made.all_reduce(total)
+    made.close()
+    return total
+
+
+def test_the_kit_finds_shared_memory_that_stays() -> None:
+    kit, path = CommunicatorConformance(), Path(f"/dev/shm/left-by-{group_of().name}")
+    before = {str(each) for each in Path("/dev/shm").iterdir()}
+    path.write_bytes(b"left")
+    try:
+        with pytest.raises(AssertionError, match=r"there are still .*left-by-unit"):
+            kit.check_nothing_left(before)
+    finally:
+        path.unlink()
+    kit.check_nothing_left(before)
+
+
+# ---------------------------------------------------------------------- NCCL, without a GPU
+
+
+class Done:
+    """As what NCCL returns: a wait makes the stream wait."""
+
+    def wait(self) -> None:
+        pass
+
+
+class ThreadGroup:
+    """As PyTorch's group over NCCL, between threads: what each has given, all get at once.
+
+    Its own sums are in an order of its choice, here from the last rank to the first, and rounded
+    at each addition.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.barrier, self.given = Barrier(size), [torch.empty(0)] * size
+        self.aborted = 0
+
+    def of(self, rank: int) -> _Member:
+        return _Member(self, rank)
+
+
+class _Member:
+    def __init__(self, group: ThreadGroup, rank: int) -> None:
+        self._group, self._rank = group, rank
+
+    def _meet(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self._group.given[self._rank] = tensor.clone()
+        self._group.barrier.wait(10)
+        found = [*self._group.given]
+        self._group.barrier.wait(10)
+        return found
+
+    def _allgather_base(self, out: torch.Tensor, tensor: torch.Tensor) -> Done:
+        out.copy_(torch.stack(self._meet(tensor)))
+        return Done()
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Done:
+        tensor.copy_(self._meet(tensor)[source])
+        return Done()
+
+    def allreduce(self, tensors: Sequence[torch.Tensor]) -> Done:
+        total, *others = reversed(self._meet(tensors[0]))
+        for each in others:
+            total = total + each
+        tensors[0].copy_(total)
+        return Done()
+
+    def abort(self) -> None:
+        self._group.aborted += 1
+
+
+def with_nccl(monkeypatch: pytest.MonkeyPatch, sums: str, work: Any) -> list[Any]:
+    group = ThreadGroup(3)
+    monkeypatch.setattr(nccl, "make_group", lambda context: group.of(context.rank))
+    shared = group_of()
+
+    def rank(number: int) -> Any:
+        context = CommunicatorContext(group=shared, rank=number, size=3, device="cuda:0")
+        made = nccl.NcclCommunicator(NcclSettings(sums=sums), context)
+        found = work(made, number)
+        made.close()
+        made.close()
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(rank, range(3))]
+    assert group.aborted == 3
+    return found
+
+
+@pytest.mark.parametrize(("sums", "wanted"), [("ordered", 258.0), ("nccl", 256.0)])
+def test_nccl_adds_in_order_unless_it_is_let_choose(
+    monkeypatch: pytest.MonkeyPatch, sums: str, wanted: float
+) -> None:
+    values = [1.0, 1.0, 256.0]  # 256 + 1 is 256 in bfloat16, and 256 + 2 is 258
+
+    def work(made: Any, rank: int) -> float:
+        tensor = torch.tensor([values[rank]], dtype=torch.bfloat16)
+        made.all_reduce(tensor)
+        return float(tensor)
+
+    found = with_nccl(monkeypatch, sums, work)
+    assert found == [wanted] * 3
+
+
+def test_nccl_gathers_and_broadcasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(made: Any, rank: int) -> list[Any]:
+        one = torch.tensor([rank, -rank])
+        gathered = made.all_gather(one)
+        made.broadcast(one, 2)
+        return [gathered.tolist(), one.tolist()]
+
+    found = with_nccl(monkeypatch, "ordered", work)
+    assert found == [[[[0, 0], [1, -1], [2, -2]], [2, -2]]] * 3
+
+
+def test_nccl_refuses_what_is_on_a_cpu_and_names_what_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = CommunicatorContext(group=group_of(), rank=1, size=2, device="cpu")
+    with pytest.raises(UnsupportedModel, match="serves CUDA devices, and not cpu"):
+        nccl.NcclCommunicator(NcclSettings(), context)
+
+    def fails(context: CommunicatorContext) -> Any:
+        raise RuntimeError("Duplicate GPU detected")
+
+    monkeypatch.setattr(nccl, "make_group", fails)
+    context = CommunicatorContext(group=group_of(), rank=1, size=2, device="cuda:0")
+    with pytest.raises(ExecutorLost, match=r"rank 1 of 2 .*Duplicate GPU detected.*'gloo'"):
+        nccl.NcclCommunicator(NcclSettings(), context)
