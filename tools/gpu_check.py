@@ -51,6 +51,7 @@ def all_stages(session: Session) -> Iterator[Stage]:
     yield tests(session, "runners", 20, "native_runner", "onnxruntime_runner", at_once=True)
     yield tests(session, "executor", 25, "cuda", "local_executor")
     yield from engines(session)
+    yield ranks(session)
     yield from attention(session)
     yield from decode(session, folder)
     yield throughput(session, folder)
@@ -86,6 +87,18 @@ def engines(session: Session) -> Iterator[Stage]:
     for name in ["torch"] if session.cpu else OURS:
         arguments = ["-m", "paged_core", "generate", "What is a block table?", "--attention", name]
         yield Stage(f"engine {name}", [*arguments, *session.device], 12, ANSWER)
+
+
+def ranks(session: Session) -> Stage:
+    """The demo model on two ranks that share the first GPU: for its answer, and not for speed.
+
+    NCCL takes no two ranks on one GPU, so they exchange tensors over gloo. The size of the cache is
+    given, since neither rank could tell what of the memory is the other's.
+    """
+    arguments = ["-m", "paged_core", "generate", "What is a block table?"]
+    arguments += options("--executor.name tensor_parallel --executor.ranks 2 --communicator gloo")
+    arguments += ["--num-blocks", "256", "--device", "cpu" if session.cpu else "cuda:0"]
+    return Stage("ranks on one GPU", arguments, 20, ANSWER)
 
 
 def attention(session: Session) -> Iterator[Stage]:

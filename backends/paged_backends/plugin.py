@@ -14,7 +14,12 @@ from paged_backends.attention.settings import (
     TritonSettings,
 )
 from paged_backends.communication.settings import GlooSettings, NcclSettings, ShmSettings
-from paged_backends.executors.settings import LocalSettings, MemorySettings, ProcessSettings
+from paged_backends.executors.settings import (
+    LocalSettings,
+    MemorySettings,
+    ProcessSettings,
+    TensorParallelSettings,
+)
 from paged_backends.grammar.settings import LlguidanceSettings, XgrammarSettings
 from paged_backends.kernels.triton.availability import rank as triton_rank
 from paged_backends.runners.settings import (
@@ -126,6 +131,12 @@ def paged_core_components() -> Iterator[Component]:
         ProcessSettings,
         "paged_backends.executors.process:ProcessExecutor",
         summary="another executor in a process of its own",
+    )
+    yield Component(
+        "executor",
+        TensorParallelSettings,
+        "paged_backends.executors.tensor_parallel:TensorParallelExecutor",
+        summary="a model on several ranks, each with its share of every layer",
     )
     yield Component(
         "communicator",

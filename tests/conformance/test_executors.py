@@ -31,3 +31,24 @@ class TestProcess(ExecutorConformance):
 
     component: ClassVar[str | Mapping[str, Any]] = {"name": "process", "inner": "memory"}
     max_examples = 8
+
+
+class TestTensorParallel(ExecutorConformance):
+    """Two ranks get every step, and all of them answer it."""
+
+    component: ClassVar[str | Mapping[str, Any]] = {
+        "name": "tensor_parallel",
+        "ranks": 2,
+        "inner": "memory",
+    }
+    max_examples = 8
+
+
+@pytest.mark.slow
+class TestTensorParallelModel(ExecutorConformance):
+    """Each of two ranks has its share of a model."""
+
+    component: ClassVar[str | Mapping[str, Any]] = {"name": "tensor_parallel", "ranks": 2}
+    settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32", "threads": 1}
+    max_examples = 4
+    max_seconds = 60

@@ -113,8 +113,8 @@ def slow_engine(timeout: float = 30.0, **slow: Any) -> Iterator[Engine]:
 def pid_of(engine: Engine) -> int:
     executor = engine.executor
     assert isinstance(executor, ProcessExecutor)
-    assert executor._worker is not None
-    return executor._worker.pid
+    assert executor._workers
+    return executor._workers[0].pid
 
 
 def new_child() -> Callable[[], int | None]:
@@ -546,13 +546,13 @@ PROGRAM = """
     from paged_core import LLM
 
     llm = LLM(executor={{"name": "process", "inner": "memory"}}, num_blocks=8, max_model_len=32)
-    print(llm.engine.executor._worker.pid, flush=True)
+    print(llm.engine.executor._workers[0].pid, flush=True)
     {}
 """
 ENDINGS = {
     "killed": "os.kill(os.getpid(), 9)",
     "killed while the process is stopped": (
-        "os.kill(llm.engine.executor._worker.pid, 19); os.kill(os.getpid(), 9)"
+        "os.kill(llm.engine.executor._workers[0].pid, 19); os.kill(os.getpid(), 9)"
     ),
     "exit": "sys.exit(3)",
     "end": "",

@@ -437,7 +437,7 @@ def test_a_process_that_has_ended_compiles_nothing_and_the_next_one_does() -> No
     with LLM(executor="process") as llm:
         executor: Any = llm.engine.executor
         assert ask(llm, random(form), PROMPTS[:1]) == ["a"]
-        pid = executor._worker.pid
+        pid = executor._workers[0].pid
         os.kill(pid, signal.SIGSTOP)
         waiting = executor.compile_grammar(StructuredOutputs(choice=["b"]))
         os.kill(pid, signal.SIGKILL)

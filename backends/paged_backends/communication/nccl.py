@@ -32,6 +32,8 @@ class NcclCommunicator(Communicator):
     watchdog ends this process after the group's timeout.
     """
 
+    can_be_captured = True
+
     def __init__(self, options: NcclSettings, context: CommunicatorContext, /) -> None:
         self.rank, self.size = context.rank, context.size
         if not context.device.startswith("cuda"):

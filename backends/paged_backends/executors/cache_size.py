@@ -184,6 +184,7 @@ def decide_cache_size(
     model_length: int | None,
     needs_host_blocks: bool,
     profile: MemoryProfile | None = None,
+    num_ranks: int = 1,
 ) -> CacheSize:
     """Return the size of the cache for ``layers``, whose weights are loaded already.
 
@@ -195,6 +196,7 @@ def decide_cache_size(
         model_length: positions of the model; ``None``: it does not say.
         needs_host_blocks: whether preemption may swap.
         profile: of the device, if there is one and :func:`needs_profile` says so.
+        num_ranks: processes that share the memory of the machine, each with a cache like this.
 
     Raises:
         SettingsError: the settings ask for more memory than is free, or for more tokens than the
@@ -204,7 +206,7 @@ def decide_cache_size(
     layout = layout_of(backend)
     block_bytes = sum(layout.block_bytes(layer) for layer in layers)
     device = torch.device(layers[0].device)
-    num_blocks = _device_blocks(settings, block_bytes, device, length, profile)
+    num_blocks = _device_blocks(settings, block_bytes, device, length, profile, num_ranks)
     pool = num_blocks * settings.block_size
     if settings.max_model_len is None and pool < length:
         log.warning(
@@ -217,7 +219,7 @@ def decide_cache_size(
     return CacheSize(
         num_blocks=num_blocks,
         num_host_blocks=_host_blocks(
-            settings, block_bytes, num_blocks, device, needed=needs_host_blocks
+            settings, block_bytes, num_blocks, device, num_ranks, needed=needs_host_blocks
         ),
         max_model_len=length,
     )
@@ -259,8 +261,10 @@ def _device_blocks(
     device: torch.device,
     length: int,
     profile: MemoryProfile | None,
+    num_ranks: int,
 ) -> int:
-    free, asked = free_memory(device) if profile is None else _free(profile), settings.num_blocks
+    free = _free_share(device, num_ranks) if profile is None else _free(profile)
+    asked = settings.num_blocks
     if asked is None:
         budget = _budget(settings, free, device, profile)
         return _fitting_blocks(settings, block_bytes, budget, device, length)
@@ -270,6 +274,11 @@ def _device_blocks(
             f"free on {device}; set it to {free // block_bytes} or less, or leave it out"
         )
     return asked
+
+
+def _free_share(device: torch.device, num_ranks: int) -> int:
+    """Return what one of the ranks may take; each has a device of its own, if it is no CPU."""
+    return free_memory(device) // (num_ranks if device.type == "cpu" else 1)
 
 
 def _free(profile: MemoryProfile) -> int:
@@ -317,10 +326,11 @@ def _host_blocks(
     block_bytes: int,
     num_blocks: int,
     device: torch.device,
+    num_ranks: int,
     *,
     needed: bool,
 ) -> int:
-    free = free_memory(torch.device("cpu"))
+    free = _free_share(torch.device("cpu"), num_ranks)
     if device.type == "cpu":
         free = max(0, free - num_blocks * block_bytes)
     asked = settings.num_host_blocks

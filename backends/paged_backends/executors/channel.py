@@ -71,6 +71,10 @@ class Channel:
         del self._buffer[:end]
         return kind, content
 
+    def fileno(self) -> int:
+        """Return what can be polled for news."""
+        return self._socket.fileno()
+
     def shut(self) -> None:
         """Let both ends read to the end, also where a thread waits for a message."""
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Component ``local``: the model runs in this process.
+"""Component ``local``: the model runs in this process, whole or as one of several ranks.
 
 On a CPU a step is done when it is submitted. On a GPU it is launched then, and done when it is
 collected; ``docs/architecture.md`` says in what order things happen there.
@@ -15,6 +15,7 @@ import psutil
 import torch
 
 import paged_backends.executors.forks  # noqa: F401 - what it does when a process forks
+from paged_backends.device import choose_device
 from paged_backends.executors.accelerator import Accelerator, HostDevice
 from paged_backends.executors.cache_size import (
     CacheSize,
@@ -31,6 +32,7 @@ from paged_backends.executors.page_populator import PagePopulator, unpopulated_r
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
 from paged_backends.executors.settings import LocalSettings
+from paged_backends.executors.shared_sampling import SharedSampler
 from paged_backends.executors.step_sampler import DeviceSampler, StepSampler
 from paged_backends.executors.steps import DeviceSteps, HostSteps
 from paged_backends.grammar.compiler import GrammarCompiler
@@ -41,6 +43,7 @@ from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.engine.contexts import ExecutorContext
 from paged_core.errors import EngineError, RequestError, SettingsError
 from paged_core.interfaces.attention import AttentionBackend
+from paged_core.interfaces.communicator import Communicator
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.grammar import GrammarBackend, Vocabulary
 from paged_core.interfaces.layer import ModelSize
@@ -62,6 +65,7 @@ class LocalExecutor(Executor):
     def __init__(self, options: LocalSettings, context: ExecutorContext, /) -> None:
         self._options = options
         self._context = context
+        self._communicator: Communicator | None = None
         self._loaded: LoadedModel | None = None
         self._steps: HostSteps | DeviceSteps | None = None
         self._populator: PagePopulator | None = None
@@ -73,8 +77,12 @@ class LocalExecutor(Executor):
         """Load the model, allocate the cache, and return what fits."""
         settings = self._context.settings
         torch.set_num_threads(settings.threads or _default_threads())
-        runner = self._context.make_runner()
+        device = choose_device(settings.device, self._context.rank)
+        communicator = self._communicator = self._context.make_communicator(str(device))
+        runner = self._context.make_runner(communicator)
         backend = self._context.make_attention(runner.layers)
+        if communicator is not None:
+            _least(communicator, device, 0)  # free memory is measured when all have their weights
         accelerator = self._make_accelerator(torch.device(runner.layers[0].device))
         with torch.inference_mode():
             profile = _profile(settings, accelerator, runner, backend)
@@ -85,7 +93,10 @@ class LocalExecutor(Executor):
             model_length=runner.max_model_len,
             needs_host_blocks=self._context.needs_host_blocks,
             profile=profile,
+            num_ranks=self._context.size,
         )
+        if communicator is not None:
+            size = _agreed(communicator, device, size)
         self._loaded = _load(settings, accelerator, runner, backend, size)
         self._grammars = GrammarCompiler(
             settings.grammar.name,
@@ -93,7 +104,7 @@ class LocalExecutor(Executor):
             self._options.grammar_timeout,
         )
         with torch.inference_mode():
-            self._steps = _make_steps(settings, self._loaded, size, self._grammars)
+            self._steps = _make_steps(settings, self._loaded, size, self._grammars, communicator)
         self._populator = _make_populator(
             self._options.populate_ahead, self._loaded, size.num_blocks
         )
@@ -112,6 +123,9 @@ class LocalExecutor(Executor):
         if self._populator is not None:
             self._populator.close()
         self._loaded = self._steps = self._populator = self._grammars = None
+        if self._communicator is not None:
+            self._communicator.close()
+            self._communicator = None
 
     def model_size(self) -> ModelSize | None:
         """Return the model's size; ``None`` before the start, or if its runner cannot tell."""
@@ -192,6 +206,20 @@ class LocalExecutor(Executor):
             return self._steps.collect(handle)
 
 
+def _least(communicator: Communicator, device: torch.device, *numbers: int) -> tuple[int, ...]:
+    """Return the least of each number over all ranks."""
+    all_numbers = communicator.all_gather(torch.tensor(numbers, device=device))
+    return tuple(all_numbers.amin(0).tolist())
+
+
+def _agreed(communicator: Communicator, device: torch.device, size: CacheSize) -> CacheSize:
+    """Return what fits on every rank."""
+    num_blocks, num_host_blocks, length = _least(
+        communicator, device, size.num_blocks, size.num_host_blocks, size.max_model_len
+    )
+    return CacheSize(num_blocks=num_blocks, num_host_blocks=num_host_blocks, max_model_len=length)
+
+
 def _profile(
     settings: EngineSettings, accelerator: Accelerator, runner: Runner, backend: AttentionBackend
 ) -> MemoryProfile | None:
@@ -258,20 +286,36 @@ def _num_device_rows(settings: EngineSettings) -> int:
 
 
 def _make_steps(
-    settings: EngineSettings, model: LoadedModel, size: CacheSize, grammars: GrammarCompiler
+    settings: EngineSettings,
+    model: LoadedModel,
+    size: CacheSize,
+    grammars: GrammarCompiler,
+    communicator: Communicator | None,
 ) -> HostSteps | DeviceSteps:
     """Return what runs the steps of ``model``."""
     runner = model.runner
     kernels = runner.kernels if isinstance(runner, UsesKernels) else None
-    sampler = Sampler(
-        vocab_size=runner.vocab_size,
-        seed=settings.seed,
-        eos_token_ids=runner.eos_token_ids,
-        device=model.accelerator.device,
-        random_sample=random_sample if kernels is None else kernel_random_sample(kernels.sample),
+
+    def make_sampler(vocab_size: int) -> Sampler:
+        sample = random_sample if kernels is None else kernel_random_sample(kernels.sample)
+        return Sampler(
+            vocab_size=vocab_size,
+            seed=settings.seed,
+            eos_token_ids=runner.eos_token_ids,
+            device=model.accelerator.device,
+            random_sample=sample,
+        )
+
+    leads = communicator is None or communicator.rank == 0
+    step_sampler = StepSampler(
+        runner,
+        make_sampler(runner.vocab_size)
+        if communicator is None
+        else SharedSampler(make_sampler, runner.vocab_size, communicator),
+        model.rows,
+        GrammarMasks(grammars, runner.vocab_size) if leads else None,
     )
-    masks = GrammarMasks(grammars, runner.vocab_size)
-    host_steps = HostSteps(model, StepSampler(runner, sampler, model.rows, masks))
+    host_steps = HostSteps(model, step_sampler)
     if not model.accelerator.runs_ahead:
         return host_steps
     device_sampler = DeviceSampler(
@@ -280,9 +324,11 @@ def _make_steps(
         model.rows,
         num_rows=_num_device_rows(settings),
         seed=settings.seed,
+        communicator=communicator,
     )
     graphs = None
-    if not settings.enforce_eager:
+    can_capture = communicator is None or communicator.can_be_captured
+    if can_capture and not settings.enforce_eager:
         graphs = capture_decode_graphs(
             model,
             device_sampler,

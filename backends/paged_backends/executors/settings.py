@@ -12,6 +12,7 @@ from paged_core.settings.types import memory_size
 
 _MAX_SECONDS = 1e9
 """What all clocks of a system can wait for."""
+_MAX_RANKS = 1024
 
 
 def _whole_bytes(value: object) -> object:
@@ -59,10 +60,9 @@ class MemorySettings(ComponentSettings):
     )
 
 
-class ProcessSettings(ComponentSettings):
-    """Runs another executor's steps in a process of its own."""
+class RemoteSettings(ComponentSettings):
+    """Of executors whose steps run in other processes."""
 
-    name: Literal["process"] = "process"
     inner: ChosenComponent = Field(
         ChosenComponent(name="local"),
         description="the executor to run there: a name, or a table of the name and options",
@@ -78,4 +78,31 @@ class ProcessSettings(ComponentSettings):
         gt=0,
         le=_MAX_SECONDS,
         description="seconds that a step may take; null: as long as it likes",
+    )
+
+
+class ProcessSettings(RemoteSettings):
+    """Runs another executor's steps in a process of its own."""
+
+    name: Literal["process"] = "process"
+
+
+class TensorParallelSettings(RemoteSettings):
+    """Runs each step on several ranks, each with its share of every layer."""
+
+    name: Literal["tensor_parallel"] = "tensor_parallel"
+    ranks: int = Field(2, ge=1, le=_MAX_RANKS, description="processes that share the model")
+    placement: Literal["process", "ray"] = Field(
+        "process",
+        description="process: on this machine; ray: actors of a Ray cluster, on any machines",
+    )
+    communicator_timeout: float = Field(
+        600.0,
+        gt=0,
+        le=_MAX_SECONDS,
+        description="seconds that a rank waits for the others, while they load the model too",
+    )
+    pin_cores: bool = Field(
+        True,
+        description="on a CPU, placement process: each rank has cores of its own",
     )

@@ -23,6 +23,7 @@ from torch import Tensor
 from paged_backends.executors.accelerator import Accelerator, PinnedBuffers
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.sequence_rows import SequenceRows
+from paged_backends.executors.shared_sampling import SharedSampler
 from paged_backends.grammar.masks import GrammarMasks
 from paged_backends.sampling import Sampler
 from paged_backends.sampling.device_sampling import DeviceParams, device_sample
@@ -30,7 +31,8 @@ from paged_backends.sampling.random_sampling import best_token
 from paged_backends.sampling.row import MAX_TEMPERATURE, uniform_at
 from paged_backends.sampling.sampler import unfit_rows
 from paged_core.ids import SeqId
-from paged_core.interfaces.runner import Runner, SupportsBestTokens
+from paged_core.interfaces.communicator import Communicator
+from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsTopLogits
 
 _MAX_LOGITS = 1 << 25
 """Logits of a prompt held at once where its log-probabilities are asked for: 128 MiB."""
@@ -63,8 +65,13 @@ class StepSampler:
     """
 
     def __init__(
-        self, runner: Runner, sampler: Sampler, rows: SequenceRows, masks: GrammarMasks
+        self,
+        runner: Runner,
+        sampler: Sampler | SharedSampler,
+        rows: SequenceRows,
+        masks: GrammarMasks | None,
     ) -> None:
+        """``masks``: ``None`` where another rank samples."""
         self._masks = masks
         self._runner = runner
         self._sampler = sampler
@@ -78,6 +85,8 @@ class StepSampler:
 
         They are there once the thread has ended; ``None``: there is none.
         """
+        if self._masks is None:
+            return None
         guided_S = self._rows.guided_C[batch.rows_S] & batch.complete_S
         sequences = [batch.sequences[place] for place in np.flatnonzero(guided_S).tolist()]
         return self._masks.begin(
@@ -100,6 +109,28 @@ class StepSampler:
         if not all(map(isfinite, scores_R.tolist())):
             return None
         return Sampled(places_R=places_R, token_ids=best_R.tolist())
+
+    def sample_top(self, batch: Batch, hidden: Tensor) -> Sampled | None:
+        """Sample from the best logits of each sequence, which ranks exchange instead of all.
+
+        Returns:
+            ``None`` if a sequence asks for more, as in :meth:`sample_best`.
+        """
+        runner, sampler = self._runner, self._sampler
+        if not isinstance(runner, SupportsTopLogits) or not isinstance(sampler, SharedSampler):
+            return None
+        places_R = np.flatnonzero(batch.complete_S)
+        rows = [batch.sequences[place].sampling for place in places_R.tolist()]
+        if not rows or [*self._special(batch)] or not all(map(sampler.needs_best, rows)):
+            return None
+        logits_RK, tokens_RK = runner.top_logits(
+            _last_hidden(batch, places_R, hidden), sampler.num_best
+        )
+        if not all(map(isfinite, logits_RK[:, 0].tolist())):
+            return None
+        tokens = sampler.sample_best(logits_RK, tokens_RK, rows)
+        sampled = Sampled(places_R=places_R, token_ids=tokens.token_ids)
+        return _without_failed(sampled, batch, tokens.failed) if tokens.failed else sampled
 
     def sample(self, batch: Batch, hidden: Tensor) -> Sampled:
         """Sample a token for each sequence, or several where it fans out; none for beams."""
@@ -219,8 +250,10 @@ class DeviceSampler:
         *,
         num_rows: int,
         seed: int,
+        communicator: Communicator | None = None,
     ) -> None:
         self._accelerator = accelerator
+        self._communicator = communicator
         self._runner = runner
         self._rows = rows
         self._seed = seed
@@ -277,6 +310,8 @@ class DeviceSampler:
                 made_2R = self.take_best(made, targets_R)
             else:
                 sampled = device_sample(self._runner.logits(made), _device_params(params_5R))
+                if self._communicator is not None:  # sums may be rounded in another order there
+                    self._communicator.broadcast(sampled.tokens_R)
                 made_2R = self._keep(sampled.tokens_R, sampled.peaks_R, targets_R)
             results_2R.copy_(made_2R, non_blocking=True)
 

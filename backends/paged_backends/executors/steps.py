@@ -90,9 +90,13 @@ class HostSteps:
 
     def _sample(self, batch: Batch, hidden: Tensor) -> StepResult:
         """Sample for the batch, and only then advance its sequences."""
-        sampler, result = self._sampler, StepResult()
+        sampler = self._sampler
         sampled = sampler.sample_best(batch, hidden)
         if sampled is None:
+            sampled = sampler.sample_top(batch, hidden)
+        if sampled is not None:
+            result = StepResult(failed=sampled.failed)
+        else:
             prompt_logprobs = sampler.prompt_logprobs(batch, hidden)
             candidates = sampler.rank(batch, hidden)
             sampled = sampler.sample(batch, hidden)

@@ -1,4 +1,4 @@
-"""The process that the executor ``process`` starts: it runs another executor's steps.
+"""What a worker runs: another executor's steps.
 
 It ends when it is told to, and at once when the process that started it has ended.
 """
@@ -55,7 +55,12 @@ class Started:
 def main(descriptor: int, grammars: int) -> None:
     """Serve the socket of this number until it is closed; ``grammars``: that of forms."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
-    channel, messages = Channel(socket.socket(fileno=descriptor)), Messages()
+    serve(socket.socket(fileno=descriptor), socket.socket(fileno=grammars))
+
+
+def serve(steps: socket.socket, grammars: socket.socket) -> None:
+    """Serve both sockets until the first one is closed."""
+    channel, messages = Channel(steps), Messages()
     Thread(target=_read, args=(channel, messages), daemon=True).start()
     _, content = messages.get()
     faults = FaultNames({})
@@ -66,11 +71,11 @@ def main(descriptor: int, grammars: int) -> None:
     except Exception as error:  # noqa: BLE001 - raised again in the other process
         channel.send(ERROR, _told(error, faults))
         return
-    line = Channel(socket.socket(fileno=grammars))
+    line = Channel(grammars)
     Thread(target=serve_grammars, args=(line, executor), daemon=True).start()
     try:
         channel.send(ANSWER, pickle.dumps(started))
-        _serve(executor, channel, messages, faults, 1 if started.runs_in_background else 0)
+        _Steps(executor, channel, faults, parts, started).run(messages)
     finally:
         executor.close()
 
@@ -115,31 +120,51 @@ def _start(context: ExecutorContext) -> tuple[Executor, Started]:
     return executor, Started(capacity=capacity, model_size=size, runs_in_background=in_background)
 
 
-def _serve(
-    executor: Executor, channel: Channel, messages: Messages, faults: FaultNames, num_ahead: int
-) -> None:
-    """Run steps; so many may be launched that are not collected, until ``COLLECT`` asks for all."""
-    launched: deque[Any] = deque()
-    while True:
-        kind, content = messages.get()
-        if kind == CLOSE:
-            return
-        if kind == STEP:
-            try:
-                launched.append(executor.submit(pickle.loads(content)))
-            except Exception as error:  # noqa: BLE001 - raised again in the other process
-                launched.append(_Failed(_told(error, faults)))
-        while len(launched) > (num_ahead if kind == STEP else 0):
-            handle = launched.popleft()
-            if isinstance(handle, _Failed):
-                channel.send(ERROR, handle.told)
-                continue
-            try:
-                content = pickle.dumps(executor.collect(handle), pickle.HIGHEST_PROTOCOL)
-            except Exception as error:  # noqa: BLE001 - raised again in the other process
-                channel.send(ERROR, _told(error, faults))
-            else:
-                channel.send(ANSWER, content)
+class _Steps:
+    """Runs steps; one may be launched that is not collected, until ``COLLECT`` asks for all."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        channel: Channel,
+        faults: FaultNames,
+        parts: ExecutorContext,
+        started: Started,
+    ) -> None:
+        self._executor = executor
+        self._channel = channel
+        self._faults = faults
+        self._num_ahead = 1 if started.runs_in_background else 0
+        self._tells = parts.group is None or parts.rank == 0
+        """Whether its results are wanted; of other ranks, only that the step is done."""
+
+    def run(self, messages: Messages) -> None:
+        """Run what comes, until ``CLOSE``."""
+        launched: deque[Any] = deque()
+        while True:
+            kind, content = messages.get()
+            if kind == CLOSE:
+                return
+            if kind == STEP:
+                launched.append(self._submit(content))
+            while len(launched) > (self._num_ahead if kind == STEP else 0):
+                self._channel.send(*self._collect(launched.popleft()))
+
+    def _submit(self, content: bytes) -> Any:
+        try:
+            return self._executor.submit(pickle.loads(content))
+        except Exception as error:  # noqa: BLE001 - raised again in the other process
+            return _Failed(_told(error, self._faults))
+
+    def _collect(self, handle: Any) -> tuple[bytes, bytes]:
+        if isinstance(handle, _Failed):
+            return ERROR, handle.told
+        try:
+            result = self._executor.collect(handle)
+            content = pickle.dumps(result if self._tells else None, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # noqa: BLE001 - raised again in the other process
+            return ERROR, _told(error, self._faults)
+        return ANSWER, content
 
 
 @dataclass(frozen=True, slots=True)

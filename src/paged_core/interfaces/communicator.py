@@ -22,6 +22,8 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    can_be_captured: bool = False
+    """Whether operations may be in CUDA graphs: they wait for nothing on the host."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, /) -> None:

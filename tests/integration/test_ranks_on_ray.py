@@ -1,0 +1,85 @@
+"""Ranks as actors of a Ray cluster, on one of its machines and on two."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from paged_core import LLM, SamplingParams
+from paged_core.errors import SettingsError
+
+ray = pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.usefixtures("compiled_kernels"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
+]
+
+SMALL: dict[str, Any] = {
+    "model": "demo",
+    "dtype": "float32",
+    "threads": 1,
+    "num_blocks": 64,
+    "block_size": 4,
+    "max_model_len": 96,
+}
+ON_RAY = {"name": "tensor_parallel", "ranks": 2, "placement": "ray", "heartbeat_timeout": 4.0}
+PROMPTS = ["2 + 2 =", "What is a block table?"]
+SAMPLING = SamplingParams(max_tokens=8, temperature=0.7, seed=2, top_k=10)
+
+
+@pytest.fixture(params=["a cluster of its own", "two machines"])
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where ranks are placed; two machines are two nodes, of which each has a core."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    if request.param == "a cluster of its own":
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        yield request.param
+        return
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    nodes.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+    yield request.param
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def texts(llm: LLM) -> list[str]:
+    return [output.outputs[0].text for output in llm.generate(PROMPTS, SAMPLING)]
+
+
+def test_say_the_same_and_one_that_ends_or_stops_is_named(cluster: str) -> None:
+    with LLM(**SMALL) as alone:
+        expected = texts(alone)
+    with LLM(executor=ON_RAY, **SMALL) as llm:
+        executor: Any = llm.engine.executor
+        assert texts(llm) == expected
+        nodes = {worker.place.node for worker in executor._workers}
+        assert len(nodes) == (2 if cluster == "two machines" else 1)
+        for number, rank in ((signal.SIGKILL, 1), (signal.SIGSTOP, 0)):
+            first = [worker.pid for worker in executor._workers]
+            os.kill(first[rank], number)
+            (lost,) = llm.generate(PROMPTS[:1], SAMPLING)
+            assert f"rank {rank} of 2" in (lost.outputs[0].error or "")
+            assert texts(llm) == expected
+            assert not {*first} & {worker.pid for worker in executor._workers}
+            assert not [pid for pid in first if psutil.pid_exists(pid)]
+
+
+def test_a_cluster_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paged_backends.executors.ray_workers._PLACING", 2.0)
+    ray.init(num_cpus=1, include_dashboard=False, logging_level="error", log_to_driver=False)
+    try:
+        with pytest.raises(SettingsError, match=r"has no room for 2 ranks of \{'CPU': 1.0\}"):
+            LLM(executor=ON_RAY, **SMALL)
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
