@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from paged_core.engine.engine import Engine
-from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
+from paged_core.interfaces.observer import BlockEvent, CacheEvent, Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
@@ -157,4 +157,7 @@ class Witness(Observer):
         self.events.append((group.id, event))
 
     def on_block(self, event: BlockEvent, /) -> None:
+        self.events.append(event)
+
+    def on_cache(self, event: CacheEvent, /) -> None:
         self.events.append(event)

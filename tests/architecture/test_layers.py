@@ -112,19 +112,19 @@ PARTS = {
         "__init__.py __main__.py",
         1800,
     ),
-    "checks of what components do": ("checked/", 400),
+    "checks of what components do": ("checked/", 415),
     "the planner that schedulers ask": (
         "engine/planner.py engine/planner_rules.py engine/quanta.py",
         610,
     ),
     "the command, the contracts and their contexts": (
         "cli/ interfaces/ engine/contexts.py testing.py terminal.py",
-        2360,
+        2450,
     ),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 3180
+ENGINE_LINES = 3225
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:

@@ -51,6 +51,10 @@ class TestLiveView(ObserverConformance):
     component = "live_view"
 
 
+class TestBlockEvents(ObserverConformance):
+    component = "block_events"
+
+
 class TestSpans(ObserverConformance):
     component = "spans"
 

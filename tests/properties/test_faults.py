@@ -48,6 +48,9 @@ class _Watcher(Observer):
     def on_block(self, event: Any, /) -> None:
         pass
 
+    def on_cache(self, event: Any, /) -> None:
+        pass
+
 
 def build(injector: Injector, values: dict[str, Any], *, ahead: bool) -> Engine:
     observer = watched(injector, "observers", _Watcher())

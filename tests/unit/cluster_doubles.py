@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.request import Request
-from paged_plugins.routing.router import ReplicaLoad, Router
+from paged_plugins.routing.router import VERSION, ReplicaLoad, Router
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 from unit.faulty_settings import FaultySettings, FaultyTokenBudgetSettings
@@ -96,8 +96,8 @@ class LookingRouter(Router):
     def __init__(self, options: ComponentSettings, parts: object, /) -> None:
         self.seen.clear()
 
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
-        self.seen.append([(each.num_requests, each.num_tokens) for each in replicas])
+    def route(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad], /) -> int:
+        self.seen.append([(each.num_requests, each.num_tokens) for each in replicas.values()])
         return 0
 
 
@@ -107,4 +107,10 @@ IDLE = Component(
 IGNORING = Component(
     "scheduler", FaultyTokenBudgetSettings, f"{__name__}:IgnoringScheduler", summary="for a test"
 )
-LOOKING = Component("router", FaultySettings, f"{__name__}:LookingRouter", summary="for a test")
+LOOKING = Component(
+    "router",
+    FaultySettings,
+    f"{__name__}:LookingRouter",
+    summary="for a test",
+    interface_version=VERSION,
+)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from paged_core.engine.engine import Engine
-from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
+from paged_core.interfaces.observer import BlockEvent, CacheEvent, Observer, StepRecord
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
@@ -83,6 +83,7 @@ class Recorder(Observer):
         self.steps: list[StepRecord] = []
         self.requests: list[tuple[str, str]] = []
         self.blocks: list[BlockEvent] = []
+        self.cached: list[CacheEvent] = []
         self.closed = False
 
     def on_step(self, step: StepRecord, /) -> None:
@@ -93,6 +94,9 @@ class Recorder(Observer):
 
     def on_block(self, event: BlockEvent, /) -> None:
         self.blocks.append(event)
+
+    def on_cache(self, event: CacheEvent, /) -> None:
+        self.cached.append(event)
 
     def close(self) -> None:
         self.closed = True

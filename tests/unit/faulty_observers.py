@@ -39,11 +39,16 @@ OF_BLOCKS = {
     # takes it that every event about blocks names one
     "PlacedObserver": lambda self, event: event.block + 1,
 }
+OF_CACHED = {
+    # takes it that blocks are found for ever
+    "CachingObserver": lambda self, event: event.key.digest,
+}
 globals().update(
     {
         **with_another(_Observer, "on_step", OF_STEPS),
         **with_another(_Observer, "on_request", OF_REQUESTS),
         **with_another(_Observer, "on_block", OF_BLOCKS),
+        **with_another(_Observer, "on_cache", OF_CACHED),
     }
 )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from random import randrange
 from typing import Any, cast
 
 from paged_core.request import Request
-from paged_plugins.routing.router import Load, ReplicaLoad, Router, RouterContext
+from paged_plugins.routing.load_book import Load
+from paged_plugins.routing.router import ReplicaLoad, Router, RouterContext
 
 _SHARED: list[int] = []
 
@@ -15,25 +16,99 @@ _SHARED: list[int] = []
 class FaultyRouter(Router):
     """Chooses as it is told, knowing how often it was asked and what it has kept."""
 
-    choose: Callable[[FaultyRouter, Request, str, Sequence[ReplicaLoad]], int]
+    choose: Callable[[FaultyRouter, Request, str, Mapping[int, ReplicaLoad]], int]
 
     def __init__(self, options: Any, context: RouterContext, /) -> None:
         self.turn = 0
         self.kept: dict[Any, Any] = {}
 
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
+    def route(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad], /) -> int:
         self.turn += 1
         return self.choose(request, session, replicas)
 
-    def turns(self, replicas: Sequence[ReplicaLoad]) -> int:
+    def turns(self, replicas: Mapping[int, ReplicaLoad]) -> int:
         """Take turns, which is right."""
-        return self.turn % len(replicas)
+        return self.nth(self.turn, replicas)
+
+    def nth(self, turn: int, replicas: Mapping[int, ReplicaLoad]) -> int:
+        """Return the number of a replica by its place."""
+        return list(replicas)[turn % len(replicas)]
+
+
+class JoinedRouter(FaultyRouter):
+    """Knows the replicas that have joined, and not whether they take requests."""
+
+    def __init__(self, options: Any, context: RouterContext, /) -> None:
+        super().__init__(options, context)
+        self.numbers: list[int] = []
+
+    def joined(self, replica: int, num_blocks: int, /) -> None:
+        self.numbers.append(replica)
+
+    def left(self, replica: int, /) -> None:
+        self.numbers.remove(replica)
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        return self.numbers[self.turn % len(self.numbers)]
+
+
+class LoyalRouter(JoinedRouter):
+    """Never takes a replica again that has left."""
+
+    def joined(self, replica: int, num_blocks: int, /) -> None:
+        if replica not in self.kept:
+            self.numbers.append(replica)
+
+    def left(self, replica: int, /) -> None:
+        self.kept[replica] = None
+        self.numbers = [number for number in self.numbers if number != replica]
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        known = [number for number in self.numbers if number in replicas] or list(replicas)
+        return known[self.turn % len(known)]
+
+
+class CountingRouter(JoinedRouter):
+    """Gives all requests to one that has joined, until it has had as many as the others."""
+
+    def joined(self, replica: int, num_blocks: int, /) -> None:
+        self.kept[replica] = 0
+
+    def left(self, replica: int, /) -> None:
+        del self.kept[replica]
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        chosen = min(replicas, key=lambda number: (self.kept[number], number))
+        self.kept[chosen] += 1
+        return chosen
+
+
+class GrievingRouter(CountingRouter):
+    """Counts requests, and does not expect them to end after their replica has left."""
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        chosen = self.turns(replicas)
+        self.kept[chosen] += 1
+        return chosen
+
+    def finished(self, request: Request, replica: int, /) -> None:
+        self.kept[replica] -= 1
+
+
+class RemindedRouter(FaultyRouter):
+    """Remembers the blocks of replicas that have left."""
+
+    def joined(self, replica: int, num_blocks: int, /) -> None:
+        self.kept[replica] = [*range(10 * num_blocks)]
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        return self.turns(replicas)
 
 
 class OrderlyRouter(FaultyRouter):
     """Expects requests to end in the order of their arrival."""
 
-    def choose(self, request: Request, session: str, replicas: Sequence[ReplicaLoad]) -> int:
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
         self.kept[request.id] = request
         return self.turns(replicas)
 
@@ -42,42 +117,56 @@ class OrderlyRouter(FaultyRouter):
             raise ValueError(request.id)
 
 
-def _book(router: FaultyRouter, replicas: Sequence[ReplicaLoad]) -> int:
+def _book(router: FaultyRouter, replicas: Mapping[int, ReplicaLoad]) -> int:
     cast("Load", replicas[router.turns(replicas)]).num_requests += 1
     return router.turns(replicas)
 
 
-_WRONG: dict[str, Callable[[FaultyRouter, Request, str, Sequence[Any]], Any]] = {
-    "OffByOneRouter": lambda own, request, session, replicas: own.turns(replicas) + 1,
+_WRONG: dict[str, Callable[[FaultyRouter, Request, str, Mapping[int, Any]], Any]] = {
+    "OffByOneRouter": lambda own, request, session, replicas: own.turn % len(replicas) + 1,
     "FloatRouter": lambda own, request, session, replicas: float(own.turns(replicas)),
-    "FirstRouter": lambda own, request, session, replicas: 0,
-    "SparingRouter": lambda own, request, session, replicas: own.turn % max(1, len(replicas) - 1),
+    "FirstRouter": lambda own, request, session, replicas: min(replicas),
+    "SparingRouter": lambda own, request, session, replicas: list(replicas)[
+        own.turn % max(1, len(replicas) - 1)
+    ],
     "MostLoadedRouter": lambda own, request, session, replicas: max(
-        range(len(replicas)), key=lambda number: replicas[number].num_requests
+        replicas, key=lambda number: replicas[number].num_requests
     ),
     # sends fifty requests to a replica before it takes the next: equal in all, not at once
-    "BurstyRouter": lambda own, request, session, replicas: own.turn // 50 % len(replicas),
-    "RollingRouter": lambda own, request, session, replicas: randrange(len(replicas)),
+    "BurstyRouter": lambda own, request, session, replicas: own.nth(own.turn // 50, replicas),
+    "RollingRouter": lambda own, request, session, replicas: own.nth(randrange(99), replicas),
     # all routers of a process take turns together
     "SharedRouter": lambda own, request, session, replicas: (
-        _SHARED.append(0) or len(_SHARED) % len(replicas)
+        _SHARED.append(0) or own.nth(len(_SHARED), replicas)
     ),
     # adds the request to the load that it is shown
     "BookingRouter": lambda own, request, session, replicas: _book(own, replicas),
     # remembers every session for ever
-    "HoardingRouter": lambda own, request, session, replicas: own.kept.setdefault(
-        session, own.turns(replicas)
+    "HoardingRouter": lambda own, request, session, replicas: (
+        own.kept.setdefault(session, own.turns(replicas))
+        if own.kept.get(session) in {None, *replicas}
+        else own.turns(replicas)
     ),
     # remembers requests, and does not hear that they have ended
     "KeepingRouter": lambda own, request, session, replicas: (
         own.kept.update({request.id: request}) or own.turns(replicas)
     ),
-    # needs a list
-    "ListRouter": lambda own, request, session, replicas: replicas.copy() and own.turns(replicas),
+    # takes its choice out of the replicas
+    "TakingRouter": lambda own, request, session, replicas: (
+        cast("dict[int, ReplicaLoad]", replicas).pop(own.turns(replicas)).number
+    ),
     # takes every request to have a session
-    "SessionlessRouter": lambda own, request, session, replicas: ord(session[0]) % len(replicas),
+    "SessionlessRouter": lambda own, request, session, replicas: own.nth(ord(session[0]), replicas),
 }
-FAULTY: dict[str, type[FaultyRouter]] = {"OrderlyRouter": OrderlyRouter} | {
+_CLASSES = (
+    OrderlyRouter,
+    JoinedRouter,
+    LoyalRouter,
+    CountingRouter,
+    GrievingRouter,
+    RemindedRouter,
+)
+FAULTY: dict[str, type[FaultyRouter]] = {each.__name__: each for each in _CLASSES} | {
     name: type(name, (FaultyRouter,), {"choose": choose, "__module__": __name__})
     for name, choose in _WRONG.items()
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
@@ -54,7 +55,9 @@ def registry_of(
 ) -> Registry:
     """A registry of everything installed, and of a class as the component ``faulty``."""
     factory = f"{made.__module__}:{made.__name__}"
-    return registry_with(Component(slot, settings, factory, summary="wrong", check=check))
+    component = Component(slot, settings, factory, summary="wrong", check=check)
+    version = registry_with().slots[slot].version
+    return registry_with(replace(component, interface_version=version))
 
 
 def with_another(base: type, member: str, values: Mapping[str, Any]) -> dict[str, type]:

@@ -7,7 +7,7 @@ import json
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +26,8 @@ from paged_plugins.lab.commands.simulate import request_log
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.runs.run_record import RequestRecord
 from paged_plugins.lab.runs.run_workload import run_workload
-from paged_plugins.routing.router import Load, ReplicaLoad, Router, RouterContext
+from paged_plugins.routing.load_book import Load
+from paged_plugins.routing.router import ReplicaLoad, Router, RouterContext
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload, Workload
 from paged_plugins.written_files import WriteFailed
@@ -35,7 +36,7 @@ from unit.cluster_doubles import CROWDS, IDLE, LOOKING, SERVED, STEP, Crowd, Loo
 from unit.faulty_settings import registry_of
 
 REGISTRY = registry_with()
-ROUTERS = sorted(REGISTRY.of("router"))
+ROUTERS = [*sorted(REGISTRY.of("router")), {"name": "prefix_affinity", "index": "exact"}]
 
 
 def engine_settings(registry: Registry = REGISTRY, **values: Any) -> EngineSettings:
@@ -168,7 +169,7 @@ class AnsweringRouter(Router):
     def __init__(self, options: Any, context: RouterContext, /) -> None:
         pass
 
-    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
+    def route(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad], /) -> int:
         return 0 if self.at_the_end else self._answer()
 
     def finished(self, request: Request, replica: int, /) -> None:
@@ -191,7 +192,7 @@ class TestFaultsOfRouters:
             self._served()
         text = str(raised.value)
         assert text.startswith(f"router 'faulty' answered {answer!r:.80} for request 'a'; ")
-        assert "has to return an int, from 0 to 1, the number of a replica" in text
+        assert "has to return one of the numbers of the replicas it is given, 0, 1 (" in text
 
     @pytest.mark.parametrize("at_the_end", [False, True])
     def test_what_it_raises(self, at_the_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +285,7 @@ class TestMemory:
     def test_a_timeline_has_a_bounded_number_of_samples(self) -> None:
         timeline = Timeline(10)
         for number in range(1000):
-            timeline.pass_to(number / 7, [Load(number % 3)])
+            timeline.pass_to(number / 7, [Load(0, number % 3)])
         times = [sample.time for sample in timeline.samples]
         assert 5 <= len(times) <= 10
         assert times == sorted(times)

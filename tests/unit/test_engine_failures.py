@@ -138,9 +138,12 @@ class TestObservers:
         assert [step.finished for step in recorder.steps] == [[], ["A"]]
         assert recorder.requests == [("A", "added"), ("A", "admitted"), ("A", "finished")]
         assert [event.index for event in recorder.blocks] == [0, 1]
+        assert [(event.block, event.key.tokens) for event in recorder.cached if event.key] == [
+            (recorder.blocks[0].block, (0, 1, 2, 3))
+        ]
         assert recorder.closed
 
-    @pytest.mark.parametrize("method", ["on_step", "on_request", "on_block"])
+    @pytest.mark.parametrize("method", ["on_step", "on_request", "on_block", "on_cache"])
     def test_who_raises_is_dropped_with_a_warning(self, method: str) -> None:
         class Broken(Recorder):
             pass

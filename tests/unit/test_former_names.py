@@ -141,14 +141,34 @@ def test_an_allocator_with_both_names_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "former"), [("router", "RouterParts"), ("cost_model", "CostModelParts")]
+    ("module", "former"), [("routing.router", "RouterParts"), ("lab.cost_model", "CostModelParts")]
 )
 def test_contexts_of_the_lab_have_their_former_names(module: str, former: str) -> None:
-    home = import_module(f"paged_plugins.lab.{module}")
+    home = import_module(f"paged_plugins.{module}")
     with pytest.warns(DeprecationWarning, match=f"{former} is now"):
         assert getattr(home, former) is getattr(home, former.replace("Parts", "Context"))
     with pytest.raises(AttributeError, match="has no attribute 'Parts'"):
         home.Parts  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("former", "name", "home"),
+    [
+        ("router", "Router", "router"),
+        ("router", "Load", "load_book"),
+        ("routers", "SessionSettings", "routers"),
+        ("routers", "PrefixAffinitySettings", "prefix_affinity"),
+        ("testing", "RouterConformance", "testing"),
+    ],
+)
+def test_routers_have_their_former_names_in_the_lab(former: str, name: str, home: str) -> None:
+    """So that a plugin that was built for them is listed with the version of its interface."""
+    module = import_module(f"paged_plugins.lab.{former}")
+    new = import_module(f"paged_plugins.routing.{home}")
+    with pytest.warns(DeprecationWarning, match=rf"{former}\.{name} is now in {new.__name__}"):
+        assert getattr(module, name) is getattr(new, name)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        module.Nothing  # noqa: B018
 
 
 def test_other_names_are_unknown_as_ever() -> None:

@@ -109,11 +109,11 @@ def test_a_slot_without_a_template_is_refused(
 ) -> None:
     assert main(["new-plugin", "mine-own", "--slot", "victm", "--out", str(tmp_path)]) == 2
     assert "did you mean 'victim'?" in capsys.readouterr().err
-    blocked = ["--slot", "router", "--block-plugin", "lab", "--out", str(tmp_path)]
+    blocked = ["--slot", "router", "--block-plugin", "replicas", "--out", str(tmp_path)]
     assert main(["new-plugin", "mine-own", *blocked]) == 2
     said = capsys.readouterr().err
     assert "no plugin declares the slot 'router'" in said
-    assert "plugin 'lab'" in said
+    assert "plugin 'replicas'" in said
     assert not any(tmp_path.iterdir())
 
 

@@ -275,3 +275,26 @@ def test_the_workload_is_not_overwritten(capsys: Capture, workload: str) -> None
     assert main(["simulate", workload, "--requests", workload]) == 2
     assert "that is the workload" in capsys.readouterr().err
     assert Path(workload).read_text() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate", "chat", "--replicas", "2"],
+        ["compare", "chat", "--vary", "evictor=lru,mru", "--replicas", "2"],
+        ["lab", "run", "study.yaml"],
+    ],
+)
+def test_several_replicas_without_the_plugin_of_routers(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """The rest of the lab works; replicas are refused with what is missing, and the remedy."""
+    monkeypatch.chdir(tmp_path)
+    axes = {"evictor": ["lru", "mru"]}
+    Path("study.yaml").write_text(yaml.dump({"axes": axes, "workloads": ["chat"], "replicas": 2}))
+    assert main([*command, "--block-plugin", "replicas"]) == 2
+    err = capsys.readouterr().err
+    assert "the slot 'router' is missing: the plugin 'replicas' declares it; do not block" in err
+    assert "plugin 'replicas' (paged-core" in err
+    if command[0] == "simulate":
+        assert main([*command[:2], "--block-plugin", "replicas"]) == 0

@@ -74,7 +74,7 @@ class BlockEvents(Observer):
         """
         missed = self._next - since
         if not 0 <= missed <= len(self._events):
-            changes = [("cleared", []), ("stored", list(self._num_blocks))]
+            changes: list[BlockChange] = [("cleared", []), ("stored", list(self._num_blocks))]
         else:
             changes = self._since(missed)
         return {"next": self._next, "events": changes}

@@ -31,7 +31,7 @@ class PrefixAffinitySettings(ComponentSettings):
         description="share of the prompt that a replica must know to be preferred",
     )
     most_ahead: int = Field(
-        default=64,
+        default=16,
         ge=0,
         description="balance by load alone while one replica has more requests than the least "
         "loaded one by this number and by most_ratio",
@@ -124,10 +124,10 @@ class AffinityRouter(Router):
 
     While the load is balanced, a request goes to the replica that knows the longest prefix of its
     prompt, if that is ``least_share`` of it or more; else to the least loaded. Of several that know
-    equally much, to the least loaded. The rule and its defaults are those of the cache-aware router
-    of SGLang (Zheng et al., NeurIPS 2024; SGLang v0.4 and its gateway), which sends what is known
-    nowhere to the replica with the smallest tree; to the least loaded instead in Preble (Srivatsa
-    et al., ICLR 2025), and here.
+    equally much, to the least loaded. The rule is that of the cache-aware router of SGLang (Zheng
+    et al., NeurIPS 2024; SGLang v0.4 and its gateway), with most of its defaults: 64 requests ahead
+    leave replicas of a small cluster idle. What is known nowhere goes to the replica with the
+    smallest tree there; to the least loaded in Preble (Srivatsa et al., ICLR 2025), and here.
     """
 
     held: HeldBlocks

@@ -5,73 +5,144 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
+from types import MappingProxyType
 from typing import ClassVar
 
 import pytest
 from hypothesis import strategies as st
 
+from paged_core.ids import content_digests
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_plugins.routing.load_book import Load
-from paged_plugins.routing.router import Router, RouterContext
+from paged_plugins.routing.load_book import LoadBook, RoutedRequest
+from paged_plugins.routing.router import (
+    BlockChange,
+    ReplicaLoad,
+    Router,
+    RouterContext,
+    SupportsBlockEvents,
+)
 from paged_testing.component import VariesOptions
+
+_BLOCK_SIZE = 4
+_NUM_BLOCKS = 64
+_MAX_GROWTH = 16 * 1024
+"""Bytes that a router may have allocated more after many requests than after some."""
+
+
+class WatchedRouter(Router):
+    """Checks every answer of a router, and that it changes no load."""
+
+    def __init__(self, inner: Router) -> None:
+        self.inner = inner
+        self.joined, self.left = inner.joined, inner.left  # type: ignore[method-assign]
+        self.finished = inner.finished  # type: ignore[method-assign]
+
+    def route(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad], /) -> int:
+        before = [_values(load) for load in replicas.values()]
+        chosen = self.inner.route(request, session, MappingProxyType(replicas))
+        assert type(chosen) is int, f"route() returned {chosen!r}, which is no int"
+        assert chosen in replicas, (
+            f"route() returned {chosen}, and the replicas that take requests are {list(replicas)}"
+        )
+        after = [_values(load) for load in replicas.values()]
+        assert after == before, f"route() changed the loads from {before} to {after}"
+        return chosen
 
 
 class Scene:
     """Routes requests, checks every answer, and ends requests in the order of their arrival.
+
+    A router that wants to know what prefix caches hold is told of caches that hold the blocks used
+    most recently.
 
     Args:
         num_live: requests that are served at once, over all replicas; older ones end.
     """
 
     def __init__(self, router: Router, num_replicas: int, num_live: int) -> None:
-        self.loads = [Load() for _ in range(num_replicas)]
-        self.counts = [0] * num_replicas
+        self.book = LoadBook(WatchedRouter(router))
+        self.counts: Counter[int] = Counter()
         """Requests sent to each replica so far."""
         self.most_live = 0
         """Requests that one replica has had at once, at most."""
-        self._router = router
         self._num_live = num_live
-        self._live: deque[tuple[Request, int]] = deque()
+        self._live: deque[RoutedRequest] = deque()
+        self._events = router if isinstance(router, SupportsBlockEvents) else None
+        self._caches: dict[int, OrderedDict[int, None]] = {}
+        for number in range(num_replicas):
+            self.join(number)
+
+    def join(self, number: int) -> None:
+        """A replica joins, and takes requests."""
+        self._caches[number] = OrderedDict()
+        self.book.joined(number, _NUM_BLOCKS)
+        self.book.offer(number)
+
+    def leave(self, number: int) -> None:
+        """A replica leaves; its requests end later."""
+        del self._caches[number]
+        self.book.left(number)
+
+    def move(self, number: int, move: str) -> None:
+        """Let a replica ``leave``, ``join``, ``pause`` or ``go on``, where that is possible."""
+        if not move:
+            return
+        is_last = list(self.book.offered) == [number]
+        if number not in self.book.loads:
+            self.join(number)
+        elif move == "leave" and not is_last:
+            self.leave(number)
+        elif move == "pause" and not is_last:
+            self.book.withhold(number)
+        elif move == "go on":
+            self.book.offer(number)
 
     def route(self, request: Request, session: str) -> int:
         """Route a request and check the answer; end the oldest one if there are too many."""
-        before = [replace(load) for load in self.loads]
-        chosen = self._router.route(request, session, self.loads)
-        assert type(chosen) is int, f"route() returned {chosen!r}, which is no int"
-        last = len(self.loads) - 1
-        assert 0 <= chosen <= last, f"route() returned {chosen}, and there are replicas 0 to {last}"
-        assert self.loads == before, f"route() changed the loads from {before} to {self.loads}"
-        load = self.loads[chosen]
-        load.num_requests += 1
-        load.num_tokens += len(request.prompt)
+        routed = self.book.route(request, session)
+        chosen = routed.replica
         self.counts[chosen] += 1
-        self.most_live = max(self.most_live, load.num_requests)
-        self._live.append((request, chosen))
+        self.most_live = max(self.most_live, self.book.loads[chosen].num_requests)
+        self._compute(request, chosen)
+        self._live.append(routed)
         if len(self._live) > self._num_live:
             self.end_oldest()
         return chosen
 
-    def route_all(self, requests: Sequence[tuple[Request, str]]) -> list[int]:
+    def route_all(self, requests: Iterable[tuple[Request, str]]) -> list[int]:
         """Route requests in order; return where they were sent."""
         return [self.route(request, session) for request, session in requests]
 
     def end_oldest(self) -> None:
         """End the request that arrived first of those that have not ended."""
-        request, replica = self._live.popleft()
-        load = self.loads[replica]
-        load.num_requests -= 1
-        load.num_tokens -= len(request.prompt)
-        self._router.finished(request, replica)
+        self._live.popleft().ended()
 
     def end_all(self) -> None:
         """End all requests."""
         while self._live:
             self.end_oldest()
+
+    def _compute(self, request: Request, replica: int) -> None:
+        """A replica computes a prompt: the router is told, if it wants to know."""
+        if self._events is None:
+            return
+        cache, changes = self._caches[replica], list[BlockChange]()
+        for key in content_digests(request.prompt, _BLOCK_SIZE, request.cache_salt)[:_NUM_BLOCKS]:
+            if key not in cache:
+                changes.append(("stored", [key]))
+            cache[key] = None
+            cache.move_to_end(key)
+        while len(cache) > _NUM_BLOCKS:
+            changes.append(("removed", [cache.popitem(last=False)[0]]))
+        self._events.blocks_changed(replica, changes)
+
+
+def _values(load: ReplicaLoad) -> tuple[int, int, int, int]:
+    return load.number, load.num_requests, load.num_tokens, load.num_routed
 
 
 def unrelated_requests() -> Iterator[tuple[Request, str]]:
@@ -80,8 +151,12 @@ def unrelated_requests() -> Iterator[tuple[Request, str]]:
         yield make_request(number, range(48 * number, 48 * number + 48)), f"session {number}"
 
 
-def varied_requests() -> list[tuple[Request, str]]:
-    """Requests as workloads have them: shared prefixes, conversations, and what is unusual."""
+def varied_requests(first: int = 0) -> list[tuple[Request, str]]:
+    """Requests as workloads have them: shared prefixes, conversations, and what is unusual.
+
+    Args:
+        first: the number of the first of them.
+    """
     shared = range(10**6, 10**6 + 64)
     prompts: list[tuple[Sequence[int], str]] = [
         ([1], ""),
@@ -95,10 +170,10 @@ def varied_requests() -> list[tuple[Request, str]]:
         (range(5000), "long"),
         ([7] * 64, "\N{SNOWMAN}"),
     ]
-    made = [(make_request(number, prompt), name) for number, (prompt, name) in enumerate(prompts)]
-    salted = make_request(len(made), shared, cache_salt="salt")
-    again = [(make_request(100 + n, prompt), name) for n, (prompt, name) in enumerate(prompts)]
-    return [*made, (salted, "two"), *again]
+    numbers = count(first)
+    made = [(make_request(next(numbers), prompt), name) for prompt, name in 2 * prompts]
+    salted = make_request(next(numbers), shared, cache_salt="salt")
+    return [*made[: len(prompts)], (salted, "two"), *made[len(prompts) :]]
 
 
 def make_request(number: int, prompt: Sequence[int], cache_salt: str | None = None) -> Request:
@@ -110,12 +185,6 @@ def make_request(number: int, prompt: Sequence[int], cache_salt: str | None = No
         arrival=float(number),
         cache_salt=cache_salt,
     )
-
-
-_BLOCK_SIZE = 4
-_NUM_BLOCKS = 64
-_MAX_GROWTH = 16 * 1024
-"""Bytes that a router may have allocated more after many requests than after some."""
 
 
 class RouterConformance(VariesOptions):
@@ -130,14 +199,15 @@ class RouterConformance(VariesOptions):
     """Requests that have nothing in common: so many times the mean a replica may get at most, in
     all and at once."""
 
-    def make(self, num_replicas: int = 4, seed: int = 0) -> Router:
-        """A fresh component."""
-        context = RouterContext(
-            num_replicas=num_replicas, block_size=_BLOCK_SIZE, num_blocks=_NUM_BLOCKS, seed=seed
-        )
-        made = self.build(context)
+    def make(self, seed: int = 0) -> Router:
+        """A fresh component, which no replica has joined."""
+        made = self.build(RouterContext(block_size=_BLOCK_SIZE, seed=seed))
         assert isinstance(made, Router)
         return made
+
+    def scene(self, num_replicas: int = 4, num_live: int = 10, seed: int = 0) -> Scene:
+        """A fresh component that these replicas have joined."""
+        return Scene(self.make(seed), num_replicas, num_live)
 
     # ------------------------------------------------------------------ written cases
 
@@ -145,24 +215,80 @@ class RouterConformance(VariesOptions):
     def test_chooses_one_of_the_replicas(self, num_replicas: int) -> None:
         """Whatever the request, and however many requests are being served."""
         for num_live in (0, 3, 100):
-            scene = Scene(self.make(num_replicas), num_replicas, num_live)
+            scene = self.scene(num_replicas, num_live)
             scene.route_all(varied_requests())
             scene.end_all()
             scene.route_all(varied_requests())
 
-    @pytest.mark.parametrize("num_live", [16, 64])
+    def test_chooses_one_that_takes_requests(self) -> None:
+        """Replicas leave, come back, and are joined by others; some take no requests for a time."""
+        scene = self.scene(5, 20)
+        for number in (0, 3):
+            scene.book.withhold(number)
+        scene.route_all(varied_requests())
+        scene.leave(1)
+        scene.route_all(varied_requests(100))
+        scene.leave(3)
+        scene.book.offer(0)
+        scene.join(9)
+        scene.route_all(varied_requests(200))
+        scene.join(1)
+        for number in (0, 2, 4, 9):
+            scene.book.withhold(number)
+        assert set(scene.route_all(varied_requests(300))) == {1}
+        scene.leave(1)
+        scene.book.offer(9)
+        assert set(scene.route_all(varied_requests(400))) == {9}
+
+    def test_takes_the_end_of_requests_after_their_replica_has_left(self) -> None:
+        """Also after it is back."""
+        scene = self.scene(3, 100)
+        scene.route_all(varied_requests())
+        scene.leave(0)
+        scene.leave(2)
+        scene.join(2)
+        scene.route_all(varied_requests(100))
+        scene.end_all()
+        scene.route_all(varied_requests(200))
+
+    @pytest.mark.parametrize("num_live", [0, 16, 64])
     def test_uses_every_replica_alike_for_unrelated_requests(self, num_live: int) -> None:
-        scene = Scene(self.make(8), 8, num_live)
-        scene.route_all(list(islice(unrelated_requests(), 400)))
-        most = self.most_over_mean * 400 / 8
-        assert min(scene.counts) > 0, f"a replica gets no request: {scene.counts}"
-        assert max(scene.counts) <= most, (
-            f"a replica gets {max(scene.counts)} of 400 unrelated requests, and may get {most:.0f}"
+        scene = self.scene(8, num_live)
+        scene.route_all(islice(unrelated_requests(), 400))
+        self.check_shares(scene, range(8), 400)
+
+    @pytest.mark.parametrize("num_live", [0, 64])
+    def test_uses_a_replica_that_has_joined_like_the_others(self, num_live: int) -> None:
+        """One that is back, and a new one: from then on, and not to make up for what was."""
+        scene, requests = self.scene(6, num_live), unrelated_requests()
+        scene.route_all(islice(requests, 300))
+        scene.leave(2)
+        scene.route_all(islice(requests, 100))
+        scene.join(2)
+        scene.join(7)
+        scene.counts.clear()
+        scene.route_all(islice(requests, 210))
+        self.check_shares(scene, [*range(6), 7], 210, num_idle=num_live)
+
+    def check_shares(
+        self, scene: Scene, numbers: Collection[int], num_requests: int, num_idle: int = 0
+    ) -> None:
+        """Check that each replica got some of these requests, and none too many.
+
+        Args:
+            num_idle: of them, those that give a replica which had nothing to do as much as others.
+        """
+        counts = [scene.counts[number] for number in numbers]
+        most = (self.most_over_mean * num_requests + num_idle) / len(counts)
+        assert min(counts) > 0, f"a replica gets no request: {counts}"
+        assert max(counts) <= most, (
+            f"a replica gets {max(counts)} of {num_requests} unrelated requests, and may get "
+            f"{most:.0f}"
         )
 
     def test_bounds_the_requests_of_a_replica(self) -> None:
-        scene = Scene(self.make(8), 8, 160)
-        scene.route_all(list(islice(unrelated_requests(), 640)))
+        scene = self.scene(8, 160)
+        scene.route_all(islice(unrelated_requests(), 640))
         most = self.most_over_mean * 160 / 8 + 1  # the oldest ends after one has arrived
         assert scene.most_live <= most, (
             f"a replica has {scene.most_live} of 160 requests at once, and may have {most:.0f}"
@@ -171,50 +297,69 @@ class RouterConformance(VariesOptions):
     def test_equal_seeds_choose_alike(self) -> None:
         requests = [*varied_requests(), *islice(unrelated_requests(), 100)]
         random.seed(1)
-        first = Scene(self.make(5, seed=7), 5, 10).route_all(requests)
+        first = self.scene(5, seed=7).route_all(requests)
         random.seed(2)
-        second = Scene(self.make(5, seed=7), 5, 10).route_all(requests)
+        second = self.scene(5, seed=7).route_all(requests)
         assert first == second, f"{first} the first time, {second} the second: cannot be repeated"
 
     def test_another_router_changes_nothing(self) -> None:
         """Two clusters in one process share no state."""
         requests = list(islice(unrelated_requests(), 60))
-        alone = Scene(self.make(5), 5, 10).route_all(requests)
-        scenes = [Scene(self.make(5), 5, 10) for _ in range(2)]
+        alone = self.scene(5).route_all(requests)
+        scenes = [self.scene(5) for _ in range(2)]
         beside = [[scene.route(*each) for scene in scenes] for each in requests]
         assert [chosen for chosen, _ in beside] == alone, "it is changed by a second router"
 
-    def test_takes_any_sequence_of_replicas(self) -> None:
-        scene, twin = Scene(self.make(), 4, 9), self.make()
-        for request, session in varied_requests():
-            of_tuple = twin.route(request, session, tuple(scene.loads))
-            of_list = scene.route(request, session)
-            assert of_tuple == of_list, f"of a tuple it chose {of_tuple}, of a list {of_list}"
-
     def test_takes_the_end_of_requests_in_any_order(self) -> None:
         """Equal prompts, ended last first, and a request that was refused at once."""
-        router, scene = self.make(), Scene(self.make(), 4, 1000)
+        router = self.make()
+        book = LoadBook(WatchedRouter(router))
+        for number in range(4):
+            book.joined(number, _NUM_BLOCKS)
+            book.offer(number)
         requests = [make_request(number, range(20)) for number in range(6)]
-        sent = [(request, router.route(request, "s", scene.loads)) for request in requests]
-        for request, replica in reversed(sent):
-            router.finished(request, replica)
-        assert router.route(make_request(7, range(20)), "s", scene.loads) in range(4)
+        for routed in reversed([book.route(request, "s") for request in requests]):
+            routed.ended()
+        book.route(make_request(7, range(20)), "s").ended()
 
     def test_what_it_remembers_is_bounded(self) -> None:
         """By the replicas and their blocks: not by the requests that have ended."""
-        scene, requests = Scene(self.make(), 4, 8), unrelated_requests()
+        scene, requests = self.scene(4, 8), unrelated_requests()
+        self.check_bounded(scene, "320 requests that have ended", requests, lambda turn: None)
+
+    def test_what_has_left_is_forgotten(self) -> None:
+        scene, requests = self.scene(2, 8), unrelated_requests()
+
+        def replace(turn: int) -> None:
+            for number in range(10 * turn + 2, 10 * turn + 12):
+                scene.join(number)
+                scene.route_all(islice(requests, 10))
+                scene.leave(number)
+
+        self.check_bounded(scene, "40 replicas that have left", requests, replace)
+
+    def check_bounded(
+        self,
+        scene: Scene,
+        what: str,
+        requests: Iterator[tuple[Request, str]],
+        turn: Callable[[int], None],
+    ) -> None:
+        """Check that memory does not grow from turn to turn."""
         tracemalloc.start()
         try:
-            scene.route_all(list(islice(requests, 120)))
+            scene.route_all(islice(requests, 120))
+            turn(0)
             before = self._allocated(scene)
-            for _ in range(4):
-                scene.route_all(list(islice(requests, 80)))
+            for number in range(1, 5):
+                scene.route_all(islice(requests, 80))
+                turn(number)
             growth = self._allocated(scene) - before
         finally:
             tracemalloc.stop()
         assert growth < _MAX_GROWTH, (
-            f"320 requests that have ended left {growth} bytes allocated: what a router remembers "
-            "is bounded by its replicas, their blocks and the requests that have not ended"
+            f"{what} left {growth} bytes allocated: what a router remembers is bounded by the "
+            "replicas that are there, their blocks and the requests that have not ended"
         )
 
     def test_holds_with_other_options(self) -> None:
@@ -223,25 +368,27 @@ class RouterConformance(VariesOptions):
 
     def check_written(self) -> None:
         self.test_chooses_one_of_the_replicas(3)
+        self.test_chooses_one_that_takes_requests()
         self.test_equal_seeds_choose_alike()
         self.test_takes_the_end_of_requests_in_any_order()
 
     # ------------------------------------------------------------------ properties
 
-    def test_chooses_one_of_the_replicas_and_can_be_repeated(self) -> None:
+    def test_chooses_one_that_takes_requests_and_can_be_repeated(self) -> None:
         self.check(self.check_repeats, st.integers(1, 9), st.integers(0, 30), _events())
 
-    def check_repeats(
-        self, num_replicas: int, num_live: int, events: list[tuple[int, int, str]]
-    ) -> None:
+    def check_repeats(self, num_replicas: int, num_live: int, events: list[_Event]) -> None:
         """Check that two equal routers send equal requests to the same replicas."""
-        requests = [
-            (make_request(number, range(start, start + length)), session)
-            for number, (start, length, session) in enumerate(events)
-        ]
-        scenes = [Scene(self.make(num_replicas, 3), num_replicas, num_live) for _ in range(2)]
-        first, second = (scene.route_all(requests) for scene in scenes)
-        assert first == second, f"{first} the first time, {second} the second: cannot be repeated"
+        scenes = [self.scene(num_replicas, num_live, 3) for _ in range(2)]
+        for number, (start, length, session, replica, move) in enumerate(events):
+            request = make_request(number, range(start, start + length))
+            first, second = (scene.route(request, session) for scene in scenes)
+            assert first == second, (
+                f"request {number} went to {first}, and to {second} the second time: "
+                "cannot be repeated"
+            )
+            for scene in scenes:
+                scene.move(replica, move)
 
     def _allocated(self, scene: Scene) -> int:
         """Bytes allocated since tracing began, once all requests have ended."""
@@ -250,6 +397,12 @@ class RouterConformance(VariesOptions):
         return tracemalloc.get_traced_memory()[0]
 
 
-def _events() -> st.SearchStrategy[list[tuple[int, int, str]]]:
+_Event = tuple[int, int, str, int, str]
+"""The first token, the length and the session of a request, and what a replica does after it."""
+
+
+def _events() -> st.SearchStrategy[list[_Event]]:
     starts, sessions = st.sampled_from([0, 0, 64, 512]), st.sampled_from(["", "a", "b", "c"])
-    return st.lists(st.tuples(starts, st.integers(1, 70), sessions), max_size=40)
+    moves = st.sampled_from(["", "", "", "leave", "leave", "pause", "go on"])
+    event = st.tuples(starts, st.integers(1, 70), sessions, st.integers(0, 9), moves)
+    return st.lists(event, max_size=40)
