@@ -110,7 +110,7 @@ PARTS = {
     "settings and plugins": (
         "settings/ plugins/ plugin.py engine/wiring.py engine/policies.py former_names.py log.py "
         "__init__.py __main__.py",
-        1850,
+        1920,
     ),
     "checks of what components do": ("checked/", 415),
     "the planner that schedulers ask": (
@@ -124,7 +124,7 @@ PARTS = {
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 3225
+ENGINE_LINES = 3230
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:
