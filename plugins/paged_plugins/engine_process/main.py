@@ -15,7 +15,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from threading import Lock, Thread
 from typing import Any
 
@@ -57,7 +56,7 @@ class _Sender:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # it holds what running requests gain, at most
         self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.connect(f"ipc://{folder}/out")
+        _connect(self._socket, f"ipc://{folder}/out")
         self._lock = Lock()
 
     def __call__(self, message: wire.FromEngine) -> None:
@@ -98,11 +97,10 @@ def _serve(orders: Orders, context: zmq.Context[Any], send: _Sender) -> None:
     reader.setsockopt(zmq.RCVHWM, 0)
 
     def begin(service: EngineService) -> None:
-        connected = reader.get_monitor_socket(zmq.EVENT_CONNECTED)
-        reader.connect(f"ipc://{orders.folder}/in")
-        connected.recv_multipart()  # the name is removed once the front end hears: it is ready
-        reader.disable_monitor()
-        arguments = (reader, service, send, orders.parent)
+        _connect(reader, f"ipc://{orders.folder}/in")
+        shutil.rmtree(orders.folder, ignore_errors=True)  # both sides are connected
+        _die_with(orders.parent)  # nothing is left that only `_watch` would remove
+        arguments = (reader, service, send)
         Thread(target=_read, args=arguments, name="paged_core messages", daemon=True).start()
 
     beater = Beater(SharedBeat(orders.beat))
@@ -139,12 +137,18 @@ def serve_engine(
         service.close()
 
 
-def _read(reader: zmq.Socket[bytes], service: EngineService, send: _Sender, parent: int) -> None:
+def _connect(end: zmq.Socket[bytes], address: str) -> None:
+    """Connect to a socket of the front end, and wait until that is done."""
+    connected = end.get_monitor_socket(zmq.EVENT_CONNECTED)
+    end.connect(address)
+    connected.recv_multipart()
+    end.disable_monitor()
+
+
+def _read(reader: zmq.Socket[bytes], service: EngineService, send: _Sender) -> None:
     """Hand on what the front end asks, and end the engine when that is asked."""
-    for number in count():
+    while True:
         message = wire.decode_to_engine(reader.recv())
-        if number == 0:
-            _die_with(parent)  # the folder of the sockets, which `_watch` removes, is gone by now
         obey(message, service, send)
         if isinstance(message, wire.Close):
             return
