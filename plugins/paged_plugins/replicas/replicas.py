@@ -38,10 +38,11 @@ class Replicas(EngineClient):
     async def drain_replica(self, number: int, /) -> None:
         """Give an engine no more requests, wait until those that it has have ended, and end it.
 
-        Cancelling this before it has ended gives it requests again.
+        It waits for another engine that is being started. Cancelling this before it has ended gives
+        it requests again.
 
         Raises:
-            RequestError: there is no such replica, or no other one is ready.
+            RequestError: there is no such replica, or it or no other one takes requests.
             EngineError: it was lost meanwhile; what could be served again is, elsewhere.
         """
 

@@ -38,6 +38,9 @@ _COUNT_SECONDS = 0.1
 _REPORT_SECONDS = 3.0
 """That an engine may take to answer what all are asked; then the others' answers are used."""
 
+_COMING = (ClientState.STARTING, ClientState.RESTARTING)
+"""Of a replica that will be ready, or be given up."""
+
 _log = get_logger()
 _Answer = TypeVar("_Answer")
 
@@ -296,10 +299,16 @@ class RoutedClient(Replicas):
 
     async def drain_replica(self, number: int, /) -> None:
         replica = self._replica(number)
-        others = [each for each in self._replicas if each.is_ready and each is not replica]
-        if not others or not replica.is_ready:
-            what = "no other replica" if replica.is_ready else f"replica {number} is not ready, and"
-            raise RequestError(f"{what} takes requests: nothing was drained")
+        others = [each for each in self._replicas if each is not replica]
+        while replica.is_ready and not any(each.is_ready for each in others):
+            if not any(each.state in _COMING for each in others):
+                raise RequestError("no other replica takes requests: nothing was drained")
+            await self.change()
+        if not replica.is_ready:
+            raise RequestError(
+                f"replica {number} is {replica.state.value}, and takes no requests: there is "
+                "nothing to drain"
+            )
         self._book.withhold(number)
         try:
             await replica.drain()
