@@ -36,6 +36,7 @@ def measure(folder: Path, ranks: int, threads: int, asked: argparse.Namespace) -
         "threads": threads,
         "executor.name": "tensor_parallel",
         "executor.ranks": ranks,
+        "executor.pin-cores": "true",
     }
     command = [sys.executable, "-m", "paged_core", "bench", "decode", "--json", "--no-roofline"]
     command += [part for key, value in options.items() for part in (f"--{key}", str(value))]

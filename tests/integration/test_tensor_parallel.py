@@ -296,10 +296,10 @@ class TestCores:
         cores = len([core for share in shares_of_cores(1) for core in share])
         if cores < 2:
             pytest.skip("there is one core")
-        with ranks_of("memory") as engine:
+        with ranks_of("memory", pin_cores=True) as engine:
             first, second = ({*psutil.Process(pid).cpu_affinity()} for pid in pids_of(engine))
         assert first and second and not first & second
-        with ranks_of("memory", pin_cores=False) as engine:
+        with ranks_of("memory") as engine:  # `threads` is set, as for several engines
             (pid, _) = pids_of(engine)
             assert psutil.Process(pid).cpu_affinity() == psutil.Process().cpu_affinity()
 

@@ -15,7 +15,9 @@ import pytest
 from paged_core.client.engine_client import ClientState
 from paged_core.errors import EngineLost, SettingsError
 from paged_plugins.replicas.routed_client import RoutedClient
+from server.served import serve_process
 from server.test_replicas import LONG, all_ready, ask, make_client, pids, read, replica_of, share
+from server.test_serve_command import SMALL
 
 ray = pytest.importorskip("ray")
 
@@ -121,3 +123,12 @@ def test_no_cluster_is_an_error_that_names_the_variable(monkeypatch: pytest.Monk
         await client.close()
 
     asyncio.run(main())
+
+
+def test_a_server_of_actors_ends_in_order(cluster: Any) -> None:
+    where = {"RAY_ADDRESS": os.environ["RAY_ADDRESS"], "OMP_NUM_THREADS": "1"}
+    with serve_process(*SMALL, "--placement", "ray", **where) as served:
+        served.wait_for("is served at")
+        served.send(signal.SIGTERM)
+        assert served.wait() == 0
+        assert not any("SIGTERM received" in line for line in served.lines), "of Ray's"

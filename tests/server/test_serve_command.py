@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from paged_core.plugins.registry import Registry
+from paged_plugins.server.errors import ApiError
+from paged_plugins.server.testing.services import serving
 from server.served import SECONDS, ask, events, serve_process, wait_until
 
 COMPLETIONS = "/v1/completions"
@@ -59,6 +63,18 @@ def test_what_does_not_finish_in_time_is_told() -> None:
         assert served.wait() == 0
         assert any("error=engine_stopped" in line for line in served.lines)
         assert any("1 requests have not finished" in line for line in served.lines)
+
+
+def test_until_the_end_it_is_said_that_it_stops() -> None:
+    async def main() -> None:
+        async with serving(Registry.discover()) as service:
+            service.is_stopping = True
+            await service.client.close()  # while connections are still open
+            with pytest.raises(ApiError) as caught:
+                service.check_room()
+        assert (caught.value.status, caught.value.code) == (503, "engine_draining")
+
+    asyncio.run(main())
 
 
 def test_a_second_signal_ends_at_once() -> None:

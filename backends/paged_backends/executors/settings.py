@@ -12,7 +12,7 @@ from paged_core.settings.types import memory_size
 
 _MAX_SECONDS = 1e9
 """What all clocks of a system can wait for."""
-_MAX_RANKS = 1024
+_MAX_RANKS = 64
 
 
 def _whole_bytes(value: object) -> object:
@@ -102,7 +102,8 @@ class TensorParallelSettings(RemoteSettings):
         le=_MAX_SECONDS,
         description="seconds that a rank waits for the others, while they load the model too",
     )
-    pin_cores: bool = Field(
-        True,
-        description="on a CPU, placement process: each rank has cores of its own",
+    pin_cores: bool | Literal["auto"] = Field(
+        "auto",
+        description="on a CPU, placement process: each rank has cores of its own; auto: unless "
+        "`threads` is set, as it is where several engines share the cores",
     )

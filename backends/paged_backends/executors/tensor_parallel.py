@@ -36,6 +36,9 @@ class TensorParallelExecutor(RemoteExecutor):
         self._options = options
         self._actors: RayWorkers | None = None
 
+    def _name(self, rank: int, size: int) -> str:
+        return f"executor 'tensor_parallel', rank {rank} of {size}"
+
     def _start_workers(self, workers: list[Worker]) -> Sequence[ExecutorContext]:
         options, size = self._options, self._options.ranks
         names = [self._name(rank, size) for rank in range(size)]
@@ -54,7 +57,10 @@ class TensorParallelExecutor(RemoteExecutor):
     def _start_processes(self, workers: list[Worker], names: Sequence[str]) -> int:
         """Start a process for each name; return how many cores it has."""
         options, shares = self._options, shares_of_cores(len(names))
-        pins = options.pin_cores and self._context.settings.device in ("auto", "cpu")
+        settings, pins = self._context.settings, options.pin_cores
+        if pins == "auto":
+            pins = settings.threads is None
+        pins = pins and settings.device in ("auto", "cpu")
         for name, cores in zip(names, shares, strict=True):
             cpus = [cpu for core in cores for cpu in core] if pins else ()
             workers.append(

@@ -306,8 +306,8 @@ class RoutedClient(Replicas):
             await self.change()
         if not replica.is_ready:
             raise RequestError(
-                f"replica {number} is {replica.state.value}, and takes no requests: there is "
-                "nothing to drain"
+                f"replica {number} takes no requests, so there is nothing to drain: "
+                f"{replica.reason or f'it is {replica.state.value}'}"
             )
         self._book.withhold(number)
         try:

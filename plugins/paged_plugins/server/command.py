@@ -132,6 +132,7 @@ async def _serve(server: Server, service: Service) -> int:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
+            stop.listen()  # libraries may have taken the signals for themselves, as Ray does
             echo(f"{', '.join(service.model_names)} is served at {server.address}", err=True)
             await stopping
             await _drain(service)
@@ -147,6 +148,7 @@ async def _drain(service: Service) -> None:
     """Let what runs finish, for as long as the grace period is."""
     import asyncio
 
+    service.is_stopping = True
     seconds = service.options.grace_period
     left = service.client.health().num_unfinished
     echo(f"stopping: {left} requests have {seconds:g} s to finish", err=True)
@@ -166,6 +168,12 @@ class _Stop:
 
         self.status = OK
         self._asked = asyncio.Event()
+        self.listen()
+
+    def listen(self) -> None:
+        """Have the signals come here."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ask, number)

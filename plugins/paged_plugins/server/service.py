@@ -68,6 +68,8 @@ class Service:
         self.registry = resolved.registry
         self.model_names = options.served_model_name or (self.settings.model,)
         self.created = int(time.time())
+        self.is_stopping = False
+        """Whether nothing more will be taken, because it is told to end."""
         self.num_open = 0
         """Requests of HTTP that are being answered."""
         self.answers: dict[str, Answer] = {}
@@ -155,11 +157,12 @@ class Service:
             )
 
     def _not_ready(self, health: ClientHealth) -> ApiError:
-        why = health.reason or f"the engine is {health.state.value}"
+        state = ClientState.DRAINING if self.is_stopping else health.state
+        why = health.reason or f"the engine is {state.value}"
         return ApiError(
             503,
             f"no requests are taken: {why}",
-            code=f"engine_{health.state.value}",
+            code=f"engine_{state.value}",
             retry_after=RETRY_SECONDS,
         )
 

@@ -316,9 +316,8 @@ class Engine:
         self.pins.abandon(reason)
         self._ended += groups
         ids = [group.id for group in groups]
-        _log.error(
-            "policies_restarted", requests=ids, reason=reason, prefix_cache="cleared", stack=stack
-        )
+        event = "executor_lost" if self._is_lost else "policies_restarted"
+        _log.error(event, requests=ids, reason=reason, prefix_cache="cleared", stack=stack)
         self.scheduler, self._service = self._policies.make_anew(self.kv_cache, self.capacity)
         self._ignored.clear()
         self._fault = None
@@ -330,7 +329,8 @@ class Engine:
     def _stack(self, error: BaseException) -> str | None:
         """Return the traceback of an error for the log; ``None``: it was logged last, or there is
         no fault to find."""
-        stack = stack_text(error) if isinstance(error, Exception) else ""
+        is_fault = isinstance(error, Exception) and not isinstance(error, ExecutorLost)
+        stack = stack_text(error) if is_fault else ""
         place = stack.rpartition("\n")[0]  # without the message, which may name a request
         is_known, self._logged = place == self._logged, place
         return None if is_known or not place else stack
