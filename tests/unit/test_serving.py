@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,13 @@ def request(number: int, at: float = 0.0, output: int = 1, length: int = 3) -> W
     return WorkloadRequest(
         id=str(number), at=at, prompt=(range(first, first + length),), output=output
     )
+
+
+def test_an_engine_is_told_all_that_a_router_and_a_queue_look_at() -> None:
+    told = {"priority": 2, "tenant": "t", "session": "s", "cache_salt": "c"}
+    asked = Arrival(replace(request(0), **told, deadline=3.0), 1.0, (1, 2, 3)).asked(10.0)
+    assert {name: getattr(asked, name) for name in told} == told
+    assert (asked.arrival, asked.deadline) == (11.0, 14.0)
 
 
 @st.composite

@@ -66,6 +66,7 @@ class Arrival:
             arrival=arrival + delay,
             cache_salt=asked.cache_salt,
             tenant=asked.tenant,
+            session=asked.session,
             deadline=deadline,
         )
 
