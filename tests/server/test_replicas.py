@@ -513,6 +513,38 @@ def test_one_that_is_killed_while_it_drains_stays_away() -> None:
 # ---------------------------------------------------------------------- settings
 
 
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("one_core")
+def test_few_engines_start_at_once_and_closing_does_not_wait_for_the_others() -> None:
+    async def main() -> None:
+        client = make_client({"count": 64})
+        starting = asyncio.ensure_future(client.start())
+        await until(lambda: len(pids(client)) > 1, "none is started")
+        for _ in range(20):
+            assert len(pids(client)) - sum(each.is_ready for each in client._replicas) <= 2
+            await asyncio.sleep(0.01)
+        await client.close()
+        assert sum(each.client is not None for each in client._replicas) < 64
+        with suppress(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(main())
+    assert not left_behind()
+
+
+@pytest.mark.usefixtures("one_core")
+def test_all_start_although_few_do_at_once() -> None:
+    async def test(client: RoutedClient) -> None:
+        assert len(pids(client)) == 3
+        await share(client)
+
+    with_replicas(test, replicas={"count": 3})
+
+
 def test_one_engine_is_served_as_without_replicas() -> None:
     assert type(AsyncLLM(replicas={"count": 1}).client) is InProcessClient
 
@@ -529,6 +561,7 @@ def test_one_engine_alone_is_refused_for_several() -> None:
         ({"router": {"name": "session", "num_points": 0}}, r"replicas\.num_points|num_points"),
         ({"placement": "moon"}, "placement"),
         ({"count": 0}, "count"),
+        ({"count": 65}, r"replicas\.count.*64"),
     ],
 )
 def test_wrong_options_are_named(table: dict[str, Any], reason: str) -> None:

@@ -30,6 +30,14 @@ def router_options(options: RoutedSettings, context: ClientContext) -> Component
     return context.registry.get("router", "prefix_affinity").settings.model_validate({})
 
 
+def num_starting(options: RoutedSettings) -> int:
+    """Return how many engines may start at once: here as many as there are cores for them.
+
+    Those that wait for resources of a Ray cluster do not keep others from starting.
+    """
+    return options.count if options.placement == "ray" else max(2, os.cpu_count() or 1)
+
+
 def engine_settings(
     settings: EngineSettings, options: RoutedSettings, number: int, *, block_events: bool
 ) -> EngineSettings:
