@@ -545,6 +545,26 @@ def test_all_start_although_few_do_at_once() -> None:
     with_replicas(test, replicas={"count": 3})
 
 
+def test_caches_on_one_device_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = psutil.virtual_memory()._replace(available=22 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    reason = r"2 engines .* 15\.00 GiB each take 30\.00 GiB, and 22\.00 GiB .* 11264MiB or less"
+    for replicas in ({}, {"devices": ["cpu"]}, {"devices": ["cpu", "cpu"]}):
+        with pytest.raises(SettingsError, match=reason):
+            make_client(replicas, device="cpu", kv_cache_memory="15GiB")
+    make_client({}, device="cpu", kv_cache_memory="11264MiB")
+    make_client({"devices": ["cpu", "cuda:0"]}, kv_cache_memory="15GiB")
+    make_client({}, device="cuda:0", kv_cache_memory="15GiB")
+
+
+def test_engines_on_a_device_share_its_fraction() -> None:
+    devices = ("cuda:0", "cuda:0", "cuda:1")
+    client = make_client({"count": 4, "devices": devices}, kv_cache_memory=0.6)
+    found = [client._make_client(each).settings for each in client._replicas]
+    assert [each.device for each in found] == [*devices, "cuda:0"]
+    assert [each.kv_cache_memory for each in found] == pytest.approx([0.2, 0.2, 0.6, 0.2])
+
+
 def test_one_engine_is_served_as_without_replicas() -> None:
     assert type(AsyncLLM(replicas={"count": 1}).client) is InProcessClient
 
