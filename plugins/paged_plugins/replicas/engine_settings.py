@@ -65,8 +65,8 @@ def refuse_caches_without_room(settings: EngineSettings, options: RoutedSettings
     if sharing > 1 and asked * sharing > free:
         raise SettingsError(
             f"kv_cache_memory: {sharing} engines (replicas.count) with {asked / 2**30:.2f} GiB "
-            f"each take {asked * sharing / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free on the "
-            f"CPU; set it to {free // sharing // 2**20}MiB or less, or lower replicas.count"
+            f"each take {asked * sharing / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free on "
+            f"the CPU; set it to {free // sharing // 2**20}MiB or less, or lower replicas.count"
         )
 
 
