@@ -513,6 +513,58 @@ def test_one_that_is_killed_while_it_drains_stays_away() -> None:
 # ---------------------------------------------------------------------- settings
 
 
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("one_core")
+def test_few_engines_start_at_once_and_closing_does_not_wait_for_the_others() -> None:
+    async def main() -> None:
+        client = make_client({"count": 64})
+        starting = asyncio.ensure_future(client.start())
+        await until(lambda: len(pids(client)) > 1, "none is started")
+        for _ in range(20):
+            assert len(pids(client)) - sum(each.is_ready for each in client._replicas) <= 2
+            await asyncio.sleep(0.01)
+        await client.close()
+        assert sum(each.client is not None for each in client._replicas) < 64
+        with suppress(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(main())
+    assert not left_behind()
+
+
+@pytest.mark.usefixtures("one_core")
+def test_all_start_although_few_do_at_once() -> None:
+    async def test(client: RoutedClient) -> None:
+        assert len(pids(client)) == 3
+        await share(client)
+
+    with_replicas(test, replicas={"count": 3})
+
+
+def test_caches_on_one_device_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = psutil.virtual_memory()._replace(available=22 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    reason = r"2 engines .* 15\.00 GiB each take 30\.00 GiB, and 22\.00 GiB .* 11264MiB or less"
+    for replicas in ({}, {"devices": ["cpu"]}, {"devices": ["cpu", "cpu"]}):
+        with pytest.raises(SettingsError, match=reason):
+            make_client(replicas, device="cpu", kv_cache_memory="15GiB")
+    make_client({}, device="cpu", kv_cache_memory="11264MiB")
+    make_client({"devices": ["cpu", "cuda:0"]}, kv_cache_memory="15GiB")
+    make_client({}, device="cuda:0", kv_cache_memory="15GiB")
+
+
+def test_engines_on_a_device_share_its_fraction() -> None:
+    devices = ("cuda:0", "cuda:0", "cuda:1")
+    client = make_client({"count": 4, "devices": devices}, kv_cache_memory=0.6)
+    found = [client._make_client(each).settings for each in client._replicas]
+    assert [each.device for each in found] == [*devices, "cuda:0"]
+    assert [each.kv_cache_memory for each in found] == pytest.approx([0.2, 0.2, 0.6, 0.2])
+
+
 def test_one_engine_is_served_as_without_replicas() -> None:
     assert type(AsyncLLM(replicas={"count": 1}).client) is InProcessClient
 
@@ -529,6 +581,7 @@ def test_one_engine_alone_is_refused_for_several() -> None:
         ({"router": {"name": "session", "num_points": 0}}, r"replicas\.num_points|num_points"),
         ({"placement": "moon"}, "placement"),
         ({"count": 0}, "count"),
+        ({"count": 65}, r"replicas\.count.*64"),
     ],
 )
 def test_wrong_options_are_named(table: dict[str, Any], reason: str) -> None:

@@ -92,6 +92,29 @@ def test_sessions_are_named_by_header_or_field_and_engines_end_with_the_server()
             engine.wait(60)
 
 
+def test_the_page_has_no_data_of_engines_that_are_not_there() -> None:
+    for options, there in (((), "0 alone"), (("--replicas", "2"), "0 to 1")):
+        with serve_process(*SMALL, *options) as served:
+            port = served.port()
+            for path in ("/live/events", "/live/about"):
+                for number in ("7", "-1", "x", "", "00"):
+                    status, found, _ = ask(port, "GET", f"{path}?engine={number}")
+                    assert status == 404, (path, number)
+                    assert found["error"]["type"] == "not_found_error"
+                    assert f"'{number}'" in found["error"]["message"]
+                    assert there in found["error"]["message"]
+            assert ask(port, "GET", "/live/about?engine=0")[0] == 200
+
+
+def test_engines_in_a_thread_are_not_several() -> None:
+    with serve_process("--replicas.count", "3", "--server.engine", "thread") as served:
+        assert served.wait() == 2
+        assert any(
+            "server.engine is thread" in line and "replicas.count is 3" in line
+            for line in served.lines
+        )
+
+
 def test_wrong_numbers_are_refused_by_name() -> None:
     with serve_process("--replicas", "0") as served:
         assert served.wait() == 2

@@ -24,6 +24,9 @@ _log = get_logger()
 class Fleet(Protocol):
     """What replicas belong to; it is told of each change."""
 
+    starting: asyncio.Semaphore
+    """Bounds how many engines start at once."""
+
     async def prepare(self, client: ProcessClient, /) -> None:
         """The engine of this client is ready, and about to join."""
 
@@ -80,22 +83,12 @@ class Replica:
     async def _keep(self) -> None:
         backoff = Backoff()
         while True:
-            self.client = self._make(self)
             self._lost.clear()
-            try:
-                await self.client.start()
-                await self._fleet.prepare(self.client)
-                self._be(ClientState.READY)
-                self._fleet.joined(self)
-            except PagedCoreError as error:
-                await self.client.close()
-                self.failure = error
-                _log.error("replica_not_started", replica=self.number, reason=str(error))
-                self._be(ClientState.RESTARTING, str(error))
-            else:
+            async with self._fleet.starting:
+                self.client = self._make(self)
+                await self._start(self.client)
+            if self.failure is None:
                 backoff.is_ready()
-                self.failure = None
-                _log.info("replica_joined", replica=self.number, pid=self.client.pid)
                 await self._lost.wait()
             pause = backoff.pause()
             if pause is None:
@@ -103,6 +96,22 @@ class Replica:
                 self._be(ClientState.FAILED, f"it is given up: {self.reason}")
                 return
             await asyncio.sleep(pause)
+
+    async def _start(self, client: ProcessClient) -> None:
+        """Start an engine and join; or say why not."""
+        try:
+            await client.start()
+            await self._fleet.prepare(client)
+            self._be(ClientState.READY)
+            self._fleet.joined(self)
+        except PagedCoreError as error:
+            await client.close()
+            self.failure = error
+            _log.error("replica_not_started", replica=self.number, reason=str(error))
+            self._be(ClientState.RESTARTING, str(error))
+        else:
+            self.failure = None
+            _log.info("replica_joined", replica=self.number, pid=client.pid)
 
     async def drain(self) -> None:
         """Let what it serves finish, and end its engine; it serves nothing more.

@@ -21,7 +21,12 @@ from paged_core.text.generation import Generation
 from paged_plugins.engine_process.client import ProcessClient, distant_front_end
 from paged_plugins.engine_process.engine_process import EngineProcess
 from paged_plugins.replicas.block_feed import BlockFeed
-from paged_plugins.replicas.engine_settings import engine_settings, router_options
+from paged_plugins.replicas.engine_settings import (
+    engine_settings,
+    num_starting,
+    refuse_caches_without_room,
+    router_options,
+)
 from paged_plugins.replicas.merging import merge_of, sum_metrics
 from paged_plugins.replicas.ray_engine import Cluster, launcher
 from paged_plugins.replicas.replica import Replica
@@ -66,6 +71,7 @@ class RoutedClient(Replicas):
     def __init__(self, options: RoutedSettings, context: ClientContext, /) -> None:
         self.clock = SystemClock()
         self._options, self._context, self._settings = options, context, context.settings
+        refuse_caches_without_room(self._settings, options)
         chosen = router_options(options, context)
         made = make_component(
             context.registry,
@@ -75,6 +81,7 @@ class RoutedClient(Replicas):
         )
         self._router = CheckedRouter(made, chosen.name)
         self._book = LoadBook(self._router)
+        self.starting = asyncio.Semaphore(num_starting(options))
         self._replicas = [Replica(n, self, self._make_client) for n in range(options.count)]
         self._make_client(self._replicas[0])  # raises now what it would raise later
         self._feeds: dict[int, BlockFeed] = {}

@@ -14,7 +14,7 @@ class RoutedSettings(ComponentSettings):
     """Options of :class:`~paged_plugins.replicas.routed_client.RoutedClient`."""
 
     name: Literal["routed"] = "routed"
-    count: PositiveInt = Field(1, le=1024, description="engines, each with the whole model")
+    count: PositiveInt = Field(1, le=64, description="engines, each with the whole model")
     router: ChosenComponent | None = Field(
         None,
         description="which of them serves; null: the setting `router`, or prefix_affinity",

@@ -98,6 +98,12 @@ def _client(resolved: Resolved, chosen: Any, log_level: str | None) -> EngineCli
     from paged_core.client.choice import ClientContext, make_client
 
     settings, registry, hang_seconds = resolved.settings, resolved.registry, chosen.hang_timeout
+    count = getattr(getattr(settings, "replicas", None), "count", 1)
+    if chosen.engine == "thread" and count > 1:
+        raise SettingsError(
+            f"server.engine is thread, and replicas.count is {count}: several engines run in "
+            "processes; leave server.engine out, or set replicas.count to 1"
+        )
 
     def single() -> EngineClient:
         if chosen.engine == "thread":

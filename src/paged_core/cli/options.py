@@ -94,7 +94,7 @@ def expanded(
 ) -> Callable[..., Any]:
     """Return ``function`` with options in place of its parameter of type :class:`SettingsArgs`.
 
-    A setting with the name of another parameter of the function gets no option.
+    A setting with the name of another parameter of the function gets no option; its own options do.
     """
     hints = get_type_hints(function, include_extras=True)
     place = next((name for name, hint in hints.items() if hint is SettingsArgs), None)
@@ -128,7 +128,7 @@ def expanded(
     generated = {
         f"{PREFIX}{'__'.join(path)}": (path, option)
         for path, option in _setting_options(registry)
-        if path[0] not in own
+        if ".".join(path) not in own
     }
     hints = (
         own | _FRAME | {k: Annotated[str | None, option] for k, (_, option) in generated.items()}

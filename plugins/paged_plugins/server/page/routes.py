@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from paged_core.cli.config import names_of
 from paged_core.cli.plugins import choices
+from paged_plugins.server.errors import ApiError
 from paged_plugins.server.page.feed import LiveFeed
 from paged_plugins.server.page.files import page_files
 from paged_plugins.server.routes import Routes
@@ -43,11 +44,7 @@ class Page(Routes):
 
         Of several engines the parameter ``engine`` names one; without it, the first.
         """
-        client, engine = self._service.client, None
-        if (num_engines := client.health().num_engines) > 1:
-            asked = request.query_params.get("engine", "0")
-            known = [str(number) for number in range(num_engines)]
-            engine = known.index(asked) if asked in known else 0
+        client, engine = self._service.client, self._engine(request)
         feed = self._feeds.setdefault(engine, LiveFeed(client, engine=engine))
         given = request.headers.get("Last-Event-ID", "")
         since = int(given) if given.isascii() and given.isdigit() and len(given) < 19 else 0
@@ -59,6 +56,7 @@ class Page(Routes):
 
     async def about(self, request: Request) -> Response:
         """Answer with the settings in force, where each is from, and what is installed."""
+        self._engine(request)
         service = self._service
         plugins = [
             {
@@ -86,6 +84,20 @@ class Page(Routes):
             "components": components,
         }
         return JSONResponse(body, headers={"Cache-Control": "no-store"})
+
+    def _engine(self, request: Request) -> int | None:
+        """Return which engine is asked about; ``None``: there is one.
+
+        Raises:
+            ApiError: there is none of this number.
+        """
+        asked = request.query_params.get("engine", "0")
+        known = [str(number) for number in range(self._service.client.health().num_engines)]
+        if asked not in known:
+            there = f"there are 0 to {len(known) - 1}" if len(known) > 1 else "there is 0 alone"
+            message = f"engine: no replica is called {asked!r}; {there}"
+            raise ApiError(404, message, param="engine", code="replica_not_found")
+        return known.index(asked) if len(known) > 1 else None
 
     def _settings(self) -> Iterator[dict[str, Any]]:
         settings = self._service.settings.model_dump(mode="json")
