@@ -132,7 +132,7 @@ class LoadedContext(ExecutorContext):
     runner: Runner | None
     attention: AttentionBackend | None
 
-    def make_runner(self) -> Runner:
+    def make_runner(self, communicator: Communicator | None = None) -> Runner:
         return self.runner or load_runner(self.settings)
 
     def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:

@@ -16,7 +16,17 @@ from paged_core.client.engine_client import ClientState
 from paged_core.errors import EngineLost, SettingsError
 from paged_plugins.replicas.routed_client import RoutedClient
 from server.served import serve_process
-from server.test_replicas import LONG, all_ready, ask, make_client, pids, read, replica_of, share
+from server.test_replicas import (
+    LONG,
+    all_ready,
+    ask,
+    make_client,
+    pids,
+    read,
+    replica_of,
+    share,
+    until,
+)
 from server.test_serve_command import SMALL
 
 ray = pytest.importorskip("ray")
@@ -91,6 +101,7 @@ def test_a_node_is_lost(cluster: Any) -> None:
         await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
         for stream in unread:
             assert len((await stream.wait()).outputs[0].token_ids) == 120
+        await until(lambda: not set(lost) & set(pids(client)), "it was not missed")
         await all_ready(client)
         assert not set(lost) & set(pids(client))
         await share(client)

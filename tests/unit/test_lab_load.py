@@ -467,6 +467,7 @@ def test_what_is_called_unused_changes_nothing() -> None:
         *("profile", "max_model_len", "block_size", "num_blocks", "num_host_blocks", "watermark"),
         *("seed", "async_scheduling", "kv_cache", "executor", "observers", "cost_model", "router"),
         *("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption"),
+        "communicator",  # of several ranks
         "grammar",  # the requests of workloads ask for no form
     }
     assert set(EngineSettings.model_fields) | {"cost_model", "router"} == known | set(OTHER)

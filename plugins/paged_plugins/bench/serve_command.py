@@ -56,10 +56,10 @@ def serve_command(
         int | None, typer.Option(min=1, help="Requests at once, at most.")
     ] = None,
     input_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a prompt (1024, or what the model allows).")
+        int | None, typer.Option(min=1, help="Tokens of a prompt (1024, or fewer).")
     ] = None,
     output_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of its answer (128, or what it allows).")
+        int | None, typer.Option(min=1, help="Of its answer (128, or fewer).")
     ] = None,
     prefix_len: Annotated[int, typer.Option(min=0, help="Tokens of a prefix before them.")] = 0,
     num_prefixes: Annotated[int, typer.Option(min=1, help="Prefixes of prefix_repetition.")] = 10,
