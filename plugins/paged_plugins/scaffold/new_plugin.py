@@ -33,7 +33,7 @@ SUMMARIES = {
     "attention": "gathers the blocks of one sequence after another, and attends to them",
     "runner": "serves models of transformers, with logits that are capped",
     "executor": "runs the model in this process, at a lower speed",
-    "communicator": "cuts what is summed into pieces, which gloo sums",
+    "communicator": "does what gloo does, and counts the bytes",
     "observers": "counts steps, tokens and requests, and writes the sums at the end",
     "cost_model": "predicts the time of a step from the tokens that it computes and reads",
     "router": "keeps sessions on their replica, unless that is too busy",
