@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
 
+from paged_backends.executors.ray_workers import _greeted
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
 
@@ -83,3 +85,19 @@ def test_a_cluster_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         assert ray.is_initialized()
     finally:
         ray.shutdown()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"hello\n", b"\xff \xff \xff\n", b"wrong 0 steps\n", b"right 0\n", b" " * 9000]
+)
+def test_what_connects_and_is_no_rank_is_turned_away(said: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(said)
+        theirs.shutdown(socket.SHUT_WR)
+        assert _greeted(ours, "right") is None
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"right 1 steps\n")
+        assert _greeted(ours, "right") == (1, "steps")
+        assert theirs.recv(1) == b"."

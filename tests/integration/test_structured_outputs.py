@@ -394,7 +394,7 @@ def test_a_grammar_that_fails_ends_its_request_alone(faulty: LLM, kind: str, sai
 
 
 def test_steps_go_on_while_a_form_is_compiled_and_who_left_is_not_served() -> None:
-    """By an event loop: what is compiled holds up nobody else."""
+    """By an event loop: what is compiled holds up no other task."""
     component = Component("grammar", FaultySettings, f"{__name__}:FaultyGrammar")
     registry = Registry.discover().extended(component)
 

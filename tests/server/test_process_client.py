@@ -228,7 +228,7 @@ def test_a_stopped_engine_is_found_and_started_again() -> None:
     assert not left_behind()
 
 
-def test_an_engine_that_nobody_asked_does_not_hang(
+def test_an_engine_that_was_not_asked_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A front end may take longer to start than an engine may be silent, or be stopped itself."""

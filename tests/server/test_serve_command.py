@@ -109,10 +109,10 @@ def test_the_log_has_a_line_for_each_request_and_no_key(tmp_path: Path) -> None:
         *SMALL, "--api-key-file", str(path), PAGED_CORE_API_KEY="secret-of-the-environment"
     ) as served:
         port = served.port()
-        for key in ("secret-of-the-file", "secret-of-the-environment", "secret-of-nobody"):
+        for key in ("secret-of-the-file", "secret-of-the-environment", "another-secret"):
             headers = {"Authorization": f"Bearer {key}", "X-Request-Id": f"id-{len(key)}"}
             status = ask(port, "POST", f"{COMPLETIONS}?{len(key)}", {"prompt": "x"}, headers)[0]
-            assert status == (401 if "nobody" in key else 200)
+            assert status == (401 if "another" in key else 200)
         served.send(signal.SIGTERM)
         assert served.wait() == 0
         logged = [line for line in served.lines if "answered" in line]

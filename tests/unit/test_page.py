@@ -77,7 +77,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class TestFeed:
-    def test_asks_only_while_somebody_looks(self) -> None:
+    def test_asks_only_while_it_is_looked_at(self) -> None:
         async def test(client: FakeClient, feed: LiveFeed) -> None:
             await asyncio.sleep(0.02)
             assert client.asked == []

@@ -58,11 +58,11 @@ def test_what_never_ran_has_waited_only(collector: list[Any]) -> None:
         Registry.discover(), observers=[{"name": "spans", "service_name": "tests"}]
     )
     engine.add(simple_request("A", 6, 2))
-    engine.abort("A", "nobody waits for it")
+    engine.abort("A", "no reader waits for it")
     engine.close()
     assert {span.name for span in collector} == {"llm_request", "queue"}
     (whole,) = (span for span in collector if span.name == "llm_request")
-    assert whole.status.message == "nobody waits for it"
+    assert whole.status.message == "no reader waits for it"
 
 
 def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

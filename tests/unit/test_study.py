@@ -28,9 +28,10 @@ from paged_plugins.lab.results.folder import Manifest
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.study.arms import layer, plan_arms
 from paged_plugins.lab.study.study import Ablation, read_ablation
-from paged_plugins.lab.tasks.pool import LOCAL, num_workers, open_runner
+from paged_plugins.lab.tasks.pool import num_workers, open_runner
 from paged_plugins.lab.tasks.task import Task
 from paged_plugins.lab.tasks.task import run as execute
+from paged_plugins.ray_cluster import LOCAL
 from unit.studies import ABLATION, WORKLOAD, tables, write
 from unit.study_faults import DEADLY
 

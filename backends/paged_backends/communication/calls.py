@@ -28,6 +28,14 @@ def call_text(call: Sequence[int]) -> str:
     return f"{what} as operation {number}"
 
 
+def sum_in_order(parts: Tensor) -> Tensor:
+    """Return the sum [...] of the parts [size, ...] of ranks: in float32, in their order."""
+    total: Tensor = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total
+
+
 def rank_names(ranks: Iterable[int]) -> str:
     """Return ``rank 1``, or ``ranks 1, 2``."""
     listed = [str(rank) for rank in ranks]

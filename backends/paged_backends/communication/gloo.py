@@ -26,6 +26,7 @@ from paged_backends.communication.calls import (
     call_text,
     check_tensor,
     rank_names,
+    sum_in_order,
 )
 from paged_backends.communication.settings import GlooSettings
 from paged_core.engine.contexts import CommunicatorContext
@@ -92,11 +93,7 @@ class GlooCommunicator(Communicator):
 
     def all_reduce(self, tensor: Tensor, /) -> None:
         check_tensor(ALL_REDUCE, tensor)
-        parts = self._gather(ALL_REDUCE, tensor).float()
-        total = parts[0]
-        for rank in range(1, self.size):
-            total += parts[rank]
-        tensor.copy_(total)
+        tensor.copy_(sum_in_order(self._gather(ALL_REDUCE, tensor)))
 
     def all_gather(self, tensor: Tensor, /) -> Tensor:
         return self._gather(ALL_GATHER, tensor)

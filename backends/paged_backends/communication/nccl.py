@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import is_nccl_available
 
-from paged_backends.communication.calls import ALL_REDUCE, BROADCAST, check_tensor
+from paged_backends.communication.calls import ALL_REDUCE, BROADCAST, check_tensor, sum_in_order
 from paged_backends.communication.settings import NcclSettings
 from paged_core.engine.contexts import CommunicatorContext
 from paged_core.errors import ExecutorLost, UnsupportedModel, error_text
@@ -52,11 +52,7 @@ class NcclCommunicator(Communicator):
         if self._own_sums:
             self._running().allreduce([tensor]).wait()
             return
-        parts = self.all_gather(tensor).float()
-        total = parts[0]
-        for rank in range(1, self.size):
-            total += parts[rank]
-        tensor.copy_(total)
+        tensor.copy_(sum_in_order(self.all_gather(tensor)))
 
     def all_gather(self, tensor: Tensor, /) -> Tensor:
         gathered = tensor.new_empty((self.size, *tensor.shape))

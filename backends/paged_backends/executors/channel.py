@@ -82,3 +82,10 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def free_port(host: str) -> int:
+    """Return a port that nothing listens on."""
+    with socket.create_server((host, 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port

@@ -8,7 +8,6 @@ the end of this process, and this process of the worker's, in the same way.
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import secrets
 import signal
@@ -19,12 +18,14 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
-from paged_backends.executors.channel import Channel
+from paged_backends.executors.channel import Channel, free_port
 from paged_backends.executors.worker import Worker
 from paged_core.errors import EngineError, ExecutorLost, SettingsError, error_text
 
 _PLACING = 120.0
 """Seconds that a cluster may take to find room, and then to start the actors."""
+_GREETING = 5.0
+"""Seconds that a connection may take to say whose it is."""
 _HERE = "127.0.0.1"
 _LONGEST = 4096
 """Bytes of what an actor says when it has connected."""
@@ -132,15 +133,11 @@ class RayWorkers:
                 raise ExecutorLost("a rank on Ray has ended, or has not come; look at Ray's logs")
             with suppress(TimeoutError):
                 connection, _ = listener.accept()
-                connection.settimeout(_PLACING)
-                with connection.makefile("rb") as lines:
-                    said = lines.readline(_LONGEST)
-                given, rank, kind = json.loads(said)
-                if not hmac.compare_digest(given, token):
+                who = _greeted(connection, token)
+                if who is None:
                     connection.close()
-                    continue
-                connection.sendall(b".")
-                found[rank, kind] = connection
+                else:
+                    found[who] = connection
         return found
 
     def _get(self, asked: Sequence[Any]) -> list[Any]:
@@ -203,6 +200,21 @@ class RayWorker(Worker):
         return "an actor of Ray"
 
 
+def _greeted(connection: socket.socket, token: str) -> tuple[int, str] | None:
+    """Return the rank and the kind of a connection; ``None``: it does not come from an actor, as
+    anything may that can reach this machine."""
+    connection.settimeout(_GREETING)
+    try:
+        with connection.makefile("rb") as lines:
+            given, rank, kind = lines.readline(_LONGEST).split()
+        if not hmac.compare_digest(given, token.encode()):
+            return None
+        connection.sendall(b".")
+    except (OSError, ValueError):
+        return None
+    return int(rank), kind.decode()
+
+
 def _kill(actor: Any, pid: int | None, owner: int) -> None:
     """End an actor; one that is stopped does not hear Ray."""
     if owner != os.getpid():
@@ -223,8 +235,6 @@ class _Actor:
         """Say where this is."""
         import ray
 
-        from paged_backends.executors.tensor_parallel import free_port
-
         node = ray.get_runtime_context().get_node_id()
         return Place(node, ray.util.get_node_ip_address(), os.getpid(), free_port(""))
 
@@ -232,14 +242,14 @@ class _Actor:
         """Connect to the executor, and run what it asks for."""
         from paged_backends.executors.worker_main import serve
 
-        ends = [_connect(host, port, [token, rank, kind]) for kind in ("steps", "grammars")]
+        ends = [_connect(host, port, f"{token} {rank} {kind}") for kind in ("steps", "grammars")]
         serve(*ends)
 
 
-def _connect(host: str, port: int, hello: list[Any]) -> socket.socket:
+def _connect(host: str, port: int, hello: str) -> socket.socket:
     connection = socket.create_connection((host, port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(json.dumps(hello).encode() + b"\n")
+    connection.sendall(hello.encode() + b"\n")
     if connection.recv(1) != b".":
         raise EngineError(f"{host}:{port} is not the executor that started this rank")
     return connection

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paged_backends.executors.channel import free_port
 from paged_backends.executors.remote import RemoteExecutor
 from paged_backends.executors.settings import TensorParallelSettings
 from paged_backends.executors.worker import Worker
 from paged_backends.executors.worker_process import WorkerProcess
 from paged_core.engine.contexts import ExecutorContext, RankGroup
+from paged_core.settings.schema import EngineSettings
 
 if TYPE_CHECKING:
     from paged_backends.executors.ray_workers import RayWorkers
@@ -59,7 +60,7 @@ class TensorParallelExecutor(RemoteExecutor):
         options, shares = self._options, shares_of_cores(len(names))
         settings, pins = self._context.settings, options.pin_cores
         if pins == "auto":
-            pins = settings.threads is None
+            pins = _deals_threads(settings)
         pins = pins and settings.device in ("auto", "cpu")
         for name, cores in zip(names, shares, strict=True):
             cpus = [cpu for core in cores for cpu in core] if pins else ()
@@ -93,7 +94,7 @@ class TensorParallelExecutor(RemoteExecutor):
         """Return those of one rank."""
         parts, size = self._context, self._options.ranks
         settings = parts.settings
-        if settings.threads is None and "OMP_NUM_THREADS" not in os.environ:
+        if _deals_threads(settings):
             settings = settings.model_copy(update={"threads": num_cores})
         if self._options.placement == "ray" and settings.device == "cuda":
             settings = settings.model_copy(update={"device": "cuda:0"})  # the actor sees no other
@@ -104,6 +105,11 @@ class TensorParallelExecutor(RemoteExecutor):
             size=size,
             group=group if size > 1 else None,
         )
+
+
+def _deals_threads(settings: EngineSettings) -> bool:
+    """Whether the executor decides how many threads each rank has."""
+    return settings.threads is None and "OMP_NUM_THREADS" not in os.environ
 
 
 def shares_of_cores(count: int) -> list[list[list[int]]]:
@@ -126,10 +132,3 @@ def _core_of(cpu: int) -> tuple[str, ...]:
         return tuple(Path(_TOPOLOGY.format(cpu, name)).read_text().strip() for name in names)
     except OSError:
         return (str(cpu),)
-
-
-def free_port(host: str) -> int:
-    """Return a port that nothing listens on."""
-    with socket.create_server((host, 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port

@@ -15,9 +15,10 @@ from threading import Thread
 from typing import Any
 
 from paged_core.cli.logs import configure_logs
-from paged_core.errors import SettingsError, error_text
+from paged_core.errors import error_text
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_plugins import ray_cluster
 from paged_plugins.engine_process import wire
 from paged_plugins.engine_process.beat import Beater, Pulse, SharedBeat
 from paged_plugins.engine_process.client import Launch
@@ -34,12 +35,7 @@ whether the engine has ended."""
 
 def unavailable_reason(options: RoutedSettings) -> str | None:
     """Return why engines cannot be placed as the options say."""
-    if options.placement == "ray":
-        try:
-            import ray  # noqa: F401
-        except ImportError as error:
-            return f"Ray cannot be imported ({error}); pip install 'paged-core[ray]'"
-    return None
+    return ray_cluster.unavailable_reason() if options.placement == "ray" else None
 
 
 class Cluster:
@@ -51,21 +47,12 @@ class Cluster:
         self._is_ours = not ray.is_initialized()
         if not self._is_ours:
             return
-        address = os.environ.get("RAY_ADDRESS")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        try:
-            ray.init(
-                address=address or "local",
-                logging_level="error",
-                log_to_driver=True,
-                **({} if address else {"include_dashboard": False}),
-            )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            why = error_text(error).partition("\n")[0]
-            raise SettingsError(
-                f"replicas.placement: no Ray cluster at {address or 'this machine'}: {why}; set "
-                "RAY_ADDRESS to the address of its head, or unset it to start one here"
-            ) from None
+        ray_cluster.connect(
+            "replicas.placement",
+            os.environ.get("RAY_ADDRESS") or ray_cluster.LOCAL,
+            shows_logs=True,
+            remedy="; set RAY_ADDRESS to the address of its head, or unset it to start one here",
+        )
 
     def close(self) -> None:
         """Leave it; one that was started here ends."""

@@ -29,6 +29,11 @@ IDLE_SECONDS = 0.001
 
 _CLOSED = "this engine is closed; make another one"
 
+
+class _ClosedError(EngineError):
+    """The engine was closed before it was used."""
+
+
 Result = TypeVar("Result")
 Listener = Callable[[SequenceGroup], None]
 """Called with a request when it is accepted, and after each step in which it gained tokens or
@@ -107,11 +112,8 @@ class EngineDriver:
             EngineError: as :meth:`step`.
             PluginError: as :meth:`Engine.step`.
         """
-        try:
+        with suppress(_ClosedError):
             self.use(self._run)
-        except EngineError as error:
-            if str(error) != _CLOSED:
-                raise
 
     def _run(self) -> None:
         try:
@@ -194,7 +196,7 @@ class EngineDriver:
 
         def checked_call() -> None:
             if self._end is not None:
-                raise EngineError(self._end)
+                raise (_ClosedError if self._end is _CLOSED else EngineError)(self._end)
             results.append(call())
 
         try:

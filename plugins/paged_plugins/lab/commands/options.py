@@ -23,8 +23,8 @@ from paged_plugins.lab.measures import (
     MEMORY_SHARES,
     ServiceLevel,
 )
-from paged_plugins.lab.tasks.pool import LOCAL
 from paged_plugins.lab.tasks.task import SIMULATED
+from paged_plugins.ray_cluster import LOCAL
 
 STUDY_FILE = "the settings of a study are in its file; write it under `base`"
 """Why options that are settings are refused."""

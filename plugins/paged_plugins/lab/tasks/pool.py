@@ -5,7 +5,6 @@ Moritz et al., "Ray: A Distributed Framework for Emerging AI Applications", OSDI
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,15 +12,15 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Protocol, Self
 
-from paged_core.errors import SettingsError, error_text
+from paged_core.errors import error_text
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.tasks.task import Ran, Task, code_digest, run
 from paged_plugins.lab.worker import WorkerDied, WorkerProcess
 from paged_plugins.machine import num_cores
+from paged_plugins.ray_cluster import connect
 
 _FEW = 4
 """Tasks, up to which a process of their own would not pay."""
-LOCAL = "local"
 """The address of a Ray cluster that is started here, and stopped at the end."""
 _AHEAD = 2
 """Tasks that are submitted for each core of a cluster, where their number is not limited."""
@@ -56,7 +55,7 @@ def open_runner(
     Args:
         workers: runs at a time; ``None``: one for each core of the cluster. With 1, and no cluster,
             tasks run in this process, in their order.
-        cluster: the address of a Ray cluster: ``auto``, ``host:port`` or :data:`LOCAL`; ``None``:
+        cluster: the address of a Ray cluster: ``auto``, ``host:port`` or ``local``; ``None``:
             this machine.
 
     Raises:
@@ -190,20 +189,7 @@ class _RayCluster:
         self._workers = workers
 
     def __enter__(self) -> Self:
-        try:
-            import ray
-        except ImportError as error:
-            why = f"Ray cannot be imported ({error}); pip install 'paged-core[ray]'"
-            raise SettingsError(f"--ray: {why}") from None
-        chosen: dict[str, Any] = {"address": self._address}
-        if self._address == LOCAL:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            chosen |= {"include_dashboard": False, "num_cpus": self._workers}
-        try:
-            ray.init(**chosen, logging_level="error", log_to_driver=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            why = str(error).partition("\n")[0]
-            raise SettingsError(f"--ray: no cluster at {self._address}: {why}") from None
+        ray = connect("--ray", self._address, num_cpus=self._workers)
         self._ray = ray
         self._remote = ray.remote(max_retries=1)(_run_there)
         self._shared = ray.put(self._registry), code_digest(self._registry)
