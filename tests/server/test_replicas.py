@@ -477,6 +477,22 @@ def test_draining_one_loses_nothing() -> None:
     with_replicas(test)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_draining_waits_for_engines_that_start(number: int) -> None:
+    async def main() -> None:
+        async with make_client() as client:  # the first of its engines is ready, not both
+            await asyncio.wait_for(client.drain_replica(number), 120)
+            await client.start_replica(number)
+            with pytest.raises(RequestError, match="was not drained"):
+                await client.start_replica(number)
+            await client.drain_replica(number)
+            with pytest.raises(RequestError, match="nothing to drain: it was drained"):
+                await client.drain_replica(number)
+
+    asyncio.run(main())
+    assert not left_behind()
+
+
 def test_draining_that_is_given_up_gives_it_requests_again() -> None:
     async def test(client: RoutedClient) -> None:
         streams = [ask(client, "Hello", FOREVER) for _ in range(2)]

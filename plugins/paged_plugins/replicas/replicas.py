@@ -38,8 +38,8 @@ class Replicas(EngineClient):
     async def drain_replica(self, number: int, /) -> None:
         """Give an engine no more requests, wait until those that it has have ended, and end it.
 
-        It waits for another engine that is being started. Cancelling this before it has ended gives
-        it requests again.
+        It waits while this one, or the last other one, is being started. Cancelling this before it
+        has ended gives it requests again.
 
         Raises:
             RequestError: there is no such replica, or it or no other one takes requests.

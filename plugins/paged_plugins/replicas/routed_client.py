@@ -43,8 +43,8 @@ _COUNT_SECONDS = 0.1
 _REPORT_SECONDS = 3.0
 """That an engine may take to answer what all are asked; then the others' answers are used."""
 
-_COMING = (ClientState.STARTING, ClientState.RESTARTING)
-"""Of a replica that will be ready, or be given up."""
+_GONE = (ClientState.DRAINING, ClientState.FAILED)
+"""Of a replica that will not be ready by itself."""
 
 _log = get_logger()
 _Answer = TypeVar("_Answer")
@@ -307,15 +307,15 @@ class RoutedClient(Replicas):
     async def drain_replica(self, number: int, /) -> None:
         replica = self._replica(number)
         others = [each for each in self._replicas if each is not replica]
-        while replica.is_ready and not any(each.is_ready for each in others):
-            if not any(each.state in _COMING for each in others):
+        while not (replica.is_ready and any(each.is_ready for each in others)):
+            if replica.state in _GONE:
+                raise RequestError(
+                    f"replica {number} takes no requests, so there is nothing to drain: "
+                    f"{replica.reason}"
+                )
+            if all(each.state in _GONE for each in others):
                 raise RequestError("no other replica takes requests: nothing was drained")
             await self.change()
-        if not replica.is_ready:
-            raise RequestError(
-                f"replica {number} takes no requests, so there is nothing to drain: "
-                f"{replica.reason or f'it is {replica.state.value}'}"
-            )
         self._book.withhold(number)
         try:
             await replica.drain()
