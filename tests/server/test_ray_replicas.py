@@ -15,8 +15,7 @@ import pytest
 from paged_core.client.engine_client import ClientState
 from paged_core.errors import EngineLost, SettingsError
 from paged_plugins.replicas.routed_client import RoutedClient
-from server.served import serve_process
-from server.test_replicas import (
+from server.replica_clients import (
     LONG,
     all_ready,
     ask,
@@ -27,6 +26,7 @@ from server.test_replicas import (
     share,
     until,
 )
+from server.served import serve_process
 from server.test_serve_command import SMALL
 
 ray = pytest.importorskip("ray")
