@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from paged_backends.communication import nccl
-from paged_backends.communication.settings import NcclSettings, ShmSettings
+from paged_backends.communication.gloo import GlooCommunicator
+from paged_backends.communication.settings import GlooSettings, NcclSettings, ShmSettings
 from paged_backends.communication.shared_memory import ShmCommunicator
 from paged_core.engine.contexts import CommunicatorContext, ExecutorContext, RankGroup
 from paged_core.errors import ExecutorLost, SettingsError, UnsupportedModel
@@ -126,6 +127,28 @@ def test_a_rank_that_is_interrupted_while_it_waits_is_named_by_the_others() -> N
         with pytest.raises(ExecutorLost, match=r"rank 1 of 2 (was interrupted|has ended)"):
             made.all_reduce(torch.ones(4))
         made.close()
+
+
+def test_gloo_names_the_rank_that_never_came_on_ranks_that_would_wait_longer_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    program = f"""
+        from paged_backends.communication.gloo import GlooCommunicator
+        from paged_backends.communication.settings import GlooSettings
+        from paged_core.engine.contexts import CommunicatorContext, RankGroup
+
+        group = RankGroup(name="late", host="127.0.0.1", port={port}, timeout=4.0)
+        context = CommunicatorContext(group=group, rank=0, size=3, device="cpu")
+        GlooCommunicator(GlooSettings(), context)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
+        group = RankGroup(name="late", host="127.0.0.1", port=port, timeout=60.0)
+        context = CommunicatorContext(group=group, rank=2, size=3, device="cpu")
+        with pytest.raises(ExecutorLost, match="rank 1 of 3 ended, or did not come"):
+            GlooCommunicator(GlooSettings(), context)
+        assert first.stderr is not None
+        assert "rank 1 of 3 ended, or did not come" in first.stderr.read()
 
 
 def test_other_threads_run_while_a_rank_waits() -> None:

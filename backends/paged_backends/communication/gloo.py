@@ -78,7 +78,8 @@ class GlooCommunicator(Communicator):
                 timeout=timedelta(seconds=self._timeout),
                 wait_for_workers=False,
             )
-            missing = _within(self._timeout + _PAUSE, lambda: self._come(store, deadline))
+            patience = self._timeout + self._roll_call + _PAUSE
+            missing = _within(patience, lambda: self._come(store, deadline))
         except (RuntimeError, TimeoutError) as error:
             raise self._late([0], error) from error
         if missing:
@@ -86,8 +87,26 @@ class GlooCommunicator(Communicator):
         return store
 
     def _come(self, store: TCPStore, deadline: float) -> list[int]:
+        """Return the ranks that have not come by the deadline of rank 0, or this one's own.
+
+        Rank 0 tells the others before it gives up, and the store with it.
+        """
         store.set(f"came/{self.rank}", "")
-        return _missing(store, "came", self.size, deadline)
+        if self.rank == 0:
+            missing = _missing(store, "came", self.size, deadline)
+            store.set("missing at the start", _list(missing))
+            if missing:
+                until = monotonic() + self._roll_call
+                _missing(store, "told", self.size, until, [0, *missing])
+            return missing
+        while monotonic() < deadline:
+            if store.check(["missing at the start"]):
+                missing = _ranks(store.get("missing at the start"))
+                store.set(f"told/{self.rank}", "")
+                return missing
+            sleep(_PAUSE)
+        came = [store.check([f"came/{rank}"]) for rank in range(self.size)]
+        return [rank for rank, has_come in enumerate(came) if not has_come] or [0]
 
     # ------------------------------------------------------------------ operations
 
@@ -171,11 +190,11 @@ class GlooCommunicator(Communicator):
         store.set(f"failed/{self.rank}", "")
         if self.rank == 0:
             missing = _missing(store, "failed", self.size, until)
-            store.set("missing", ",".join(map(str, missing)))
+            store.set("missing", _list(missing))
             store.set("heard/0", "")
             _missing(store, "heard", self.size, monotonic() + self._roll_call, missing)
         else:
-            missing = [int(rank) for rank in store.get("missing").decode().split(",") if rank]
+            missing = _ranks(store.get("missing"))
             store.set(f"heard/{self.rank}", "")
         return missing
 
@@ -199,6 +218,15 @@ def _missing(
         if awaited:
             sleep(_PAUSE)
     return awaited
+
+
+def _list(ranks: Iterable[int]) -> str:
+    """Return ranks as the store keeps them."""
+    return ",".join(map(str, ranks))
+
+
+def _ranks(listed: bytes) -> list[int]:
+    return [int(rank) for rank in listed.decode().split(",") if rank]
 
 
 def _within(seconds: float, ask: Callable[[], list[int]]) -> list[int]:
