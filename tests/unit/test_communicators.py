@@ -129,7 +129,10 @@ def test_a_rank_that_is_interrupted_while_it_waits_is_named_by_the_others() -> N
         made.close()
 
 
-def test_gloo_names_the_rank_that_never_came_on_ranks_that_would_wait_longer_too() -> None:
+@pytest.mark.parametrize("patience", [(2.0, 30.0), (3.0, 1.0)], ids=["longer", "shorter"])
+def test_gloo_names_the_rank_that_never_came_where_others_wait_longer_or_shorter_than_rank_0(
+    patience: tuple[float, float],
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     program = f"""
@@ -137,17 +140,22 @@ def test_gloo_names_the_rank_that_never_came_on_ranks_that_would_wait_longer_too
         from paged_backends.communication.settings import GlooSettings
         from paged_core.engine.contexts import CommunicatorContext, RankGroup
 
-        group = RankGroup(name="late", host="127.0.0.1", port={port}, timeout=4.0)
+        group = RankGroup(name="late", host="127.0.0.1", port={port}, timeout={patience[0]})
         context = CommunicatorContext(group=group, rank=0, size=3, device="cpu")
+        print("ready", flush=True)
+        input()
         GlooCommunicator(GlooSettings(), context)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
-        group = RankGroup(name="late", host="127.0.0.1", port=port, timeout=60.0)
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **piped) as first:
+        assert first.stdin and first.stdout and first.stderr
+        assert first.stdout.readline() == "ready\n"
+        print(file=first.stdin, flush=True)
+        group = RankGroup(name="late", host="127.0.0.1", port=port, timeout=patience[1])
         context = CommunicatorContext(group=group, rank=2, size=3, device="cpu")
         with pytest.raises(ExecutorLost, match="rank 1 of 3 ended, or did not come"):
             GlooCommunicator(GlooSettings(), context)
-        assert first.stderr is not None
         assert "rank 1 of 3 ended, or did not come" in first.stderr.read()
 
 

@@ -78,35 +78,41 @@ class GlooCommunicator(Communicator):
                 timeout=timedelta(seconds=self._timeout),
                 wait_for_workers=False,
             )
-            patience = self._timeout + self._roll_call + _PAUSE
-            missing = _within(patience, lambda: self._come(store, deadline))
+            if self.rank == 0:
+                missing = self._receive(store, deadline)
+            else:
+                patience = self._timeout + self._roll_call
+                missing = _within(patience, lambda: self._come(store, deadline))
         except (RuntimeError, TimeoutError) as error:
             raise self._late([0], error) from error
         if missing:
             raise self._late(missing)
         return store
 
-    def _come(self, store: TCPStore, deadline: float) -> list[int]:
-        """Return the ranks that have not come by the deadline of rank 0, or this one's own.
+    def _receive(self, store: TCPStore, deadline: float) -> list[int]:
+        """On rank 0, return the ranks that have not come by its deadline.
 
-        Rank 0 tells the others before it gives up, and the store with it.
+        The others are told before this one gives up, and the store with it.
         """
+        missing = _missing(store, "came", self.size, deadline, [0])
+        store.set("missing at the start", _list(missing))
+        if missing:
+            until = monotonic() + self._roll_call
+            _missing(store, "told", self.size, until, [0, *missing])
+        return missing
+
+    def _come(self, store: TCPStore, deadline: float) -> list[int]:
+        """Return the ranks that have not come, as rank 0 says, or at this rank's own deadline."""
         store.set(f"came/{self.rank}", "")
-        if self.rank == 0:
-            missing = _missing(store, "came", self.size, deadline)
-            store.set("missing at the start", _list(missing))
-            if missing:
-                until = monotonic() + self._roll_call
-                _missing(store, "told", self.size, until, [0, *missing])
-            return missing
-        while monotonic() < deadline:
-            if store.check(["missing at the start"]):
-                missing = _ranks(store.get("missing at the start"))
-                store.set(f"told/{self.rank}", "")
-                return missing
+        while not store.check(["missing at the start"]) and monotonic() < deadline:
             sleep(_PAUSE)
-        came = [store.check([f"came/{rank}"]) for rank in range(self.size)]
-        return [rank for rank, has_come in enumerate(came) if not has_come] or [0]
+        if store.check(["missing at the start"]):
+            missing = _ranks(store.get("missing at the start"))
+        else:
+            others = [rank for rank in range(1, self.size) if not store.check([f"came/{rank}"])]
+            missing = others or [0]
+        store.set(f"told/{self.rank}", "")
+        return missing
 
     # ------------------------------------------------------------------ operations
 
