@@ -147,8 +147,8 @@ def test_gloo_names_the_rank_that_never_came_where_others_wait_longer_or_shorter
         GlooCommunicator(GlooSettings(), context)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **piped) as first:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as first:
         assert first.stdin and first.stdout and first.stderr
         assert first.stdout.readline() == "ready\n"
         print(file=first.stdin, flush=True)
