@@ -148,6 +148,45 @@ def test_what_is_no_request_is_refused(served: Served, body: bytes) -> None:
     assert served.error(COMPLETIONS, body)[0] == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "x" * (1 << 20) + "x"}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * (1 << 22)}]}, "messages"),
+        ("/tokenize", {"messages": MESSAGES * 4097}, "messages"),
+        ("/detokenize", {"tokens": [1] * (1 << 20) + [1]}, "tokens"),
+        (COMPLETIONS, {"prompt": "x" * (1 << 21), "truncate_prompt_tokens": 4}, "prompt"),
+        (COMPLETIONS, {"prompt": "x", "bad_words": ["x" * 1025]}, "bad_words[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * (1 << 22)}]}, "messages"),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "user", "content": "x" * (1 << 22)}],
+                "truncate_prompt_tokens": 4,
+            },
+            "messages",
+        ),
+        (CHAT, {"messages": MESSAGES * 4097}, "messages"),
+        (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}] * 1025}, "tools"),
+    ],
+)
+def test_text_that_would_keep_the_tokenizer_busy_is_refused(
+    served: Served, path: str, body: dict[str, Any], param: str
+) -> None:
+    status, error = served.error(path, body)
+    assert status == 400
+    assert error["param"] == param, error
+
+
+def test_a_text_of_the_greatest_length_is_tokenised(served: Served) -> None:
+    body = {"prompt": "x" * (1 << 20), "return_token_strs": True, "add_special_tokens": False}
+    status, found = served.ask("POST", "/tokenize", body)[:2]
+    assert (status, found["count"]) == (200, len(found["tokens"]))
+    assert "".join(found["token_strs"]) == body["prompt"]
+    status, found = served.ask("POST", "/detokenize", {"tokens": found["tokens"]})[:2]
+    assert found["prompt"] == body["prompt"]
+
+
 def test_json_that_a_template_might_not_stand_is_refused(served: Served) -> None:
     deep: Any = []
     for _ in range(100):

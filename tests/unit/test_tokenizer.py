@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -304,6 +306,20 @@ def test_a_prompt_is_never_truncated_or_padded(tmp_path: Path) -> None:
     tokenizer.enable_padding(length=64, pad_id=0, pad_token="<s>")
     loaded = load(save(tmp_path / "short", tokenizer))
     assert loaded.decode(loaded.encode("quick brown fox" * 3)) == "quick brown fox" * 3
+
+
+def test_other_threads_go_on_while_a_long_text_is_tokenised(
+    tokenizers_by_kind: dict[str, CheckpointTokenizer],
+) -> None:
+    tokenizer, text = tokenizers_by_kind["byte_level"], "hello world " * 100_000
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(tokenizer.encode, text)
+        turns = 0
+        while not encoding.done():
+            sleep(0.001)
+            turns += 1
+    assert turns > 20
+    assert tokenizer.decode(encoding.result()) == text
 
 
 def test_tokens_that_only_the_configuration_lists(tmp_path: Path) -> None:

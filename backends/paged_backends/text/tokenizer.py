@@ -191,7 +191,9 @@ def _from_tokenizers(
 
     def encode_text(text: str, add_special_tokens: bool) -> list[int]:
         with library_errors(_cannot_encode):
-            ids: list[int] = fast.encode(text, add_special_tokens=add_special_tokens).ids
+            # A batch of one: `encode` keeps all other threads waiting, and looks for offsets, too.
+            (found,) = fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = found.ids
         return ids
 
     def decode_ids(token_ids: Sequence[int]) -> str:

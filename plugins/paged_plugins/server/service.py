@@ -24,15 +24,18 @@ from paged_core.settings.schema import Resolved
 from paged_core.text.front_end import FrontEnd
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import OutputDelta, RequestOutput
-from paged_core.text.prompts import Prompt
+from paged_core.text.prompts import CHARACTERS_PER_TOKEN, Prompt
 from paged_plugins.instruments import Counter
-from paged_plugins.server.errors import RETRY_SECONDS, ApiError
+from paged_plugins.server.errors import RETRY_SECONDS, ApiError, refused
 from paged_plugins.server.openai.logprobs import TokenBytes
 from paged_plugins.server.parsers.choice import Parsers
 from paged_plugins.server.settings import HttpSettings
 
 _SHORT = 4096
 """Characters that are formatted and tokenised between two events of the loop, and not beside it."""
+_LONGEST_TEXT = 1 << 20
+"""Characters that may be tokenised, however few of their tokens the model can take: a second's
+work."""
 _LONGEST_RETRY = 60
 _RULED_OUT = ("every token is ruled out", CANNOT_GO_ON)
 """What executors say where a request's own parameters leave nothing to sample."""
@@ -147,14 +150,33 @@ class Service:
         }
         if waiting and any(limits.values()):
             self.rejections.add(1, next(reason for reason, over in limits.items() if over))
-            raise ApiError(
-                429,
+            raise self._queue_is_full(
                 f"{waiting} requests with {health.num_waiting_tokens} tokens of prompts wait "
                 f"already; at most {options.max_waiting_requests} with "
-                f"{options.max_waiting_tokens} may: try again later",
-                code="queue_full",
-                retry_after=min(ceil(self._wait), _LONGEST_RETRY),
+                f"{options.max_waiting_tokens} may"
             )
+
+    def check_length(self, name: str, num_characters: int) -> None:
+        """Refuse a text that is too long to be tokenised whole; its prompts may be shorter.
+
+        Raises:
+            ApiError: 400.
+        """
+        longest = max(_LONGEST_TEXT, CHARACTERS_PER_TOKEN * self.front_end.max_model_len)
+        if num_characters > longest:
+            raise refused(
+                name,
+                f"{name} has {num_characters} characters, and at most {longest} are tokenised; "
+                "send less at a time",
+            )
+
+    def _queue_is_full(self, why: str) -> ApiError:
+        return ApiError(
+            429,
+            f"{why}: try again later",
+            code="queue_full",
+            retry_after=min(ceil(self._wait), _LONGEST_RETRY),
+        )
 
     def _not_ready(self, health: ClientHealth) -> ApiError:
         state = ClientState.DRAINING if self.is_stopping else health.state
@@ -173,9 +195,14 @@ class Service:
 
         Args:
             size: characters that it has to look at.
+
+        Raises:
+            ApiError: too many wait for the thread.
         """
         if size <= _SHORT and not self._num_in_thread:
             return call()
+        if self._num_in_thread >= self.options.max_waiting_requests:
+            raise self._queue_is_full(f"{self._num_in_thread} requests wait to be tokenised")
         self._num_in_thread += 1
         running = asyncio.get_running_loop().run_in_executor(self._thread, call)
         running.add_done_callback(self._left_thread)

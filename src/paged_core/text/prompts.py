@@ -16,7 +16,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _KEYS = frozenset({"prompt", "prompt_token_ids", "add_special_tokens"})
 
-_CHARACTERS_PER_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 _SLACK = 64
 """Tokens at the end of a part that may become fewer with what follows."""
 
@@ -88,7 +88,7 @@ def encode_within(
     Raises:
         RequestError: its beginning has more than ``max_tokens`` already.
     """
-    end = _CHARACTERS_PER_TOKEN * max_tokens
+    end = CHARACTERS_PER_TOKEN * max_tokens
     while end < len(text):
         if len(encode(text[:end])) > max_tokens + _SLACK:
             raise RequestError(

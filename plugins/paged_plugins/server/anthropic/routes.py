@@ -22,7 +22,7 @@ from paged_plugins.server.anthropic.protocol import (
     TokenCount,
 )
 from paged_plugins.server.anthropic.translate import NAMES, chat_request, tokenize_request
-from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
+from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response
 from paged_plugins.server.http.event_stream import EventStream
 from paged_plugins.server.openai.chat import Chat, open_chat
 from paged_plugins.server.openai.formats import ChatDelta
@@ -57,7 +57,7 @@ class AnthropicRoutes(Routes):
                 summary="How many tokens a conversation has.",
                 body=CountTokensRequest,
                 answer=TokenCount,
-                errors={404: GENERATES[404], 503: GENERATES[503]},
+                errors=TOKENISES,
             ),
         ]
 

@@ -39,6 +39,8 @@ GENERATES = {
     504: "The deadline of the request has passed.",
 }
 """What else may be answered by what is generated."""
+TOKENISES = {status: GENERATES[status] for status in (404, 429, 503)}
+"""What else may be answered by what looks at text alone."""
 
 
 class Endpoint(Route):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -38,6 +38,11 @@ from paged_plugins.server.openai.protocol import (
 )
 from paged_plugins.server.service import Answer, Service
 
+_MESSAGES = 4096
+"""Of a conversation; more may be as many as the model can take tokens."""
+_TOOLS = 1024
+_TOOL_SIZE = 256
+"""Characters, about, of the description of a tool."""
 _ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
 _PLAIN_END = b'},"logprobs":null,"finish_reason":null}'
 
@@ -65,7 +70,10 @@ async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl
     """
     model = service.check_model(body.model)
     service.check_room()
-    (prompt,) = await service.off_loop(lambda: [chat_prompt(service, body)], size_of(body.messages))
+    size = size_of(body)
+    if body.truncate_prompt_tokens is not None:
+        service.check_length("messages", size)
+    (prompt,) = await service.off_loop(lambda: [chat_prompt(service, body)], size)
     asked = format_of(service, body, prompt["prompt"] if isinstance(prompt, Mapping) else None)
     max_tokens = body.max_tokens
     if body.max_completion_tokens is not None:
@@ -80,8 +88,7 @@ async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl
     check_choices(sampling, 1, service.options)
     name, fields = answer_id(body, prefix), request_fields(body)
     generations = await service.off_loop(
-        lambda: service.generations(name, [prompt], sampling, fields, body.deadline),
-        size_of(body.messages),
+        lambda: service.generations(name, [prompt], sampling, fields, body.deadline), size
     )
     answer = Answer(service, name, generations, body.deadline)
     return Chat(service, body, model, answer, asked.make_parser)
@@ -95,6 +102,11 @@ def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt
     """
     if not body.messages:
         raise refused("messages", "messages is empty; give at least one message")
+    most = {"messages": max(_MESSAGES, service.front_end.max_model_len), "tools": _TOOLS}
+    for field, entries in (("messages", body.messages), ("tools", body.tools or ())):
+        if len(entries) > most[field]:
+            limit = f"{most[field]} are read at most"
+            raise refused(field, f"{field} has {len(entries)} entries; {limit}")
     check_depth("chat_template_kwargs", body.chat_template_kwargs)
     check_depth("tools", body.tools)
     (prompt,) = service.client.front_end.chat_prompts(
@@ -109,10 +121,10 @@ def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt
     return prompt
 
 
-def size_of(messages: Sequence[Message]) -> int:
-    """Return how many characters messages have."""
-    size = 0
-    for each in messages:
+def size_of(body: ChatRequest | TokenizeRequest) -> int:
+    """Return how many characters messages have, and about how many the tools."""
+    size = _TOOL_SIZE * len(body.tools or ())
+    for each in body.messages or ():
         parts = each.content if isinstance(each.content, list) else ()
         size += len(each.content or "") + sum(len(part.text or "") for part in parts)
     return size

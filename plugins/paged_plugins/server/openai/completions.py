@@ -69,6 +69,8 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
     check_choices(sampling, len(prompts), service.options)
     name, fields = answer_id(body, "cmpl-"), request_fields(body)
     size = len(body.prompt) if isinstance(body.prompt, str) else _size(body.prompt)
+    if sampling.truncate_prompt_tokens is not None:
+        service.check_length("prompt", size)
     generations = await service.off_loop(
         lambda: service.generations(name, prompts, sampling, fields, body.deadline), size
     )

@@ -12,6 +12,7 @@ import msgspec
 Some = msgspec.Meta(max_length=64)
 _Many = msgspec.Meta(max_length=4096)
 """What is looked at for each token has a bound."""
+_Word = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -47,7 +48,7 @@ class Sampled(Sent, kw_only=True):
     logit_bias: Annotated[dict[int, float], _Many] | None = None
     seed: int | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: Annotated[list[str], Some] | None = None
+    bad_words: Annotated[list[_Word], Some] | None = None
     stop_token_ids: Annotated[list[int], _Many] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -192,7 +193,7 @@ class TokenizeRequest(Sent):
 class DetokenizeRequest(Sent):
     """``POST /detokenize``."""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], msgspec.Meta(max_length=1 << 20)]
     model: str | None = None
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from paged_plugins.server.errors import refused
-from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
+from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response
 from paged_plugins.server.openai.chat import chat, chat_prompt, size_of
 from paged_plugins.server.openai.completions import complete
 from paged_plugins.server.openai.protocol import (
@@ -32,7 +32,6 @@ from paged_plugins.server.settings import OpenAISettings
 
 _LAST_TOKEN = 2**31 - 1
 """Tokenizers have no room for more."""
-_NO_MODEL = {404: GENERATES[404], 503: GENERATES[503]}
 
 
 class OpenAIRoutes(Routes):
@@ -58,7 +57,7 @@ class OpenAIRoutes(Routes):
                 self.model,
                 summary="One of them.",
                 answer=Model,
-                errors=_NO_MODEL,
+                errors={404: GENERATES[404], 503: GENERATES[503]},
             ),
             Endpoint(
                 "POST",
@@ -87,7 +86,7 @@ class OpenAIRoutes(Routes):
                 summary="The tokens of a text or a conversation.",
                 body=TokenizeRequest,
                 answer=Tokenized,
-                errors=_NO_MODEL,
+                errors=TOKENISES,
             ),
             Endpoint(
                 "POST",
@@ -96,7 +95,7 @@ class OpenAIRoutes(Routes):
                 summary="The text of tokens.",
                 body=DetokenizeRequest,
                 answer=Detokenized,
-                errors=_NO_MODEL,
+                errors=TOKENISES,
             ),
         ]
 
@@ -132,11 +131,19 @@ class OpenAIRoutes(Routes):
             special = body.add_special_tokens is not False
             return tokenizer.encode(body.prompt or "", add_special_tokens=special)
 
-        size = size_of(body.messages or ()) + len(body.prompt or "")
+        def texts_of(tokens: list[int]) -> list[str]:
+            texts = {
+                token: tokenizer.decode([token], skip_special_tokens=False)
+                for token in dict.fromkeys(tokens)
+            }
+            return [texts[token] for token in tokens]
+
+        service.check_length("prompt", len(body.prompt or ""))
+        size = size_of(body) + len(body.prompt or "")
         tokens = await service.off_loop(encode, size)
         texts = None
         if body.return_token_strs:
-            texts = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+            texts = await service.off_loop(lambda: texts_of(tokens), size)
         return json_response(
             Tokenized(
                 count=len(tokens),

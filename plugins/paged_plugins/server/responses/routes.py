@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from paged_core.text.outputs import OutputDelta
-from paged_plugins.server.http.endpoint import GENERATES, Endpoint, json_response
+from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response
 from paged_plugins.server.http.event_stream import EventStream
 from paged_plugins.server.openai.chat import Chat, open_chat
 from paged_plugins.server.responses.events import GrowingResponse
@@ -56,7 +56,7 @@ class ResponsesRoutes(Routes):
                 summary="How many tokens an input has.",
                 body=InputTokensRequest,
                 answer=InputTokens,
-                errors={404: GENERATES[404], 503: GENERATES[503]},
+                errors=TOKENISES,
             ),
         ]
 

@@ -116,7 +116,7 @@ async def num_prompt_tokens(service: Service, asked: TokenizeRequest) -> int:
     def count() -> int:
         return len(service.front_end.encode(chat_prompt(service, asked))[1])
 
-    return await service.off_loop(count, size_of(asked.messages or ()))
+    return await service.off_loop(count, size_of(asked))
 
 
 async def number_of_tokens(service: Service, texts: list[str]) -> int:
