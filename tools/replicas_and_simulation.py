@@ -6,8 +6,11 @@ The weights are those that `paged-core calibrate --model demo --threads 1 --outp
 Both serve equal prompts at equal times behind the same router: when a turn of a conversation
 arrives is taken from a simulation, and the answers that its prompt repeats are made up, not what
 the model says. So the prefix cache finds earlier prompts, and not earlier answers. The real engines
-are processes here; their caches are written once and emptied before the run. Prints a table, or
-JSON.
+are processes here; their caches are written once and emptied before the run.
+
+What a request costs that finds its engine idle was calibrated in one process. Here it has to reach
+another one, beside others, and so is measured again: by requests one at a time, before those that
+are compared. It is the weight ``wake`` of the simulation. Prints a table, or JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from paged_core import AsyncLLM
@@ -29,9 +33,13 @@ from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_core.text.outputs import RequestOutput
+from paged_plugins.lab.calibration.calibrate import MeasuredStep
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
+from paged_plugins.lab.cost_model import CostModelContext, StepWork
+from paged_plugins.lab.cost_models.linear import LinearCost
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
+from paged_plugins.lab.settings import LinearSettings
 from paged_plugins.replicas.replicas import Replicas
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.request import FIRST_OWN_ID, ContentIds, Part, WorkloadRequest
@@ -58,6 +66,10 @@ VOCABULARY = 2048
 """Tokens of the demo model."""
 _APART = 1000.0
 """Seconds between simulated requests that are served in turn."""
+_RESTS = (0.05, 0.15, 0.1, 0.2)
+"""Seconds before each request that wakes an engine up."""
+_WAKES = 12
+"""Such requests for each replica."""
 _LONG = 1000
 """Tokens of a request by which caches are written before a run: what the demo model can serve."""
 
@@ -110,12 +122,18 @@ def in_the_open(workload: Workload, times: dict[str, float], seed: int) -> Liste
     return ListedWorkload(workload.name, sorted(found, key=lambda each: each.at))
 
 
-async def serve(llm: AsyncLLM, workload: ListedWorkload, num_slots: int, in_turn: bool) -> Served:
+async def serve(
+    llm: AsyncLLM, workload: ListedWorkload, num_slots: int, in_turn: bool
+) -> tuple[Served, list[MeasuredStep]]:
     """Serve a workload on real replicas, each request at its time.
 
     Args:
         num_slots: tokens that the cache of a replica holds.
         in_turn: serve each when the one before it has ended, whatever its time.
+
+    Returns:
+        What became of it, and the times to the first token of requests before it that found their
+        engine idle; of none, if ``in_turn``.
     """
     client = llm.client
     assert isinstance(client, Replicas)
@@ -134,8 +152,14 @@ async def serve(llm: AsyncLLM, workload: ListedWorkload, num_slots: int, in_turn
             if not any(each.state in ("starting", "restarting") for each in client.replicas()):
                 raise SettingsError(f"not all replicas can be started: {reason}")
             await asyncio.sleep(0.05)
-        for request in warm_ups(len(client.replicas()) * -(-num_slots // _LONG)):
+        for request in warm_ups(len(client.replicas()) * -(-num_slots // _LONG), _LONG, 4):
             await ask(request)[1]
+        woken = list[MeasuredStep]()
+        for place in range(0 if in_turn else len(client.replicas()) * _WAKES):
+            await asyncio.sleep(_RESTS[place % len(_RESTS)])
+            (request,) = warm_ups(1, 32 * (1 + place % 7), 1, first=_LONG + place)
+            output = await ask(replace(request, arrival=asyncio.get_running_loop().time()))[1]
+            woken.append(woken_up(len(request.prompt), output))
         await client.reset_prefix_cache()
         arrivals, asked = Arrivals(workload.requests, VOCABULARY), []
         start = asyncio.get_running_loop().time()  # a time of the clock of the engines, too
@@ -150,15 +174,35 @@ async def serve(llm: AsyncLLM, workload: ListedWorkload, num_slots: int, in_turn
                     await answer
         for arrival, answer in asked:
             found.requests.append(recorded(arrival, await answer, start))
-    return found
+    return found, woken
 
 
-def warm_ups(count: int) -> Iterator[Request]:
+def warm_ups(count: int, length: int, output: int, first: int = 0) -> Iterator[Request]:
     """Yield requests that share no block; if they are as many for each replica as fill its cache,
     they change nothing for routers that take turns among equals."""
-    for number in range(count):
-        prompt = tuple((number + place) % VOCABULARY for place in range(_LONG))
-        yield Request(id=f"warm-up {number}", prompt=prompt, sampling=exact_sampling(1, 4))
+    for number in range(first, first + count):
+        prompt = tuple((number + place) % VOCABULARY for place in range(length))
+        name = f"warm-up {number} of {length}"
+        yield Request(id=name, prompt=prompt, sampling=exact_sampling(1, output))
+
+
+def woken_up(length: int, output: RequestOutput) -> MeasuredStep:
+    """Return the step that a request with a prompt of this length made alone, with the way to it."""
+    times = output.metrics
+    assert times.first_token is not None
+    pairs = length * (length + 1) // 2
+    work = StepWork(prefill_tokens=length, prefill_sequences=1, prefill_pairs=pairs, sampled_rows=1)
+    return MeasuredStep(work, times.first_token - times.arrival)
+
+
+def with_wake(settings: EngineSettings, woken: Sequence[MeasuredStep]) -> LinearSettings:
+    """Return the weights of a simulation with what these steps took beyond them as ``wake``."""
+    given = dict(settings)["cost_model"]
+    assert isinstance(given, LinearSettings)
+    at_once = given.model_copy(update={"wake": 0.0})
+    model = LinearCost(at_once, CostModelContext(settings=settings))
+    late = median(step.seconds - model.seconds(step.work) for step in woken)
+    return given.model_copy(update={"wake": max(0.0, late)})
 
 
 def recorded(arrival: Arrival, output: RequestOutput, start: float) -> RequestRecord:
@@ -210,7 +254,9 @@ def compare(
     llm = AsyncLLM(replicas={"count": num_replicas, "router": router}, **values)
     assert simulated.num_blocks is not None
     num_slots = simulated.num_blocks * simulated.block_size
-    real = asyncio.run(serve(llm, equal, num_slots, in_turn))
+    real, woken = asyncio.run(serve(llm, equal, num_slots, in_turn))
+    if woken:
+        simulated = simulated.model_copy(update={"cost_model": with_wake(simulated, woken)})
     return simulate(simulated, registry, equal, num_replicas, seed), real
 
 

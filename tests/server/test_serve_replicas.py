@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -70,6 +71,68 @@ def test_a_killed_engine_is_told_and_its_requests_go_to_the_other(tmp_path: Any)
         assert second.pid in {each.pid for each in engines_of(served.process.pid)}
         served.send(signal.SIGTERM)
         assert served.wait() == 0
+
+
+def states(port: int) -> list[str]:
+    """Return how each engine is."""
+    return [each["state"] for each in ask(port, "GET", "/replicas")[1]["replicas"]]
+
+
+def test_an_engine_is_drained_and_started_over_http() -> None:
+    with serve_process(*SMALL, "--replicas", "2") as served, ThreadPoolExecutor(3) as pool:
+        port = served.port()
+        wait_for_all(port)
+        before = engines_of(served.process.pid)
+        connection, answer = open_stream(port, LONG)
+        while not answer.readline().startswith(b"data: "):
+            pass
+        found = ask(port, "GET", "/replicas")[1]["replicas"]
+        busy = next(each["number"] for each in found if each["num_unfinished"])
+        draining = pool.submit(ask, port, "POST", f"/replicas/{busy}/drain")
+        wait_until(lambda: states(port)[busy] == "draining", "it is not drained")
+        assert ask(port, "GET", "/ready")[0] == 200
+        for verb in ("drain", "start"):
+            status, found, _ = ask(port, "POST", f"/replicas/{busy}/{verb}")
+            assert (status, "already" in found["error"]["message"]) == (409, True)
+        for _ in range(3):
+            assert ask(port, "POST", COMPLETIONS, {"prompt": "x", "max_tokens": 2})[0] == 200
+        assert not draining.done()
+        connection.close()  # what it served ends
+        status, found, _ = draining.result()
+        assert (status, found["state"], found["num_unfinished"]) == (200, "draining", 0)
+        assert found["num_routed"] == 1
+        wait_until(lambda: len(engines_of(served.process.pid)) == 1, "it has not ended")
+        status, found, _ = ask(port, "POST", f"/replicas/{1 - busy}/drain")
+        assert (status, "no other replica" in found["error"]["message"]) == (409, True)
+        status, found, _ = ask(port, "POST", f"/replicas/{busy}/start")
+        assert (status, found["state"]) == (200, "ready")
+        assert len({*engines_of(served.process.pid)} - {*before}) == 1
+        for number in ("2", "-1", "x", "00"):
+            status, found, _ = ask(port, "POST", f"/replicas/{number}/drain")
+            assert (status, "0 to 1" in found["error"]["message"]) == (404, True)
+
+
+def test_a_server_ends_while_an_engine_is_drained_and_the_client_that_asked_is_gone() -> None:
+    options = ("--replicas", "2", "--server.grace-period", "1")
+    with serve_process(*SMALL, *options) as served:
+        port = served.port()
+        wait_for_all(port)
+        streams = [open_stream(port, LONG) for _ in range(2)]
+        wait_until(lambda: ask(port, "GET", "/load")[1]["num_unfinished"] == 2, "none is taken")
+        with socket.create_connection(("127.0.0.1", port)) as asking:
+            asking.sendall(b"POST /replicas/0/drain HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            wait_until(lambda: states(port)[0] == "draining", "it is not drained")
+        assert states(port)[0] == "draining"
+        served.send(signal.SIGTERM)
+        assert served.wait() == 0
+        assert not [line for line in served.lines if "Traceback" in line or "never" in line]
+        for connection, _ in streams:
+            connection.close()
+
+
+def test_one_engine_has_no_routes_of_several() -> None:
+    with serve_process(*SMALL) as served:
+        assert ask(served.port(), "GET", "/replicas")[0] == 404
 
 
 def test_sessions_are_named_by_header_or_field_and_engines_end_with_the_server() -> None:

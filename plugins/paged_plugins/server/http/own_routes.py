@@ -16,6 +16,7 @@ from paged_core.errors import RequestError
 from paged_plugins.instruments import exposition
 from paged_plugins.server.errors import ApiError
 from paged_plugins.server.http.endpoint import Endpoint, json_response
+from paged_plugins.server.http.replica_routes import ReplicaRoutes, ServesOnSeveral
 from paged_plugins.server.service import Service
 
 _NOT_ALIVE = {ClientState.RESTARTING, ClientState.FAILED}
@@ -84,7 +85,10 @@ class OwnRoutes:
 
     def routes(self) -> Sequence[BaseRoute]:
         """Return them."""
+        client = self._service.client
+        several = ReplicaRoutes(client).routes() if isinstance(client, ServesOnSeveral) else ()
         return [
+            *several,
             Endpoint(
                 "GET",
                 "/health",
