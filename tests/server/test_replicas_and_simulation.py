@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import settings_class
+from paged_plugins.lab.calibration.calibrate import MeasuredStep
+from paged_plugins.lab.cost_model import CostModelContext, StepWork
+from paged_plugins.lab.cost_models.linear import LinearCost
 from paged_plugins.workloads.spec import parse_spec
 from server.test_process_client import left_behind, own_folder  # noqa: F401 - a fixture
 from unit.peer_scripts import TOOLS, script
@@ -57,3 +62,19 @@ def test_later_turns_repeat_the_workload_and_not_an_answer() -> None:
             if follows is not None:
                 before = found[follows].prompt
                 assert found[request.id].prompt[: len(before)] == before
+
+
+def test_what_waking_up_took_beyond_the_weights_is_simulated() -> None:
+    registry = Registry.discover()
+    weights = {"name": "linear", "fixed": 0.002, "per_prefill_token": 1e-4, "wake": 0.5}
+    settings = settings_class(registry)(executor="simulated", cost_model=weights)
+    model = LinearCost(settings.cost_model, CostModelContext(settings=settings))
+    late = [0.001, 0.003, 0.004, 0.3, -0.002]
+    woken = []
+    for place, seconds in enumerate(late):
+        work = StepWork(prefill_tokens=place, prefill_sequences=1)
+        woken.append(MeasuredStep(work, model.seconds(work) + seconds))
+    found = tool.with_wake(settings, woken)
+    assert found.wake == pytest.approx(0.003)
+    assert found.model_copy(update={"wake": 0.5}) == settings.cost_model
+    assert tool.with_wake(settings, woken[-1:]).wake == 0
