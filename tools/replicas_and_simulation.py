@@ -187,7 +187,7 @@ def warm_ups(count: int, length: int, output: int, first: int = 0) -> Iterator[R
 
 
 def woken_up(length: int, output: RequestOutput) -> MeasuredStep:
-    """Return the step that a request with a prompt of this length made alone, with the way to it."""
+    """Return the step that a request with such a prompt made alone, with the way to it."""
     times = output.metrics
     assert times.first_token is not None
     pairs = length * (length + 1) // 2

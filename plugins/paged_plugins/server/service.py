@@ -157,7 +157,10 @@ class Service:
             )
 
     def check_length(self, name: str, num_characters: int) -> None:
-        """Refuse a text that is too long to be tokenised whole; its prompts may be shorter.
+        """Refuse text that would be tokenised whole, and is too long for that.
+
+        Args:
+            name: of the field that holds it.
 
         Raises:
             ApiError: 400.

@@ -17,6 +17,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 _KEYS = frozenset({"prompt", "prompt_token_ids", "add_special_tokens"})
 
 CHARACTERS_PER_TOKEN = 4
+"""About as many as a token of ordinary text has."""
 _SLACK = 64
 """Tokens at the end of a part that may become fewer with what follows."""
 

@@ -39,7 +39,7 @@ from paged_plugins.server.openai.protocol import (
 from paged_plugins.server.service import Answer, Service
 
 _MESSAGES = 4096
-"""Of a conversation; more may be as many as the model can take tokens."""
+"""Of a conversation, at most; or as many as the model takes tokens, if that is more."""
 _TOOLS = 1024
 _TOOL_SIZE = 256
 """Characters, about, of the description of a tool."""
