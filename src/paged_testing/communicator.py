@@ -69,16 +69,16 @@ class CommunicatorConformance(ComponentConformance):
         pool = _pool()
         processes = pool.take(size)
         group = _Group(processes, timeout)
-        shared = RankGroup(name=uuid4().hex, host="127.0.0.1", port=_free_port(), timeout=timeout)
         present = [rank for rank in range(size) if rank not in absent]
         try:
+            for each in processes:  # alone first: a deadline is not for what a process imports
+                self._join(each, _group_of_ranks(_MEETING))
+                each.send("leave")
             for each in processes:
-                each.send("load", self.record)
-            for each in processes:
-                assert each.answer(_MEETING) is None
+                assert [each.answer(_MEETING) for _ in range(2)] == [None, None]
+            ranks = _group_of_ranks(timeout)
             for rank in present:
-                context = CommunicatorContext(group=shared, rank=rank, size=size, device="cpu")
-                processes[rank].send("join", self.record, self.options, context)
+                self._join(processes[rank], ranks, rank, size)
             limit = timeout + self.patience
             group.joined = {rank: processes[rank].answer(limit) for rank in present}
             if not absent:
@@ -87,6 +87,10 @@ class CommunicatorConformance(ComponentConformance):
         finally:
             group.leave()
             pool.give_back(processes)
+
+    def _join(self, process: RankProcess, group: RankGroup, rank: int = 0, size: int = 1) -> None:
+        context = CommunicatorContext(group=group, rank=rank, size=size, device="cpu")
+        process.send("join", self.record, self.options, context)
 
     def run(self, group: _Group, *calls: Sequence[Call]) -> list[list[Any]]:
         """Make each rank's calls; return their results, by rank."""
@@ -273,7 +277,7 @@ class CommunicatorConformance(ComponentConformance):
 
     def test_may_be_closed_twice_and_then_refuses(self) -> None:
         call: Call = ("all_reduce", _random("float32", (4,), 0), 0)
-        with self.group(2, self.timeout) as group:
+        with self.group(2) as group:
             assert group.leave() == [None, None]
             assert group.leave() == [None, None]
             group.start(0, [call])
@@ -360,11 +364,12 @@ def _pool() -> RankPool:
     return RankPool()
 
 
-def _free_port() -> int:
+def _group_of_ranks(timeout: float) -> RankGroup:
+    """Return a group on this machine, at a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-        return port
+    return RankGroup(name=uuid4().hex, host="127.0.0.1", port=port, timeout=timeout)
 
 
 def _named_memory() -> set[str]:

@@ -45,7 +45,7 @@ class RankProcess:
         """Whether a signal was sent to it: then it is of no further use."""
 
     def send(self, *message: Any) -> None:
-        """Ask it to ``load`` a component, to ``join``, ``call`` or ``leave``."""
+        """Ask it to ``join`` a group, to ``call`` or to ``leave``."""
         self._connection.send_bytes(pickle.dumps(message))
 
     def answer(self, seconds: float) -> Any:
@@ -118,9 +118,7 @@ def main(descriptor: int) -> None:
             os._exit(0)
         answer: Any = None
         try:
-            if what == "load":
-                arguments[0].load()
-            elif what == "join":
+            if what == "join":
                 component, options, context = arguments
                 communicator = component.load()(options, context)
             elif what == "leave":

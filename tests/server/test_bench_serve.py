@@ -6,15 +6,15 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from paged_core.errors import SettingsError
-from paged_plugins.bench.serve_load import Answer, lengths, random_requests, spread
+from paged_plugins.bench.serve_load import Answer, Load, lengths, random_requests, spread
 from paged_plugins.bench.serve_measures import measures, read_goals
 from paged_plugins.http_client import HttpClient, ServerError
 from server.served import Served
@@ -109,6 +109,53 @@ def test_what_fails_is_told(served: Served) -> None:
     assert "all 3 requests failed, the first with: 400" in told
     assert "no workload is called 'W99'" in failing(served.address, "--workload", "W99")
     assert "has no effect here" in failing(served.address, "--num-blocks", "7")
+
+
+class _ScriptedServer:
+    """Answers each request with the same events, so many turns of the event loop after the last."""
+
+    def __init__(self, events: list[str], turns: int = 0) -> None:
+        self._events, self._turns, self._num_asked = events, turns, 0
+
+    async def events(self, _path: str, _body: Any) -> AsyncIterator[str]:
+        number, self._num_asked = self._num_asked, self._num_asked + 1
+        for _ in range(5 + number * self._turns):
+            await asyncio.sleep(0)
+        for event in self._events:
+            yield event
+
+
+def answers_of(server: _ScriptedServer, count: int) -> list[Answer]:
+    client = cast("HttpClient", server)
+    load = Load(client, "m", vocab_size=9, max_concurrency=None, extra={}, told=lambda: None)
+    requests = random_requests(
+        count,
+        **dict.fromkeys(("num_input", "num_output", "num_prefixes", "seed"), 1),
+        num_prefix=0,
+        range_ratio=0.0,
+        vocab_size=9,
+    )
+
+    async def run() -> list[Answer]:
+        async with asyncio.timeout(20):
+            return (await load.run(requests))[0]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_load_ends_however_close_together_its_last_answers_end(turns: int) -> None:
+    """A wake-up that was lost between two of them would have it wait for ever."""
+    events = ['{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}', "[DONE]"]
+    for count in (2, 3):
+        answers = answers_of(_ScriptedServer(events, turns), count)
+        assert [(each.num_output, each.error) for each in answers] == [(1, "")] * count
+
+
+@pytest.mark.parametrize("event", ["{", "[]", '{"choices": [3]}', '{"usage": {"a": 1}}'])
+def test_an_event_that_is_none_of_completions_fails_its_request(event: str) -> None:
+    (answer,) = answers_of(_ScriptedServer([event]), 1)
+    assert "cannot be read" in answer.error
 
 
 def test_measures_are_those_of_the_answers() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 from time import perf_counter
 from typing import Any
 
 from paged_core.cli.output import echo
-from paged_core.errors import SettingsError
+from paged_core.errors import SettingsError, error_text
 from paged_plugins.http_client import HttpClient, ServerError
 from paged_plugins.workloads.request import WorkloadRequest, linked
 from paged_plugins.workloads.serving import Arrival, Arrivals
@@ -77,11 +77,12 @@ class Load:
         """Send all, and those that follow them; return the answers and the seconds it took."""
         arrivals = Arrivals(requests, self._vocab_size)
         answers: list[Answer] = []
-        running: set[asyncio.Task[None]] = set()
+        unfinished = 0
         changed = asyncio.Event()
         start = perf_counter()
 
         async def serve(arrival: Arrival) -> None:
+            nonlocal unfinished
             answer = Answer(len(arrival.prompt), 0.0)
             answers.append(answer)
             async with self._places:
@@ -91,23 +92,22 @@ class Load:
                 tokens = (*arrival.prompt, *answer.token_ids)
                 arrivals.follow(arrival.request, perf_counter() - start, tokens)
             self._told()
+            unfinished -= 1
             changed.set()
 
-        while True:
-            for arrival in arrivals.due(perf_counter() - start):
-                task = asyncio.create_task(serve(arrival))
-                running.add(task)
-                task.add_done_callback(running.discard)
-            if arrivals.next_at is None and not running:
-                return answers, perf_counter() - start
-            changed.clear()
-            left = None if arrivals.next_at is None else arrivals.next_at - perf_counter() + start
-            try:
-                async with asyncio.timeout(left if left is None else max(0.0, left)):
-                    await changed.wait()
-            except TimeoutError:
-                pass
-            await asyncio.sleep(0)  # a task that has ended leaves the set
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                changed.clear()  # before looking: what changes later wakes this up
+                for arrival in arrivals.due(perf_counter() - start):
+                    unfinished += 1
+                    tasks.create_task(serve(arrival))
+                next_at = arrivals.next_at
+                if next_at is None and not unfinished:
+                    return answers, perf_counter() - start
+                left = None if next_at is None else max(0.0, next_at - perf_counter() + start)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await changed.wait()
 
     async def _ask(self, arrival: Arrival, answer: Answer) -> None:
         """Send one request and note what comes."""
@@ -153,6 +153,8 @@ class Load:
                 answer.error = "the answer has no token, or does not say how many it has"
         except ServerError as error:
             answer.error = f"{error.status or 'no answer'}: {error}"
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            answer.error = f"an event of the answer cannot be read: {error_text(error)}"
         finally:
             self._running -= 1
 
