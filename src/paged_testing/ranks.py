@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from functools import cache
 from importlib import import_module
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from time import monotonic, sleep
 from typing import Any
 
 from paged_core.errors import error_text
 
-_PROGRAM = (
-    "import json, sys; descriptor, sys.path[:] = json.loads(sys.argv.pop()); "
-    "from paged_testing.ranks import main; main(descriptor)"
-)
+
+@cache
+def _context() -> ForkServerContext:
+    """Return what forks processes of one that has imported the tensor library: that takes long."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", __name__])
+    return context
 
 
 class RankProcess:
     """A process of Python that joins groups; it ends when this one does.
 
-    It can join another group when it has left one, so that few processes import a tensor library.
+    It can join another group when it has left one, so that few processes are started.
     """
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, json.dumps([theirs.fileno(), sys.path])],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        self._connection = Connection(ours.detach())
-        self.pid = self._process.pid
+        self._connection, theirs = _context().Pipe()
+        self._process = _context().Process(target=main, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
         self.is_lost = False
         """Whether a signal was sent to it: then it is of no further use."""
 
@@ -66,15 +61,15 @@ class RankProcess:
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal that it will not survive, or stops at."""
         self.is_lost = True
-        os.kill(self.pid, number)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
         if number == signal.SIGKILL:
-            self._process.wait()
+            self._process.join()
 
     def close(self) -> None:
         """End it."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
+        self._process.kill()
+        self._process.join()
         self._connection.close()
 
 
@@ -108,9 +103,10 @@ class RankPool:
 # ---------------------------------------------------------------------------------- in the process
 
 
-def main(descriptor: int) -> None:
+def main(connection: Connection) -> None:
     """Do what is asked until the other end is closed."""
-    connection, communicator = Connection(descriptor), None
+    import_module("torch").set_num_threads(1)
+    communicator: Any = None
     while True:
         try:
             what, *arguments = pickle.loads(connection.recv_bytes())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -11,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import (  # type: ignore[attr-defined]  # it has TCPStore, unannounced
+from torch.distributed import (  # type: ignore[attr-defined]  # it has stores, unannounced
+    FileStore,
     PrefixStore,
     ProcessGroupGloo,
+    Store,
     TCPStore,
 )
 
@@ -28,6 +32,7 @@ from paged_backends.communication.calls import (
     rank_names,
     sum_in_order,
 )
+from paged_backends.communication.rendezvous import meet
 from paged_backends.communication.settings import GlooSettings
 from paged_core.engine.contexts import CommunicatorContext
 from paged_core.errors import ExecutorLost, error_text
@@ -43,7 +48,7 @@ class GlooCommunicator(Communicator):
     """A group of its own, beside any that the program has.
 
     Gloo does not say which rank it misses. When an operation fails, the ranks that are there write
-    so to the store of rank 0, which names the others to them.
+    so to the store, and rank 0 names the others to them.
     """
 
     def __init__(self, options: GlooSettings, context: CommunicatorContext, /) -> None:
@@ -67,8 +72,27 @@ class GlooCommunicator(Communicator):
         except RuntimeError as error:
             raise self._failed("the group was made", error) from error
 
-    def _meet(self, context: CommunicatorContext) -> TCPStore:
-        """Make the store, and wait until all ranks have come to it."""
+    def _meet(self, context: CommunicatorContext) -> Store:
+        """Make the store, and wait until all ranks have come to it.
+
+        On one machine it is memory, and no network is needed: PyTorch's store over TCP looks up the
+        names of addresses, which takes seconds where no name server answers.
+        """
+        if context.group.is_on_one_machine and sys.platform == "linux":
+            return self._meet_in_memory(context)
+        return self._meet_over_tcp(context)
+
+    def _meet_in_memory(self, context: CommunicatorContext) -> Store:
+        memory = os.memfd_create("paged_core.gloo") if self.rank == 0 else -1
+        meeting = meet(context, memory, f"communicator 'gloo' of {self.size} ranks")
+        # It stays open: a store writes to its file when it is deleted, and gloo may do that late.
+        kept = os.dup(meeting.memory)
+        meeting.close()
+        store = FileStore(f"/proc/self/fd/{kept}", -1)
+        store.set_timeout(timedelta(seconds=self._timeout))
+        return store
+
+    def _meet_over_tcp(self, context: CommunicatorContext) -> Store:
         group, deadline = context.group, monotonic() + self._timeout
         try:
             store = TCPStore(

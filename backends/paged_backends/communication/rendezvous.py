@@ -98,7 +98,7 @@ class _Guests:
         return ExecutorLost(
             f"{rank_names(missing)} of {self.context.size} did not come to the group within "
             f"{self.context.group.timeout:g} s: look at what they logged, and whether they use "
-            "communicator 'shm' too"
+            "the same communicator"
         )
 
     # ------------------------------------------------------------------ rank 0
