@@ -74,12 +74,14 @@ class TestCudaFloat32(Brief):
 
 
 class TestCudaFloat16(Brief):
+    max_tokens = 2_000
     dtypes = ("float16",)
 
 
 class TestCudaByChance(Brief):
     """What no barrier orders happens in any order."""
 
+    max_tokens = 2_000
     order = "by chance"
 
 
@@ -121,6 +123,7 @@ class TestCudaWarpgroups(TestCudaDeterministic):
 
 
 class TestCudaFloat8(Brief):
+    max_tokens = 2_000
     kv_cache_dtype = "fp8_e4m3"
 
 
