@@ -202,6 +202,18 @@ def test_extras_of_vllm(client: openai.OpenAI, llm: LLM) -> None:
     assert set(choice.prompt_logprobs[1][str(ids[-3])]) == {"logprob", "rank", "decoded_token"}
 
 
+def test_extras_of_vllm_that_are_not_asked_for_are_null(
+    client: openai.OpenAI, served: Served
+) -> None:
+    completion = client.completions.create(model="demo", prompt=PROMPT, max_tokens=1)
+    choice: Any = completion.choices[0]
+    assert choice.token_ids is choice.prompt_token_ids is choice.prompt_logprobs is None
+    chat: Any = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=1)
+    assert chat.prompt_token_ids is chat.prompt_logprobs is None
+    assert chat.choices[0].token_ids is chat.choices[0].message.reasoning_content is None
+    assert served.ask("POST", "/tokenize", {"prompt": "x"})[1]["token_strs"] is None
+
+
 def test_stop_strings_and_reasons(client: openai.OpenAI) -> None:
     made = client.completions.create(
         model="demo", prompt=PROMPT, temperature=0, max_tokens=50, stop=[" maps", "zzz"]

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from msgspec import UNSET
 from starlette.requests import Request
 
 from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestOutput
@@ -172,8 +173,8 @@ class Completing:
             logprobs=logprobs,
             finish_reason=None,
             stop_reason=None,
-            token_ids=[] if wants_ids else None,
-            prompt_token_ids=ids if wants_ids else None,
+            token_ids=[] if wants_ids else UNSET,
+            prompt_token_ids=ids if wants_ids else UNSET,
         )
 
     def gained(self, index: int, delta: OutputDelta, offset: int) -> tuple[CompletionChoice, int]:
@@ -186,7 +187,7 @@ class Completing:
             logprobs=logprobs,
             finish_reason=delta.finish_reason and delta.finish_reason.value,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
-            token_ids=delta.token_ids if self.body.return_token_ids else None,
+            token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
         )
         return made, offset
 

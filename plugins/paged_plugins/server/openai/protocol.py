@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 Some = msgspec.Meta(max_length=64)
 _Many = msgspec.Meta(max_length=4096)
@@ -248,9 +249,11 @@ class CompletionChoice(Answered, omit_defaults=True):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | UnsetType | None = UNSET
+    """vLLM's extras are null in a whole answer to a request that does not ask for them, so that its
+    clients may read them, and are left out of the many chunks of a stream."""
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
 class Completion(Answered, omit_defaults=True):
@@ -307,11 +310,11 @@ class ChatMessage(Answered, omit_defaults=True):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    reasoning_content: str | None = None
+    reasoning_content: str | None
     tool_calls: list[MadeToolCall] | None = None
 
 
-class ChatChoice(Answered, omit_defaults=True):
+class ChatChoice(Answered):
     """One answer to a conversation."""
 
     index: int
@@ -319,10 +322,10 @@ class ChatChoice(Answered, omit_defaults=True):
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
+    token_ids: list[int] | None
 
 
-class ChatCompletion(Answered, omit_defaults=True):
+class ChatCompletion(Answered):
     """The answer of ``/v1/chat/completions``."""
 
     id: str
@@ -331,8 +334,8 @@ class ChatCompletion(Answered, omit_defaults=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
 
 
 class MessageDelta(Answered, omit_defaults=True):
@@ -387,13 +390,13 @@ class ModelList(Answered):
     object: Literal["list"] = "list"
 
 
-class Tokenized(Answered, omit_defaults=True):
+class Tokenized(Answered):
     """The answer of ``/tokenize``."""
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: list[str] | None
 
 
 class Detokenized(Answered):
