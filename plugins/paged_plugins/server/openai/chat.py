@@ -114,11 +114,20 @@ def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt
         tools=body.tools or None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=_template_options(body),
     )
     if body.add_special_tokens and isinstance(prompt, Mapping):
         return {**prompt, "add_special_tokens": True}
     return prompt
+
+
+def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any] | None:
+    """Return what else the chat template is told; the client's own words come first."""
+    effort = body.reasoning_effort
+    if effort is None:
+        return body.chat_template_kwargs
+    own = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    return own | (body.chat_template_kwargs or {})
 
 
 def size_of(body: ChatRequest | TokenizeRequest) -> int:
@@ -242,14 +251,15 @@ class Chat:
 
     def _choice(self, index: int, made: _Gathered) -> ChatChoice:
         calls = list(made.tool_calls.values())
-        content = "".join(made.content)
+        content, thoughts = "".join(made.content), "".join(made.reasoning) or None
         return ChatChoice(
             index=index,
             message=ChatMessage(
                 role="assistant",
                 content=None if calls and not content else content,
                 refusal=None,
-                reasoning_content="".join(made.reasoning) or None,
+                reasoning=thoughts,
+                reasoning_content=thoughts,
                 tool_calls=calls or None,
             ),
             logprobs=self.formatted(made.logprobs),
@@ -304,6 +314,7 @@ class ChatEvents:
             index=delta.index,
             delta=MessageDelta(
                 content=delta.content or None,
+                reasoning=delta.reasoning_content,
                 reasoning_content=delta.reasoning_content,
                 tool_calls=delta.tool_calls,
             ),

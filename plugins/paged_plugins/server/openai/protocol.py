@@ -14,6 +14,8 @@ Some = msgspec.Meta(max_length=64)
 _Many = msgspec.Meta(max_length=4096)
 """What is looked at for each token has a bound."""
 _Word = Annotated[str, msgspec.Meta(max_length=1024)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model is to think."""
 
 
 class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -171,6 +173,10 @@ class ChatRequest(Generated, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """What else the template is to know, such as ``enable_thinking``."""
+    reasoning_effort: Effort | None = None
+    """Told to the chat template under this name; none: ``enable_thinking`` is false."""
+    include_reasoning: bool | None = None
+    """False: thoughts are not shown."""
 
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -188,6 +194,7 @@ class TokenizeRequest(Sent):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
     tools: list[dict[str, Any]] | None = None
 
 
@@ -310,7 +317,10 @@ class ChatMessage(Answered, omit_defaults=True):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: str | None
+    """Thoughts."""
     reasoning_content: str | None
+    """The same, under the name that it had first."""
     tool_calls: list[MadeToolCall] | None = None
 
 
@@ -343,6 +353,7 @@ class MessageDelta(Answered, omit_defaults=True):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[MadeToolCall] | None = None
 
