@@ -367,6 +367,36 @@ def test_the_last_message_can_be_continued(client: openai.OpenAI, llm: LLM) -> N
     assert made.choices[0].message.content == output.outputs[0].text
 
 
+@pytest.mark.parametrize("content", ["A block", [{"type": "text", "text": "A"}] * 2], ids=str)
+def test_an_echo_of_a_chat_begins_with_the_assistant_s_message(
+    client: openai.OpenAI, content: Any
+) -> None:
+    def ask(messages: Any, **options: Any) -> Any:
+        extra = {"continue_final_message": True, **options.pop("extra", {})}
+        return client.chat.completions.create(
+            model="demo", messages=messages, seed=1, n=2, max_tokens=8, extra_body=extra, **options
+        )
+
+    said: Any = [*MESSAGES, {"role": "assistant", "content": content}]
+    plain = [each.message.content for each in ask(said).choices]
+    echoed = ask(said, extra={"echo": True})
+    begin = content if isinstance(content, str) else "A A"
+    texts = [begin + text for text in plain]
+    assert [each.message.content for each in echoed.choices] == texts
+    assert echoed.usage.completion_tokens <= 16
+    streamed = ["", ""]
+    for chunk in ask(said, extra={"echo": True}, stream=True):
+        for each in chunk.choices:
+            streamed[each.index] += each.delta.content or ""
+    assert streamed == texts
+    other = {"echo": True, "continue_final_message": False}
+    asked, again = (
+        ask(MESSAGES, extra=other),
+        ask(MESSAGES, extra={"continue_final_message": False}),
+    )
+    assert asked.choices[0].message.content == again.choices[0].message.content, "the user said it"
+
+
 def test_many_streams_at_once(served: Served) -> None:
     async def one(client: openai.AsyncOpenAI, number: int) -> str:
         stream = await client.completions.create(

@@ -139,6 +139,20 @@ def size_of(body: ChatRequest | TokenizeRequest) -> int:
     return size
 
 
+def _texts(message: Message) -> list[str]:
+    """Return the texts of the parts of a message."""
+    content = message.content or ""
+    if isinstance(content, str):
+        return [content]
+    return [part.text or part.refusal or "" for part in content]
+
+
+def _echoed(body: ChatRequest) -> str:
+    """Return what answers begin with, as the template has read it."""
+    last = body.messages[-1]
+    return " ".join(_texts(last)) if body.echo and last.role == "assistant" else ""
+
+
 def _plain(message: Message) -> dict[str, Any]:
     """Return a message as templates know it: with arguments of functions as objects.
 
@@ -149,8 +163,7 @@ def _plain(message: Message) -> dict[str, Any]:
     if message.role == "developer":
         made["role"] = "system"
     if isinstance(message.content, list):
-        texts = [part.text or part.refusal or "" for part in message.content]
-        made["content"] = [{"type": "text", "text": text} for text in texts]
+        made["content"] = [{"type": "text", "text": text} for text in _texts(message)]
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             made[name] = value
@@ -196,6 +209,8 @@ class Chat:
         make_parser: Any = None,
     ) -> None:
         self.answer, self.body, self.model = answer, body, model
+        self.echoed = _echoed(body)
+        """What every answer begins with."""
         self._make_parser = make_parser
         self._parsers: dict[int, Parser] = {}
         self._logprobs: LogprobFormat | None = None
@@ -251,7 +266,7 @@ class Chat:
 
     def _choice(self, index: int, made: _Gathered) -> ChatChoice:
         calls = list(made.tool_calls.values())
-        content, thoughts = "".join(made.content), "".join(made.reasoning) or None
+        content, thoughts = self.echoed + "".join(made.content), "".join(made.reasoning) or None
         return ChatChoice(
             index=index,
             message=ChatMessage(
@@ -294,6 +309,8 @@ class ChatEvents:
             place = b'{"index":%d' % delta.index
             head = self._heads[delta.index] = place + b',"delta":{"content":'
             first = chunks.chunk(place + _ROLE)
+            if self._made.echoed:
+                first += chunks.chunk(head + encode(self._made.echoed) + _PLAIN_END)
         chunks.num_shown += len(delta.token_ids)
         if (
             self._is_plain

@@ -171,6 +171,8 @@ class ChatRequest(Generated, kw_only=True):
     modalities: list[Literal["text"]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = None
+    """Begin with the last message, if it is the assistant's."""
     chat_template_kwargs: dict[str, Any] | None = None
     """What else the template is to know, such as ``enable_thinking``."""
     reasoning_effort: Effort | None = None
