@@ -176,6 +176,18 @@ def test_best_of_returns_the_best(client: openai.OpenAI) -> None:
     assert [choice.index for choice in made.choices] == [0, 1]
 
 
+def test_a_beam_search_may_be_asked_for_as_of_vllm(client: openai.OpenAI) -> None:
+    def ask(**extra: Any) -> list[str]:
+        made = client.completions.create(
+            model="demo", prompt=[PROMPT, "A"], n=2, max_tokens=6, extra_body=extra
+        )
+        return [choice.text for choice in made.choices]
+
+    assert ask(use_beam_search=True, temperature=0) == ask(beam_width=2)
+    assert len(set(ask(use_beam_search=True))) == 4
+    assert ask(use_beam_search=False, seed=1) == ask(seed=1)
+
+
 def test_extras_of_vllm(client: openai.OpenAI, llm: LLM) -> None:
     ids = llm.get_tokenizer().encode(PROMPT)
     extra = {

@@ -57,7 +57,9 @@ def sampling_params(
         ApiError, RequestError: a value is out of range, or contradicts another one.
     """
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    if body.beam_width is None:
+    if body.use_beam_search:
+        given.setdefault("beam_width", given.get("n", 1))
+    if "beam_width" not in given:
         given.setdefault("temperature", 1.0)
     if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
         name = "logprobs" if hasattr(body, "prompt") else "top_logprobs"
@@ -66,8 +68,8 @@ def sampling_params(
         what = f"must be from 0 to {_MAX_LOGPROBS}, not {body.prompt_logprobs}"
         raise refused("prompt_logprobs", f"prompt_logprobs {what}")
     if body.stream:
-        for name in ("best_of", "beam_width", "prompt_logprobs"):
-            if getattr(body, name) is not None:
+        for name in ("best_of", "beam_width", "use_beam_search", "prompt_logprobs"):
+            if (value := getattr(body, name)) is not None and value is not False:
                 raise refused(name, f"{name} has nothing to stream; leave out stream or {name}")
     elif body.stream_options is not None:
         raise refused("stream_options", "stream_options are for a stream; set stream to true")

@@ -83,6 +83,8 @@ class Generated(Sampled, kw_only=True):
     max_tokens: int | None = None
     best_of: int | None = None
     beam_width: int | None = None
+    use_beam_search: bool | None = None
+    """With ``n`` beams, all of which are returned."""
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: int | None = None
