@@ -129,6 +129,26 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI, llm: LLM) -> N
     assert [offset for part in parts for offset in part.text_offset] == found.text_offset
 
 
+def test_log_probabilities_of_all_tokens_where_the_server_allows_it() -> None:
+    with Served({"max_logprobs": -1}) as served:
+        url = f"{served.address}/v1"
+        with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
+            asked: Any = {"model": "demo", "max_tokens": 1}
+            extra = {"prompt_logprobs": -1}
+            done: Any = client.completions.create(
+                prompt=[5, 6], logprobs=-1, extra_body=extra, **asked
+            )
+            chat = client.chat.completions.create(
+                messages=MESSAGES, logprobs=True, top_logprobs=-1, **asked
+            )
+            with pytest.raises(openai.BadRequestError, match="-1 for all, not -2"):
+                client.completions.create(prompt="x", logprobs=-2, **asked)
+    vocabulary = 2048
+    assert len(done.choices[0].prompt_logprobs[1]) == vocabulary
+    assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content
+    assert len(chat.choices[0].logprobs.content[0].top_logprobs) == vocabulary
+
+
 def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(
     client: openai.OpenAI, llm: LLM
 ) -> None:

@@ -84,7 +84,9 @@ async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "top_logprobs needs logprobs; set it to true")
-    sampling = sampling_params(body, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling)
+    sampling = sampling_params(
+        body, service.options, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling
+    )
     check_choices(sampling, 1, service.options)
     name, fields = answer_id(body, prefix), request_fields(body)
     generations = await service.off_loop(

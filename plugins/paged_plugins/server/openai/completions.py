@@ -65,7 +65,9 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
     changes = dict(format_of(service, body).sampling)
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         changes["prompt_logprobs"] = body.logprobs
-    sampling = sampling_params(body, max_tokens=max_tokens or 1, logprobs=body.logprobs, **changes)
+    sampling = sampling_params(
+        body, service.options, max_tokens=max_tokens or 1, logprobs=body.logprobs, **changes
+    )
     prompts = prompts_of(body.prompt, special=body.add_special_tokens)
     check_choices(sampling, len(prompts), service.options)
     name, fields = answer_id(body, "cmpl-"), request_fields(body)

@@ -41,11 +41,15 @@ _SAMPLING = (
     "prompt_logprobs",
 )
 """Fields that sampling parameters have under the same name."""
-_MAX_LOGPROBS = 20
 
 
 def sampling_params(
-    body: Generated, *, max_tokens: int | None, logprobs: int | None, **changes: Any
+    body: Generated,
+    options: HttpSettings,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    **changes: Any,
 ) -> SamplingParams:
     """Return what a request asks for; over HTTP the temperature is 1 unless it says another.
 
@@ -61,12 +65,8 @@ def sampling_params(
         given.setdefault("beam_width", given.get("n", 1))
     if "beam_width" not in given:
         given.setdefault("temperature", 1.0)
-    if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
-        name = "logprobs" if hasattr(body, "prompt") else "top_logprobs"
-        raise refused(name, f"{name} must be from 0 to {_MAX_LOGPROBS}, not {logprobs}")
-    if body.prompt_logprobs is not None and not 0 <= body.prompt_logprobs <= _MAX_LOGPROBS:
-        what = f"must be from 0 to {_MAX_LOGPROBS}, not {body.prompt_logprobs}"
-        raise refused("prompt_logprobs", f"prompt_logprobs {what}")
+    _check_logprobs("logprobs" if hasattr(body, "prompt") else "top_logprobs", logprobs, options)
+    _check_logprobs("prompt_logprobs", body.prompt_logprobs, options)
     if body.stream:
         for name in ("best_of", "beam_width", "use_beam_search", "prompt_logprobs"):
             if (value := getattr(body, name)) is not None and value is not False:
@@ -78,6 +78,16 @@ def sampling_params(
     if body.best_of == 1 and given.get("n", 1) == 1:
         del given["best_of"]  # what OpenAI's older clients send
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given | changes)
+
+
+def _check_logprobs(name: str, value: int | None, options: HttpSettings) -> None:
+    most = options.max_logprobs
+    if value is None or (value >= -1 if most == -1 else 0 <= value <= most):
+        return
+    allowed = (
+        "at least 0, or -1 for all" if most == -1 else f"from 0 to {most} (server.max_logprobs)"
+    )
+    raise refused(name, f"{name} must be {allowed}, not {value}")
 
 
 def request_fields(body: Generated) -> Mapping[str, Any]:
