@@ -234,6 +234,27 @@ def test_extras_of_vllm(client: openai.OpenAI, llm: LLM) -> None:
     assert set(choice.prompt_logprobs[1][str(ids[-3])]) == {"logprob", "rank", "decoded_token"}
 
 
+def test_either_end_of_a_prompt_may_be_left_out(client: openai.OpenAI) -> None:
+    def ids_of(**extra: Any) -> Any:
+        asked = {"return_token_ids": True, **extra}
+        options: Any = {"model": "demo", "max_tokens": 1, "extra_body": asked}
+        done: Any = client.completions.create(prompt=[PROMPT, [5, 6, 7, 8]], **options)
+        chat: Any = client.chat.completions.create(messages=MESSAGES, **options)
+        return [*(each.prompt_token_ids for each in done.choices), chat.prompt_token_ids]
+
+    whole = ids_of()
+    assert ids_of(truncation_side="right") == whole, "nothing is left out"
+    for limit in (3, -1):
+        first = ids_of(truncate_prompt_tokens=limit, truncation_side="right")
+        last = ids_of(truncate_prompt_tokens=limit, truncation_side="left")
+        assert last == ids_of(truncate_prompt_tokens=limit)
+        if limit == -1:
+            assert first == last == whole
+        else:
+            assert first == [ids[:limit] for ids in whole]
+            assert last == [ids[-limit:] for ids in whole]
+
+
 def test_extras_of_vllm_that_are_not_asked_for_are_null(
     client: openai.OpenAI, served: Served
 ) -> None:

@@ -20,6 +20,7 @@ from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
     check_choices,
+    kept,
     request_fields,
     sampling_params,
     token_texts,
@@ -90,7 +91,10 @@ async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl
     check_choices(sampling, 1, service.options)
     name, fields = answer_id(body, prefix), request_fields(body)
     generations = await service.off_loop(
-        lambda: service.generations(name, [prompt], sampling, fields, body.deadline), size
+        lambda: service.generations(
+            name, kept(service, body, [prompt], sampling), sampling, fields, body.deadline
+        ),
+        size,
     )
     answer = Answer(service, name, generations, body.deadline)
     return Chat(service, body, model, answer, asked.make_parser)

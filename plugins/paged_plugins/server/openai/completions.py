@@ -19,6 +19,7 @@ from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
     check_choices,
+    kept,
     prompts_of,
     request_fields,
     sampling_params,
@@ -75,7 +76,10 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
     if sampling.truncate_prompt_tokens is not None:
         service.check_length("prompt", size)
     generations = await service.off_loop(
-        lambda: service.generations(name, prompts, sampling, fields, body.deadline), size
+        lambda: service.generations(
+            name, kept(service, body, prompts, sampling), sampling, fields, body.deadline
+        ),
+        size,
     )
     answer = Answer(service, name, generations, body.deadline)
     return Completing(service, body, model, answer, only_echo=only_echo)

@@ -142,6 +142,22 @@ def prompts_of(prompt: str | list[Any], *, special: bool | None) -> list[Prompt]
     return made
 
 
+def kept(
+    service: Service, body: Generated, prompts: Sequence[Prompt], sampling: SamplingParams
+) -> Sequence[Prompt]:
+    """Return prompts, or the token ids at their beginnings, if it is the ends that are left out.
+
+    Raises:
+        RequestError: a prompt is none.
+    """
+    limit = sampling.truncate_prompt_tokens
+    if limit is None or body.truncation_side != "right":
+        return prompts
+    front_end = service.front_end
+    most = front_end.max_model_len - 1 if limit == -1 else limit
+    return [front_end.encode(prompt, sampling)[1][:most] for prompt in prompts]
+
+
 def check_choices(sampling: SamplingParams, num_prompts: int, options: HttpSettings) -> None:
     """Refuse a request for more sequences than the server lets one have.
 

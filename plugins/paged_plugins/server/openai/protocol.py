@@ -58,6 +58,8 @@ class Sampled(Sent, kw_only=True):
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are left out: right keeps the first ones."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer's special tokens are put around a text; a chat template has its own."""
     structured_outputs: dict[str, Any] | None = None
