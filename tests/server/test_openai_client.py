@@ -173,6 +173,21 @@ def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(
     assert [value for each in logprobs for value in each.token_logprobs] == found.token_logprobs
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_of_token_ids_shows_special_tokens(
+    client: openai.OpenAI, llm: LLM, *, stream: bool
+) -> None:
+    ids = [1, *llm.get_tokenizer().encode("A block", add_special_tokens=False), 0]
+    options: Any = {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": 2, "stream": stream}
+    made: Any = client.completions.create(model="demo", **options)
+    choices = [each.choices[0] for each in (made if stream else [made])]
+    text = "".join(choice.text for choice in choices)
+    assert text.startswith("<|begin|>A block<|pad|>")
+    tokens = [token for choice in choices for token in choice.logprobs.tokens]
+    offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
+    assert all(text.startswith(token, at) for token, at in zip(tokens, offsets, strict=True))
+
+
 def test_an_echo_alone_generates_nothing_that_is_shown(client: openai.OpenAI) -> None:
     made = client.completions.create(
         model="demo", prompt=PROMPT, echo=True, max_tokens=0, logprobs=1

@@ -154,7 +154,9 @@ class Completing:
         """Return the text of a prompt, however it was given."""
         if text is not None:
             return text
-        return "" if self._tokenizer is None else self._tokenizer.decode(token_ids)
+        if self._tokenizer is None:
+            return ""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _formatted(
         self, entries: Any, token_ids: list[int], start: int, text: str
