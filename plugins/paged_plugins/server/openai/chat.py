@@ -333,10 +333,12 @@ class ChatEvents:
         return self._chunks.end()
 
     def _gained(self, delta: ChatDelta) -> ChatChunkChoice:
+        # what gains nothing else has a text, if an empty one: clients add it to what they have
+        has_others = delta.reasoning_content or delta.tool_calls
         return ChatChunkChoice(
             index=delta.index,
             delta=MessageDelta(
-                content=delta.content or None,
+                content=delta.content or (None if has_others else ""),
                 reasoning=delta.reasoning_content,
                 reasoning_content=delta.reasoning_content,
                 tool_calls=delta.tool_calls,
