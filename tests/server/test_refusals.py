@@ -96,6 +96,15 @@ def test_a_wrong_field_of_a_chat_is_named(
     assert error["param"] == param, error["message"]
 
 
+def test_null_is_the_same_as_leaving_any_field_out(served: Served) -> None:
+    nulls = dict.fromkeys(("functions", "prediction", "guided_json", "temperature", "nonsense"))
+    body = {"messages": MESSAGES, "max_tokens": 1, "logit_bias": {"5": 1.5}, **nulls}
+    assert served.ask("POST", CHAT, body)[0] == 200
+    status, error = served.error(CHAT, {**body, "nonsense": 0})
+    assert (status, error["param"], error["code"]) == (400, "nonsense", "unknown_field")
+    assert served.error(CHAT, {**body, "messages": None})[1]["param"] == "messages"
+
+
 def test_parts_that_are_no_text_are_refused(served: Served) -> None:
     parts = [{"type": "image_url", "image_url": {"url": "http://x"}}]
     status, error = served.error(CHAT, {"messages": [{"role": "user", "content": parts}]})
