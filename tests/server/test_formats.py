@@ -291,6 +291,7 @@ def test_thoughts_are_apart_and_a_form_begins_after_them(*, stream: bool) -> Non
     [
         ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
         ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"documents": [{"title": "a"}]}, {"documents": [{"title": "a"}]}),
         (
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "x": 1}},
             {"enable_thinking": True, "x": 1},
@@ -299,7 +300,7 @@ def test_thoughts_are_apart_and_a_form_begins_after_them(*, stream: bool) -> Non
     ids=str,
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-def test_how_much_to_think_is_told_to_the_template(
+def test_documents_and_how_much_to_think_are_told_to_the_template(
     served: Served,
     monkeypatch: pytest.MonkeyPatch,
     path: str,

@@ -106,6 +106,7 @@ ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
         "max_completion_tokens": (1, 4),
         "continue_final_message": (True,),
         "echo": (True,),
+        "documents": ([{"title": "a", "text": "b"}], [{}]),
         "reasoning_effort": ("low", "none"),
         "include_reasoning": (False,),
         "add_generation_prompt": (True, False),

@@ -203,6 +203,8 @@ def test_json_that_a_template_might_not_stand_is_refused(served: Served) -> None
         deep = [deep]
     body = {"messages": MESSAGES, "chat_template_kwargs": {"x": deep}}
     assert served.error(CHAT, body)[1]["param"] == "chat_template_kwargs"
+    body = {"messages": MESSAGES, "documents": [{"x": deep}]}
+    assert served.error(CHAT, body)[1]["param"] == "documents"
 
 
 def test_messages_are_short_whatever_was_sent(served: Served) -> None:

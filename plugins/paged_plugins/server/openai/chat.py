@@ -108,12 +108,13 @@ def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt
     """
     if not body.messages:
         raise refused("messages", "messages is empty; give at least one message")
-    most = {"messages": max(_MESSAGES, service.front_end.max_model_len), "tools": _TOOLS}
-    for field, entries in (("messages", body.messages), ("tools", body.tools or ())):
-        if len(entries) > most[field]:
-            limit = f"{most[field]} are read at most"
-            raise refused(field, f"{field} has {len(entries)} entries; {limit}")
+    many = max(_MESSAGES, service.front_end.max_model_len)
+    for field, most in (("messages", many), ("documents", many), ("tools", _TOOLS)):
+        entries = getattr(body, field) or ()
+        if len(entries) > most:
+            raise refused(field, f"{field} has {len(entries)} entries; {most} are read at most")
     check_depth("chat_template_kwargs", body.chat_template_kwargs)
+    check_depth("documents", body.documents)
     check_depth("tools", body.tools)
     (prompt,) = service.client.front_end.chat_prompts(
         [_plain(message) for message in body.messages],
@@ -129,16 +130,21 @@ def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt
 
 def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any] | None:
     """Return what else the chat template is told; the client's own words come first."""
-    effort = body.reasoning_effort
-    if effort is None:
-        return body.chat_template_kwargs
-    own = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
-    return own | (body.chat_template_kwargs or {})
+    own: dict[str, Any] = {}
+    if body.documents is not None:
+        own["documents"] = body.documents
+    if body.reasoning_effort == "none":
+        own["enable_thinking"] = False
+    elif body.reasoning_effort is not None:
+        own["reasoning_effort"] = body.reasoning_effort
+    return own | (body.chat_template_kwargs or {}) or None
 
 
 def size_of(body: ChatRequest | TokenizeRequest) -> int:
-    """Return how many characters messages have, and about how many the tools."""
+    """Return how many characters messages and documents have, and about how many the tools."""
     size = _TOOL_SIZE * len(body.tools or ())
+    for document in body.documents or ():
+        size += sum(len(value) for value in document.values() if isinstance(value, str))
     for each in body.messages or ():
         parts = each.content if isinstance(each.content, list) else ()
         size += len(each.content or "") + sum(len(part.text or "") for part in parts)

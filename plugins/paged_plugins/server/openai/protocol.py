@@ -179,6 +179,8 @@ class ChatRequest(Generated, kw_only=True):
     """Begin with the last message, if it is the assistant's."""
     chat_template_kwargs: dict[str, Any] | None = None
     """What else the template is to know, such as ``enable_thinking``."""
+    documents: list[dict[str, Any]] | None = None
+    """Told to the chat template under this name: what the answer is to be based on."""
     reasoning_effort: Effort | None = None
     """Told to the chat template under this name; none: ``enable_thinking`` is false."""
     include_reasoning: bool | None = None
@@ -200,6 +202,7 @@ class TokenizeRequest(Sent):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     reasoning_effort: Effort | None = None
     tools: list[dict[str, Any]] | None = None
 
