@@ -73,6 +73,7 @@ def test_what_is_counted_adds_up(scrapes: Scrapes) -> None:
     info = dict(next(iter(scrapes.evaluate(f"vllm:cache_config_info{model}"))))
     assert info["block_size"] == "16"
     assert info["num_gpu_blocks"] == "256"
+    assert info["kv_cache_size_tokens"] == "4096"
     reasons_to_wait = scrapes.evaluate(f"vllm:num_requests_waiting_by_reason{model}")
     assert sum(reasons_to_wait.values()) == one(f"vllm:num_requests_waiting{model}") == 0
 

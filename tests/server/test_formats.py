@@ -11,6 +11,8 @@ import jsonschema
 import openai
 import pytest
 
+from paged_core.text.front_end import FrontEnd
+from paged_core.text.prompts import Prompt
 from server.served import Served
 
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -260,18 +262,61 @@ def test_thoughts_are_apart_and_a_form_begins_after_them(*, stream: bool) -> Non
         forced = {"structured_outputs": form, "logit_bias": bias}
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
             made = ask(client, extra_body=forced, temperature=0, stream=stream)
-            content, thoughts = "", ""
+            content, thoughts, again = "", "", ""
             for each in made if stream else [made]:
                 for choice in each.choices:
                     part = choice.delta if stream else choice.message
                     content += part.content or ""
                     thoughts += getattr(part, "reasoning_content", None) or ""
+                    again += getattr(part, "reasoning", None) or ""
             assert re.fullmatch("[0-9]{2}", content)
             assert re.fullmatch("A[a-z]{3}", thoughts)
+            assert again == thoughts, "it has two names"
+            hidden: dict[str, Any] = {**forced, "include_reasoning": False}
+            made = ask(client, extra_body=hidden, temperature=0, stream=stream)
+            parts = (
+                [each.choices[0].delta for each in made] if stream else [made.choices[0].message]
+            )
+            assert "".join(part.content or "" for part in parts) == content
+            assert not any(getattr(part, "reasoning", None) for part in parts)
+            assert not any(getattr(part, "reasoning_content", None) for part in parts)
             kept = ask(client, extra_body={"structured_outputs": {"regex": "[0-9]"}}, max_tokens=8)
             assert kept.choices[0].finish_reason == "length", "it has not ended its thoughts"
             assert not kept.choices[0].message.content
             assert kept.choices[0].message.reasoning_content
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"documents": [{"title": "a"}]}, {"documents": [{"title": "a"}]}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "x": 1}},
+            {"enable_thinking": True, "x": 1},
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_documents_and_how_much_to_think_are_told_to_the_template(
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    options: dict[str, Any],
+    told: dict[str, Any],
+) -> None:
+    given: list[Any] = []
+    render = FrontEnd.chat_prompts
+
+    def noted(front_end: FrontEnd, messages: Any, **rest: Any) -> list[Prompt]:
+        given.append(rest["chat_template_kwargs"])
+        return render(front_end, messages, **rest)
+
+    monkeypatch.setattr(FrontEnd, "chat_prompts", noted)
+    assert served.ask("POST", path, {"messages": MESSAGES, **options})[0] == 200
+    assert given == [told]
 
 
 def bias_to(served: Served, text: str) -> dict[str, float]:

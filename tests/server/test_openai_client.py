@@ -129,6 +129,26 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI, llm: LLM) -> N
     assert [offset for part in parts for offset in part.text_offset] == found.text_offset
 
 
+def test_log_probabilities_of_all_tokens_where_the_server_allows_it() -> None:
+    with Served({"max_logprobs": -1}) as served:
+        url = f"{served.address}/v1"
+        with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
+            asked: Any = {"model": "demo", "max_tokens": 1}
+            extra = {"prompt_logprobs": -1}
+            done: Any = client.completions.create(
+                prompt=[5, 6], logprobs=-1, extra_body=extra, **asked
+            )
+            chat = client.chat.completions.create(
+                messages=MESSAGES, logprobs=True, top_logprobs=-1, **asked
+            )
+            with pytest.raises(openai.BadRequestError, match="-1 for all, not -2"):
+                client.completions.create(prompt="x", logprobs=-2, **asked)
+    vocabulary = 2048
+    assert len(done.choices[0].prompt_logprobs[1]) == vocabulary
+    assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content
+    assert len(chat.choices[0].logprobs.content[0].top_logprobs) == vocabulary
+
+
 def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(
     client: openai.OpenAI, llm: LLM
 ) -> None:
@@ -153,6 +173,21 @@ def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(
     assert [value for each in logprobs for value in each.token_logprobs] == found.token_logprobs
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_of_token_ids_shows_special_tokens(
+    client: openai.OpenAI, llm: LLM, *, stream: bool
+) -> None:
+    ids = [1, *llm.get_tokenizer().encode("A block", add_special_tokens=False), 0]
+    options: Any = {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": 2, "stream": stream}
+    made: Any = client.completions.create(model="demo", **options)
+    choices = [each.choices[0] for each in (made if stream else [made])]
+    text = "".join(choice.text for choice in choices)
+    assert text.startswith("<|begin|>A block<|pad|>")
+    tokens = [token for choice in choices for token in choice.logprobs.tokens]
+    offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
+    assert all(text.startswith(token, at) for token, at in zip(tokens, offsets, strict=True))
+
+
 def test_an_echo_alone_generates_nothing_that_is_shown(client: openai.OpenAI) -> None:
     made = client.completions.create(
         model="demo", prompt=PROMPT, echo=True, max_tokens=0, logprobs=1
@@ -174,6 +209,18 @@ def test_best_of_returns_the_best(client: openai.OpenAI) -> None:
         model="demo", prompt=PROMPT, n=2, best_of=3, temperature=0.8, seed=1
     )
     assert [choice.index for choice in made.choices] == [0, 1]
+
+
+def test_a_beam_search_may_be_asked_for_as_of_vllm(client: openai.OpenAI) -> None:
+    def ask(**extra: Any) -> list[str]:
+        made = client.completions.create(
+            model="demo", prompt=[PROMPT, "A"], n=2, max_tokens=6, extra_body=extra
+        )
+        return [choice.text for choice in made.choices]
+
+    assert ask(use_beam_search=True, temperature=0) == ask(beam_width=2)
+    assert len(set(ask(use_beam_search=True))) == 4
+    assert ask(use_beam_search=False, seed=1) == ask(seed=1)
 
 
 def test_extras_of_vllm(client: openai.OpenAI, llm: LLM) -> None:
@@ -200,6 +247,39 @@ def test_extras_of_vllm(client: openai.OpenAI, llm: LLM) -> None:
     assert len(choice.token_ids) == 16
     assert choice.prompt_logprobs[0] is None
     assert set(choice.prompt_logprobs[1][str(ids[-3])]) == {"logprob", "rank", "decoded_token"}
+
+
+def test_either_end_of_a_prompt_may_be_left_out(client: openai.OpenAI) -> None:
+    def ids_of(**extra: Any) -> Any:
+        asked = {"return_token_ids": True, **extra}
+        options: Any = {"model": "demo", "max_tokens": 1, "extra_body": asked}
+        done: Any = client.completions.create(prompt=[PROMPT, [5, 6, 7, 8]], **options)
+        chat: Any = client.chat.completions.create(messages=MESSAGES, **options)
+        return [*(each.prompt_token_ids for each in done.choices), chat.prompt_token_ids]
+
+    whole = ids_of()
+    assert ids_of(truncation_side="right") == whole, "nothing is left out"
+    for limit in (3, -1):
+        first = ids_of(truncate_prompt_tokens=limit, truncation_side="right")
+        last = ids_of(truncate_prompt_tokens=limit, truncation_side="left")
+        assert last == ids_of(truncate_prompt_tokens=limit)
+        if limit == -1:
+            assert first == last == whole
+        else:
+            assert first == [ids[:limit] for ids in whole]
+            assert last == [ids[-limit:] for ids in whole]
+
+
+def test_extras_of_vllm_that_are_not_asked_for_are_null(
+    client: openai.OpenAI, served: Served
+) -> None:
+    completion = client.completions.create(model="demo", prompt=PROMPT, max_tokens=1)
+    choice: Any = completion.choices[0]
+    assert choice.token_ids is choice.prompt_token_ids is choice.prompt_logprobs is None
+    chat: Any = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=1)
+    assert chat.prompt_token_ids is chat.prompt_logprobs is None
+    assert chat.choices[0].token_ids is chat.choices[0].message.reasoning_content is None
+    assert served.ask("POST", "/tokenize", {"prompt": "x"})[1]["token_strs"] is None
 
 
 def test_stop_strings_and_reasons(client: openai.OpenAI) -> None:
@@ -295,7 +375,9 @@ def test_a_streamed_chat_is_the_same(client: openai.OpenAI) -> None:
     with client.chat.completions.create(stream=True, **options) as stream:
         chunks = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+    texts = [chunk.choices[0].delta.content for chunk in chunks]
+    assert None not in texts, "vLLM's clients add them without looking"
+    assert "".join(text or "" for text in texts) == whole
     assert chunks[-1].choices[0].finish_reason == "stop"
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
@@ -353,6 +435,36 @@ def test_the_last_message_can_be_continued(client: openai.OpenAI, llm: LLM) -> N
     )
     (output,) = llm.chat(messages, SamplingParams(max_tokens=8), continue_final_message=True)
     assert made.choices[0].message.content == output.outputs[0].text
+
+
+@pytest.mark.parametrize("content", ["A block", [{"type": "text", "text": "A"}] * 2], ids=str)
+def test_an_echo_of_a_chat_begins_with_the_assistant_s_message(
+    client: openai.OpenAI, content: Any
+) -> None:
+    def ask(messages: Any, **options: Any) -> Any:
+        extra = {"continue_final_message": True, **options.pop("extra", {})}
+        return client.chat.completions.create(
+            model="demo", messages=messages, seed=1, n=2, max_tokens=8, extra_body=extra, **options
+        )
+
+    said: Any = [*MESSAGES, {"role": "assistant", "content": content}]
+    plain = [each.message.content for each in ask(said).choices]
+    echoed = ask(said, extra={"echo": True})
+    begin = content if isinstance(content, str) else "A A"
+    texts = [begin + text for text in plain]
+    assert [each.message.content for each in echoed.choices] == texts
+    assert echoed.usage.completion_tokens <= 16
+    streamed = ["", ""]
+    for chunk in ask(said, extra={"echo": True}, stream=True):
+        for each in chunk.choices:
+            streamed[each.index] += each.delta.content or ""
+    assert streamed == texts
+    other = {"echo": True, "continue_final_message": False}
+    asked, again = (
+        ask(MESSAGES, extra=other),
+        ask(MESSAGES, extra={"continue_final_message": False}),
+    )
+    assert asked.choices[0].message.content == again.choices[0].message.content, "the user said it"
 
 
 def test_many_streams_at_once(served: Served) -> None:

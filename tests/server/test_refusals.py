@@ -53,7 +53,8 @@ def served() -> Iterator[Served]:
         ({"prompt": None}, "prompt"),
         ({"store": True}, "store"),
         ({"guided_json": {}}, "guided_json"),
-        ({"use_beam_search": True}, "use_beam_search"),
+        ({"use_beam_search": True, "stream": True}, "use_beam_search"),
+        ({"use_beam_search": True, "temperature": 0.5}, "temperature"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
         ({"request_id": ""}, "request_id"),
@@ -93,6 +94,15 @@ def test_a_wrong_field_of_a_chat_is_named(
     status, error = served.error(CHAT, {"messages": MESSAGES, **values})
     assert status == 400
     assert error["param"] == param, error["message"]
+
+
+def test_null_is_the_same_as_leaving_any_field_out(served: Served) -> None:
+    nulls = dict.fromkeys(("functions", "prediction", "guided_json", "temperature", "nonsense"))
+    body = {"messages": MESSAGES, "max_tokens": 1, "logit_bias": {"5": 1.5}, **nulls}
+    assert served.ask("POST", CHAT, body)[0] == 200
+    status, error = served.error(CHAT, {**body, "nonsense": 0})
+    assert (status, error["param"], error["code"]) == (400, "nonsense", "unknown_field")
+    assert served.error(CHAT, {**body, "messages": None})[1]["param"] == "messages"
 
 
 def test_parts_that_are_no_text_are_refused(served: Served) -> None:
@@ -193,6 +203,8 @@ def test_json_that_a_template_might_not_stand_is_refused(served: Served) -> None
         deep = [deep]
     body = {"messages": MESSAGES, "chat_template_kwargs": {"x": deep}}
     assert served.error(CHAT, body)[1]["param"] == "chat_template_kwargs"
+    body = {"messages": MESSAGES, "documents": [{"x": deep}]}
+    assert served.error(CHAT, body)[1]["param"] == "documents"
 
 
 def test_messages_are_short_whatever_was_sent(served: Served) -> None:

@@ -56,6 +56,7 @@ class Metrics(Observer):
             "enable_prefix_caching": str(settings.block_allocator.name != "uncached"),
             "num_gpu_blocks": str(context.num_blocks),
             "num_cpu_blocks": str(settings.num_host_blocks or 0),
+            "kv_cache_size_tokens": str(context.num_blocks * settings.block_size),
         }
         self._counts = EngineInstruments(settings.max_model_len or _LONGEST, cache)
         self.labels = {"model_name": options.model_name or settings.model, "engine": "0"}

@@ -185,7 +185,6 @@ def invalid(error: msgspec.ValidationError) -> ApiError:
 
 
 _INSTEAD = {
-    "use_beam_search": "set beam_width",
     "guided_json": "use response_format",
     "guided_regex": "use structured_outputs",
     "guided_choice": "use structured_outputs",

@@ -45,6 +45,12 @@ class HttpSettings(ComponentSettings):
     max_choices: PositiveInt = Field(
         1024, description="sequences of a request: its prompts by n or best_of"
     )
+    max_logprobs: int = Field(
+        20,
+        ge=-1,
+        description="best tokens whose log-probabilities a request may ask for; -1: any number, "
+        "and with -1 all",
+    )
     max_waiting_requests: PositiveInt = Field(
         1024, description="waiting for their first token; more are refused with 429"
     )

@@ -92,13 +92,30 @@ def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         ApiError: it is no JSON, or not what it should be.
     """
     try:
-        return decoder.decode(body)
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            rest = _without_nulls(body) if "unknown field" in str(error) else None
+            if rest is None:
+                raise
+            return decoder.decode(rest)
     except msgspec.ValidationError as error:
         raise as_api_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deep", code="invalid_json") from None
+
+
+def _without_nulls(body: bytes) -> bytes | None:
+    """Return an object without its fields that are null; ``None``: it has none, or is none.
+
+    Some clients send every field of their API, and null for those that they do not set.
+    """
+    found = msgspec.json.decode(body)
+    if not isinstance(found, dict) or None not in found.values():
+        return None
+    return msgspec.json.encode({name: value for name, value in found.items() if value is not None})
 
 
 def check_depth(name: str, value: Any) -> None:

@@ -20,6 +20,7 @@ from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
     check_choices,
+    kept,
     request_fields,
     sampling_params,
     token_texts,
@@ -84,11 +85,16 @@ async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "top_logprobs needs logprobs; set it to true")
-    sampling = sampling_params(body, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling)
+    sampling = sampling_params(
+        body, service.options, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling
+    )
     check_choices(sampling, 1, service.options)
     name, fields = answer_id(body, prefix), request_fields(body)
     generations = await service.off_loop(
-        lambda: service.generations(name, [prompt], sampling, fields, body.deadline), size
+        lambda: service.generations(
+            name, kept(service, body, [prompt], sampling), sampling, fields, body.deadline
+        ),
+        size,
     )
     answer = Answer(service, name, generations, body.deadline)
     return Chat(service, body, model, answer, asked.make_parser)
@@ -102,32 +108,61 @@ def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt
     """
     if not body.messages:
         raise refused("messages", "messages is empty; give at least one message")
-    most = {"messages": max(_MESSAGES, service.front_end.max_model_len), "tools": _TOOLS}
-    for field, entries in (("messages", body.messages), ("tools", body.tools or ())):
-        if len(entries) > most[field]:
-            limit = f"{most[field]} are read at most"
-            raise refused(field, f"{field} has {len(entries)} entries; {limit}")
+    many = max(_MESSAGES, service.front_end.max_model_len)
+    for field, most in (("messages", many), ("documents", many), ("tools", _TOOLS)):
+        entries = getattr(body, field) or ()
+        if len(entries) > most:
+            raise refused(field, f"{field} has {len(entries)} entries; {most} are read at most")
     check_depth("chat_template_kwargs", body.chat_template_kwargs)
+    check_depth("documents", body.documents)
     check_depth("tools", body.tools)
     (prompt,) = service.client.front_end.chat_prompts(
         [_plain(message) for message in body.messages],
         tools=body.tools or None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=_template_options(body),
     )
     if body.add_special_tokens and isinstance(prompt, Mapping):
         return {**prompt, "add_special_tokens": True}
     return prompt
 
 
+def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any] | None:
+    """Return what else the chat template is told; the client's own words come first."""
+    own: dict[str, Any] = {}
+    if body.documents is not None:
+        own["documents"] = body.documents
+    if body.reasoning_effort == "none":
+        own["enable_thinking"] = False
+    elif body.reasoning_effort is not None:
+        own["reasoning_effort"] = body.reasoning_effort
+    return own | (body.chat_template_kwargs or {}) or None
+
+
 def size_of(body: ChatRequest | TokenizeRequest) -> int:
-    """Return how many characters messages have, and about how many the tools."""
+    """Return how many characters messages and documents have, and about how many the tools."""
     size = _TOOL_SIZE * len(body.tools or ())
+    for document in body.documents or ():
+        size += sum(len(value) for value in document.values() if isinstance(value, str))
     for each in body.messages or ():
         parts = each.content if isinstance(each.content, list) else ()
         size += len(each.content or "") + sum(len(part.text or "") for part in parts)
     return size
+
+
+def _texts(message: Message) -> list[str]:
+    """Return the texts of the parts of a message."""
+    content = message.content or ""
+    if isinstance(content, str):
+        return [content]
+    return [part.text or part.refusal or "" for part in content]
+
+
+def _echoed(body: ChatRequest) -> str:
+    """Return what answers begin with, as the template has read it."""
+    last = body.messages[-1]
+    return " ".join(_texts(last)) if body.echo and last.role == "assistant" else ""
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -140,8 +175,7 @@ def _plain(message: Message) -> dict[str, Any]:
     if message.role == "developer":
         made["role"] = "system"
     if isinstance(message.content, list):
-        texts = [part.text or part.refusal or "" for part in message.content]
-        made["content"] = [{"type": "text", "text": text} for text in texts]
+        made["content"] = [{"type": "text", "text": text} for text in _texts(message)]
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             made[name] = value
@@ -187,6 +221,8 @@ class Chat:
         make_parser: Any = None,
     ) -> None:
         self.answer, self.body, self.model = answer, body, model
+        self.echoed = _echoed(body)
+        """What every answer begins with."""
         self._make_parser = make_parser
         self._parsers: dict[int, Parser] = {}
         self._logprobs: LogprobFormat | None = None
@@ -242,14 +278,15 @@ class Chat:
 
     def _choice(self, index: int, made: _Gathered) -> ChatChoice:
         calls = list(made.tool_calls.values())
-        content = "".join(made.content)
+        content, thoughts = self.echoed + "".join(made.content), "".join(made.reasoning) or None
         return ChatChoice(
             index=index,
             message=ChatMessage(
                 role="assistant",
                 content=None if calls and not content else content,
                 refusal=None,
-                reasoning_content="".join(made.reasoning) or None,
+                reasoning=thoughts,
+                reasoning_content=thoughts,
                 tool_calls=calls or None,
             ),
             logprobs=self.formatted(made.logprobs),
@@ -284,6 +321,8 @@ class ChatEvents:
             place = b'{"index":%d' % delta.index
             head = self._heads[delta.index] = place + b',"delta":{"content":'
             first = chunks.chunk(place + _ROLE)
+            if self._made.echoed:
+                first += chunks.chunk(head + encode(self._made.echoed) + _PLAIN_END)
         chunks.num_shown += len(delta.token_ids)
         if (
             self._is_plain
@@ -300,10 +339,13 @@ class ChatEvents:
         return self._chunks.end()
 
     def _gained(self, delta: ChatDelta) -> ChatChunkChoice:
+        # what gains nothing else has a text, if an empty one: clients add it to what they have
+        has_others = delta.reasoning_content or delta.tool_calls
         return ChatChunkChoice(
             index=delta.index,
             delta=MessageDelta(
-                content=delta.content or None,
+                content=delta.content or (None if has_others else ""),
+                reasoning=delta.reasoning_content,
                 reasoning_content=delta.reasoning_content,
                 tool_calls=delta.tool_calls,
             ),

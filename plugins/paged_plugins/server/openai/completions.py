@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from msgspec import UNSET
 from starlette.requests import Request
 
 from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestOutput
@@ -18,6 +19,7 @@ from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
     check_choices,
+    kept,
     prompts_of,
     request_fields,
     sampling_params,
@@ -64,7 +66,9 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
     changes = dict(format_of(service, body).sampling)
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         changes["prompt_logprobs"] = body.logprobs
-    sampling = sampling_params(body, max_tokens=max_tokens or 1, logprobs=body.logprobs, **changes)
+    sampling = sampling_params(
+        body, service.options, max_tokens=max_tokens or 1, logprobs=body.logprobs, **changes
+    )
     prompts = prompts_of(body.prompt, special=body.add_special_tokens)
     check_choices(sampling, len(prompts), service.options)
     name, fields = answer_id(body, "cmpl-"), request_fields(body)
@@ -72,7 +76,10 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
     if sampling.truncate_prompt_tokens is not None:
         service.check_length("prompt", size)
     generations = await service.off_loop(
-        lambda: service.generations(name, prompts, sampling, fields, body.deadline), size
+        lambda: service.generations(
+            name, kept(service, body, prompts, sampling), sampling, fields, body.deadline
+        ),
+        size,
     )
     answer = Answer(service, name, generations, body.deadline)
     return Completing(service, body, model, answer, only_echo=only_echo)
@@ -147,7 +154,9 @@ class Completing:
         """Return the text of a prompt, however it was given."""
         if text is not None:
             return text
-        return "" if self._tokenizer is None else self._tokenizer.decode(token_ids)
+        if self._tokenizer is None:
+            return ""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _formatted(
         self, entries: Any, token_ids: list[int], start: int, text: str
@@ -172,8 +181,8 @@ class Completing:
             logprobs=logprobs,
             finish_reason=None,
             stop_reason=None,
-            token_ids=[] if wants_ids else None,
-            prompt_token_ids=ids if wants_ids else None,
+            token_ids=[] if wants_ids else UNSET,
+            prompt_token_ids=ids if wants_ids else UNSET,
         )
 
     def gained(self, index: int, delta: OutputDelta, offset: int) -> tuple[CompletionChoice, int]:
@@ -186,7 +195,7 @@ class Completing:
             logprobs=logprobs,
             finish_reason=delta.finish_reason and delta.finish_reason.value,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
-            token_ids=delta.token_ids if self.body.return_token_ids else None,
+            token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
         )
         return made, offset
 

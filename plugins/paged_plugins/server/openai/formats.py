@@ -96,6 +96,7 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
             None if reasoning is None else reasoning.parser(prompt or ""),
             None if tools is None else tools.format.parser(tools.names),
             shows_text=tools is None or tools.form is None,
+            shows_thoughts=body.include_reasoning is not False,
         )
 
     return Format(sampling, make_parser)
@@ -229,12 +230,19 @@ class AnswerParser:
 
     Args:
         shows_text: what is in no call; where calls are forced, it is the beginning of one.
+        shows_thoughts: or they are dropped.
     """
 
     def __init__(
-        self, reasoning: ReasoningParser | None, tools: ToolParser | None, *, shows_text: bool
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolParser | None,
+        *,
+        shows_text: bool,
+        shows_thoughts: bool,
     ) -> None:
-        self._reasoning, self._tools, self._shows_text = reasoning, tools, shows_text
+        self._reasoning, self._tools = reasoning, tools
+        self._shows_text, self._shows_thoughts = shows_text, shows_thoughts
         self._num_calls = 0
 
     def __call__(self, delta: ChatDelta) -> ChatDelta:
@@ -253,7 +261,7 @@ class AnswerParser:
             content="".join(
                 piece.text for piece in pieces if isinstance(piece, Text) and self._shows_text
             ),
-            reasoning_content=thoughts or None,
+            reasoning_content=(self._shows_thoughts and thoughts) or None,
             tool_calls=calls or None,
             finish_reason=reason,
         )

@@ -56,14 +56,14 @@ class LogprobFormat:
 
     Args:
         texts: of tokens; ``None``: there are none, or the request wants ``token_id:17``.
-        top: how many best tokens it wants to see.
+        top: how many best tokens it wants to see; -1: all.
         pieces: the bytes of tokens.
     """
 
     def __init__(
         self, texts: Mapping[int, str] | None, top: int, pieces: TokenBytes | None = None
     ) -> None:
-        self._texts, self._top, self._pieces = texts, top, pieces
+        self._texts, self._top, self._pieces = texts, None if top == -1 else top, pieces
 
     def completion(
         self, entries: Entries, token_ids: Sequence[int], start: int, text: str

@@ -41,11 +41,15 @@ _SAMPLING = (
     "prompt_logprobs",
 )
 """Fields that sampling parameters have under the same name."""
-_MAX_LOGPROBS = 20
 
 
 def sampling_params(
-    body: Generated, *, max_tokens: int | None, logprobs: int | None, **changes: Any
+    body: Generated,
+    options: HttpSettings,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    **changes: Any,
 ) -> SamplingParams:
     """Return what a request asks for; over HTTP the temperature is 1 unless it says another.
 
@@ -57,17 +61,15 @@ def sampling_params(
         ApiError, RequestError: a value is out of range, or contradicts another one.
     """
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    if body.beam_width is None:
+    if body.use_beam_search:
+        given.setdefault("beam_width", given.get("n", 1))
+    if "beam_width" not in given:
         given.setdefault("temperature", 1.0)
-    if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
-        name = "logprobs" if hasattr(body, "prompt") else "top_logprobs"
-        raise refused(name, f"{name} must be from 0 to {_MAX_LOGPROBS}, not {logprobs}")
-    if body.prompt_logprobs is not None and not 0 <= body.prompt_logprobs <= _MAX_LOGPROBS:
-        what = f"must be from 0 to {_MAX_LOGPROBS}, not {body.prompt_logprobs}"
-        raise refused("prompt_logprobs", f"prompt_logprobs {what}")
+    _check_logprobs("logprobs" if hasattr(body, "prompt") else "top_logprobs", logprobs, options)
+    _check_logprobs("prompt_logprobs", body.prompt_logprobs, options)
     if body.stream:
-        for name in ("best_of", "beam_width", "prompt_logprobs"):
-            if getattr(body, name) is not None:
+        for name in ("best_of", "beam_width", "use_beam_search", "prompt_logprobs"):
+            if (value := getattr(body, name)) is not None and value is not False:
                 raise refused(name, f"{name} has nothing to stream; leave out stream or {name}")
     elif body.stream_options is not None:
         raise refused("stream_options", "stream_options are for a stream; set stream to true")
@@ -76,6 +78,16 @@ def sampling_params(
     if body.best_of == 1 and given.get("n", 1) == 1:
         del given["best_of"]  # what OpenAI's older clients send
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given | changes)
+
+
+def _check_logprobs(name: str, value: int | None, options: HttpSettings) -> None:
+    most = options.max_logprobs
+    if value is None or (value >= -1 if most == -1 else 0 <= value <= most):
+        return
+    allowed = (
+        "at least 0, or -1 for all" if most == -1 else f"from 0 to {most} (server.max_logprobs)"
+    )
+    raise refused(name, f"{name} must be {allowed}, not {value}")
 
 
 def request_fields(body: Generated) -> Mapping[str, Any]:
@@ -128,6 +140,22 @@ def prompts_of(prompt: str | list[Any], *, special: bool | None) -> list[Prompt]
     if any(not each for each in made):
         raise refused("prompt", "prompt is empty; it needs at least one token")
     return made
+
+
+def kept(
+    service: Service, body: Generated, prompts: Sequence[Prompt], sampling: SamplingParams
+) -> Sequence[Prompt]:
+    """Return prompts, or the token ids at their beginnings, if it is the ends that are left out.
+
+    Raises:
+        RequestError: a prompt is none.
+    """
+    limit = sampling.truncate_prompt_tokens
+    if limit is None or body.truncation_side != "right":
+        return prompts
+    front_end = service.front_end
+    most = front_end.max_model_len - 1 if limit == -1 else limit
+    return [front_end.encode(prompt, sampling)[1][:most] for prompt in prompts]
 
 
 def check_choices(sampling: SamplingParams, num_prompts: int, options: HttpSettings) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 Some = msgspec.Meta(max_length=64)
 _Many = msgspec.Meta(max_length=4096)
 """What is looked at for each token has a bound."""
 _Word = Annotated[str, msgspec.Meta(max_length=1024)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model is to think."""
 
 
 class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -55,6 +58,8 @@ class Sampled(Sent, kw_only=True):
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are left out: right keeps the first ones."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer's special tokens are put around a text; a chat template has its own."""
     structured_outputs: dict[str, Any] | None = None
@@ -80,6 +85,8 @@ class Generated(Sampled, kw_only=True):
     max_tokens: int | None = None
     best_of: int | None = None
     beam_width: int | None = None
+    use_beam_search: bool | None = None
+    """With ``n`` beams, all of which are returned."""
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: int | None = None
@@ -168,8 +175,16 @@ class ChatRequest(Generated, kw_only=True):
     modalities: list[Literal["text"]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = None
+    """Begin with the last message, if it is the assistant's."""
     chat_template_kwargs: dict[str, Any] | None = None
     """What else the template is to know, such as ``enable_thinking``."""
+    documents: list[dict[str, Any]] | None = None
+    """Told to the chat template under this name: what the answer is to be based on."""
+    reasoning_effort: Effort | None = None
+    """Told to the chat template under this name; none: ``enable_thinking`` is false."""
+    include_reasoning: bool | None = None
+    """False: thoughts are not shown."""
 
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -187,6 +202,8 @@ class TokenizeRequest(Sent):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Effort | None = None
     tools: list[dict[str, Any]] | None = None
 
 
@@ -248,9 +265,11 @@ class CompletionChoice(Answered, omit_defaults=True):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | UnsetType | None = UNSET
+    """vLLM's extras are null in a whole answer to a request that does not ask for them, so that its
+    clients may read them, and are left out of the many chunks of a stream."""
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
 class Completion(Answered, omit_defaults=True):
@@ -307,11 +326,14 @@ class ChatMessage(Answered, omit_defaults=True):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    reasoning_content: str | None = None
+    reasoning: str | None
+    """Thoughts."""
+    reasoning_content: str | None
+    """The same, under the name that it had first."""
     tool_calls: list[MadeToolCall] | None = None
 
 
-class ChatChoice(Answered, omit_defaults=True):
+class ChatChoice(Answered):
     """One answer to a conversation."""
 
     index: int
@@ -319,10 +341,10 @@ class ChatChoice(Answered, omit_defaults=True):
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
+    token_ids: list[int] | None
 
 
-class ChatCompletion(Answered, omit_defaults=True):
+class ChatCompletion(Answered):
     """The answer of ``/v1/chat/completions``."""
 
     id: str
@@ -331,8 +353,8 @@ class ChatCompletion(Answered, omit_defaults=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
 
 
 class MessageDelta(Answered, omit_defaults=True):
@@ -340,6 +362,7 @@ class MessageDelta(Answered, omit_defaults=True):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[MadeToolCall] | None = None
 
@@ -387,13 +410,13 @@ class ModelList(Answered):
     object: Literal["list"] = "list"
 
 
-class Tokenized(Answered, omit_defaults=True):
+class Tokenized(Answered):
     """The answer of ``/tokenize``."""
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: list[str] | None
 
 
 class Detokenized(Answered):

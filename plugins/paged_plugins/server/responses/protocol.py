@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from paged_plugins.server.openai.protocol import Answered, Sampled, Sent, Some, TokenLogprob
+from paged_plugins.server.openai.protocol import (
+    Answered,
+    Effort,
+    Sampled,
+    Sent,
+    Some,
+    TokenLogprob,
+)
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -66,7 +73,7 @@ class TextOptions(Sent):
 class ReasoningOptions(Sent):
     """Of thoughts."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     """Told to the chat template as ``reasoning_effort``; none: ``enable_thinking`` is false."""
     summary: Literal["auto", "concise", "detailed"] | None = None
     """Without effect: the thoughts themselves are given."""

@@ -64,7 +64,8 @@ def _prompt(body: ResponsesRequest | InputTokensRequest) -> dict[str, Any]:
     return {
         "messages": _conversation(body).messages,
         "tools": _tools(body.tools or ()) or None,
-        "chat_template_kwargs": _template_options(body),
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
     }
 
 
@@ -106,17 +107,6 @@ def _text(content: str | Sequence[Part]) -> str:
     if isinstance(content, str):
         return content
     return joined(part.text or part.refusal for part in content)
-
-
-def _template_options(body: ResponsesRequest | InputTokensRequest) -> dict[str, Any] | None:
-    """Return what the chat template is told; the client's own words come first."""
-    effort = body.reasoning.effort if body.reasoning else None
-    if effort is None:
-        return body.chat_template_kwargs
-    own: dict[str, Any] = {"reasoning_effort": effort}
-    if effort == "none":
-        own = {"enable_thinking": False}
-    return own | (body.chat_template_kwargs or {})
 
 
 def _form(body: ResponsesRequest) -> dict[str, Any] | None:
