@@ -20,7 +20,7 @@ from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
     check_choices,
-    kept,
+    cut_prompts,
     request_fields,
     sampling_params,
     token_texts,
@@ -92,7 +92,7 @@ async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl
     name, fields = answer_id(body, prefix), request_fields(body)
     generations = await service.off_loop(
         lambda: service.generations(
-            name, kept(service, body, [prompt], sampling), sampling, fields, body.deadline
+            name, cut_prompts(service, body, [prompt], sampling), sampling, fields, body.deadline
         ),
         size,
     )

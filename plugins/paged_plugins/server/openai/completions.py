@@ -19,7 +19,7 @@ from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
     check_choices,
-    kept,
+    cut_prompts,
     prompts_of,
     request_fields,
     sampling_params,
@@ -77,7 +77,7 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
         service.check_length("prompt", size)
     generations = await service.off_loop(
         lambda: service.generations(
-            name, kept(service, body, prompts, sampling), sampling, fields, body.deadline
+            name, cut_prompts(service, body, prompts, sampling), sampling, fields, body.deadline
         ),
         size,
     )

@@ -142,7 +142,7 @@ def prompts_of(prompt: str | list[Any], *, special: bool | None) -> list[Prompt]
     return made
 
 
-def kept(
+def cut_prompts(
     service: Service, body: Generated, prompts: Sequence[Prompt], sampling: SamplingParams
 ) -> Sequence[Prompt]:
     """Return prompts, or the token ids at their beginnings, if it is the ends that are left out.
