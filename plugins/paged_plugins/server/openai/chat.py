@@ -141,10 +141,10 @@ def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any] | N
 
 
 def size_of(body: ChatRequest | TokenizeRequest) -> int:
-    """Return how many characters messages and documents have, and about how many the tools."""
+    """Return about how many characters a conversation has for its template."""
     size = _TOOL_SIZE * len(body.tools or ())
-    for document in body.documents or ():
-        size += sum(len(value) for value in document.values() if isinstance(value, str))
+    for told in (body.tools, body.documents, body.chat_template_kwargs):
+        size += len(encode(told)) if told else 0
     for each in body.messages or ():
         parts = each.content if isinstance(each.content, list) else ()
         size += len(each.content or "") + sum(len(part.text or "") for part in parts)
