@@ -187,6 +187,9 @@ def test_no_pickle_and_nothing_named_is_left_once_it_runs(shared: tuple[Loop, As
     assert not left_behind()
 
 
+PIN = "What is a block table? " * 6
+
+
 async def unread_is_served_again(llm: AsyncLLM, client: ProcessClient, number: int) -> None:
     """Lose the engine by a signal: what was read ends with an error, and the rest is answered."""
     read = llm.generate("Hello", FOREVER)
@@ -219,6 +222,34 @@ async def unread_is_served_again(llm: AsyncLLM, client: ProcessClient, number: i
 def test_a_killed_engine_is_started_again() -> None:
     served(lambda llm, client: unread_is_served_again(llm, client, signal.SIGKILL))
     assert not left_behind()
+
+
+def test_a_pin_is_held_again_and_its_name_is_no_other_s() -> None:
+    async def lose_it(llm: AsyncLLM, client: ProcessClient) -> None:
+        async def is_held(pinned: bool = True) -> None:
+            while ((await llm.get_metrics()).num_blocks < 256) is not pinned:
+                await asyncio.sleep(0.01)
+
+        pin = await llm.pin_prefix(PIN)
+        pid = client.pid
+        os.kill(pid or 0, signal.SIGKILL)
+        while client.pid in (pid, None) or not client.is_ready:
+            await asyncio.sleep(0.01)
+        await is_held()
+        other = await llm.pin_prefix(PIN)
+        await llm.release(pin)
+        await is_held()
+        await llm.release(other)
+        await is_held(False)
+        asking = asyncio.create_task(llm.pin_prefix(PIN))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        while not await llm.reset_prefix_cache():
+            await asyncio.sleep(0.01)
+
+    served(lose_it)
 
 
 def test_a_stopped_engine_is_found_and_started_again() -> None:

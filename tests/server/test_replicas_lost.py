@@ -97,6 +97,34 @@ def test_both_are_killed_at_once() -> None:
     with_replicas(test)
 
 
+def test_a_pin_is_held_again_by_an_engine_that_is_started_again() -> None:
+    async def test(client: RoutedClient) -> None:
+        async def held() -> list[bool]:
+            clients = [each.client for each in client._replicas if each.client]
+            return [(await each.metrics()).num_blocks < 256 for each in clients]
+
+        async def replace(victim: int) -> None:
+            os.kill(pids(client)[victim], signal.SIGKILL)
+            await until(lambda: client.health().reason, "it is not missed")
+            await all_ready(client)
+
+        prefix = list(range(1, 97))
+        pin = await client.pin(prefix)
+        passing = await client.pin(prefix, ttl=0.5)
+        assert await held() == [True, True]
+        await replace(1)
+        async with asyncio.timeout(60):
+            while await held() != [True, True]:
+                await asyncio.sleep(0.01)
+        await client.release(pin)
+        with pytest.raises(RequestError, match="no pin"):
+            await client.release(passing)
+        await replace(0)
+        assert await held() == [False, False]
+
+    with_replicas(test)
+
+
 def test_a_request_is_given_to_two_engines_at_most() -> None:
     async def test(client: RoutedClient) -> None:
         stream = ask(client, "Hello", FOREVER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -25,6 +25,7 @@ from paged_core.text.front_end import FrontEnd
 from paged_plugins.engine_process import wire
 from paged_plugins.engine_process.backoff import Backoff
 from paged_plugins.engine_process.engine_process import EngineProcess
+from paged_plugins.engine_process.kept_pins import KeptPins
 
 _START_LOOK_SECONDS = 0.02
 _LOOK_SECONDS = 0.25
@@ -81,6 +82,7 @@ class ProcessClient(StreamingClient):
         self._process: EngineProcess | None = None
         self._questions = count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._pins = KeptPins(self.clock)
         self._watching: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
 
@@ -216,6 +218,7 @@ class ProcessClient(StreamingClient):
         draining = was is ClientState.DRAINING
         self._state = was if draining else ClientState.READY
         self._reason = self._reason if draining else None
+        self._pins.joined(self)
         for stream in kept:
             if not stream.has_ended:
                 self._add(stream)
@@ -286,6 +289,18 @@ class ProcessClient(StreamingClient):
 
     async def metrics(self) -> EngineMetrics:
         return EngineMetrics(**await self._ask("metrics"))
+
+    hold = StreamingClient.pin
+    let_go = StreamingClient.release
+
+    async def pin(
+        self, tokens: Sequence[int], /, *, ttl: float | None = None, cache_salt: str | None = None
+    ) -> str:
+        """Keep a prefix in the engine's cache, also when the engine is started again."""
+        return await self._pins.pin([self], tokens, ttl, cache_salt)
+
+    async def release(self, pin: str, /) -> None:
+        await self._pins.release(pin)
 
     def _fail_questions(self, reason: str) -> None:
         answers, self._answers = self._answers, {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from itertools import count
 from typing import Any, TypeVar
 
 from paged_core.client.choice import ClientContext
@@ -20,6 +19,7 @@ from paged_core.request import Request
 from paged_core.text.generation import Generation
 from paged_plugins.engine_process.client import ProcessClient, distant_front_end
 from paged_plugins.engine_process.engine_process import EngineProcess
+from paged_plugins.engine_process.kept_pins import KeptPins
 from paged_plugins.replicas.block_feed import BlockFeed
 from paged_plugins.replicas.engine_settings import (
     engine_settings,
@@ -95,8 +95,7 @@ class RoutedClient(Replicas):
         """Those of them that no engine has at the moment."""
         self._counted_at = 0.0
         self._cluster: Cluster | None = None
-        self._pins: dict[str, list[tuple[ProcessClient, str]]] = {}
-        self._pin_numbers = count()
+        self._pins = KeptPins(self.clock)
 
     _state: ClientState
     _reason: str | None
@@ -264,6 +263,7 @@ class RoutedClient(Replicas):
         self._book.offer(replica.number)
         if self._router.wants_block_events:
             self._feeds[replica.number] = BlockFeed(client, replica.number, self._router)
+        self._pins.joined(client)
         self._serve_unserved()
 
     def left(self, replica: Replica, streams: Sequence[CopiedStream], /) -> None:
@@ -432,38 +432,14 @@ class RoutedClient(Replicas):
     async def pin(
         self, tokens: Sequence[int], /, *, ttl: float | None = None, cache_salt: str | None = None
     ) -> str:
-        """Keep a prefix in the cache of every replica that is ready.
-
-        One that is started later, or again, does not hold it.
-        """
+        """Keep a prefix in the cache of every replica, also of one that is started again."""
         clients = [each.client for each in self._replicas if each.is_ready and each.client]
-        pinning = [each.pin(tokens, ttl=ttl, cache_salt=cache_salt) for each in clients]
-        found = await asyncio.gather(*pinning, return_exceptions=True)
-        held = [
-            (client, pin)
-            for client, pin in zip(clients, found, strict=True)
-            if isinstance(pin, str)
-        ]
-        errors = [each for each in found if isinstance(each, BaseException)]
-        if errors or not held:
-            await self._release(held)
-            raise errors[0] if errors else EngineError(f"nothing is pinned: {self._whole()[1]}")
-        name = f"pin-{next(self._pin_numbers)}"
-        self._pins[name] = held
-        if ttl is not None:
-            asyncio.get_running_loop().call_later(ttl, self._pins.pop, name, None)
-        return name
+        if not clients:
+            raise EngineError(f"nothing is pinned: {self._whole()[1]}")
+        return await self._pins.pin(clients, tokens, ttl, cache_salt)
 
     async def release(self, pin: str, /) -> None:
-        if pin not in self._pins:
-            raise RequestError(f"these engines have no pin {pin!r}")
-        await self._release(self._pins.pop(pin))
-
-    async def _release(self, held: Sequence[tuple[ProcessClient, str]]) -> None:
-        alive = [client.release(pin) for client, pin in held if client.is_ready]
-        for found in await asyncio.gather(*alive, return_exceptions=True):
-            if isinstance(found, BaseException) and not isinstance(found, EngineError):
-                raise found
+        await self._pins.release(pin)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget the cached prefixes of every replica; ``False``: some could not, others have."""
