@@ -144,6 +144,7 @@ def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
         component = "faulty"
         max_examples = 40
         max_seconds = conformance.max_seconds / 3
+        patience = 5.0  # of communicators
 
         def make_registry(self) -> Registry:
             return registry
