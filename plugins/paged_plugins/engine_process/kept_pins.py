@@ -90,7 +90,11 @@ class KeptPins:
         """Have an engine hold what the others hold, or what it held before it was lost."""
         self._forget_expired()
         for name, pin in self._pins.items():
-            pin.held.pop(engine, None)
+            pin.held = {
+                each: held
+                for each, held in pin.held.items()
+                if each is not engine and each.is_ready
+            }
             self._work(self._hold_again(name, pin, engine))
 
     async def release(self, name: str) -> None:
