@@ -503,13 +503,21 @@ def inherited(*names: str) -> Callable[[Class], Class]:
 
     They are copied, for the class and its subclasses: other classes keep theirs as they are.
     """
+    return _marked(pytest.mark.lane(INHERITED), names)
 
-    def mark(kind: Class) -> Class:
+
+def slow(*names: str) -> Callable[[Class], Class]:
+    """Leave cases that a class inherits to `make test-long`: another class has them at once."""
+    return _marked(pytest.mark.slow, names)
+
+
+def _marked(mark: pytest.MarkDecorator, names: Iterable[str]) -> Callable[[Class], Class]:
+    def marked(kind: Class) -> Class:
         for name in names:
-            setattr(kind, name, pytest.mark.lane(INHERITED)(_copy(getattr(kind, name))))
+            setattr(kind, name, mark(_copy(getattr(kind, name))))
         return kind
 
-    return mark
+    return marked
 
 
 def _copy(case: Callable[..., None]) -> Callable[..., None]:

@@ -277,7 +277,7 @@ class CommunicatorConformance(ComponentConformance):
 
     def test_may_be_closed_twice_and_then_refuses(self) -> None:
         call: Call = ("all_reduce", _random("float32", (4,), 0), 0)
-        with self.group(2) as group:
+        with self.group(2, self.timeout) as group:
             assert group.leave() == [None, None]
             assert group.leave() == [None, None]
             group.start(0, [call])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lanes import inherited
+from lanes import inherited, slow
 from paged_testing import AttentionConformance
 from unit import cpu_kernels
 
@@ -24,18 +24,21 @@ class TestTorch(AttentionConformance):
     dtypes = ("float32", "bfloat16", "float16")
 
 
+@slow(
+    "test_more_tokens_than_a_dimension_of_a_grid_may_have",
+    "test_a_sequence_of_several_thousand_blocks",
+)
 class TestTorchDeterministic(AttentionConformance):
     component = "torch"
-    max_tokens = 2_000
     deterministic = True
     keeps_bits = True
     max_examples = 15
     max_seconds = 120  # a call computes thousands of sequences one after another
 
 
+@slow("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class TestTorchFloat8(AttentionConformance):
     component = "torch"
-    max_tokens = 2_000
     dtypes = ("float32", "bfloat16")
     kv_cache_dtype = "fp8_e4m3"
 

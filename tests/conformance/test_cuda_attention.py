@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from lanes import inherited
+from lanes import inherited, slow
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import find_compiler
@@ -73,15 +73,15 @@ class TestCudaFloat32(Brief):
     dtypes = ("float32",)
 
 
+@slow("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class TestCudaFloat16(Brief):
-    max_tokens = 2_000
     dtypes = ("float16",)
 
 
+@slow("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class TestCudaByChance(Brief):
     """What no barrier orders happens in any order."""
 
-    max_tokens = 2_000
     order = "by chance"
 
 
@@ -123,7 +123,6 @@ class TestCudaWarpgroups(TestCudaDeterministic):
 
 
 class TestCudaFloat8(Brief):
-    max_tokens = 2_000
     kv_cache_dtype = "fp8_e4m3"
 
 

@@ -203,7 +203,7 @@ class GlooCommunicator(Communicator):
         try:
             missing = _within(2 * self._roll_call, self._call_the_roll)
         except (RuntimeError, TimeoutError):
-            missing = [0]  # it has the store
+            missing = [0]  # it is to name the others
         if missing:
             lost = self._late(missing, error, doing)
         else:

@@ -290,8 +290,8 @@ class ProcessClient(StreamingClient):
     async def metrics(self) -> EngineMetrics:
         return EngineMetrics(**await self._ask("metrics"))
 
-    hold = StreamingClient.pin
-    let_go = StreamingClient.release
+    hold, let_go = StreamingClient.pin, StreamingClient.release
+    # of the present engine: its ids are another one's when it is started again
 
     async def pin(
         self, tokens: Sequence[int], /, *, ttl: float | None = None, cache_salt: str | None = None

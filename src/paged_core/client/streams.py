@@ -342,7 +342,7 @@ class StreamingClient(EngineClient):
     def _release_unclaimed(self, asked: asyncio.Future[str]) -> None:
         """Release a pin whose caller was cancelled before it had its id."""
         if not asked.cancelled() and asked.exception() is None:
-            releasing = asyncio.ensure_future(StreamingClient.release(self, asked.result()))
+            releasing = asyncio.ensure_future(self._ask("release", pin=asked.result()))
             releasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def release(self, pin: str, /) -> None:
