@@ -108,7 +108,7 @@ def paged_core_components() -> Iterator[Component]:
     yield Component(
         "runner",
         OnnxRuntimeSettings,
-        "paged_backends.runners.onnx.runner:choose_runner",
+        "paged_backends.runners.onnx.runner:OnnxRuntimeRunner",
         rank=-10,
         check="paged_backends.runners.onnx.packages:unavailable_reason",
         details="paged_backends.runners.onnx.packages:details",

@@ -12,7 +12,6 @@ from unit.cpu_kernels import SETS, load
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 EVERY_SET = [pytest.param(name, marks=pytest.mark.slow) for name in SETS]
-ONNX_FILES = Path(__file__).parents[1] / "data" / "onnx"
 
 
 class TestNative(RunnerConformance):
@@ -25,32 +24,6 @@ class TestTransformers(RunnerConformance):
 
 class TestOnnxRuntime(RunnerConformance):
     component = "onnxruntime"
-
-
-class TestOnnxFile(RunnerConformance):
-    """A finished graph, cut at its attentions."""
-
-    component = "onnxruntime"
-    settings: ClassVar[dict[str, str]] = {"model": str(ONNX_FILES / "genai-qwen3")}
-
-
-class TestOnnxFileWithA16BitCache(RunnerConformance):
-    component = "onnxruntime"
-    settings: ClassVar[dict[str, str]] = {
-        "model": str(ONNX_FILES / "optimum-gpt2"),
-        "dtype": "bfloat16",
-    }
-    tolerance = 0.5
-
-
-class TestOnnxFileOf4Bits(RunnerConformance):
-    """Its file asks for 8-bit arithmetic, in which last bits can flip a rounding."""
-
-    component = "onnxruntime"
-    settings: ClassVar[dict[str, Any]] = {
-        "model": str(ONNX_FILES / "genai-llama-int4"),
-        "deterministic": True,
-    }
 
 
 class TestOnnxRuntimeWithA16BitCache(RunnerConformance):

@@ -67,7 +67,7 @@ def load_runner(
     communicator: Communicator | None = None,
     **options: Any,
 ) -> Any:
-    """A loaded runner, by settings or by the folder of a model; for some folders, of ONNX files.
+    """A loaded runner, by settings or by the folder of a model.
 
     With a communicator, it is one of several ranks.
     """
@@ -83,9 +83,9 @@ def load_runner(
     if name == "native":
         runner = NativeRunner(NativeSettings(**options), context)
     elif name == "onnxruntime":
-        from paged_backends.runners.onnx.runner import choose_runner
+        from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 
-        runner = choose_runner(OnnxRuntimeSettings(**options), context)
+        runner = OnnxRuntimeRunner(OnnxRuntimeSettings(**options), context)
     else:
         runner = TransformersRunner(TransformersSettings(), context)
     runner.load()

@@ -26,7 +26,8 @@ from integration import tiny_models
 from integration.step_driver import load_runner, settings
 from paged_backends.checkpoint.config_fields import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
-from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
+from paged_core import LLM
+from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel
 
 
 @pytest.fixture
@@ -125,22 +126,24 @@ def test_a_download_fetches_pickles_and_code_only_if_allowed(
     assert len(fetched) == 4
 
 
-def test_an_onnx_file_is_fetched_where_there_are_no_other_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("runner", ["auto", "native", "onnxruntime", "transformers"])
+@pytest.mark.parametrize(
+    ("graph", "named"),
+    [("model.onnx", "."), ("onnx/model_q4.onnx", "."), ("genai_config.json", "."), ("a.onnx",) * 2],
+)
+def test_an_exported_graph_is_refused_with_the_way_to_serve_its_weights(
+    runner: str, graph: str, named: str, folder: Path
 ) -> None:
-    fetched: list[dict[str, Any]] = []
-
-    def fetch(_: str, **given: Any) -> str:
-        fetched.append(given)
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    resolve_checkpoint("a/b")
-    assert {"onnx/model.onnx", "onnx/model.onnx_data*"} <= set(fetched[1]["allow_patterns"])
-    assert not fetched[1]["ignore_patterns"]  # it may lie in a folder
-    (tmp_path / "genai_config.json").write_text('{"model": {"decoder": {"filename": "a.onnx"}}}')
-    resolve_checkpoint("a/b")
-    assert fetched[3]["allow_patterns"] == ["a.onnx", "a.onnx.data", "a.onnx_data*"]
+    (folder / "model.safetensors").unlink()
+    (folder / graph).parent.mkdir(exist_ok=True)
+    (folder / graph).write_bytes(b"{}")
+    with pytest.raises(PagedCoreError) as raised:
+        LLM(str(folder / named), runner=runner)
+    assert f"{graph} is an exported ONNX graph" in str(raised.value)
+    assert "as safetensors or GGUF; with runner onnxruntime, a graph is made" in str(raised.value)
+    (folder / "config.json").unlink()
+    with pytest.raises(UnsupportedModel, match="exported ONNX graph"):
+        Checkpoint.open(str(folder / named))
 
 
 def test_reading_a_checkpoint_imports_nothing_heavy(folder: Path) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from integration import tiny_models
-from integration.step_driver import load_runner, settings
+from integration import quantized_checkpoints, tiny_models
+from integration.gguf_files import GgufModel
+from integration.step_driver import load_runner, prompt_logits, settings
 from paged_core import LLM, SamplingParams
-from paged_core.errors import SettingsError
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -35,6 +36,25 @@ def answers(folder: Path, **changes: Any) -> list[list[int]]:
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
     return tiny_models.save("llama", tmp_path / "llama")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", ["Q4_0", "Q6_K", "gptq"])
+def test_quantised_checkpoints_are_dequantised(stored: str, dtype: str, tmp_path: Path) -> None:
+    """Also an embedding of a GGUF file, which is its head."""
+    config = tiny_models.of("Llama", hidden_size=256, intermediate_size=512, vocab_size=80)()
+    config.tie_word_embeddings = True
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.requires_grad_(False)
+    if stored == "gptq":
+        path = quantized_checkpoints.write(model, tmp_path, quantized_checkpoints.Gptq())
+    else:
+        path = GgufModel(model, GGMLQuantizationType[stored]).write(tmp_path / "model.gguf")
+    native = load_runner(settings(path, dtype="float32"), "native", kernels="off")
+    own = load_runner(settings(path, dtype=dtype), "onnxruntime")
+    found, expected = (prompt_logits(one, tiny_models.PROMPTS[2]) for one in (own, native))
+    error = (found - expected).norm() / expected.norm()
+    assert error < (1e-5 if dtype == "float32" else 0.1)  # of weights, rounded to 16 bits
 
 
 def test_it_is_described_as_native_describes_it(llama: Path) -> None:
@@ -187,12 +207,6 @@ def test_memory_of_codes_is_not_kept_in_the_process(
 ) -> None:
     """A session of its own reads norms, biases and scales; codes it has packed."""
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path / "cache"))
-    model = load_runner(llama, "onnxruntime", **INT8)._model
-    kept = [weight for session in (model.head, *model.sessions) for weight in session._kept]
+    runner = load_runner(llama, "onnxruntime", **INT8)
+    kept = [weight for one in (runner._head, *runner._segments) for weight in one._kept]
     assert all(weight.numel() < 1000 for weight in kept if weight.dtype == torch.uint8)
-
-
-def test_an_onnx_file_is_not_quantised() -> None:
-    folder = Path(__file__).parents[1] / "data" / "onnx" / "optimum-gpt2"
-    with pytest.raises(SettingsError, match=r"runner\.quantization: .* as they are; set it to off"):
-        LLM(str(folder), runner={"name": "onnxruntime", **INT8}, num_blocks=40)

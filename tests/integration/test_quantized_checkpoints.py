@@ -20,8 +20,6 @@ from integration import damage, tiny_models
 from integration.quantized_checkpoints import Awq, CompressedTensors, Gptq, Method, write
 from integration.step_driver import load_runner, prompt_logits, settings
 from integration.test_gguf import decoder_of
-from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.ops import TorchOps
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
@@ -359,11 +357,6 @@ def test_groups_out_of_order_need_the_tensor_that_names_them(copied: Callable[[s
     )
     with pytest.raises(CheckpointError, match="lack weight_g_idx; download"):
         load(folder)
-
-
-def test_other_runners_name_the_one_that_reads_them(folders: dict[str, Path]) -> None:
-    with pytest.raises(UnsupportedModel, match="onnxruntime does not read; set runner to native"):
-        decoder_config(Checkpoint.open(str(folders["gptq"])))
 
 
 def test_runner_transformers_dequantises_compressed_tensors(folders: dict[str, Path]) -> None:

@@ -314,10 +314,13 @@ def test_what_cannot_be_computed_is_refused(
         check_quantization(NativeSettings(**INT8, **options), elsewhere)
 
 
-def test_weights_that_are_quantised_already_are_refused(llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("runner", ["native", "onnxruntime"])
+def test_weights_that_are_quantised_already_are_refused(
+    runner: str, llama: Path, tmp_path: Path
+) -> None:
     path = save_gguf(llama, tmp_path / "model.gguf", Type.Q8_0)
     with pytest.raises(SettingsError, match=r"model\.gguf are quantised already, as Q8_0; set it"):
-        LLM(str(path), runner={"name": "native", **INT8}, num_blocks=40)
+        LLM(str(path), runner={"name": runner, **INT8}, num_blocks=40)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -7,7 +7,7 @@ transformers is imported: availability checks and the tokenizer use it too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -17,7 +17,6 @@ from typing import Any
 from paged_backends.checkpoint.gguf.architecture import config_of
 from paged_backends.checkpoint.gguf.header import GgufHeader, read_header
 from paged_backends.checkpoint.json_file import damaged, read_json_object
-from paged_backends.checkpoint.onnx_files import find_onnx_file, onnx_files, onnx_patterns
 from paged_backends.checkpoint.weight_files import find_weight_files, read_headers
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
@@ -43,14 +42,12 @@ def find_gguf(folder: Path) -> Path | None:
 
 
 _METADATA = ("*.json", "*.txt", "*.model", "*.jinja")
-_IGNORED = ("*/*", "consolidated*")
+_IGNORED = ["*/*", "consolidated*"]
 """Other formats of the same weights."""
 
 
 def download(model: str, *, allow_pickle: bool, trust_remote_code: bool) -> Path:
     """Return the folder of ``model``, a hub id; what is in the local cache is not fetched again.
-
-    An ONNX file is fetched only where there are no other weights.
 
     Args:
         allow_pickle: also fetch weights in pickle form if there are no safetensors.
@@ -66,8 +63,6 @@ def download(model: str, *, allow_pickle: bool, trust_remote_code: bool) -> Path
         folder = _fetch(model, patterns)
         if allow_pickle and not any(folder.glob("*.safetensors")):
             folder = _fetch(model, [*patterns, "pytorch_model*.bin"])
-        if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
-            folder = _fetch(model, onnx_patterns(folder), ignored=())
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         raise CheckpointError(_problem(model, error)) from error
     return folder
@@ -88,11 +83,10 @@ def download_file(model: str, name: str) -> Path:
         raise CheckpointError(_problem(model, error)) from error
 
 
-def _fetch(model: str, patterns: list[str], *, ignored: Sequence[str] = _IGNORED) -> Path:
+def _fetch(model: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=list(ignored))
-    return Path(folder)
+    return Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED))
 
 
 def _problem(model: str, error: Exception) -> str:
@@ -136,6 +130,8 @@ def _problem(model: str, error: Exception) -> str:
 DEMO = "demo"
 """The name of the model that is shipped with the package."""
 
+_GRAPHS = ("genai_config.json", "*.onnx", "onnx/*.onnx")
+"""Files of exported graphs: of onnxruntime-genai, optimum and others."""
 _GPTQ_FILE = "quantize_config.json"
 """What AutoGPTQ wrote before it was a part of ``config.json``."""
 _MAX_NAME = 100
@@ -171,7 +167,7 @@ class Checkpoint:
         Raises:
             CheckpointError: there is no such model, or its configuration cannot be read.
             UnsupportedModel: it is a GGUF file, and those are not read, or not of this model; or an
-                ONNX file with a configuration of another kind.
+                ONNX graph.
         """
         folder = resolve_checkpoint(
             model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
@@ -179,15 +175,15 @@ class Checkpoint:
         if folder.is_file():
             if not reads_gguf:
                 raise UnsupportedModel(
-                    f"{folder} is a GGUF file, which the runner native reads, and no other; set "
-                    "runner to native"
+                    f"{folder} is a GGUF file, which runners native and onnxruntime read; set "
+                    "runner to one of them"
                 )
             header = read_header(folder)
             return cls(folder.parent, config_of(header), {}, header)
         path = folder / "config.json"
         if not path.exists():
-            if find_onnx_file(folder) is not None:
-                raise _only_onnx(folder)
+            if (graph := _foreign_graph(folder)) is not None:
+                raise _graph_refused(graph)
             raise CheckpointError(
                 f"{folder} has no config.json, so it is not a model; give the folder that "
                 "`save_pretrained` wrote, a GGUF file (one of the hub: ID:NAME.gguf), or a hub id"
@@ -262,7 +258,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: they are not; the message names the file and the remedy.
-            UnsupportedModel: they are in an ONNX file.
+            UnsupportedModel: there is an ONNX graph in their place.
         """
         if self.gguf is not None:
             return
@@ -271,22 +267,14 @@ class Checkpoint:
             return
         if self.pickle_files and allow_pickle:
             return
-        if find_onnx_file(self.folder) is not None:
-            raise _only_onnx(self.folder)
         if self.pickle_files:
             raise CheckpointError(
                 f"{self.folder} holds its weights in pickle form only "
                 f"({self.pickle_files[0].name}), and loading a pickle can run any code; convert "
                 "them to safetensors, or set allow_pickle if you trust their source"
             )
-        others = onnx_files(self.folder)
-        if others:
-            raise CheckpointError(
-                f"{self.folder} holds the ONNX files {', '.join(others)[:300]}, and none is "
-                "model.onnx, a whole decoder with its cache; choose one that is with runner "
-                "onnxruntime and its option file, or export it so (optimum's task "
-                "text-generation-with-past)"
-            )
+        if (graph := _foreign_graph(self.folder)) is not None:
+            raise _graph_refused(graph)
         raise damaged(
             f"{self.folder} has a configuration but no weights: expected model.safetensors, or "
             "model.safetensors.index.json and the files that it names"
@@ -303,22 +291,17 @@ def _with_quantization(folder: Path, config: Mapping[str, Any]) -> Mapping[str, 
     return config if older is None else {**config, "quantization_config": older}
 
 
-def holds_only_onnx(folder: Path, *, allow_pickle: bool) -> bool:
-    """Whether the weights of a checkpoint are in an ONNX file, and in no other that may be loaded.
-
-    Raises:
-        CheckpointError: an index or a configuration names a file that is missing.
-    """
-    if find_weight_files(folder, "model.safetensors"):
-        return False
-    if allow_pickle and find_weight_files(folder, "pytorch_model.bin"):
-        return False
-    return find_onnx_file(folder) is not None
+def _foreign_graph(folder: Path) -> Path | None:
+    """Return an ONNX graph, or what describes one, in a folder; ``None``: there is none."""
+    found = (path for name in _GRAPHS for path in sorted(folder.glob(name)))
+    return next(found, None)
 
 
-def _only_onnx(folder: Path) -> UnsupportedModel:
+def _graph_refused(graph: Path) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{folder} holds its weights in an ONNX file only, which runner onnxruntime serves"
+        f"{graph} is an exported ONNX graph, which no runner serves: set `model` to the checkpoint "
+        "that it was exported from, as safetensors or GGUF; with runner onnxruntime, a graph is "
+        "made of its weights"
     )
 
 
@@ -338,6 +321,7 @@ def resolve_checkpoint(
     Raises:
         CheckpointError: there is no such folder, it holds several GGUF files and no other weights,
             or the hub lacks the model or cannot be reached.
+        UnsupportedModel: it is an ONNX graph.
     """
     if model == DEMO:
         folder = Path(__file__).parents[1] / DEMO
@@ -352,6 +336,8 @@ def resolve_checkpoint(
         return find_gguf(path) or path
     if path.is_file() and path.suffix.lower() == ".gguf":
         return path
+    if path.is_file() and path.suffix.lower() == ".onnx":
+        raise _graph_refused(path)
     if path.is_file():
         raise CheckpointError(
             f"{model} is a file, and not called .gguf; set `model` to the folder that it is in"

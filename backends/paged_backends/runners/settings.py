@@ -63,7 +63,3 @@ class OnnxRuntimeSettings(QuantizingSettings):
     """The families of runner ``native``, with ONNX Runtime between the attention layers."""
 
     name: Literal["onnxruntime"] = "onnxruntime"
-    file: str | None = Field(
-        default=None,
-        description="the ONNX file of the checkpoint's folder to serve: onnx/model_fp16.onnx",
-    )

@@ -26,13 +26,8 @@ from paged_backends.runners.native.shared_fields import (
 from paged_core.errors import UnsupportedModel
 
 
-def decoder_config(
-    checkpoint: Checkpoint, *, trust_remote_code: bool = False, quantized: bool = False
-) -> DecoderConfig:
+def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> DecoderConfig:
     """Describe the model of ``checkpoint``.
-
-    Args:
-        quantized: whether its weights may be quantised.
 
     Raises:
         UnsupportedModel: the decoder lacks a feature of the model; the message names it.
@@ -54,12 +49,6 @@ def decoder_config(
     ):
         if checkpoint.config.get(field):
             raise lacking(checkpoint, feature)
-    if checkpoint.config.get("quantization_config") and not quantized:
-        raise UnsupportedModel(
-            f"{checkpoint.place} holds quantised weights, which runner onnxruntime does not read; "
-            "set runner to native or transformers, or take the original and set "
-            "runner.quantization"
-        )
     return describe(ConfigFields(checkpoint))
 
 

@@ -102,12 +102,7 @@ def check_quantization(options: NativeSettings, source: ModelSource) -> None:
             f"{asked} has operations of its own, which runner.compile cannot compile; leave one "
             "of them out"
         )
-    method = source.checkpoint.quantized_as
-    if method is not None and not isinstance(source.weights, RandomWeights):
-        raise SettingsError(
-            f"{asked}: the weights of {source.checkpoint.place} are quantised already, as "
-            f"{method}; set it to off, or give a checkpoint that is not quantised"
-        )
+    source.check_not_quantized(options.quantization)
 
 
 def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat) -> Decoder:

@@ -186,7 +186,6 @@ class NativeRunner(DescribedRunner):
         source = ModelSource.open(
             settings,
             self._options.weights,
-            quantized=True,
             rank=self._context.rank,
             share=Share.of(self._context.communicator),
         )

@@ -45,14 +45,12 @@ class ModelSource:
         settings: EngineSettings,
         weights: WeightSource,
         *,
-        quantized: bool = False,
         rank: int = 0,
         share: Share = Share(),  # noqa: B008 - it is frozen
     ) -> Self:
         """Read the configuration, and open the weights; each is read when it is used.
 
         Args:
-            quantized: whether the model may be a GGUF file, or otherwise quantised.
             rank: see :func:`choose_device`.
             share: what this rank holds of the model.
 
@@ -64,11 +62,9 @@ class ModelSource:
             settings.model,
             allow_pickle=settings.allow_pickle,
             trust_remote_code=settings.trust_remote_code,
-            reads_gguf=quantized,
+            reads_gguf=True,
         )
-        config = decoder_config(
-            checkpoint, trust_remote_code=settings.trust_remote_code, quantized=quantized
-        )
+        config = decoder_config(checkpoint, trust_remote_code=settings.trust_remote_code)
         local = share.local(config, checkpoint.place)
         device = choose_device(settings.device, rank)
         opened, dtype = _open(settings, checkpoint, device, made_up=weights == "random")
@@ -99,6 +95,20 @@ class ModelSource:
             )
             for layer in self.config.layers
         ]
+
+    def check_not_quantized(self, quantization: str) -> None:
+        """Refuse to quantise weights, to ``int8`` or ``int4``, that are quantised already.
+
+        Raises:
+            SettingsError: they are.
+        """
+        method = self.checkpoint.quantized_as
+        if method is not None and not isinstance(self.weights, RandomWeights):
+            raise SettingsError(
+                f"runner.quantization: {quantization}: the weights of {self.checkpoint.place} are "
+                f"quantised already, as {method}; set it to off, or give a checkpoint that is not "
+                "quantised"
+            )
 
     def check_memory(self, bytes_per_weight: float) -> None:
         """Refuse random weights that do not fit; those of a file cannot be larger than it.

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from torch import Tensor
 
 from paged_backends.checkpoint.tensor_files import own_pages
@@ -24,7 +24,6 @@ from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.linear_maker import StoredLinear
 from paged_backends.runners.native.ops import Linear, Norm, RowOp, TorchOps, added
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
-from paged_backends.runners.onnx.file.model_graph import ModelGraph
 from paged_backends.runners.onnx.sessions import (
     CONTRIB,
     ELEMENT_TYPES,
@@ -41,12 +40,12 @@ _NUM_LOW = 16
 """Codes of the low half: a step of the high half is so many of the low one."""
 
 
-class Graph(ModelGraph):
+class Graph:
     """A graph whose values have one row per token: ``[T, ...]``."""
 
     def __init__(self) -> None:
-        opsets = [helper.make_opsetid("", _OPSET)]
-        super().__init__(ModelProto(ir_version=_IR_VERSION, opset_import=opsets))
+        self._nodes: list[NodeProto] = []
+        self._weights: list[TensorProto] = []
         self._given: list[ValueInfoProto] = []
         self._returned: list[ValueInfoProto] = []
         self._tensors: dict[str, Tensor] = {}
@@ -61,7 +60,7 @@ class Graph(ModelGraph):
     def output(self, name: str, value: Symbol, dtype: torch.dtype, *sizes: int) -> None:
         """Return ``value`` [T, sizes] in ``dtype`` as the output ``name``."""
         kind = ELEMENT_TYPES[dtype]
-        self.nodes.append(helper.make_node("Cast", [value.name], [name], to=kind))
+        self._nodes.append(helper.make_node("Cast", [value.name], [name], to=kind))
         described = helper.make_tensor_value_info(name, kind, ["T", *sizes])
         self._returned.append(described)
 
@@ -75,14 +74,29 @@ class Graph(ModelGraph):
         self._tensors[name] = tensor
         if kept:
             self._kept.append(tensor)
-        self.weights[name] = weight = TensorProto(
+        weight = TensorProto(
             name=name,
             data_type=ELEMENT_TYPES[tensor.dtype],
             dims=tensor.shape,
             data_location=TensorProto.EXTERNAL,
         )
         weight.external_data.add(key="location", value="memory")  # no file: a tensor is given
+        self._weights.append(weight)
         return Symbol(self, name)
+
+    def add(
+        self, kind: str, *inputs: str, num_results: int = 1, domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """Add a node, and return the names of its results."""
+        names = [f"value{len(self._nodes)}.{index}" for index in range(num_results)]
+        node = helper.make_node(kind, list(inputs), names, domain=domain, **attributes)
+        self._nodes.append(node)
+        return names
+
+    def integers(self, *numbers: int) -> str:
+        """Return the name of a constant [len(numbers)] int64."""
+        array = np.array(numbers, np.int64)
+        return self.add("Constant", value=numpy_helper.from_array(array))[0]
 
     def session(self, maker: SessionMaker) -> Session:
         """Return a session of the graph; it keeps those weights alive that it reads in place.
@@ -90,8 +104,12 @@ class Graph(ModelGraph):
         Raises:
             UnsupportedModel: ONNX Runtime lacks something that the graph needs.
         """
-        model = self.part(self.nodes, self._given, ())
-        model.graph.output.extend(self._returned)
+        parts = self._nodes, "segment", self._given, self._returned, self._weights
+        model = helper.make_model(
+            helper.make_graph(*parts),
+            opset_imports=[helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, 1)],
+            ir_version=_IR_VERSION,
+        )
         options = maker.options()
         values = [as_ort_value(tensor) for tensor in self._tensors.values()]
         options.add_external_initializers(list(self._tensors), values)
@@ -109,7 +127,7 @@ class Symbol:
     def op(self, kind: str, *others: Symbol | str, **attributes: Any) -> Symbol:
         """Add an operation that reads this value first, and return its only result."""
         names = [each if isinstance(each, str) else each.name for each in others]
-        return Symbol(self.graph, self.graph.add(kind, self.name, *names, **attributes))
+        return Symbol(self.graph, self.graph.add(kind, self.name, *names, **attributes)[0])
 
     def to(self, dtype: torch.dtype) -> Symbol:
         """Return the value in another dtype."""
@@ -117,7 +135,7 @@ class Symbol:
 
     def view(self, *sizes: int) -> Symbol:
         """Return the value in another shape; 0: as it is there, -1: what is left."""
-        return Symbol(self.graph, self.graph.reshape(self.name, *sizes))
+        return self.op("Reshape", self.graph.integers(*sizes))
 
     def flatten(self, _axis: int) -> Symbol:
         """Return all of a token in one row."""
@@ -126,12 +144,12 @@ class Symbol:
     def split_with_sizes(self, sizes: tuple[int, ...], dim: int) -> list[Symbol]:
         """Return parts of these sizes."""
         lengths = self.graph.integers(*sizes)
-        names = self.graph.add_many("Split", len(sizes), self.name, lengths, axis=dim)
+        names = self.graph.add("Split", self.name, lengths, num_results=len(sizes), axis=dim)
         return [Symbol(self.graph, name) for name in names]
 
     def chunk(self, count: int, dim: int) -> list[Symbol]:
         """Return equal parts."""
-        names = self.graph.add_many("Split", count, self.name, axis=dim, num_outputs=count)
+        names = self.graph.add("Split", self.name, num_results=count, axis=dim, num_outputs=count)
         return [Symbol(self.graph, name) for name in names]
 
     def copy_(self, other: Symbol) -> None:

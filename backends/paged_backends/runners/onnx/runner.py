@@ -1,4 +1,4 @@
-"""Component ``onnxruntime``: serves ONNX files, or makes graphs of a checkpoint of weights.
+"""Component ``onnxruntime``: graphs made of a checkpoint's weights, between attentions.
 
 Shapes: T tokens, R rows that sample a token, V vocabulary.
 """
@@ -6,7 +6,7 @@ Shapes: T tokens, R rows that sample a token, V vocabulary.
 # ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paged_backends.checkpoint.folder import holds_only_onnx, resolve_checkpoint
-from paged_backends.checkpoint.onnx_files import find_onnx_file
 from paged_backends.runners.loaded_runner import check_whole
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.config import Rope
@@ -29,56 +27,20 @@ from paged_backends.runners.native.linear_maker import (
 from paged_backends.runners.native.ops import Linear, Rotary, TorchOps, frequencies, soft_cap
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
 from paged_backends.runners.native.source import DescribedRunner, ModelSource
-from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
 from paged_backends.runners.onnx.graph import Graph, GraphLinears, GraphOps, SymbolRotary
-from paged_backends.runners.onnx.segmented_model import AttentionCut, SegmentedModel
-from paged_backends.runners.onnx.sessions import SessionMaker
+from paged_backends.runners.onnx.sessions import Session, SessionMaker, Value
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core.engine.contexts import RunnerContext
-from paged_core.errors import SettingsError
-from paged_core.interfaces.runner import Runner
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
 
-_CUT = AttentionCut(query="query", key="key", value="value", attended="attended")
-_OUTPUT, _LOGITS = "output", "logits"
-"""Names of values that cross from one graph to the next."""
-
-
-def choose_runner(options: OnnxRuntimeSettings, context: RunnerContext) -> Runner:
-    """Return a runner for the weights of a checkpoint, or for an ONNX file.
-
-    That is one that ``options`` name, or the only form in which the checkpoint has its weights.
-
-    Raises:
-        CheckpointError: there is no such model.
-        SettingsError: the weights of an ONNX file shall be quantised, or generated without the
-            configuration of a checkpoint.
-        UnsupportedModel: there are several ranks.
-    """
-    check_whole("onnxruntime", context)
-    settings = context.settings
-    folder = resolve_checkpoint(
-        settings.model,
-        allow_pickle=settings.allow_pickle,
-        trust_remote_code=settings.trust_remote_code,
-    )
-    if options.weights == "random":
-        if not (folder / "config.json").exists() and find_onnx_file(folder) is not None:
-            raise SettingsError(
-                "runner.weights: random generates weights from the config.json of a checkpoint, "
-                f"and {folder} holds a finished ONNX graph without one; set it to checkpoint"
-            )
-        return OnnxRuntimeRunner(options, context)
-    if options.file is not None or holds_only_onnx(folder, allow_pickle=settings.allow_pickle):
-        if options.quantization != "off":
-            raise SettingsError(
-                f"runner.quantization: an ONNX file of {folder} is served, with its weights as "
-                "they are; set it to off, or give a checkpoint of safetensors"
-            )
-        return OnnxFileRunner(options, context, folder)
-    return OnnxRuntimeRunner(options, context)
+_QUERY_KEY_VALUE, _ATTENDED = ("query", "key", "value"), "attended"
+_HIDDEN, _NEXT, _LOGITS = "hidden", "next", "logits"
+"""Names of values that cross the borders of graphs."""
+_TILE = 128
+"""Rows that a product with quantised weights computes at once. One alone, or left over, goes
+through another kernel, which adds in another order."""
 
 
 class OnnxRuntimeRunner(DescribedRunner):
@@ -89,31 +51,40 @@ class OnnxRuntimeRunner(DescribedRunner):
     """
 
     def __init__(self, options: OnnxRuntimeSettings, context: RunnerContext) -> None:
+        check_whole("onnxruntime", context)
         super().__init__(context)
         self._options = options
         self._compute: torch.dtype
         self._embedding: Embedding
         self._frequencies: dict[Rope, Tensor]
-        self._model: SegmentedModel
+        self._maker: SessionMaker
+        self._segments: Sequence[Session]
+        self._head: Session
 
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
         source = ModelSource.open(self._settings, self._options.weights, rank=self._context.rank)
-        config = source.config
+        config, weight_format = source.config, self._options.weight_format
+        if weight_format is not None:
+            source.check_not_quantized(self._options.quantization)
         self._compute = torch.float32 if source.device.type == "cpu" else source.dtype
-        width, weight_format = self._compute.itemsize, self._options.weight_format
+        width = self._compute.itemsize
         self._describe(source, weight_format.bytes_per_weight(width) if weight_format else width)
         self._frequencies = {
             layer.rope: frequencies(layer.rope, config.head_dim).to(source.device)
             for layer in config.layers
             if layer.rope is not None
         }
-        self._build(source, SessionMaker(source.device, torch.get_num_threads()))
+        self._maker = SessionMaker(source.device, torch.get_num_threads())
+        self._build(source)
         self._log_loaded(source.checkpoint.model_type)
 
-    def _build(self, source: ModelSource, maker: SessionMaker) -> None:
-        """Make the sessions, one after the other: weights of two layers are in memory at a time."""
-        device, on_cpu = source.device, source.device.type == "cpu"
+    def _build(self, source: ModelSource) -> None:
+        """Make the sessions, one after the other: weights of two layers are in memory at a time.
+
+        Weights that the checkpoint has quantised are dequantised.
+        """
+        maker, on_cpu = self._maker, source.device.type == "cpu"
         stored_here = replace(source, dtype=self._compute, device=torch.device("cpu"))
         assembly = Assembly(stored_here, GraphOps(self._compute), StoredLinear)
         assembly.check_layers()
@@ -124,28 +95,18 @@ class OnnxRuntimeRunner(DescribedRunner):
         if weight_format is not None:
             layers, quantized = QuantizedLinears.of(source, assembly, head, weight_format)
         linears = GraphLinears(compute=self._compute, quantized=quantized, in_halves=on_cpu)
-        head_session = self._head(converted_head(head, linears)).session(maker)
+        self._head = self._head_graph(converted_head(head, linears)).session(maker)
         linears.release()
         sessions = []
         before: Layer | None = None
-        for index, layer in enumerate(chain(layers, [None])):
+        for layer in chain(layers, [None]):
             after = None if layer is None else converted_layer(layer, linears)
-            sessions.append(self._segment(index, before, after).session(maker))
+            sessions.append(self._segment(before, after).session(maker))
             linears.release()
             before = after
         assembly.check_all_taken()
-        self._embedding = self._placed(embedding, device)
-        self._model = SegmentedModel(
-            maker=maker,
-            sessions=sessions,
-            cuts=[_CUT] * len(self._layers),
-            layers=self._layers,
-            head=head_session,
-            inputs=self._inputs,
-            hidden=_OUTPUT,
-            device=device,
-            deterministic=self._settings.deterministic,
-        )
+        self._segments = sessions
+        self._embedding = self._placed(embedding, source.device)
 
     def _placed(self, embedding: Embedding, device: torch.device) -> Embedding:
         """Return the embedding as PyTorch computes it; on a CPU its table stays as stored."""
@@ -154,7 +115,7 @@ class OnnxRuntimeRunner(DescribedRunner):
             return TorchOps().linear(stored.weight.to(device, self._compute))
 
         table, positions = embedding.table, embedding.positions_PE
-        assert isinstance(table, DenseTable)  # GGUF files are not read
+        assert isinstance(table, DenseTable)  # blocks of a GGUF file were dequantised
         return replace(
             converted_embedding(embedding, linear),
             table=table if device.type == "cpu" else table.to(device, self._compute),
@@ -163,26 +124,26 @@ class OnnxRuntimeRunner(DescribedRunner):
 
     # ------------------------------------------------------------------ graphs
 
-    def _segment(self, index: int, before: Layer | None, after: Layer | None) -> Graph:
-        """Return segment ``index``: 0 goes from the embedding to the first attention, ``i`` from
-        attention ``i - 1`` to attention ``i``, and the last one to the hidden states.
+    def _segment(self, before: Layer | None, after: Layer | None) -> Graph:
+        """Return the graph from one attention to the next.
+
+        The first begins with the embedding, the last ends with the hidden states.
 
         Args:
             before: the layer of the attention before it; ``None`` for the first segment.
             after: the layer of the attention after it; ``None`` for the last segment.
         """
         graph, config, attend = Graph(), self._config, getattr(torch, self._layers[0].dtype)
-        hidden: Any = graph.input(_hidden(max(index - 1, 0)), self._compute, config.hidden_size)
+        hidden: Any = graph.input(_HIDDEN, self._compute, config.hidden_size)
         if before is not None:
-            attended = graph.input(_CUT.attended, attend, config.num_heads, config.head_dim)
+            attended = graph.input(_ATTENDED, attend, config.num_heads, config.head_dim)
             result: Any = attended.to(self._compute)
             hidden = before.finish(result, hidden)
-            name = _OUTPUT if after is None else _hidden(index)
-            graph.output(name, hidden, self._compute, config.hidden_size)
+            graph.output(_NEXT, hidden, self._compute, config.hidden_size)
         if after is not None:
             parts: Any = after.begin(hidden, self._rotary(graph, after.attention.config.rope))
-            for name, part in zip((_CUT.query, _CUT.key, _CUT.value), parts, strict=True):
-                heads = config.num_heads if name == _CUT.query else config.num_kv_heads
+            counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+            for name, part, heads in zip(_QUERY_KEY_VALUE, parts, counts, strict=True):
                 graph.output(name, part, attend, heads, config.head_dim)
         return graph
 
@@ -191,14 +152,14 @@ class OnnxRuntimeRunner(DescribedRunner):
         if rope is None:
             return None
         width = self._config.head_dim
-        names = _tables(list(self._frequencies).index(rope))
+        names = _table_names(list(self._frequencies).index(rope))
         cos, sin = (graph.input(name, self._compute, width // 2) for name in names)
         return SymbolRotary(cos, sin, width)
 
-    def _head(self, head: Head) -> Graph:
+    def _head_graph(self, head: Head) -> Graph:
         """Return the graph from hidden states [R, hidden] to logits [R, V] float32."""
         graph = Graph()
-        rows: Any = graph.input(_OUTPUT, self._compute, self._config.hidden_size)
+        rows: Any = graph.input(_HIDDEN, self._compute, self._config.hidden_size)
         logits: Any = head(rows)
         graph.output(_LOGITS, logits, torch.float32, self._config.vocab_size)
         return graph
@@ -207,35 +168,79 @@ class OnnxRuntimeRunner(DescribedRunner):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
         """Return the output of the last layer, [T, hidden]."""
-        return self._model.forward(tokens, positions, attend)
+        num_tokens = len(tokens)
+        if self._needs_spare_row(num_tokens):
+            tokens, positions = _with_spare_row(tokens), _with_spare_row(positions)
+            attend = _attend_without(attend, num_tokens)
+        with self._maker.running():
+            hidden = self._embedding(tokens, positions)
+            tables = self._tables(positions)
+            returned: dict[str, Tensor] = {}
+            for index, session in enumerate(self._segments):
+                given = {_HIDDEN: hidden, **tables}
+                if index:
+                    query, key, value = (returned[name] for name in _QUERY_KEY_VALUE)
+                    given[_ATTENDED] = attend(index - 1, query, key, value).contiguous()
+                returned = {
+                    name: self._new(value, len(tokens)) for name, value in session.outputs.items()
+                }
+                session.run({name: given[name] for name in session.inputs} | returned)
+                hidden = returned.get(_NEXT, hidden)
+        return hidden[:num_tokens]
 
-    def _inputs(self, tokens: Tensor, positions: Tensor) -> Mapping[str, Tensor]:
-        """Return the embedding, and cosines and sines of the rotary embeddings."""
-        inputs = {_hidden(0): self._embedding(tokens, positions)}
+    def _tables(self, positions: Tensor) -> dict[str, Tensor]:
+        """Return cosines and sines of the rotary embeddings, by their names in the graphs."""
+        tables: dict[str, Tensor] = {}
         for index, frequencies_F in enumerate(self._frequencies.values()):
             rotary = Rotary.at(positions, frequencies_F)
-            cos, sin = _tables(index)
-            inputs |= {cos: rotary.cos_TF.to(self._compute), sin: rotary.sin_TF.to(self._compute)}
-        return inputs
+            cos, sin = _table_names(index)
+            tables |= {cos: rotary.cos_TF.to(self._compute), sin: rotary.sin_TF.to(self._compute)}
+        return tables
 
     def logits(self, hidden: Tensor, /) -> Tensor:
         """Return logits [R, vocab_size] float32."""
-        logits_RV = self._model.logits(hidden)
-        cap = self._config.logits_soft_cap
+        logits_RV, cap = self._scores(hidden), self._config.logits_soft_cap
         return logits_RV if cap is None else soft_cap(logits_RV, cap)
 
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return the best token [R] int64 of each row, and its logit [R] before the soft cap."""
-        scores_RV = self._model.logits(hidden)  # a soft cap keeps their order
+        scores_RV = self._scores(hidden)  # a soft cap keeps their order
         best_R = scores_RV.argmax(dim=-1)
         return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]
 
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Return logits [R, V] float32 before the soft cap."""
+        rows = _with_spare_row(hidden) if self._needs_spare_row(len(hidden)) else hidden
+        scores_RV = self._new(self._head.outputs[_LOGITS], len(rows))
+        with self._maker.running():
+            self._head.run({_HIDDEN: rows.contiguous(), _LOGITS: scores_RV})
+        return scores_RV[: len(hidden)]
 
-def _hidden(index: int) -> str:
-    """The input of layer ``index``."""
-    return f"hidden{index}"
+    def _new(self, value: Value, num_rows: int) -> Tensor:
+        shape, device = value.shape_at(num_rows), self._layers[0].device
+        return torch.empty(shape, dtype=value.dtype, device=device)
+
+    def _needs_spare_row(self, num_rows: int) -> bool:
+        """Whether the last of so many rows would be in no tile."""
+        return self._settings.deterministic and num_rows % _TILE == 1
 
 
-def _tables(rope: int) -> tuple[str, str]:
-    """Cosines and sines [T, head_dim / 2] of a kind of rotary embedding."""
+def _with_spare_row(rows: Tensor) -> Tensor:
+    """Return the rows, and the last one again."""
+    return torch.cat([rows, rows[-1:]])
+
+
+def _attend_without(attend: Attend, num_tokens: int) -> Attend:
+    """Return an ``attend`` for one token more, which ``attend`` does not see."""
+
+    def attend_to(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _with_spare_row(
+            attend(layer, query[:num_tokens], key[:num_tokens], value[:num_tokens])
+        )
+
+    return attend_to
+
+
+def _table_names(rope: int) -> tuple[str, str]:
+    """Return names of the cosines and sines [T, head_dim / 2] of a kind of rotary embedding."""
     return f"cos{rope}", f"sin{rope}"

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnxruntime
 import torch
@@ -28,10 +27,10 @@ ELEMENT_TYPES: dict[torch.dtype, int] = {
     getattr(torch, name): TensorProto.DataType.Value(name.upper()) for name in _NAMES
 }
 
-ON_CPU: Sequence[tuple[str, Mapping[str, str]]] = [(CPU, {})]
+_ON_CPU: Sequence[tuple[str, Mapping[str, str]]] = [(CPU, {})]
 """The providers of sessions on the CPU."""
 
-ORT_ERRORS = (
+_ORT_ERRORS = (
     ort_state.EPFail,
     ort_state.Fail,
     ort_state.InvalidArgument,
@@ -126,13 +125,13 @@ class SessionMaker:
             )
         self._num_threads = num_threads
         self._process = os.getpid()
-        self._providers = ON_CPU
+        self._providers = _ON_CPU
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":  # ONNX Runtime does not take the default stream for a user's
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             stream = str(self._stream.cuda_stream)
             options = {"device_id": str(device.index or 0), "user_compute_stream": stream}
-            self._providers = [(CUDA, options), *ON_CPU]
+            self._providers = [(CUDA, options), *_ON_CPU]
 
     @property
     def copies_weights(self) -> bool:
@@ -180,25 +179,19 @@ class SessionMaker:
         return options
 
     def open(
-        self, model: bytes, options: onnxruntime.SessionOptions, path: Path | None = None
+        self, model: bytes, options: onnxruntime.SessionOptions
     ) -> onnxruntime.InferenceSession:
         """Make a session of a model.
-
-        Args:
-            path: the finished file that it is a part of; ``None``: it was made from weights.
 
         Raises:
             UnsupportedModel: ONNX Runtime lacks something that the model needs.
         """
         try:
             return onnxruntime.InferenceSession(model, options, providers=self._providers)
-        except ORT_ERRORS as error:
-            whole, otherwise = "the model", "use runner native"
-            if path is not None:
-                whole, otherwise = str(path), "export the model again, for this version"
+        except _ORT_ERRORS as error:
             raise UnsupportedModel(
-                f"onnxruntime {onnxruntime.__version__} cannot make a session of a part of "
-                f"{whole}: {reason_of(error)}; a newer version may, or {otherwise}"
+                f"onnxruntime {onnxruntime.__version__} cannot make a session of a part of the "
+                f"model: {reason_of(error)}; a newer version may, or use runner native"
             ) from error
 
 
