@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paged_backends.checkpoint.gguf.header import GgufHeader
-from paged_backends.checkpoint.gguf.values import Metadata
+from paged_backends.checkpoint.gguf.header import GgufHeader, Metadata
 from paged_core.errors import CheckpointError, UnsupportedModel
 
 Config = dict[str, Any]
@@ -80,7 +79,7 @@ def config_of(header: GgufHeader) -> Config:
     architecture, keys = architecture_of(header), _keys(header)
     for name, neutral in _NEUTRAL.items():
         value = keys.any(name, neutral)
-        if value != neutral:
+        if not isinstance(value, int | float) or value != neutral:
             raise UnsupportedModel(
                 f"{header.path} describes a model with {keys.prefix}{name}, which is not covered; "
                 "take the model as safetensors"

@@ -1,28 +1,38 @@
-"""The header of a GGUF file: values about the model, and where each tensor is.
-
-The format, of which versions 2 and 3 are read (https://github.com/ggml-org/ggml, docs/gguf.md):
-``GGUF``, a version (uint32), the number of tensors and that of values (uint64 each); the values,
-each a name, a type and a value; the tensors, each a name, the number of its sides (uint32), its
-sides, the innermost first (uint64), its type (uint32) and where it begins (uint64), counted from
-the end of all this, rounded up to the alignment; the tensors' data. Numbers are stored in blocks of
-some count and size, which lie along the rows of a tensor; their types are those of ggml.
-"""
+"""A GGUF file's header: values about the model, checked for their types, and its tensors."""
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
-from paged_backends.checkpoint.gguf.values import DamagedValues, Metadata, Value, ValueReader
+from paged_backends.checkpoint.json_file import MAX_INTEGER, MISSING, TypedFields, is_integer
 from paged_core.errors import CheckpointError
+from paged_core.field_rules import shown
+
+READ = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+)
+"""Types of tensors that are read, as ggml spells them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """One way to store numbers."""
+    """One way to store numbers: in blocks of some count and size, which lie along the rows."""
 
     name: str
     """As ggml spells it: ``F16``, ``Q4_K``."""
@@ -37,59 +47,9 @@ class BlockType:
         return self.length > 1
 
 
-BLOCK_TYPES: Mapping[int, BlockType] = {
-    0: BlockType("F32", 1, 4),
-    1: BlockType("F16", 1, 2),
-    2: BlockType("Q4_0", 32, 18),
-    3: BlockType("Q4_1", 32, 20),
-    6: BlockType("Q5_0", 32, 22),
-    7: BlockType("Q5_1", 32, 24),
-    8: BlockType("Q8_0", 32, 34),
-    10: BlockType("Q2_K", 256, 84),
-    11: BlockType("Q3_K", 256, 110),
-    12: BlockType("Q4_K", 256, 144),
-    13: BlockType("Q5_K", 256, 176),
-    14: BlockType("Q6_K", 256, 210),
-    30: BlockType("BF16", 1, 2),
-}
-"""Those that are read, by their numbers in a file."""
-
-OTHER_NAMES: Mapping[int, str] = {
-    9: "Q8_1",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-}
-"""Those that are not read, for the message that says so."""
-
-
-_MAX_BYTES = 64 << 20
-"""Before the data; the largest vocabularies take 10 MB."""
-_MAX_NAME = 200
-"""Characters."""
-_MAX_SIDES = 4
-_LEAST_VALUE, _LEAST_TENSOR = 13, 32
-"""Bytes of the shortest value and tensor."""
-
-
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What the file says of one tensor."""
+    """Type, shape and place of one tensor."""
 
     block_type: BlockType
     shape: tuple[int, ...]
@@ -124,86 +84,79 @@ def read_header(path: Path) -> GgufHeader:
         CheckpointError: the file cannot be read, is truncated or corrupt, is one of several, or
             holds a tensor of a type that is not read.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise DamagedValues("it does not begin with GGUF")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse(path, data, size)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is not a GGUF file that can be read ({error}); download it again"
-        ) from error
+    from paged_backends.checkpoint.gguf.reader import read  # it imports the package ``gguf``
+
+    return read(path)
 
 
-def _parse(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
-    reader = ValueReader(data, min(size, _MAX_BYTES))
-    reader.position = 4
-    version = reader.uint32()
-    if version not in (2, 3):
-        raise CheckpointError(
-            f"{path} is GGUF of version {version}, and versions 2 and 3, little endian, are read; "
-            "convert the model again with a recent llama.cpp"
-        )
-    num_tensors, num_values = reader.count(_LEAST_TENSOR), reader.count(_LEAST_VALUE)
-    values: dict[str, Value] = {}
-    for _ in range(num_values):
-        name = _new_name(reader, values)
-        values[name] = reader.value()
-    metadata = Metadata(path, values)
-    if metadata.integer("split.count", 1, most=1 << 16) > 1:
-        raise CheckpointError(
-            f"{path} is one of several files of a model; join them with `llama-gguf-split --merge`"
-        )
-    alignment = metadata.integer("general.alignment", 32, most=1 << 20)
-    described: dict[str, StoredTensor] = {}
-    for _ in range(num_tensors):
-        name = _new_name(reader, described)
-        described[name] = _tensor(path, name, reader)
-    start = -(-reader.position // alignment) * alignment
-    tensors = {
-        name: StoredTensor(tensor.block_type, tensor.shape, start + tensor.begin)
-        for name, tensor in described.items()
-    }
-    _check_places(tensors, size)
-    return GgufHeader(path, metadata, tensors)
+@dataclass(frozen=True, slots=True)
+class Metadata(TypedFields):
+    """The values of a file, by names that may all begin alike.
+
+    A list is a ``list`` of strings or an array of numbers.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    prefix: str = ""
+    """Of all names that are asked for."""
+
+    def within(self, prefix: str) -> Metadata:
+        """Return the values whose names begin so."""
+        return replace(self, prefix=prefix)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a value of this name."""
+        return self.prefix + name in self.values
+
+    def any(self, name: str, default: Any) -> Any:
+        """Return a value as it is; ``default`` if it is missing."""
+        return self.values.get(self.prefix + name, default)
+
+    def optional(self, name: str) -> float | None:
+        """Return a number, or ``None`` if it is missing."""
+        return self.number(name) if self.has(name) else None
+
+    def integer(
+        self, name: str, default: int = MISSING, *, least: int = 1, most: int = MAX_INTEGER
+    ) -> int:
+        """Return a whole number; in its place may be a list that gives every layer the same."""
+        value = self.given(name, default)
+        if not _is_scalar(value) and len(value) and all(each == value[0] for each in value):
+            value = value[0].item() if hasattr(value[0], "item") else value[0]
+        if not is_integer(value, least, most):
+            raise self.wrong(name, f"a whole number of at least {least} and at most {most}")
+        return value
+
+    def texts(self, name: str) -> Sequence[str]:
+        """Return a list of strings."""
+        value = self.given(name, MISSING)
+        if not isinstance(value, list):
+            raise self.wrong(name, "a list of strings")
+        return value
+
+    def numbers(self, name: str, count: int) -> Sequence[Any]:
+        """Return a list of so many numbers."""
+        value = self.given(name, MISSING)
+        if _is_scalar(value) or isinstance(value, list) or len(value) != count:
+            raise self.wrong(name, f"a list of {count} numbers")
+        numbers: Sequence[Any] = value.tolist()
+        return numbers
+
+    def wrong(self, name: str, kind: str) -> CheckpointError:
+        """Return the error that a value is not of this kind."""
+        given: Any = self.values.get(self.prefix + name)
+        named = shown(given) if _is_scalar(given) else f"a list of {len(given)}"
+        return CheckpointError(f"in {self.path}, {self.prefix}{name} must be {kind}, not {named}")
+
+    def given(self, name: str, default: Any) -> Any:
+        """Return a value as it is; raise if it is missing and ``default`` is ``MISSING``."""
+        value = self.values.get(self.prefix + name, default)
+        if value is MISSING:
+            raise CheckpointError(f"{self.path} lacks {self.prefix}{name}; convert the model again")
+        return value
 
 
-def _new_name(reader: ValueReader, known: Iterable[str]) -> str:
-    name = reader.string()
-    if not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
-        raise DamagedValues(f"the name before byte {reader.position} is none")
-    if name in known:
-        raise DamagedValues(f"{name} is there twice")
-    return name
-
-
-def _tensor(path: Path, name: str, reader: ValueReader) -> StoredTensor:
-    """Return a tensor that begins where the file says: after the start of the data."""
-    num_sides = reader.uint32()
-    if not 0 < num_sides <= _MAX_SIDES:
-        raise DamagedValues(f"{name} has {num_sides} sides, and 1 to {_MAX_SIDES} are read")
-    shape = tuple(reader.uint64() for _ in range(num_sides))[::-1]
-    code = reader.uint32()
-    block_type = BLOCK_TYPES.get(code)
-    if block_type is None:
-        raise CheckpointError(
-            f"{name} in {path} is stored as {OTHER_NAMES.get(code, f'type {code}')}, and what is "
-            f"read is {', '.join(each.name for each in BLOCK_TYPES.values())}; take another "
-            "quantisation of the model"
-        )
-    if not all(shape) or shape[-1] % block_type.length:
-        raise DamagedValues(f"{name} of {block_type.name} cannot have the shape {shape}")
-    return StoredTensor(block_type, shape, reader.uint64())
-
-
-def _check_places(tensors: Mapping[str, StoredTensor], size: int) -> None:
-    """Check that every tensor is in the file, on a place of its own, where its numbers align."""
-    end = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].begin):
-        if tensor.begin < end or tensor.begin % 4:
-            raise DamagedValues(f"{name} begins at byte {tensor.begin}, where it cannot be")
-        end = tensor.begin + tensor.num_bytes
-        if end > size:
-            raise DamagedValues(f"{name} ends at byte {end}, and the file at {size}")
+def _is_scalar(value: object) -> bool:
+    """Whether a value is no list."""
+    return value is None or isinstance(value, str | int | float)

@@ -1,8 +1,9 @@
-"""The tensors of a GGUF file, mapped into memory, and how blocks of each type are taken apart.
+"""The tensors of a GGUF file, mapped into memory, and the codes in blocks of each type.
 
-The layouts are those of ggml (``ggml-common.h`` and ``ggml-quants.c``): a block begins with or ends
-in its scales, in float16; what has 4 bits or fewer lies in parts, of which byte ``i`` holds numbers
-that are 16, 32 or 64 apart.
+The package ``gguf`` dequantises blocks. It does not give their codes, which stay quantised in our
+kernels. The layouts are those of ggml (``ggml-common.h`` and ``ggml-quants.c``): a block begins
+with or ends in its scales, in float16; what has 4 bits or fewer lies in parts, of which byte ``i``
+holds numbers that are 16, 32 or 64 apart.
 
 Shapes: N blocks, B bytes of a block or a row, L codes of a block; X any number of bytes; G groups
 of a block that have a scale of their own; R rows.
@@ -42,14 +43,6 @@ class Unpacked:
     scales_NG: Floats
     offsets_NG: Floats | None = None
     """``None``: all are 0."""
-
-    def numbers(self) -> Floats:
-        """Return [N, L]."""
-        groups = self.codes_NL.reshape(*self.scales_NG.shape, -1).astype(np.float32)
-        groups *= self.scales_NG[:, :, None]
-        if self.offsets_NG is not None:
-            groups += self.offsets_NG[:, :, None]
-        return groups.reshape(self.codes_NL.shape)
 
 
 def _half(blocks_NB: Bytes, begin: int) -> Floats:
@@ -186,11 +179,15 @@ class QuantizedTensor:
 
         Beside what is returned, a few megabytes are allocated.
         """
-        numbers = own_pages(self.shape, dtype)
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        numbers, kind = own_pages(self.shape, dtype), GGMLQuantizationType[self.block_type.name]
         parts = numbers.view(-1, self.block_type.length)
 
-        def convert(first: int, end: int, part: Unpacked) -> None:
-            parts[first:end] = torch.from_numpy(part.numbers())
+        def convert(first: int, end: int, blocks_NB: Bytes) -> None:
+            found = dequantize(blocks_NB.reshape(1, -1), kind)  # one row: many are taken one by one
+            parts[first:end] = torch.from_numpy(found).view(parts[first:end].shape)
 
         self._in_parts(convert)
         return numbers
@@ -202,17 +199,18 @@ class QuantizedTensor:
         rounded to float32 once more.
         """
         outputs, inputs = self.shape
-        chosen = QUANTIZED[self.block_type.name][1]
+        unpack, chosen = QUANTIZED[self.block_type.name]
         shape = outputs, inputs
         codes = torch.empty(chosen.codes_shape(shape), dtype=torch.uint8)
         scales = torch.empty(chosen.scales_shape(shape))
         offsets: Tensor | None = None
-        if self._unpacked(self._blocks()[:1]).offsets_NG is not None:
+        if unpack(np.zeros((1, self.block_type.num_bytes), np.uint8)).offsets_NG is not None:
             offsets = torch.empty_like(scales)
         groups = self.block_type.length // chosen.group_size
         of_codes, of_scales = codes.view(-1, groups, codes.shape[2]), scales.view(-1, groups)
 
-        def convert(first: int, end: int, part: Unpacked) -> None:
+        def convert(first: int, end: int, blocks_NB: Bytes) -> None:
+            part = unpack(blocks_NB)
             of_codes[first:end] = _stored_codes(part, chosen).view(end - first, groups, -1)
             of_scales[first:end] = torch.from_numpy(part.scales_NG)
             if offsets is not None:
@@ -224,19 +222,15 @@ class QuantizedTensor:
     def _blocks(self) -> Tensor:
         return self.bytes_RB.reshape(-1, self.block_type.num_bytes)
 
-    def _unpacked(self, blocks: Tensor) -> Unpacked:
-        with np.errstate(invalid="ignore"):  # a scale may be infinite
-            return QUANTIZED[self.block_type.name][0](blocks.numpy())
-
-    def _in_parts(self, convert: Callable[[int, int, Unpacked], None]) -> None:
-        """Call ``convert`` with the first block of a part, its end, and the part, in threads."""
+    def _in_parts(self, convert: Callable[[int, int, Bytes], None]) -> None:
+        """Call ``convert`` with the first block of a part, its end, and its blocks, in threads."""
         blocks = self._blocks()
         step = _AT_ONCE // self.block_type.length
 
         def run(first: int) -> None:
             part = blocks[first : first + step]
-            with np.errstate(invalid="ignore"):
-                convert(first, first + len(part), self._unpacked(part))
+            with np.errstate(all="ignore"):  # a scale may be infinite
+                convert(first, first + len(part), part.numpy())
 
         firsts = range(0, len(blocks), step)
         if len(firsts) > 1:
