@@ -20,7 +20,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 
 from paged_backends.checkpoint.json_file import damaged, one_line, read_text
-from paged_backends.text.template_bounds import BoundedEnvironment, Budget, TemplateTooCostly
+from paged_backends.text.template_bounds import BoundedEnvironment, TemplateTooCostly
 from paged_core.errors import CheckpointError, RequestError
 from paged_core.field_rules import shown
 
@@ -58,6 +58,8 @@ def _text(part: object) -> str:
     return text
 
 
+_MAX_SEPARATORS, _MAX_INDENT = 50, 100
+"""Of JSON: characters."""
 _CUT = "<end of the message to go on with>"
 _MAX_FORM = 1000
 """Characters of the format of a date."""
@@ -113,7 +115,7 @@ class ChatTemplate:
                 it does more than any template needs: see :mod:`.template_bounds`.
         """
         try:
-            budget = Budget((messages, options))
+            environment = _environment((messages, options))
         except TemplateTooCostly as error:
             raise RequestError(f"the messages are too large: {error}; shorten them") from error
         messages = _checked(messages)
@@ -126,7 +128,7 @@ class ChatTemplate:
             messages = _with_cut(messages, options)
         variables = {**self.special_tokens, **_plain(options), "tools": _plain(tools)}
         try:
-            template = _environment(budget).from_string(source)
+            template = environment.from_string(source)
             text = template.render(messages=messages, **variables)
         except TemplateSyntaxError as error:
             raise RequestError(
@@ -169,9 +171,9 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment(budget: Budget) -> BoundedEnvironment:
+def _environment(data: Any) -> BoundedEnvironment:
     environment = BoundedEnvironment(
-        budget,
+        data,
         {"tojson": _tojson},
         trim_blocks=True,
         lstrip_blocks=True,
@@ -191,6 +193,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Replaces Jinja's filter, which escapes HTML, because no model was trained on that."""
+    if len(str(separators)) > _MAX_SEPARATORS or (indent or 0) > _MAX_INDENT:
+        raise TemplateError("JSON is written with short separators and a small indent")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
