@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-rest test-all lint types layers pytest check-memory test-long mutants gpu-check gpu-bench api docs package lock clean
+.PHONY: help run serve test test-all test-long lint types layers pytest check-memory mutants gpu-check gpu-bench api docs package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' Makefile
@@ -22,17 +22,18 @@ serve: $(VENV)/.installed-serve ## serve the demo model at http://127.0.0.1:8000
 	$(BIN)/paged-core serve $(ARGS)
 
 # Tests start hundreds of Python processes, which would each compile every module anew.
-test test-rest test-all pytest test-long: export PYTHONDONTWRITEBYTECODE =
+test test-all test-long pytest: export PYTHONDONTWRITEBYTECODE =
 
-PYTEST = $(BIN)/pytest -n 2 -m "not slow"
+PYTEST = $(BIN)/pytest -n auto --dist loadscope
 
-test: lint types layers ## check style, types, layers and run the tests that a change needs
-	$(PYTEST) --lanes=changed $(ARGS)
+test: lint types layers ## what a contributor runs before each commit: style, types, layers, the core's tests
+	$(PYTEST) -m "not heavy and not long" $(ARGS)
 
-test-rest: $(VENV)/.installed-dev ## the tests that `make test` leaves out: it and this run all
-	$(PYTEST) --lanes=rest $(ARGS)
+test-all: lint types layers ## what CI runs: the same, and all tests but the long ones
+	$(PYTEST) -m "not long" $(ARGS)
 
-test-all: lint types layers pytest ## check style, types, layers and run all tests
+test-long: lint types layers check-memory ## what a release needs: every test, with examples by chance
+	$(PYTEST) --hypothesis-profile=exploring $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -44,14 +45,11 @@ types: $(VENV)/.installed-dev ## mypy --strict
 layers: $(VENV)/.installed-dev ## import-linter: which package may import which
 	$(BIN)/lint-imports --no-logo
 
-pytest: $(VENV)/.installed-dev ## all tests; ARGS="-k name" to choose
+pytest: $(VENV)/.installed-dev ## tests only; ARGS="-k name" to choose
 	$(PYTEST) $(ARGS)
 
 check-memory: $(VENV)/.installed-dev ## the CPU kernels under AddressSanitizer, those with tiles emulated
 	$(BIN)/pytest tests/integration/test_cpu_attention.py -k "no_access_outside_its_slots and portable_amx_emulated"
-
-test-long: $(VENV)/.installed-dev ## the long versions of tests too, with examples by chance
-	$(BIN)/pytest -n 2 --hypothesis-profile=exploring $(ARGS)
 
 mutants: $(VENV)/.installed-dev ## which test finds each component that is wrong on purpose, and each planted fault
 	$(BIN)/python tools/mutants.py $(ARGS)

@@ -1,10 +1,12 @@
-"""Lanes, threads that leave others their time, repeatable examples, logs as a library has them."""
+"""Marks, threads that leave others their time, repeatable examples, logs as a library has them."""
 
 from __future__ import annotations
 
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from lanes import ROOT, Changes, Selection, instruction_sets
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cpu.compiler import EMULATED, SETS, available, find_compiler
 from paged_backends.kernels.nvidia import has_driver
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 
@@ -26,34 +29,94 @@ settings.register_profile("exploring", _PATIENT)
 settings.register_profile("repeatable", _PATIENT, derandomize=True)
 settings.load_profile("repeatable")  # --hypothesis-profile=exploring takes examples by chance
 
-_SELECTION = pytest.StashKey[Selection]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options that choose lanes; see :mod:`lanes`."""
-    group = parser.getgroup("lanes", "parts of the tests; see tests/lanes.py")
-    group.addoption(
-        "--lanes",
-        choices=("all", "changed", "rest"),
-        default="all",
-        help="which tests run: those that the changed files need, all others, or all (default)",
-    )
-    group.addoption(
-        "--changed-path",
-        action="append",
-        metavar="PATH",
-        help="a file that counts as changed, relative to the repository, instead of asking git",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Find the changed files, once: processes of pytest-xdist get them as an option."""
-    wanted, paths = config.option.lanes, config.option.changed_path
-    changes = Changes(paths and tuple(paths), "as --changed-path says")
-    if paths is None and wanted != "all":
-        changes = Changes.of(ROOT)
-        config.option.changed_path = changes.paths and [*changes.paths]
-    config.stash[_SELECTION] = Selection(wanted, changes)
+_TESTS = Path(__file__).parent
+_HEAVY = (
+    "*/test_cuda_*.py",
+    "*/test_onnx*.py",
+    "*/test_triton_*.py",
+    "architecture/test_setup.py",
+    "conformance/test_attention.py",
+    "conformance/test_attention_packages.py",
+    "conformance/test_communicators.py",
+    "conformance/test_documented_examples.py",
+    "conformance/test_grammars.py",
+    "conformance/test_replicas.py",
+    "conformance/test_runners.py",
+    "conformance/test_servers.py",
+    "gpu/test_*.py",
+    "gpu/test_attention.py",
+    "integration/test_beam_search.py",
+    "integration/test_cache_layout.py",
+    "integration/test_checkpoints.py",
+    "integration/test_cpu_attention.py",
+    "integration/test_damaged_checkpoints.py",
+    "integration/test_damaged_onnx_files.py",
+    "integration/test_device_*.py",
+    "integration/test_forks.py",
+    "integration/test_generate_command.py",
+    "integration/test_gguf.py",
+    "integration/test_hostile_onnx_files.py",
+    "integration/test_large_settings.py",
+    "integration/test_local_executor.py",
+    "integration/test_model_families.py",
+    "integration/test_native_runner.py",
+    "integration/test_paper.py",
+    "integration/test_process_executor.py",
+    "integration/test_quality_bounds.py",
+    "integration/test_quantized_checkpoints.py",
+    "integration/test_quantized_native.py",
+    "integration/test_ranks_of_native.py",
+    "integration/test_ranks_on_ray.py",
+    "integration/test_simulated_decisions.py",
+    "integration/test_structured_outputs.py",
+    "integration/test_tensor_parallel.py",
+    "integration/test_third_party.py",
+    "integration/test_tutorial.py",
+    "properties/test_arguments.py",
+    "properties/test_hostile_documents.py",
+    "properties/test_ranks.py",
+    "properties/test_simultaneous_intervals.py",
+    "server/test_*.py",
+    "unit/test_bench_*.py",
+    "unit/test_calibration.py",
+    "unit/test_call_watch.py",
+    "unit/test_cli_process.py",
+    "unit/test_cluster*.py",
+    "unit/test_communicators.py",
+    "unit/test_cpu_*.py",
+    "unit/test_device_sampling.py",
+    "unit/test_emulated_accelerator.py",
+    "unit/test_flash_attn.py",
+    "unit/test_flashinfer.py",
+    "unit/test_float8.py",
+    "unit/test_gguf_*.py",
+    "unit/test_gpu_tools.py",
+    "unit/test_hybrid_attention.py",
+    "unit/test_int8_cache.py",
+    "unit/test_lab_*.py",
+    "unit/test_new_plugin.py",
+    "unit/test_quantization.py",
+    "unit/test_quantized_*.py",
+    "unit/test_recipes.py",
+    "unit/test_sampled_rows.py",
+    "unit/test_sampling.py",
+    "unit/test_sampling_selection.py",
+    "unit/test_search.py",
+    "unit/test_simt_shim.py",
+    "unit/test_simulate_command.py",
+    "unit/test_study.py",
+    "unit/test_template_bounds.py",
+    "unit/test_torch_attention.py",
+    "unit/test_widened_codes.py",
+    "unit/test_written_cache.py",
+    "architecture/test_docs.py::test_every_page_is_built_without_a_warning",
+    "architecture/test_docs.py::test_what_a_page_shows_runs",
+    "conformance/test_executors.py::TestProcess",
+    "conformance/test_executors.py::TestTensorParallel*",
+    "conformance/test_runners.py::TestOnnx*",
+    "unit/test_testing_kit.py::test_catches",
+)
+"""Files and cases that are not of the core: `make test-all` runs them."""
 
 
 @pytest.fixture(scope="module")
@@ -68,29 +131,43 @@ def watched_accesses() -> Iterator[None]:
         yield
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Say which lanes run."""
-    return config.stash[_SELECTION].header
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves out: ``heavy`` and ``long`` tests.
+
+    A test of an instruction set is long, but for the best of this machine, the portable one, and
+    the emulation of tile registers with it.
+    """
+    usual = (_best_set(), "portable", EMULATED[-1].name)
+    for item in items:
+        file = item.path.relative_to(_TESTS).as_posix()
+        name = file + item.nodeid.partition("[")[0][item.nodeid.index("::") :]
+        if any(fnmatchcase(name, f"{pattern}::*") for pattern in _HEAVY):
+            item.add_marker(pytest.mark.heavy)
+        is_other = any(one not in usual for one in instruction_sets(item))
+        if is_other or any(item.iter_markers("slow")) or any(item.iter_markers("lane")):
+            item.add_marker(pytest.mark.long)
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import files of tests of which none is kept."""
-    is_tests = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if is_tests and config.stash[_SELECTION].ignores(collection_path) else None
+def instruction_sets(item: pytest.Item) -> Iterator[str]:
+    """The instruction sets that a test names by a parameter, or by the component of its class."""
+    spec = getattr(item, "callspec", None)
+    values = [*spec.params.values()] if spec else []
+    component = getattr(getattr(item, "cls", None), "component", None)
+    if isinstance(component, dict):
+        values += component.values()
+    for value in values:
+        name = getattr(value, "name", value)
+        if isinstance(name, str) and name in _ALL_SETS:
+            yield name
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the selected lanes."""
-    selection = config.stash[_SELECTION]
-    kept = {item: selection.keeps(item) for item in items}
-    config.hook.pytest_deselected(items=[item for item in items if not kept[item]])
-    items[:] = [item for item in items if kept[item]]
+_ALL_SETS = frozenset(one.name for one in (*SETS, *EMULATED))
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Succeed if the changed files had selected all lanes, and nothing is left to run."""
-    if session.config.option.lanes == "rest" and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-        session.exitstatus = pytest.ExitCode.OK
+def _best_set() -> str | None:
+    with suppress(CannotCompile):
+        return available(find_compiler())[0].name
+    return None
 
 
 @pytest.fixture(autouse=True)
