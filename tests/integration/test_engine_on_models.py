@@ -6,29 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from integration import tiny_models
 from paged_core import LLM, SamplingParams
 
 NUM_TOKENS = 10
-FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "opt", "gpt2"]
+FAMILIES = ["llama", "gemma3", "gpt2"]
+"""Full attention, sliding windows and learned positions: other families are their combinations."""
 SHARED = list(range(60, 81))
 PROMPTS = [*tiny_models.PROMPTS, [*SHARED, 5], [*SHARED, 6], [*SHARED, 5], SHARED]
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 
 TRANSFORMERS = {"runner": "transformers", "block_size": 4, "num_blocks": 11}
-"""The other runner is tested in two ways that between them do everything."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "block_size 1": {"block_size": 1},
-    "block_size 4": {"block_size": 4},
     "block_size 256": {"block_size": 256, "num_blocks": 16},
-    "small chunks": {"block_size": 4, "scheduler": {"max_num_batched_tokens": 7}},
-    "no prefix cache": {"block_allocator": "uncached"},
+    "no prefix cache": {"block_size": 1, "block_allocator": "uncached"},
     "prefill or decode": {"scheduler": "prefill_or_decode", "block_size": 4},
     "planned ahead": {"async_scheduling": True, "scheduler": {"max_num_batched_tokens": 7}},
     "planned ahead, swap": {
@@ -39,17 +33,9 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "recompute": {"block_size": 4, "num_blocks": 11},
     "swap": {"block_size": 4, "num_blocks": 11, "preemption": "swap"},
-    "v0 recompute": {
-        "block_size": 4,
-        "num_blocks": 11,
-        "scheduler": "prefill_or_decode",
-        "preemption": "recompute",
-    },
-    "transformers recompute": {**TRANSFORMERS, "scheduler": {"max_num_batched_tokens": 7}},
-    "transformers swap": {**TRANSFORMERS, "preemption": "swap"},
+    "transformers": {**TRANSFORMERS, "scheduler": {"max_num_batched_tokens": 7}},
     "v0 swap": {"profile": "vllm-v0", "block_size": 4, "num_blocks": 11, "preemption": "swap"},
 }
-PREEMPTING = ("recompute", "swap", "v0 recompute", "v0 swap")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -101,57 +87,3 @@ def test_a_prefix_is_shared_in_the_step_that_computes_it(
         outputs = llm.generate(PROMPTS[4:7], GREEDY)
         assert [output.outputs[0].token_ids for output in outputs] == expected[4:7]
         assert [output.num_cached_tokens for output in outputs] == [0, 20, 20]
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
-
-
-@given(
-    block_size=st.sampled_from([1, 2, 5, 16]),
-    pool=st.sampled_from([46, 60, 200]),
-    scheduler=st.sampled_from(["token_budget", "prefill_or_decode"]),
-    budget=st.integers(5, 60),
-    max_num_seqs=st.integers(1, 9),
-    allocator=st.sampled_from(["uncached", "hash_cached"]),
-    preemption=st.sampled_from(["recompute", "swap", "auto"]),
-    order=st.sampled_from(["fcfs", "priority"]),
-    planned_ahead=st.booleans(),
-)
-@hypothesis_settings(
-    max_examples=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-def test_text_does_not_depend_on_the_schedule(
-    llama: Path,
-    block_size: int,
-    pool: int,
-    scheduler: str,
-    budget: int,
-    max_num_seqs: int,
-    allocator: str,
-    preemption: str,
-    order: str,
-    planned_ahead: bool,
-) -> None:
-    expected = tiny_models.generate(llama, PROMPTS, NUM_TOKENS)
-    tokens = budget if scheduler == "token_budget" else 60
-    with build(
-        llama,
-        block_size=block_size,
-        num_blocks=-(-pool // block_size),
-        scheduler={
-            "name": scheduler,
-            "max_num_batched_tokens": tokens,
-            "max_num_seqs": max_num_seqs,
-        },
-        block_allocator=allocator,
-        preemption=preemption,
-        queue_order=order,
-        async_scheduling=planned_ahead,
-    ) as llm:
-        outputs = llm.generate(PROMPTS, GREEDY, priority=[n % 3 for n in range(len(PROMPTS))])
-        assert [output.outputs[0].token_ids for output in outputs] == expected
-        assert_whole(llm)

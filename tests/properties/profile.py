@@ -1,4 +1,4 @@
-"""Settings of Hypothesis, and the short and the long version of a property."""
+"""Settings of Hypothesis, and the versions of a property for the three runs of the tests."""
 
 from __future__ import annotations
 
@@ -32,8 +32,13 @@ class Length:
         given(*strategies)(profile(self.max_examples)(property_))()
 
 
-def lengths(short: int, long: int) -> pytest.MarkDecorator:
-    """Run a test with a ``length`` of so many examples, and with a long one, which is slow."""
-    made = [Length(short, is_long=False)]
-    more = pytest.param(Length(long, is_long=True), marks=pytest.mark.slow)
-    return pytest.mark.parametrize("length", [*made, more], ids=["short", "long"])
+def lengths(short: int, long: int, heavy: int | None = None) -> pytest.MarkDecorator:
+    """Run a test with a ``length`` of so many examples, and in heavier runs with others."""
+    made = [
+        pytest.param(Length(short, is_long=False), id="short"),
+        pytest.param(Length(long, is_long=True), id="long", marks=pytest.mark.long),
+    ]
+    if heavy is not None:
+        more = Length(heavy, is_long=False)
+        made.insert(1, pytest.param(more, id="heavy", marks=pytest.mark.heavy))
+    return pytest.mark.parametrize("length", made)

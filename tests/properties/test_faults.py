@@ -137,7 +137,7 @@ def check(values: dict[str, Any], workload: Workload, injector: Injector, *, ahe
 FAULTS = st.tuples(st.floats(0, 1, exclude_max=True), st.booleans(), st.sampled_from(ERRORS))
 
 
-@lengths(100, 10_000)
+@lengths(30, 10_000, heavy=100)
 def test_what_follows_a_fault_is_served_as_ever(length: Length) -> None:
     def serves(values: dict[str, Any], workload: Workload, fault: Any, ahead: bool) -> None:
         place, after, error = fault
@@ -180,7 +180,7 @@ TABLES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("table", TABLES, ids=str)
 def test_a_fault_in_any_call_of_any_slot(table: dict[str, Any], ahead: bool) -> None:

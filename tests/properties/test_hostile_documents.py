@@ -156,7 +156,7 @@ def test_a_few_inputs(name: str, folder: Path, data: st.DataObject) -> None:
     attempt(name, folder, data.draw(READERS[name][1]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
 @LONG

@@ -159,7 +159,7 @@ def test_two_ranks_generate_what_one_generates(model: str) -> None:
         check(model, number)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(1, PARTS))
 def test_two_ranks_generate_what_one_generates_in_many_workloads(model: str, part: int) -> None:
     for number in range(part * PER_PART, (part + 1) * PER_PART):

@@ -38,7 +38,7 @@ def test_studies_of_equal_arms_seldom_claim_anything() -> None:
     assert errors_in(100, 10, 0.5, tails=False) <= 0.13
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tails", [False, True])
 @pytest.mark.parametrize(
     ("count", "common"), [(1, 0.0), (20, 0.0), (20, 0.8), (80, 0.0), (80, 0.8)]

@@ -14,7 +14,6 @@ from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCache
 from paged_policies.allocators.uncached import UncachedAllocator, UncachedSettings
 from paged_testing.allocator import PlainEvictor
 from paged_testing.engines import build_memory_engine
-from paged_testing.workloads import simple_request
 
 
 def parts(num_blocks: int) -> AllocatorContext:
@@ -62,13 +61,16 @@ def test_a_block_whose_content_was_uncached_goes_before_those_that_never_were_in
     assert allocator.allocate(4) == [lost, 2, 3, kept]
 
 
-def test_requests_one_after_another_use_the_blocks_of_the_first() -> None:
-    engine = build_memory_engine(block_allocator="uncached", num_blocks=64, block_size=4)
-    used: set[int] = set()
-    for number in range(8):
-        engine.add(simple_request(f"r{number}", prompt=10, max_tokens=6))
-        while engine.has_unfinished:
-            engine.step()
-            for group in engine.groups:
-                used.update(block for one in group.live for block in one.table.blocks)
-    assert used == {0, 1, 2, 3}
+@pytest.mark.parametrize(
+    ("reserve", "expected"),
+    [("max", 60), ("power_of_two", 60), ("exact", 35)],
+)
+def test_it_reserves_for_the_final_length(reserve: str, expected: int) -> None:
+    """That of a sequence that is admitted again must not be more than at first."""
+    allocator = {"name": "contiguous", "reserve": reserve}
+    engine = build_memory_engine(
+        block_allocator=allocator, block_size=1, num_blocks=64, max_model_len=60
+    )
+    assert engine.kv_cache.blocks_to_start(10, 35) == expected
+    assert engine.kv_cache.blocks_to_start(10, 10) in {10, 16, 60}
+    assert engine.kv_cache.blocks_to_start(40, 60) == 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ from paged_core.ids import SeqId
 from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.request import FinishReason
 from paged_core.sequence import Status
-from paged_core.step import StepInput, StepResult
+from paged_core.step import NewSequence, StepInput, StepResult
 from paged_testing.doubles import BackgroundExecutor, FailingExecutor, WatchedScheduler
 from paged_testing.engines import build_memory_engine
 from paged_testing.served import check_nothing_leaked, check_said, text_alone
@@ -124,19 +125,6 @@ def test_auto_follows_the_executor(
     assert group.finished
 
 
-def test_a_block_is_cached_when_its_tokens_are_known() -> None:
-    engine, _ = async_engine(block_size=4)
-    first = engine.add(request("A", (1, 2, 3), max_tokens=9))
-    while len(first.live[0].tokens) < 8:
-        engine.step()
-        table = first.live[0].table
-        assert table.num_cached <= len(first.live[0].tokens) // 4
-    again = engine.add(request("B", tuple(first.live[0].tokens[:6]), max_tokens=2))
-    finish(engine)
-    assert again.num_cached == 4
-    assert again.sequences[0].output == text_alone(engine, again.request)
-
-
 def test_an_id_may_be_used_again_while_the_aborted_request_is_in_flight() -> None:
     engine, _ = async_engine()
     engine.add(request("A", (4, 5)))
@@ -170,6 +158,25 @@ def test_a_failed_step_takes_along_the_one_that_builds_on_it(when: str) -> None:
     finish(engine)
     assert c.sequences[0].output == text_alone(engine, c.request)
     assert c.num_cached == 4, "what the first step filled is still found"
+    check_nothing_leaked(engine)
+
+
+@pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
+def test_a_group_that_waits_for_a_step_is_no_victim(scheduler: str) -> None:
+    """All blocks are held, and A needs another one for its next token."""
+    engine = engine_with(scheduler=scheduler, num_blocks=4, block_size=4)
+    first, second = (engine.add(request(n, [ord(n)] * 8, n=1 + (n == "B"))) for n in "AB")
+    engine.step()
+    assert first.live[0].num_pending == 1
+    assert engine.kv_cache.num_free == 0
+    waiting = list(second.live)
+    for sequence in waiting:
+        sequence.num_scheduled = sequence.num_tokens
+    plan = engine.scheduler.schedule(1.0)
+    assert not (plan.sequences or plan.preempted or plan.ignored)
+    for sequence in waiting:
+        sequence.num_scheduled = sequence.num_computed
+    finish(engine)
     check_nothing_leaked(engine)
 
 
@@ -257,37 +264,6 @@ def test_a_request_that_fills_the_cache_keeps_the_token_in_flight(
     assert all((reason is FinishReason.STOP) is bool(stop_at) for _, reason, _ in ended[0])
 
 
-class Dismissive(Restless):
-    """Ends all waiting requests whenever it restarts the running ones."""
-
-    def schedule(self, now: float, /) -> Schedule:
-        waiting = self.inner.queues().waiting
-        plan = super().schedule(now)
-        for group in waiting if plan.preempted else ():
-            self.inner.remove(group)
-            plan.ignored.append((group, "not wanted"))
-        return plan
-
-
-def test_ctrl_c_while_results_are_waited_for_ends_what_was_planned() -> None:
-    engine, executor = async_engine(block_allocator="uncached", scheduler={"max_num_seqs": 1})
-    engine.scheduler = Dismissive(engine.scheduler, engine)
-
-    def interrupt(*_: Any) -> int:
-        raise KeyboardInterrupt
-
-    running, waiting = engine.add(request("A", max_tokens=9)), engine.add(request("B"))
-    engine.step()
-    engine.step()
-    executor.inner.sample = interrupt  # type: ignore[attr-defined]
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    assert running.sequences[0].finish_reason is FinishReason.ERROR
-    assert waiting.sequences[0].finish_reason is FinishReason.IGNORED
-    assert not engine.has_unfinished
-    check_nothing_leaked(engine)
-
-
 class PromptReporter(BackgroundExecutor):
     """Reports the log-probability of every prompt token of a chunk: minus its place."""
 
@@ -317,7 +293,7 @@ class PromptReporter(BackgroundExecutor):
         return replace(super().collect(handle), prompt_logprobs=reported)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_prompt_log_probabilities_are_there_whatever_is_preempted(seed: int) -> None:
     """Also where a request that is preempted in flight ends with the token of that step."""
     random = Random(seed)
@@ -339,3 +315,19 @@ def test_prompt_log_probabilities_are_there_whatever_is_preempted(seed: int) -> 
     for group in groups:
         expected = [{token: -float(at)} for at, token in enumerate(group.request.prompt)]
         assert group.prompt_logprobs == [None, *expected[1:]], group.id
+
+
+def test_a_sequence_that_grew_and_ended_ahead_of_its_step_ends_alone() -> None:
+    """Its copy was to be sent again, with an entry of its table, when its last token was known."""
+    engine = engine_with(block_size=4, kv_cache=False, async_scheduling=True)
+
+    def sample(sequence: NewSequence, tokens: Sequence[int], index: int) -> int:
+        return 7 if sequence.request_id == "A" and len(tokens) == 8 else 1
+
+    engine.executor.sample = sample  # type: ignore[attr-defined]
+    first = engine.add(request("A", max_tokens=20, stop_token_ids=(7,)))
+    second = engine.add(request("B", max_tokens=20))
+    while engine.has_unfinished:
+        engine.step()
+    ends = [group.sequences[0].finish_reason for group in (first, second)]
+    assert ends == [FinishReason.STOP, FinishReason.LENGTH]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from paged_core.cache.lookup_oracle import LookupOracle
-from paged_core.cli import main
 from paged_core.engine.contexts import EvictorContext
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
@@ -31,23 +30,6 @@ class TestFuture:
         assert [future.next_use(key) for key in (1, 2, 3)] == [2, None, 1]
         future.reach(3)
         assert [future.next_use(key) for key in (1, 2, 3)] == [None, None, None]
-
-    def test_it_never_goes_back(self) -> None:
-        future = LookupOracle([[1], [1]])
-        future.reach(2)
-        future.reach(1)
-        assert future.position == 2
-
-    def test_of_what_is_not_known_nothing_is_known(self) -> None:
-        assert LookupOracle().next_use(1) is None
-        assert LookupOracle([[1]]).next_use(None) is None
-
-    def test_it_is_not_read_before_it_is_asked_about(self) -> None:
-        def asked() -> Any:
-            raise AssertionError("it was read")
-            yield
-
-        LookupOracle(asked()).reach(3)
 
     def test_a_prompt_asks_for_whole_blocks_before_its_last_token(self) -> None:
         prompts = [tuple(range(length)) for length in (3, 4, 5, 8, 9)]
@@ -92,12 +74,6 @@ def test_a_live_engine_is_refused_with_a_reason_and_a_remedy() -> None:
     settings = settings_class(REGISTRY)(executor="memory", evictor="belady")
     with pytest.raises(SettingsError, match=r"evictor 'belady' needs .*; .* set evictor to"):
         build_engine(settings, REGISTRY)
-
-
-def test_a_live_command_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["bench", "scheduler", "--evictor", "belady"], {"PATH": ""})
-    assert status == 2
-    assert "needs to know future requests" in capsys.readouterr().err
 
 
 def scenario(evictor: str, prompts: list[str], **settings: Any) -> Scenario:

@@ -134,27 +134,8 @@ class TestEnds:
             FinishReason.LENGTH,
         ]
 
-    def test_all_sequences_may_end_with_their_first_token(self) -> None:
-        (group,) = run(engine_with(), request(n=3, max_tokens=1))
-        assert [len(s.output) for s in group.sequences] == [1, 1, 1]
-
 
 class TestSequences:
-    @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
-    def test_fork_after_the_prompt_and_share_its_blocks(self, scheduler: str) -> None:
-        engine = engine_with(scheduler=scheduler, block_size=4)
-        group = engine.add(request(prompt=range(10), n=3, temperature=1.0, max_tokens=4))
-        engine.step()
-        assert (group.forked, len(group.live), group.num_seqs) == (True, 3, 3)
-        assert engine.kv_cache.num_blocks - engine.kv_cache.num_free == 3
-        engine.step()
-        assert engine.kv_cache.num_blocks - engine.kv_cache.num_free == 5
-        finish(engine)
-        assert [s.index for s in group.sequences] == [0, 1, 2]
-        for sequence in group.sequences:
-            assert sequence.output == text_alone(engine, group.request, sequence.index)
-        assert len({tuple(s.output) for s in group.sequences}) == 3
-
     def test_what_was_cached_is_counted_at_the_first_admission(self) -> None:
         engine = engine_with(block_size=4)
         first, second = run(engine, request("A", range(10)), request("B", range(10)))
@@ -186,10 +167,3 @@ class TestAbort:
         assert engine.abort("A") is group
         assert group.sequences[0].finish_reason is FinishReason.ABORT
         assert not engine.has_unfinished
-
-    def test_closing_aborts_everything(self) -> None:
-        engine = engine_with()
-        groups = [engine.add(request(str(i))) for i in range(3)]
-        engine.step()
-        engine.close()
-        assert {g.sequences[0].finish_reason for g in groups} == {FinishReason.ABORT}

@@ -86,15 +86,6 @@ class TestReserve:
 
 
 class TestFork:
-    def test_shares_every_block(self) -> None:
-        cache = make_cache(block_size=4)
-        group = started(cache, 6, n=3)
-        first, second, third = fork(cache, group, 3)
-        assert first.table.blocks == second.table.blocks == third.table.blocks
-        assert cache.num_free == 6
-        assert cache.distinct_blocks(group) == 2
-        assert second.num_computed == 6
-
     def test_a_full_last_block_is_not_copied(self) -> None:
         for allocator in ("uncached", "hash_cached"):
             cache = make_cache(block_size=4, allocator=allocator)
@@ -114,16 +105,6 @@ class TestFork:
         cache.reserve(child, 1)
         assert not cache.take_changes().copies
         assert cache.num_free == 7
-
-    def test_a_copy_to_a_block_that_was_given_back_is_dropped(self) -> None:
-        cache = make_cache(block_size=4)
-        group = started(cache, 6, n=2)
-        parent, child = fork(cache, group, 2)
-        cache.reserve(parent, 1)
-        cache.release(parent)
-        cache.release(child)
-        assert not cache.has_transfers
-        assert not cache.take_changes().copies
 
 
 class TestSwap:
@@ -162,18 +143,6 @@ class TestSwap:
         cache.take_changes()
         assert (cache.num_free, cache.num_free_host) == (8, 2)
 
-    def test_blocks_are_found_again_once_they_are_back(self) -> None:
-        cache = make_cache(num_blocks=3, num_host_blocks=4)
-        group = started(cache, 10)
-        cache.swap_out(group)
-        cache.take_changes()
-        filler = started(cache, [50] * 12)
-        cache.release_group(filler)
-        cache.swap_in(group)
-        cache.take_changes()
-        other = make_group(10).live[0]
-        assert list(cache.lookup(other, 9).blocks) == group.live[0].table.blocks[:2]
-
     def test_a_copy_planned_in_the_same_step_is_saved_from_its_source(self) -> None:
         cache = make_cache(num_host_blocks=4)
         group = started(cache, 6, n=2)
@@ -187,16 +156,6 @@ class TestSwap:
         assert [saved[b] for b in parent.table.host_blocks] == [shared, tail]
         assert [saved[b] for b in child.table.host_blocks] == [shared, tail]
         assert cache.num_free_host == 1
-
-    def test_release_right_after_swapping_in_drops_the_transfer(self) -> None:
-        cache = make_cache(num_host_blocks=4)
-        group = started(cache, 10)
-        cache.swap_out(group)
-        cache.take_changes()
-        cache.swap_in(group)
-        cache.release_group(group)
-        assert not cache.has_transfers
-        assert (cache.num_free_host, cache.num_free) == (4, 8)
 
     def test_out_fails_without_change(self) -> None:
         cache = make_cache(num_host_blocks=2)

@@ -53,18 +53,6 @@ class TestPrefixes:
         cache.take_changes()
         assert cache.lookup(make_group(8).live[0], 8).num_committed == 2
 
-    def test_idle_blocks_are_counted(self) -> None:
-        cache = make_cache(block_size=4)
-        cache.release_group(started(cache, 8))
-        hit = cache.lookup(make_group(8).live[0], 8)
-        assert (len(hit.blocks), hit.num_idle) == (2, 2)
-
-    def test_an_allocator_without_a_prefix_cache_finds_nothing(self) -> None:
-        cache = make_cache(block_size=4, allocator="uncached")
-        assert not cache.caches_prefixes
-        started(cache, 8)
-        assert not cache.lookup(make_group(8).live[0], 8).blocks
-
     def test_a_withdrawn_chunk_takes_back_only_its_own(self) -> None:
         cache = make_cache(block_size=4)
         group = started(cache, 4)
@@ -72,15 +60,6 @@ class TestPrefixes:
         cache.release_group(group)
         tokens = group.live[0].tokens
         assert len(cache.lookup(make_group(tokens).live[0], 8).blocks) == 1
-
-    def test_what_a_withdrawn_chunk_cached_is_not_found(self) -> None:
-        cache = make_cache(block_size=4)
-        group = make_group(8)
-        cache.admit(group.live[0], 8)
-        assert len(cache.lookup(make_group(8).live[0], 8).blocks) == 2
-        cache.release_group(group)
-        assert not cache.lookup(make_group(8).live[0], 8).blocks
-        assert cache.num_free == 8
 
 
 class TestUnknownTokens:
@@ -127,17 +106,6 @@ class TestUnknownTokens:
         first.num_unknown = second.num_unknown = 1
         assert cache.blocks_to_restore(group) == 3 + 3 - 1
 
-    def test_count_in_a_run_that_is_reserved(self) -> None:
-        cache = make_cache(num_blocks=3, allocator="contiguous", reserve="exact")
-        group = make_group(8)
-        (sequence,) = group.live
-        sequence.num_unknown = 5
-        assert not cache.can_start(sequence)
-        sequence.num_unknown = 4
-        assert cache.can_start(sequence)
-        cache.admit(sequence, 8)
-        assert len(sequence.table.blocks) == 3
-
 
 class TestMerging:
     """Where the allocator merges a block that fills with an equal one."""
@@ -167,12 +135,6 @@ class TestMerging:
             cache.reserve(group.live[0], 1)
         assert first.live[0].table.blocks == second.live[0].table.blocks == own[:1]
         return first, second, own
-
-    def test_adopts_a_block_of_this_step(self) -> None:
-        cache = self.cache()
-        self.two_that_fill_equal_blocks(cache)
-        cache.take_changes()
-        assert cache.num_free == 7
 
     @pytest.mark.parametrize("swap", [False, True])
     def test_gets_its_own_back_when_the_other_is_withdrawn(self, swap: bool) -> None:
@@ -204,18 +166,3 @@ class TestMerging:
         cache.release_group(first)
         cache.release_group(second)
         assert (cache.num_free, cache.num_free_host) == (8, 4)
-
-    def test_a_source_that_is_still_to_be_copied_is_not_handed_out(self) -> None:
-        cache = self.cache(num_blocks=3)
-        group = started(cache, [1, 2, 3], n=2)
-        parent, child = fork(cache, group, 2)
-        tail = parent.table.blocks[0]
-        for sequence in (parent, child):
-            sequence.tokens[-1] = 4
-            cache.reserve(sequence, 1)
-        assert parent.table.blocks == child.table.blocks != [tail]
-        assert cache._changes.copies == {parent.table.blocks[0]: tail}
-        assert cache.num_free == 1
-        assert tail not in cache._allocator.allocate(1)
-        cache.take_changes()
-        assert cache.num_free == 1

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from paged_core.cache.kv_cache import KVCache
-from paged_core.engine.contexts import AllocatorContext, EvictorContext
 from paged_core.engine.engine import Engine
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.settings.schema import settings_class
-from paged_policies.allocators.uncached import UncachedAllocator, UncachedSettings
-from paged_policies.evictors.lru import LruEvictor, LruSettings
 from paged_testing.engines import build_memory_engine
 from paged_testing.workloads import simple_request
-from unit.block_tables import make_group
 from unit.engines import REGISTRY, replayed
 
 V0: dict[str, Any] = {
@@ -82,26 +76,7 @@ def engine(**settings: Any) -> Engine:
     return build_memory_engine(REGISTRY, **{**V0, "evictor": BY_PREFIX, **settings})
 
 
-def test_where_the_last_step_is_not_told_the_departure_stands_for_it() -> None:
-    """As with an allocator that was written before there was one."""
-    component = REGISTRY.get("evictor", "lru")
-    context = EvictorContext(num_blocks=4, block_size=4, seed=0)
-    evictor: Evictor = component.load()(component.settings(**BY_PREFIX), context)
-    for block, (num_tokens, departure) in enumerate([(4, 1), (12, 1), (16, 2), (8, 1)]):
-        evictor.add(BlockId(block), BlockInfo(num_tokens, 0, departure, block))
-    assert [evictor.evict() for _ in range(4)] == [1, 0, 2, 3]
-
-
 class TestLastStep:
-    def test_of_what_finishes_it_is_the_step_in_which_it_does(self) -> None:
-        running = engine()
-        added = record_added(running)
-        running.add(simple_request("A", 4, 3))
-        for _ in range(3):
-            running.step()
-        assert not running.has_unfinished
-        assert last_steps(added) == {4: 2}
-
     def test_of_what_is_given_up_it_is_not_the_step_of_that(self) -> None:
         """A is computed in steps 0 and 1; in step 2 a prompt takes the step for itself."""
         running = engine()
@@ -142,24 +117,6 @@ class TestLastStep:
         assert not added, "A still holds it"
         running.abort("A")
         assert last_steps(added) == {4: 2}
-
-    def test_an_allocator_that_does_not_ask_is_not_told(self) -> None:
-        """As one that was written before there was a last step."""
-
-        class Older(UncachedAllocator):
-            freed: ClassVar[list[list[BlockId]]] = []
-
-            def free(self, blocks: Iterable[BlockId], /) -> None:
-                self.freed.append(list(blocks))
-                super().free(self.freed[-1])
-
-        evictor = LruEvictor(LruSettings(), EvictorContext(num_blocks=4, block_size=4, seed=0))
-        context = AllocatorContext(num_blocks=4, block_size=4, max_model_len=16, evictor=evictor)
-        cache = KVCache(Older(UncachedSettings(), context), num_blocks=4, block_size=4)
-        group = make_group(6)
-        cache.admit(group.live[0], 6)
-        cache.release_group(group)
-        assert Older.freed == [[1, 0]]
 
 
 class TestContentKey:

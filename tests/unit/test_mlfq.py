@@ -87,14 +87,6 @@ class TestLevels:
         decode(order, group, 1)
         assert level(order, group) == 1
 
-    def test_forgets_who_has_ended(self) -> None:
-        order, group = make(), make_group(1)
-        start(order, group)
-        decode(order, group, 20)
-        order.left(group)
-        assert level(order, group) == 0
-        assert not order.quantum_over(group, 0.0)
-
 
 class TestQuantum:
     def test_is_over_once_the_request_has_sunk(self) -> None:
@@ -147,10 +139,6 @@ class TestPromotion:
         decode(order, group, 1, now=32.0)
         assert order.key(group, 32.0)[:2] == (1, 32.0)
         assert order.quantum_over(group, 32.0)
-
-    def test_without_it_the_queue_is_a_heap(self) -> None:
-        assert make().stable
-        assert not make(promote_after=1.0).stable
 
 
 def durations(order: str | dict[str, Any], **values: Any) -> dict[str, float]:

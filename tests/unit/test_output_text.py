@@ -61,22 +61,6 @@ def test_a_stop_string_may_span_tokens() -> None:
         output.append([0])
 
 
-def test_the_stop_string_may_be_kept() -> None:
-    output = OutputText(Spelling(["a.b", ".c"]), ["."], include_stop_str_in_output=True)
-    assert output.append([0, 1]) == "."
-    assert (output.text, output.take()) == ("a.", "a.")
-    assert output.num_tokens == 1
-
-
-def test_what_looked_like_a_stop_string_is_released() -> None:
-    output = OutputText(Spelling(["x<", "/", "p>"]), ["</s>", "<|"])
-    taken = []
-    for token_id in range(3):
-        assert output.append([token_id]) is None
-        taken.append(output.take())
-    assert taken == ["x", "", "</p>"]
-
-
 @pytest.mark.parametrize(
     ("stop", "found", "text"),
     [

@@ -6,13 +6,8 @@ from paged_core.cache.kv_cache import KVCache
 from paged_core.engine.preemptor import Preemptor
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
-from paged_core.plugins.component import Component
-from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
-from paged_testing import SchedulerConformance
-from paged_testing.engines import registry_with
 from unit.block_tables import make_cache, make_group
-from unit.self_made_scheduler import SelfMadeSettings
 
 
 class Always(Preemption):
@@ -96,21 +91,3 @@ class TestReservedBlocks:
         assert preemptor.lifetime(group) == 2 + 3 * 2
         assert preemptor.refuse(group, 8) is None
         assert "8 blocks, 7 can be given" in (preemptor.refuse(group, 7) or "")
-
-
-# ---------------------------------------------------------------------- schedulers written for 0.1
-
-
-class TestOneThatSetsTheStatusItself(SchedulerConformance):
-    component = "self_made"
-    max_examples = 20
-
-    def make_registry(self) -> Registry:
-        return registry_with(
-            Component(
-                "scheduler",
-                SelfMadeSettings,
-                "unit.self_made_scheduler:SelfMadeScheduler",
-                summary="preempts by itself",
-            )
-        )

@@ -60,7 +60,7 @@ REGISTRY = registry_with(
     ),
     Component("queue_order", TurningSettings, f"{__name__}:Turning", summary="turns round"),
 )
-HONOUR = ["token_budget", "prefill_or_decode", "iteration_level"]
+HONOUR = ["token_budget", "prefill_or_decode"]
 
 
 def engine_of(
@@ -202,16 +202,6 @@ class TestWhichGroupIsPreempted:
         first, last = finished_at(five, other)
         assert first < last
 
-    @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-    def test_a_preempted_group_can_be_aborted(self, scheduler: str, preemption: str) -> None:
-        engine = engine_of(scheduler, preemption=preemption)
-        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
-        better = engine.add(simple_request("better", 5, 4))
-        engine.step()
-        assert worse.status is not Status.RUNNING
-        engine.abort("worse")
-        check_ended(engine, better)
-
     def test_not_one_that_has_grown_past_what_a_step_takes(self, scheduler: str) -> None:
         """It could not be started again, and would end early."""
         options: dict[str, Any] = {"max_num_batched_tokens": 16}
@@ -248,20 +238,6 @@ def test_a_static_batch_is_not_preempted() -> None:
         better = engine.add(simple_request("better", 5, 4))
         check_ended(engine, worse, better)
         assert worse.num_preemptions == 0
-
-
-def test_for_tokens_too() -> None:
-    """Two that decode take all tokens of a step."""
-    engine = engine_of("token_budget", max_num_seqs=8, options={"max_num_batched_tokens": 2})
-    groups = running(engine, *(simple_request(f"p{p}", 1, 20, priority=p) for p in (5, 6)))
-    better = engine.add(simple_request("better", 1, 4))
-    engine.step()
-    assert [group.status for group in (*groups, better)] == [
-        Status.RUNNING,
-        Status.WAITING,
-        Status.RUNNING,
-    ]
-    check_ended(engine, *groups, better)
 
 
 def lines(scheduler: str, preemption: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What is no sampling parameter is refused when it is made, and the message says what is one."""
+"""Sampling parameters and requests: values that are refused, and how others are kept."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from paged_core.errors import RequestError
+from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 
 HUGE = 10**5000
@@ -199,3 +200,37 @@ def test_what_has_no_effect_without_a_temperature(
     values: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     assert SamplingParams(**values).without_effect == expected
+
+
+# ---------------------------------------------------------------------- requests
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("prompt", value) for value in ("ab", b"ab", 3, (1.5,), (True,), (-1,), {1: 2})),
+        *(("priority", value) for value in (float("nan"), 0.5, "high", True, None, 10**400)),
+        *(("arrival", value) for value in (float("nan"), float("inf"), "now", None, 10**400)),
+        *(("deadline", value) for value in (float("nan"), float("inf"), "now", True, 10**400)),
+        *((name, [1]) for name in ("id", "cache_salt", "tenant")),
+        *((name, 3) for name in ("id", "cache_salt", "tenant")),
+        *(("sampling", value) for value in (None, {"n": 1}, SamplingParams)),
+    ],
+)
+def test_a_field_of_another_type_or_range_is_refused(name: str, value: Any) -> None:
+    fields = {"id": "A", "prompt": (1, 2), name: value}
+    with pytest.raises(RequestError, match=f"^{name} "):
+        Request(**fields)
+
+
+def test_a_prompt_is_copied() -> None:
+    for given in ([1, 2], iter([1, 2]), range(1, 3), np.array([1, 2])):
+        prompt = Request(id="A", prompt=given).prompt  # type: ignore[arg-type]
+        assert prompt == (1, 2)
+        assert {type(token) for token in prompt} == {int}
+
+
+def test_a_prompt_is_truncated_to_its_last_tokens() -> None:
+    for limit, expected in ((2, (4, 5)), (9, (3, 4, 5)), (None, (3, 4, 5))):
+        sampling = SamplingParams(truncate_prompt_tokens=limit)
+        assert Request(id="A", prompt=(3, 4, 5), sampling=sampling).prompt == expected

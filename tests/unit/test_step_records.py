@@ -36,13 +36,6 @@ class TestEvictions:
         assert set(evicted[1]) <= held
         assert engine.metrics.num_evictions == 1
 
-    def test_are_not_blocks_that_hold_nothing_cached(self) -> None:
-        engine, records = watched(num_blocks=4, block_allocator="uncached")
-        for name in "ABC":
-            serve_one(engine, name, 100 * ord(name), 12)
-        assert engine.metrics.num_evictions == 0
-        assert not any(step.evicted for step in records.steps)
-
     def test_are_not_blocks_whose_content_was_uncached(self) -> None:
         engine, _ = watched(num_blocks=4)
         serve_one(engine, "A", 100, 12)
@@ -77,12 +70,6 @@ class TestHits:
         assert not first.hits
         assert second.hits == {"B": blocks[:2]}
         assert second.cached == {"B": 8}
-
-    def test_are_left_out_of_a_request_that_finds_none(self) -> None:
-        engine, records = watched(block_allocator="uncached")
-        serve_one(engine, "A", 100, 12)
-        serve_one(engine, "B", 100, 12)
-        assert not any(step.hits for step in records.steps)
 
     def test_of_a_request_preempted_before_its_step_are_forgotten(self) -> None:
         engine, _ = watched()
