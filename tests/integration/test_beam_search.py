@@ -12,6 +12,8 @@ import transformers
 from integration import tiny_models
 from paged_core import LLM, RequestOutput, SamplingParams
 
+pytestmark = pytest.mark.heavy
+
 PROMPTS = [*tiny_models.PROMPTS[1:], list(range(60, 81)), [*range(60, 81), 5]]
 NUM_TOKENS = 12
 EVERY_THIRD = tuple(range(0, 300, 3))

@@ -10,6 +10,8 @@ import pytest
 from integration import tiny_models
 from paged_core import LLM, SamplingParams
 
+pytestmark = pytest.mark.heavy
+
 NUM_TOKENS = 10
 FAMILIES = ["llama", "gemma3", "gpt2"]
 """Full attention, sliding windows and learned positions: other families are their combinations."""

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from paged_core import LLM, PagedCoreError, Request, RequestOutput, SamplingParams
 from properties.profile import Length, lengths
 
+pytestmark = pytest.mark.heavy
+
 NEIGHBOUR = "What is a block table?"
 _PARAMETERS = [field.name for field in fields(SamplingParams)]
 _FIELDS = [field.name for field in fields(Request)]

@@ -21,6 +21,8 @@ from paged_plugins.decisions.scenario import read_case
 from paged_plugins.decisions.trace import KEYS, TIMES, read_traces
 from properties.hostile_documents import HOSTILE, contents, values
 
+pytestmark = pytest.mark.heavy
+
 REGISTRY = Registry.discover()
 SHORT = settings(suppress_health_check=[HealthCheck.too_slow])
 LONG = settings(SHORT, max_examples=10_000, deadline=None)

@@ -25,7 +25,7 @@ from properties.combinations import Table, columns, settings_of
 from properties.reused_executor import REUSED, start, stop
 from unit.engines import REGISTRY
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
 
 WITH_REUSED = REGISTRY.extended(REUSED)
 COLUMNS = columns(REGISTRY) | {"block_size": (4,), "num_blocks": (24, 30, 60)}
