@@ -28,13 +28,18 @@ from torch.nn import functional
 from paged_backends.attention.cache import layout_of
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings, TorchSettings
+from paged_backends.attention.step import StepAttention
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.kernels.cpu.packed_weight import PackedWeight
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.fused_layers import FusedDecoder, FusedLayer, FusedNorm
+from paged_backends.runners.native.config import AttentionConfig, DecoderConfig, Rope
+from paged_backends.runners.native.cpu_layers import FusedLayers, KernelLinear, KernelOps
+from paged_backends.runners.native.decoder import Attention, FeedForward, Layer
+from paged_backends.runners.native.ops import Rotary
+from paged_backends.runners.native.share import Share
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
@@ -275,22 +280,59 @@ def packed_weight(kernels: Kernels, rows: int, columns: int, bits: int | None) -
     return kernels.pack_quantized(quantized(weight, bits))
 
 
-def random_decoder(kernels: Kernels, shape: str, bits: int | None) -> FusedDecoder:
-    """A decoder of this shape with random weights; ``bits`` of ``None`` are those of bfloat16."""
-    count, hidden, heads, kv_heads, dim, inner, _ = SHAPES[shape]
-    ones = torch.ones(hidden, dtype=BF16)
+ROPE = Rope(theta=10000.0)
+
+
+def random_layers(kernels: Kernels, shape: str, bits: int | None) -> FusedLayers:
+    """Layers of this shape with random weights; ``bits`` of ``None`` are those of bfloat16."""
+    count, hidden, heads, kv_heads, dim, inner, vocabulary = SHAPES[shape]
+    config = DecoderConfig(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        layers=(AttentionConfig(scale=dim**-0.5, rope=ROPE),) * count,
+        max_model_len=2048,
+        activation="silu",
+        norm="rms",
+        norm_eps=1e-5,
+        embedding_size=hidden,
+        tied=True,
+    )
+    ops = KernelOps(kernels)
+    norm = ops.rms_norm(torch.ones(hidden, dtype=BF16), 1e-5, 0.0)
+
+    def linear(outputs: int, inputs: int) -> KernelLinear:
+        return KernelLinear(kernels, packed_weight(kernels, outputs, inputs, bits))
+
     layers = [
-        FusedLayer(
-            attention_norm=FusedNorm(ones),
-            query_key_value=packed_weight(kernels, (heads + 2 * kv_heads) * dim, hidden, bits),
-            output=packed_weight(kernels, hidden, heads * dim, bits),
-            mlp_norm=FusedNorm(ones),
-            up=packed_weight(kernels, 2 * inner, hidden, bits),
-            down=packed_weight(kernels, hidden, inner, bits),
+        Layer(
+            attention_norm=norm,
+            attention=Attention(
+                index=index,
+                config=config.layers[index],
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=dim,
+                query_key_value=linear((heads + 2 * kv_heads) * dim, hidden),
+                heads=ops.heads(None, None, 1e-5, 0.0),
+                output=linear(hidden, heads * dim),
+            ),
+            attention_output_norm=None,
+            mlp_norm=norm,
+            mlp=FeedForward(
+                up=linear(2 * inner, hidden),
+                activation=ops.gated("silu"),
+                down=linear(hidden, inner),
+            ),
+            mlp_output_norm=None,
+            norm_first=True,
         )
-        for _ in range(count)
+        for index in range(count)
     ]
-    return FusedDecoder(kernels, layers, activation="silu", eps=1e-5)
+    return FusedLayers(config, layers, kernels, Share())
 
 
 def step(kernels: Kernels, clock: Callable[[], float], bits: int | None) -> None:
@@ -305,25 +347,20 @@ def step(kernels: Kernels, clock: Callable[[], float], bits: int | None) -> None
         backend.check(layer)
         ones = torch.ones(hidden, dtype=BF16)
         head = packed_weight(kernels, vocabulary, hidden, bits)
-        decoder = random_decoder(kernels, shape, bits)
-        angles = torch.arange(256.0)[:, None] * 0.9 ** torch.arange(dim / 2)
+        decoder = random_layers(kernels, shape, bits)
+        frequencies = 0.9 ** torch.arange(dim / 2)
         for number in (1, 16, 32):
             batch, blocks = batch_of([(255, 1)] * number, layer.block_size)
             cache = backend.cache_shape(layer, blocks)
             bound = [backend.bind(layer, torch.randn(cache).to(BF16)) for _ in range(count)]
-            positions = torch.full((number,), 255)
+            rotaries = {ROPE: Rotary.at(torch.full((number,), 255), frequencies)}
             states = torch.randn(number, hidden).to(BF16)
             logits = torch.empty(number, vocabulary, dtype=BF16)
             found = compare(
                 clock,
                 {
-                    "layers": lambda: decoder.forward(
-                        states.clone(),
-                        positions,
-                        [angles.cos()],
-                        [angles.sin()],
-                        bound,
-                        backend.plan(batch),
+                    "layers": lambda: decoder.run(
+                        states.clone(), rotaries, StepAttention(bound, backend.plan(batch))
                     ),
                     "head": lambda: kernels.linear(
                         kernels.rms_norm(states, ones, 1e-5), head, out=logits

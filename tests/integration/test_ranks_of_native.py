@@ -503,7 +503,7 @@ def test_each_rank_reads_its_share_of_the_matrices(
     load_runner(folder, "native")
     whole = bytes_read()
     replicated = 0 if source != "transposed" else 256 * 64 * 4  # learned positions
-    assert whole > 50_000
+    assert whole > 40_000
     shares = ThreadGroup(2).run(rank)
     assert sum(shares) == whole + replicated
     assert max(shares) < 0.6 * whole  # a group more or less

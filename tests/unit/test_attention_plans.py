@@ -106,7 +106,7 @@ def test_a_plan_that_reads_is_noticed(read: Callable[[AttentionBatch], object]) 
 
 
 def test_layers_can_be_called_by_the_kernels() -> None:
-    from paged_backends.runners.native.fused_layers import SupportsKernelCall
+    from paged_backends.runners.native.cpu_layers import SupportsKernelCall
 
     backend = make("cpu")
     assert isinstance(backend, CpuAttention)

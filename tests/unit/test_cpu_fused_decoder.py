@@ -18,7 +18,6 @@ from integration.dequantized_models import relative_error
 from integration.step_driver import load_runner, prompt_logits, settings
 from paged_backends.attention.cache import layout_of
 from paged_backends.attention.step import StepAttention
-from paged_backends.runners.native.fused_layers import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.layer import KVCacheDtype
 from paged_testing.attention_scene import attention_batch
 from unit.attention_calls import make
@@ -95,16 +94,7 @@ def test_equals_the_operations_one_by_one(
         assert relative_error(out, whole[-len(out) :]) < bound_of[dtype]
 
 
-def test_refuses_what_it_does_not_cover() -> None:
-    kernels = load("portable")
-    weight = kernels.pack(torch.zeros(40, 20))
-    layer = FusedLayer(
-        attention_norm=FusedNorm(torch.ones(20)),
-        query_key_value=weight,
-        output=weight,
-        mlp_norm=FusedNorm(torch.ones(20)),
-        up=weight,
-        down=weight,
-    )
-    with pytest.raises(ValueError, match="not a multiple of 32"):
-        FusedDecoder(kernels, [layer], activation="silu", eps=1e-6)
+def test_a_feed_forward_of_an_odd_width_is_computed_one_by_one(tmp_path: Path) -> None:
+    config = tiny_models.of("Llama", intermediate_size=40)()
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert load_runner(tmp_path, "native")._decoder.fused is None

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from integration.rank_threads import ThreadCommunicator, ThreadGroup
 from paged_backends.runners.native.ops import TorchOps
-from paged_backends.runners.native.share import Share, SummedLinear
-from paged_backends.runners.native.vocabulary import (
+from paged_backends.runners.native.share import (
     DividedVocabulary,
+    Share,
+    SummedLinear,
     keys,
     scores_and_tokens,
     top_keys,

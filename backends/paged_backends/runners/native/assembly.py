@@ -31,12 +31,12 @@ from paged_backends.runners.native.decoder import (
 from paged_backends.runners.native.linear_maker import LinearMaker, MakeLinear
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
 from paged_backends.runners.native.share import (
+    DividedVocabulary,
     SummedLinear,
     check_output,
     divided_inputs,
 )
 from paged_backends.runners.native.source import ModelSource
-from paged_backends.runners.native.vocabulary import DividedVocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,9 +26,10 @@ from paged_backends.runners.native.ops import (
     frequencies,
     soft_cap,
 )
-from paged_backends.runners.native.share import AllReduce, length
-from paged_backends.runners.native.vocabulary import (
+from paged_backends.runners.native.share import (
+    AllReduce,
     DividedVocabulary,
+    length,
     scores_and_tokens,
     top_keys,
 )
@@ -224,6 +225,14 @@ class RunsLayer(Protocol):
 
     def __call__(self, hidden_TE: Tensor, rotaries: Rotaries, attend: Attend) -> Tensor:
         """Return the input of the next layer; ``hidden_TE`` is overwritten."""
+
+
+@runtime_checkable
+class RunsLayers(Protocol):
+    """Operations that compute a layer otherwise than one after the other."""
+
+    def run(self, layer: Layer, /) -> RunsLayer:
+        """Return what computes a layer of these operations."""
 
 
 class FusedStack(Protocol):

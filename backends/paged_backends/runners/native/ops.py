@@ -1,7 +1,7 @@
 """The operations that layers are made of: linear, norms, rotary embedding, activations.
 
 An :class:`Ops` makes them for one device; :class:`TorchOps`, in plain PyTorch, serves any device.
-There are others over our own kernels: for CPUs in :mod:`~paged_backends.runners.native.kernel_ops`,
+There are others over our own kernels: for CPUs in :mod:`~paged_backends.runners.native.cpu_layers`,
 for GPUs in :mod:`~paged_backends.runners.native.triton_ops`.
 
 Shapes: T tokens, I inputs, O outputs, E hidden size, H query heads, K key/value heads, D head_dim,
@@ -28,7 +28,6 @@ from paged_backends.runners.native.config import Activation, Rope
 
 if TYPE_CHECKING:
     from paged_backends.kernels.cpu.tensor_kernels import Kernels
-    from paged_backends.runners.native.decoder import Layer, RunsLayer
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
@@ -161,10 +160,6 @@ class Ops(ABC):
     def rotary(self, positions_T: Tensor, frequencies_F: Tensor) -> Rotary:
         """Return the rotary embedding of a batch, which its layers share."""
         return Rotary.at(positions_T, frequencies_F)
-
-    def run(self, layer: Layer) -> RunsLayer:
-        """Return what computes a layer of these operations."""
-        return layer
 
     def layer_norm(
         self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float

@@ -22,9 +22,8 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
-from paged_backends.runners.native.decoder import Decoder, Layer, Rotaries
-from paged_backends.runners.native.fused_layers import fuse
-from paged_backends.runners.native.kernel_ops import KernelOps, fits
+from paged_backends.runners.native.cpu_layers import KernelOps, fits, fuse
+from paged_backends.runners.native.decoder import Decoder, Layer, Rotaries, RunsLayers
 from paged_backends.runners.native.linear_maker import SCALE_BYTES
 from paged_backends.runners.native.ops import Linear, Ops, TorchOps
 from paged_backends.runners.native.quantized_linears import check_quantization, quantized_decoder
@@ -204,7 +203,8 @@ class NativeRunner(DescribedRunner):
             fused = fuse(source.config, self._decoder.layers, ops.kernels, source.share)
         if source.share.all_agree(fused is not None, source.device):
             self._decoder.fused = fused
-        self._decoder.run = [ops.run(layer) for layer in self._decoder.layers]
+        if isinstance(ops, RunsLayers):
+            self._decoder.run = [ops.run(layer) for layer in self._decoder.layers]
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)
         self._log_loaded(source.checkpoint.model_type)

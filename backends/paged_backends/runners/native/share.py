@@ -4,7 +4,8 @@ Query, key and value, gate and up are divided by their outputs; the output of at
 by their inputs, so that each rank has a summand of their result; embedding and head by tokens of
 the vocabulary. Everything else, and the hidden states, are the same on all ranks.
 
-Shapes: T tokens in the batch, I inputs, O outputs, V tokens of the vocabulary, E embedding size.
+Shapes: T tokens in the batch, I inputs, O outputs, V tokens of the vocabulary, E embedding size,
+R rows that sample a token, N ranks, K tokens of each row, the best first.
 """
 
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.ops import Linear, added
@@ -178,3 +180,71 @@ class SummedLinear:
             return added(sums_TO, residual_TO)
         biased_TO = sums_TO.float() + self.bias_O.float()
         return added(biased_TO, residual_TO).to(sums_TO.dtype)
+
+
+# ---------------------------------------------------------------------- the vocabulary
+
+_LAST = (1 << 31) - 1
+"""The largest token id that a key holds."""
+_LOW = (1 << 32) - 1
+_NONE = torch.iinfo(torch.int64).min
+"""Below the key of any token."""
+
+
+def keys(scores: Tensor, tokens: Tensor) -> Tensor:
+    """Return int64 that are ordered as scores, and where these are equal, as the lower token first.
+
+    NaN comes before all others. High bits hold the float32, low bits what lies above the token.
+    """
+    numbers = torch.where(scores.isnan(), torch.nan, scores.float()) + 0.0  # -0 is 0
+    bits = numbers.view(torch.int32)
+    ordered = (bits ^ (bits >> 31 & _LAST)).long()  # of negative numbers, all bits but the sign
+    return (ordered << 32) + (_LAST - tokens)
+
+
+def scores_and_tokens(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the float32 and the int64 of which keys were made."""
+    bits = (keys >> 32).int()
+    return (bits ^ (bits >> 31 & _LAST)).view(torch.float32), _LAST - (keys & _LOW)
+
+
+def top_keys(logits_RV: Tensor, k: int, first: int = 0) -> Tensor:
+    """Return the keys [R, K] of the best tokens, of which the first is ``first``."""
+    tokens_V = torch.arange(first, first + logits_RV.shape[1], device=logits_RV.device)
+    return keys(logits_RV, tokens_V).topk(k, dim=-1).values
+
+
+class DividedVocabulary:
+    """Puts together what ranks have found among their tokens; each gets the same."""
+
+    def __init__(self, share: Share, communicator: Communicator, vocab_size: int) -> None:
+        self._communicator = communicator
+        parts = [Share(rank=rank, size=share.size) for rank in range(share.size)]
+        self._counts = [length(part.units(vocab_size)) for part in parts]
+        self._first = share.units(vocab_size).start
+
+    def logits(self, logits_RV: Tensor) -> Tensor:
+        """Return the logits of all tokens; shares of unequal size are filled up on the way."""
+        missing = max(self._counts) - logits_RV.shape[1]
+        if missing:
+            logits_RV = functional.pad(logits_RV, (0, missing))
+        logits_NRV = self._communicator.all_gather(logits_RV.contiguous())
+        parts = [
+            part_RV[:, :count] for part_RV, count in zip(logits_NRV, self._counts, strict=True)
+        ]
+        return torch.cat(parts, dim=1)
+
+    def best(self, best_R: Tensor, scores_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best of the best tokens of all ranks, and its score in float32."""
+        keys_NR = self._communicator.all_gather(keys(scores_R, best_R + self._first))
+        scores_R, best_R = scores_and_tokens(keys_NR.max(dim=0).values)
+        return best_R, scores_R
+
+    def top_keys(self, logits_RV: Tensor, k: int) -> Tensor:
+        """Return the keys [R, K] of the best tokens of all ranks."""
+        held = min(k, logits_RV.shape[1])
+        keys_RK = top_keys(logits_RV, held, self._first)
+        if held < k:
+            keys_RK = functional.pad(keys_RK, (0, k - held), value=_NONE)
+        keys_NRK = self._communicator.all_gather(keys_RK)
+        return keys_NRK.transpose(0, 1).flatten(1).topk(k, dim=-1).values

@@ -1,0 +1,353 @@
+"""Layers over the kernels for CPUs: operations that are one call each, and all layers in one call.
+
+Weights are packed once. A step of a small model is some hundreds of operations of a few
+microseconds each; the overhead of calling each of them from Python is of the same order.
+
+Shapes as in :mod:`paged_backends.runners.native.ops`.
+"""
+
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import c_void_p
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from paged_backends.kernels.cpu import structs
+from paged_backends.kernels.cpu.packed_weight import PANEL, Arena, PackedWeight
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.runners.native.config import Activation, DecoderConfig
+from paged_backends.runners.native.decoder import Layer, Rotaries
+from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Rotary, RowOp, TorchOps, added
+from paged_backends.runners.native.share import Share, SummedLinear
+from paged_core.interfaces.attention import LayerAttention
+from paged_core.interfaces.runner import SupportsFusedLayers
+
+if TYPE_CHECKING:
+    from paged_core.interfaces.runner import Attend
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelLinear:
+    """Linear layer with a packed copy of the weight."""
+
+    kernels: Kernels
+    packed: PackedWeight
+
+    def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+        return self.kernels.linear(rows_TI, self.packed, residual_TO, residual_TO)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelNorm:
+    """RMSNorm or LayerNorm."""
+
+    weight: Tensor
+    bias: Tensor | None
+    compute: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """Returns it for rows, weight and bias."""
+
+    def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
+        return added(self.compute(rows_TE, self.weight, self.bias), residual_TE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelHeadOp:
+    """Norms of heads, where they have weights, and the rotary embedding, in one call."""
+
+    kernels: Kernels
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+    offset: float
+    without_rotary: HeadOp
+    """Used by layers that have no rotary embedding."""
+
+    def __call__(self, query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
+        if rotary is None:
+            self.without_rotary(query_THD, key_TKD, None)
+            return
+        self.kernels.rope(
+            query_THD,
+            key_TKD,
+            rotary.cos_TF,
+            rotary.sin_TF,
+            rotary.rows_T,
+            self.query_norm,
+            self.key_norm,
+            self.eps,
+            self.offset,
+        )
+
+
+class KernelOps(TorchOps):
+    """Operations for float32 and bfloat16 on a CPU; PyTorch where there is no kernel."""
+
+    kernels: Kernels
+    copies_weights = True
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.quantized_products = kernels.quantized_products
+
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with a packed copy of the weight."""
+        return KernelLinear(self.kernels, self.kernels.pack(weight_OI, bias_O))
+
+    def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with a packed copy of codes and scales."""
+        return KernelLinear(self.kernels, self.kernels.pack_quantized(matrix, bias_O))
+
+    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
+        """Return RMSNorm in one call."""
+        kernels = self.kernels
+        return KernelNorm(
+            weight_E.clone(),
+            None,
+            lambda rows, weight, _: kernels.rms_norm(rows, weight, eps, offset),
+        )
+
+    def layer_norm(
+        self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
+    ) -> Norm:
+        """Return LayerNorm, in one call if it has weights."""
+        if weight_E is None:
+            return super().layer_norm(size, weight_E, bias_E, eps)
+        kernels, own = self.kernels, None if bias_E is None else bias_E.clone()
+        return KernelNorm(
+            weight_E.clone(),
+            own,
+            lambda rows, weight, bias: kernels.layer_norm(rows, weight, bias, eps),
+        )
+
+    def heads(
+        self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float
+    ) -> HeadOp:
+        """Return norms and rotary embedding in one call, for layers that have the latter."""
+        query_norm = None if query_norm_D is None else query_norm_D.clone()
+        key_norm = None if key_norm_D is None else key_norm_D.clone()
+        without_rotary = super().heads(query_norm, key_norm, eps, offset)
+        return KernelHeadOp(self.kernels, query_norm, key_norm, eps, offset, without_rotary)
+
+    def gated(self, activation: Activation) -> RowOp:
+        """Return the gate, in one call for the two activations that have a kernel."""
+        if activation == "silu":
+            return self.kernels.silu_mul
+        if activation == "gelu_tanh":
+            return self.kernels.gelu_mul
+        return super().gated(activation)
+
+    def best(self, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first of equals."""
+        best = self.kernels.argmax(logits_RV)
+        return best, logits_RV.gather(1, best[:, None])[:, 0]
+
+
+def fits(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are kernels for this dtype on this device."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+
+
+# ---------------------------------------------------------------------- all layers in one call
+
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2}
+_NORMS = {"rms": 0, "layer": 1}
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_ADDRESS = 8
+"""Bytes that an address takes."""
+
+
+@runtime_checkable
+class SupportsKernelCall(Protocol):
+    """Attention of one layer that the kernels can call: component ``cpu`` binds such layers."""
+
+    def kernel_call(self, plan: Any, /) -> int:
+        """Return the address of an ``AttentionCall``; query, key, value and result are unset.
+
+        It is valid while the layer and ``plan`` exist, and until the next call of the layer.
+        """
+
+
+class FusedLayers:
+    """All layers of a decoder, if the kernels can call their attention.
+
+    Norms come before attention and before the feed-forward. It serves one caller at a time: it
+    keeps the memory of intermediate results.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels, share: Share
+    ) -> None:
+        """
+        Args:
+            layers: made by :class:`KernelOps`.
+            share: what this rank holds: of ``output`` and ``down``, some of the columns.
+
+        Raises:
+            ValueError: the layers have different shapes or types, or the width of a gated
+                feed-forward is not a multiple of 32; call the kernels one by one instead.
+        """
+        self._weights = [_packed_weights(layer) for layer in layers]  # kept: kernels get addresses
+        if config.gated and any(down.columns % PANEL for *_, down in self._weights):
+            raise ValueError(f"a width of the feed-forward is not a multiple of {PANEL}")
+        shapes = [
+            _shape(layer, weights) for layer, weights in zip(layers, self._weights, strict=True)
+        ]
+        if any(shape != shapes[0] for shape in shapes):
+            raise ValueError("all layers must have the same shapes and types")
+        ropes = [layer.rope for layer in config.layers]
+        self._ropes = list(dict.fromkeys(rope for rope in ropes if rope is not None))
+        first = layers[0].attention_norm
+        assert isinstance(first, KernelNorm)
+        self._dtype = first.weight.dtype
+        self._structs = (structs.DecoderLayer * len(layers))(
+            *(
+                _struct(layer, weights, -1 if rope is None else self._ropes.index(rope))
+                for layer, weights, rope in zip(layers, self._weights, ropes, strict=True)
+            )
+        )
+        self._kernels = kernels
+        self._memory = torch.empty(0, dtype=self._dtype)
+        self._share = share
+        self._lost: BaseException | None = None
+        self._checked: Sequence[LayerAttention] | None = None
+        self._attention: list[SupportsKernelCall] = []
+        self._call = structs.DecoderCall(
+            layers=ctypes.addressof(self._structs),
+            num_layers=len(layers),
+            width=config.hidden_size,
+            activation=_ACTIVATIONS[config.activation],
+            gated=config.gated,
+            norm_kind=_NORMS[config.norm],
+            epsilon=config.norm_eps,
+            offset=config.norm_weight_offset,
+            type=_TYPES[self._dtype],
+        )
+        if share.size > 1:
+            self._call.all_reduce = structs.AllReduce(self._all_reduce)
+
+    def _all_reduce(self, numbers: int) -> None:
+        """Sum over the ranks, in the middle of a call; what this raises cannot pass through it."""
+        if self._lost is None:
+            try:
+                self._share.all_reduce(self._memory[:numbers])
+            except BaseException as error:  # noqa: BLE001 - raised when the call returns
+                self._lost = error
+
+    def run(self, hidden_TE: Tensor, rotaries: Rotaries, attend: Attend) -> bool:
+        """See :class:`~paged_backends.runners.native.decoder.FusedStack`.
+
+        Raises:
+            ExecutorLost: another rank is lost; ``hidden_TE`` holds nothing of use.
+        """
+        if not isinstance(attend, SupportsFusedLayers):
+            return False
+        if attend.layers is not self._checked:
+            self._checked = attend.layers
+            self._attention = [
+                layer for layer in attend.layers if isinstance(layer, SupportsKernelCall)
+            ]
+        if len(self._attention) != len(attend.layers):
+            return False
+        call = self._call
+        call.hidden, call.hidden_stride = hidden_TE.data_ptr(), hidden_TE.stride(0)
+        if len(hidden_TE) != call.rows:
+            call.rows = len(hidden_TE)
+            needed = self._kernels.bindings.decoder_numbers(ctypes.addressof(call))
+            if needed > len(self._memory):
+                self._memory = Arena().take(needed, self._dtype)
+            call.memory = self._memory.data_ptr()
+        tables = [rotary for rope in self._ropes if (rotary := rotaries[rope]) is not None]
+        call.positions = tables[0].rows_T.data_ptr() if tables else None
+        call.half = tables[0].cos_TF.shape[1] if tables else 0
+        parts = [table.cos_TF for table in tables] + [table.sin_TF for table in tables]
+        pointers = (c_void_p * len(parts))(*(part.data_ptr() for part in parts))
+        call.cosines = ctypes.addressof(pointers)
+        call.sines = ctypes.addressof(pointers) + len(tables) * _ADDRESS
+        call.threads = self._kernels.num_threads
+        for struct, layer in zip(self._structs, self._attention, strict=True):
+            struct.attention = layer.kernel_call(attend.plan)
+        self._kernels.bindings.decoder(ctypes.addressof(call))
+        if self._lost is not None:
+            raise self._lost
+        return True
+
+
+def fuse(
+    config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels, share: Share
+) -> FusedLayers | None:
+    """Return the layers as one call, or ``None`` if the kernels lack something that they need."""
+    if not config.norm_first or not config.norm_has_weights or config.activation == "gelu":
+        return None
+    try:
+        return FusedLayers(config, layers, kernels, share)
+    except ValueError:  # a shape that the kernels do not support
+        return None
+
+
+def _packed_weights(layer: Layer) -> list[PackedWeight]:
+    attention, mlp = layer.attention, layer.mlp
+    return [
+        _packed(linear)
+        for linear in (attention.query_key_value, attention.output, mlp.up, mlp.down)
+    ]
+
+
+def _packed(linear: Linear) -> PackedWeight:
+    if isinstance(linear, SummedLinear):
+        bias_O = linear.bias_O
+        return replace(_packed(linear.product), bias=None if bias_O is None else bias_O.float())
+    assert isinstance(linear, KernelLinear)
+    return linear.packed
+
+
+def _shape(layer: Layer, weights: Sequence[PackedWeight]) -> object:
+    """Return what all layers must have in common; each may quantise its weights in its own way."""
+    assert isinstance(layer.attention_norm, KernelNorm)
+    plain = {weight.data.dtype for weight in weights if weight.codes is None}
+    dtypes = plain | {layer.attention_norm.weight.dtype}
+    return dtypes, [(weight.width, weight.columns) for weight in weights]
+
+
+def _struct(layer: Layer, weights: Sequence[PackedWeight], rope: int) -> structs.DecoderLayer:
+    """Return the addresses of a layer's weights; ``rope``: place of its tables, -1 for none."""
+    heads = layer.attention.heads
+    assert isinstance(heads, KernelHeadOp)
+    query_key_value, output, up, down = map(_matrix, weights)
+    return structs.DecoderLayer(
+        attention_norm=_norm(layer.attention_norm),
+        attention_output_norm=_norm(layer.attention_output_norm),
+        mlp_norm=_norm(layer.mlp_norm),
+        mlp_output_norm=_norm(layer.mlp_output_norm),
+        query_norm=_vector(heads.query_norm),
+        key_norm=_vector(heads.key_norm),
+        query_key_value=query_key_value,
+        output=output,
+        up=up,
+        down=down,
+        rope=rope,
+    )
+
+
+def _matrix(weight: PackedWeight) -> structs.Matrix:
+    codes = weight.codes or structs.CodeFormat()
+    bias = _vector(weight.bias)
+    return structs.Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns, codes)
+
+
+def _norm(norm: Norm | None) -> structs.Norm:
+    if norm is None:
+        return structs.Norm()
+    assert isinstance(norm, KernelNorm)
+    return structs.Norm(_vector(norm.weight), _vector(norm.bias))
+
+
+def _vector(weight: Tensor | None) -> int | None:
+    return None if weight is None else weight.data_ptr()
