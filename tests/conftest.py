@@ -141,7 +141,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         file = item.path.relative_to(_TESTS).as_posix()
         name = file + item.nodeid.partition("[")[0][item.nodeid.index("::") :]
-        if any(fnmatchcase(name, f"{pattern}::*") for pattern in _HEAVY):
+        if any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}::*") for p in _HEAVY):
             item.add_marker(pytest.mark.heavy)
         is_other = any(one not in usual for one in instruction_sets(item))
         if is_other or any(item.iter_markers("slow")) or any(item.iter_markers("lane")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paged_core import former_names
 from paged_core._version import __version__
 
 TYPE_CHECKING = False  # typing takes longer to import than the rest
@@ -46,8 +45,6 @@ _HOMES = {
     "SamplingParams": "paged_core.sampling_params",
     "StructuredOutputs": "paged_core.structured_outputs",
 }
-
-former_names.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -168,8 +168,6 @@ class SequenceGroup:
         """Continuations that a beam search compares: so many that ``beam_width`` do not end."""
         return max(2, 1 + len(self.stop_token_ids)) * (self.request.sampling.beam_width or 0)
 
-    seats = num_seqs  # its name in 0.1, for schedulers written then
-
     @property
     def finished(self) -> bool:
         return not self.live

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import pytest
 
-from paged_core.checked.allocator import with_prefix_cache
 from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, BlockKey
@@ -61,7 +60,7 @@ class AllocatorCases(ComponentConformance):
             )
         )
         assert isinstance(made, BlockAllocator)
-        return with_prefix_cache(made)
+        return made
 
     # ------------------------------------------------------------------ blocks
 

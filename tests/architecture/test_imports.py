@@ -42,12 +42,6 @@ def test_importing_the_package_imports_no_plugin() -> None:
     assert not loaded & {*HEAVY, "typer", "rich", "paged_policies", "paged_backends"}
 
 
-def test_the_former_name_of_the_kit_imports_it_when_it_is_used() -> None:
-    kit = {"paged_testing", "pytest", "hypothesis"}
-    assert not modules_after("import paged_core.testing") & kit
-    assert modules_after("from paged_core.testing import serve") >= kit
-
-
 def test_doctor_imports_no_model_code() -> None:
     loaded = modules_after("from paged_core.cli import main; assert main(['doctor']) == 0")
     assert {"torch", "paged_backends.runners.transformers.runner"} <= loaded

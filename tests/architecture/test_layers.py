@@ -108,7 +108,7 @@ PARTS = {
     ),
     "the line between front ends and engines": ("client/ async_llm.py", 1080),
     "settings and plugins": (
-        "settings/ plugins/ plugin.py engine/wiring.py engine/policies.py former_names.py log.py "
+        "settings/ plugins/ plugin.py engine/wiring.py engine/policies.py log.py "
         "__init__.py __main__.py",
         1920,
     ),

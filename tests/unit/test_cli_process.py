@@ -127,7 +127,7 @@ def test_ctrl_c_is_handled_before_anything_is_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    own = ["paged_core", "paged_core._version", "paged_core.cli", "paged_core.former_names"]
+    own = ["paged_core", "paged_core._version", "paged_core.cli"]
     assert done.stdout == f"{['__future__', *own]}\n"
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from paged_core.engine.policies import service_of
-from paged_core.errors import PluginError
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.sequence import SequenceGroup
 from paged_testing.engines import build_memory_engine, serve
@@ -49,57 +46,22 @@ class AnyNumber(Timely):
         self.calls.append((group.id, *rest))
 
 
-class Timeless(Timely):
-    """As of 0.1: ``served`` does not take the time."""
-
-    def served(self, group: SequenceGroup, num_tokens: int, /) -> None:  # type: ignore[override]
-        self.calls.append((group.id, num_tokens))
-
-
-class Demanding(Timely):
-    def served(self, group: SequenceGroup, num_tokens: int, now: float, more: int, /) -> None:  # type: ignore[override]
-        pass
-
-
-def serve_one(kind: type[_Order]) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
-    """Serve a request under an order; return the calls of it and the warnings logged."""
-    with capture_logs() as logs:
-        engine = build_memory_engine(registry_of("queue_order", kind), queue_order="faulty")
-        serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
-    order = engine.scheduler._order  # type: ignore[attr-defined]
-    warnings = [dict(log) for log in logs if log["event"] == "interface_deprecated"]
-    return order.calls, warnings
+def serve_one(kind: type[_Order]) -> list[tuple[Any, ...]]:
+    """Serve a request under an order; return the calls of it."""
+    engine = build_memory_engine(registry_of("queue_order", kind), queue_order="faulty")
+    serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
+    calls: list[tuple[Any, ...]] = engine.scheduler._order.calls  # type: ignore[attr-defined]
+    return calls
 
 
 @pytest.mark.parametrize("kind", [Timely, Optional, AnyNumber])
 def test_is_called_with_the_time_of_the_step(kind: type[_Order]) -> None:
-    calls, warnings = serve_one(kind)
-    assert calls == [("A", 5, 0.0), ("A", 1, 1.0), ("A", 1, 2.0), ("A", "left")]
-    assert warnings == []
-
-
-def test_one_that_takes_no_time_is_called_without_it_and_a_warning_is_logged() -> None:
-    calls, (warning,) = serve_one(Timeless)
-    assert calls == [("A", 5), ("A", 1), ("A", 1), ("A", "left")]
-    assert warning["log_level"] == "warning"
-    assert warning["queue_order"] == f"{__name__}.Timeless"
-    assert "now" in warning["remedy"]
-
-
-def test_one_that_takes_something_else_is_refused_when_the_engine_is_built() -> None:
-    remedy = re.escape("write served(self, group, num_tokens, now, /)")
-    with pytest.raises(PluginError, match=rf"Demanding: its served\(.*more.*{remedy}"):
-        serve_one(Demanding)
+    assert serve_one(kind) == [("A", 5, 0.0), ("A", 1, 1.0), ("A", 1, 2.0), ("A", "left")]
 
 
 def test_one_that_does_not_care_is_not_told() -> None:
     assert service_of(Silent()) is None
-    assert serve_one(Silent) == ([], [])
-
-
-def test_an_order_of_today_is_told_directly() -> None:
-    order = Timely()
-    assert service_of(order) is order
+    assert serve_one(Silent) == []
 
 
 class TestWaitingSince:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -13,7 +11,6 @@ import pytest
 from pydantic import field_validator
 
 import paged_testing
-from paged_core import testing as former
 from paged_core.errors import PluginError
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.sampling_params import SamplingParams
@@ -139,24 +136,6 @@ def test_every_class_is_tried_with_at_least_eight_mutants() -> None:
     for kind in kinds:
         tried = {mutant.made for mutant in MUTANTS if issubclass(mutant.conformance, kind)}
         assert len(tried) >= 8, kind
-
-
-def test_its_former_name_has_the_same_names_with_assertions_rewritten(tmp_path: Path) -> None:
-    assert all(
-        getattr(former, name) is getattr(paged_testing, name) for name in paged_testing.__all__
-    )
-    test = tmp_path / "test_mine.py"
-    test.write_text(
-        "from paged_core.testing import VictimConformance, build_memory_engine, serve\n"
-        "import sys\n\n"
-        "def test_rewritten():\n"
-        "    for thing in (VictimConformance, build_memory_engine, serve):\n"
-        "        loader = sys.modules[thing.__module__].__loader__\n"
-        "        assert type(loader).__name__ == 'AssertionRewritingHook'\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 class TestHelpers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,13 +65,3 @@ class CostModel(ABC):
     def max_model_len(self) -> int | None:
         """The longest sequence that the model serves, in tokens; ``None``: it does not know."""
         return None
-
-
-def __getattr__(name: str) -> type[CostModelContext]:
-    """Accept the name that :class:`CostModelContext` had in 0.1."""
-    if name != "CostModelParts":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        f"{__name__}.CostModelParts is now CostModelContext", DeprecationWarning, stacklevel=2
-    )
-    return CostModelContext

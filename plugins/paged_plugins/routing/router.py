@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,12 +112,3 @@ class SupportsBlockEvents(Protocol):
 
     def blocks_changed(self, replica: int, changes: Iterable[BlockChange], /) -> None:
         """What the cache of a replica holds has changed, in this order."""
-
-
-def __getattr__(name: str) -> type[RouterContext]:
-    """Accept the name that :class:`RouterContext` had in 0.1."""
-    if name != "RouterParts":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    message = f"{__name__}.RouterParts is now RouterContext"
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return RouterContext

@@ -170,16 +170,11 @@ class KVCache:
     # ------------------------------------------------------------------ allocating
 
     def lookup(
-        self,
-        sequence: SequenceState,
-        num_tokens: int,
-        *,
-        committed: bool = False,
-        settled: bool = False,
+        self, sequence: SequenceState, num_tokens: int, *, committed: bool = False
     ) -> PrefixHit:
         """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
 
-        With ``committed`` (``settled`` in 0.1), only those that an earlier step filled. Nothing is
+        With ``committed``, only those that an earlier step filled. Nothing is
         referenced: hand the result, or part of it, to :meth:`admit` before the next change. A
         sequence that shares blocks that are not committed relies on the chunk that fills them:
         after that, no group in this step's batch may be preempted.
@@ -188,7 +183,7 @@ class KVCache:
             return PrefixHit()
         blocks = self._prefix_cache.look_up(sequence, num_tokens // self.block_size)
         num_committed = self._prefix_cache.num_committed(blocks)
-        if committed or settled:
+        if committed:
             blocks = blocks[:num_committed]
         return PrefixHit(blocks, num_committed, self._num_idle(blocks))
 

@@ -41,7 +41,3 @@ class LookupOracle:
             for content_key in content_keys:
                 uses.setdefault(content_key, []).append(position)
         return uses
-
-
-Future = LookupOracle
-"""The name in 0.1."""

@@ -23,11 +23,6 @@ class PrefixHit:
     num_idle: int = 0
     """Unreferenced ones among the blocks: sharing them takes them from the free ones."""
 
-    @property
-    def num_settled(self) -> int:
-        """:attr:`num_committed`, by its name in 0.1."""
-        return self.num_committed
-
 
 @dataclass(frozen=True, slots=True)
 class Merge:

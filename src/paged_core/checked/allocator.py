@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import cast
 
 from paged_core.errors import PluginError
 from paged_core.ids import BlockId, BlockKey
@@ -13,31 +13,10 @@ from paged_core.interfaces.allocator import (
     SupportsPrefixCache,
     SupportsReservation,
 )
-from paged_core.log import get_logger
 
 CacheListener = Callable[[BlockId | None, BlockKey | None], None]
 """Called with a block and the content by which it is found, ``None`` if it is not any more; and
 with ``None`` twice if no block is."""
-
-
-def with_prefix_cache(allocator: BlockAllocator) -> BlockAllocator:
-    """Let an allocator whose ``cache`` and ``uncache`` have their names in 0.1 be one that caches.
-
-    A warning is logged, once for each allocator.
-
-    Raises:
-        PluginError: it has both names; one of them would never be called.
-    """
-    members: Any = allocator
-    if hasattr(type(allocator), "publish"):
-        name = f"{type(allocator).__module__}.{type(allocator).__qualname__}"
-        remedy = "write cache() for publish(), and uncache() for retract()"
-        if hasattr(type(allocator), "cache"):
-            raise PluginError(f"block_allocator {name}: its publish() is not called; {remedy}")
-        if not hasattr(members, "cache"):
-            get_logger().warning("interface_deprecated", block_allocator=name, remedy=remedy)
-            members.cache, members.uncache = members.publish, members.retract
-    return allocator
 
 
 class CheckedBlocks(BlockAllocator):
@@ -125,7 +104,7 @@ class CheckedAllocator(CheckedBlocks):
     """
 
     def __init__(self, inner: BlockAllocator, num_blocks: int) -> None:
-        super().__init__(with_prefix_cache(inner), num_blocks)
+        super().__init__(inner, num_blocks)
         self._prefixes = cast(SupportsPrefixCache, inner)
         self._runs = cast(SupportsReservation, inner)
         self.caches_prefixes = isinstance(inner, SupportsPrefixCache)

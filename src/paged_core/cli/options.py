@@ -85,10 +85,6 @@ class SettingsArgs:
         )
 
 
-Given = SettingsArgs
-"""The name in 0.1."""
-
-
 def expanded(
     function: Callable[..., Any], registry: Registry, environ: Mapping[str, str]
 ) -> Callable[..., Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from inspect import signature
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.cache.lookup_oracle import LookupOracle
@@ -19,60 +17,20 @@ from paged_core.engine.contexts import (
     make_component,
 )
 from paged_core.engine.preemptor import Preemptor
-from paged_core.errors import PluginError, SettingsError
+from paged_core.errors import SettingsError
 from paged_core.interfaces.allocator import BlockAllocator, SupportsReservation
 from paged_core.interfaces.evictor import Evictor
 from paged_core.interfaces.executor import Capacity
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder, SupportsService
 from paged_core.interfaces.scheduler import Scheduler
-from paged_core.log import get_logger
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 
 
 def service_of(order: QueueOrder) -> SupportsService | None:
-    """Return what the engine tells of service: the order itself, if it wants to hear of it.
-
-    One whose ``served`` does not take the time, as before 0.2, is told without it; a warning is
-    logged. The signature is looked at here, once, and not where tokens are counted.
-
-    Raises:
-        PluginError: ``served`` takes neither form.
-    """
-    if not isinstance(order, SupportsService):
-        return None
-    served: Any = order.served
-    remedy = "write served(self, group, num_tokens, now, /)"
-    name = f"{type(order).__module__}.{type(order).__qualname__}"
-    if _takes(served, 3):
-        return order
-    if not _takes(served, 2):
-        raise PluginError(
-            f"queue_order {name}: its served{signature(served)} cannot be called with the group, "
-            f"the number of tokens and the time; {remedy}"
-        )
-    get_logger().warning("interface_deprecated", queue_order=name, remedy=remedy)
-    timeless = SimpleNamespace(served=lambda group, n, _: served(group, n), left=order.left)
-    return cast(SupportsService, timeless)
-
-
-def _takes(method: Any, count: int) -> bool:
-    """Whether a method can be called with so many arguments; one that does not tell, can."""
-    try:
-        signature(method).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:
-        pass
-    return True
-
-
-_FORMER_MEMBERS = {
-    "block_allocator": {"note_step": "take the step in release(blocks, last_step)"},
-    "evictor": {"wants_last_step": "BlockInfo.last_step is set by allocators that are told of it"},
-}
-"""Members of 0.1 by slot, and what replaces each: a component that relies on one is refused."""
+    """Return the order itself if it counts service."""
+    return order if isinstance(order, SupportsService) else None
 
 
 class Policies:
@@ -156,10 +114,4 @@ class Policies:
 
     def _make(self, slot: str, context: Any) -> Any:
         options = getattr(self._settings, slot)
-        made = make_component(self._registry, slot, options, context)
-        for member, remedy in _FORMER_MEMBERS.get(slot, {}).items():
-            if hasattr(made, member):
-                raise PluginError(
-                    f"{slot} {options.name!r}: its {member} is not used any more; {remedy}"
-                )
-        return made
+        return make_component(self._registry, slot, options, context)

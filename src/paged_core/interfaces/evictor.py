@@ -30,11 +30,6 @@ class BlockInfo:
     """The last step in which a sequence that held it was scheduled; ``None``: the allocator does
     not say."""
 
-    @property
-    def published(self) -> int:
-        """:attr:`cache_order`, by its name in 0.1."""
-        return self.cache_order
-
 
 class Evictor(ABC):
     """Holds the idle cached blocks. No operation may cost more than O(log n), amortised.

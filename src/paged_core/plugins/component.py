@@ -76,10 +76,6 @@ class Component:
         """Import the factory and return it; PluginError, with the cause, if that fails."""
         return load(self.factory, f"{self.slot} {self.name!r}")
 
-    def obstacle(self, options: ComponentSettings | None = None) -> str | None:
-        """Return the same as :meth:`unavailable_reason`, by its name in 0.1."""
-        return self.unavailable_reason(options)
-
     def unavailable_reason(self, options: ComponentSettings | None = None) -> str | None:
         """Return why the component cannot run here, or ``None``; it is imported, not built.
 
