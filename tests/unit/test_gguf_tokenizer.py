@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from integration.gguf_files import tokenizer_values, write_values
-from paged_backends.text import fast_tokenizer
-from paged_backends.text.fast_tokenizer import PRE_TOKENIZERS
+from paged_backends.text import gguf_tokenizer
+from paged_backends.text.gguf_tokenizer import PRE_TOKENIZERS
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import CheckpointError
 from unit.test_tokenizer import CORPUS, byte_level, save
@@ -274,6 +274,6 @@ def test_the_size_of_a_vocabulary_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_values(tmp_path / "model.gguf", SENTENCE_PIECES)
-    monkeypatch.setattr(fast_tokenizer, "_MAX_TOKENS", len(TOKENS) - 1)
+    monkeypatch.setattr(gguf_tokenizer, "_MAX_TOKENS", len(TOKENS) - 1)
     with pytest.raises(CheckpointError, match=f"has {len(TOKENS)} tokens, and at most"):
         load_tokenizer(str(path))

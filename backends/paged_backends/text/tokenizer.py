@@ -21,7 +21,8 @@ from paged_backends.checkpoint.gguf.header import read_header
 from paged_backends.checkpoint.json_file import damaged, one_line, read_json_object
 from paged_backends.text.chat_template import ChatTemplate
 from paged_backends.text.detokenizer import ByteDetokenizer, IncrementalDetokenizer, TokenBytes
-from paged_backends.text.fast_tokenizer import GgufTokenizer, library_errors, load_fast
+from paged_backends.text.fast_tokenizer import library_errors, load_fast
+from paged_backends.text.gguf_tokenizer import GgufTokenizer
 from paged_core.errors import CheckpointError, RequestError
 
 _OTHER_FORMATS = (
