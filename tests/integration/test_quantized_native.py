@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from torch import Tensor
 from integration import tiny_models
 from integration.dequantized_models import dequantized_model, relative_error
 from integration.gguf_files import GgufModel
-from integration.step_driver import load_runner, prompt_logits, served_at_random, settings
+from integration.step_driver import load_runner, prompt_logits, settings
 from integration.test_demo_model import ANSWERS
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import WeightFormat
@@ -118,48 +117,6 @@ def test_the_demo_model_answers_as_ever_in_8_bits_and_mostly_in_4() -> None:
         share[quantization] = sum(right) / len(right)
     assert share["int8"] > 0.9
     assert share["int4"] > 0.5
-
-
-# ---------------------------------------------------------------------- serving
-
-
-@pytest.mark.parametrize("kernels", ["off", "auto"])
-def test_greedy_tokens_do_not_depend_on_chunks_batches_or_swaps(llama: Path, kernels: str) -> None:
-    chosen = settings(llama, block_size=4, num_blocks=40, deterministic=True)
-    tokens = []
-    for seed in range(2):
-        runner = load(chosen, **INT4, kernels=kernels)
-        prompts = tiny_models.PROMPTS
-        tokens.append(served_at_random(chosen, runner, prompts, NUM_TOKENS, seed=seed))
-    assert tokens[0] == tokens[1]
-
-
-REQUESTS: Mapping[str, SamplingParams] = {
-    "greedy": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
-    "beams": SamplingParams(max_tokens=NUM_TOKENS, beam_width=3, ignore_eos=True),
-    "log-probabilities": SamplingParams(
-        max_tokens=NUM_TOKENS, logprobs=2, prompt_logprobs=1, ignore_eos=True
-    ),
-    "several": SamplingParams(max_tokens=NUM_TOKENS, n=2, seed=1, ignore_eos=True),
-}
-
-
-@pytest.mark.parametrize("kind", list(REQUESTS))
-def test_a_preempted_or_cached_request_says_what_it_says_alone(llama: Path, kind: str) -> None:
-    """Twelve blocks of four tokens: some are preempted; the second time, prefixes are found."""
-    options: dict[str, Any] = {
-        "runner": {"name": "native", **INT8},
-        "block_size": 4,
-        "max_model_len": 40,
-        "deterministic": True,
-    }
-    with LLM(str(llama), num_blocks=400, **options) as llm:
-        alone = [llm.generate([prompt], REQUESTS[kind])[0] for prompt in tiny_models.PROMPTS]
-    with LLM(str(llama), num_blocks=22, **options) as llm:
-        for _ in range(2):
-            outputs = llm.generate(tiny_models.PROMPTS, REQUESTS[kind])
-            for output, expected in zip(outputs, alone, strict=True):
-                assert output.outputs == expected.outputs
 
 
 # ---------------------------------------------------------------------- the cache on disk

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -146,60 +145,23 @@ def test_a_device_that_onnx_runtime_does_not_know() -> None:
         SessionMaker(torch.device("mps"), 1)
 
 
-class FakeStream:
-    """A CUDA stream that notes for which others it waits."""
-
-    cuda_stream = 1234
-    device = torch.device("cuda", 1)
-
-    def __init__(self, name: str, notes: list[str]) -> None:
-        self.name, self.notes = name, notes
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.notes.append(f"{self.name} waits for {other.name}")
-
-
-@pytest.fixture
-def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What streams do, on a device that is not there."""
-    found: list[str] = []
-
-    @contextmanager
-    def current(stream: FakeStream) -> Iterator[None]:
-        found.append(f"{stream.name} begins")
-        yield
-        found.append(f"{stream.name} ends")
-
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: FakeStream("own", found))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: FakeStream("outer", found))
-    monkeypatch.setattr(torch.cuda, "stream", current)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    return found
-
-
-def test_work_on_a_gpu_is_queued_in_one_stream(
-    notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_on_a_gpu_is_queued_in_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = MagicMock()
+    own, outer = cuda.Stream.return_value, cuda.current_stream.return_value
+    own.cuda_stream, cuda.is_current_stream_capturing.return_value = 1234, False
+    monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(sessions, "cuda_problem", lambda: None)
     maker = SessionMaker(torch.device("cuda", 1), 2)
-    (name, options), *_ = maker._providers
-    assert name == packages.CUDA
-    assert options == {"device_id": "1", "user_compute_stream": "1234"}
+    options = {"device_id": "1", "user_compute_stream": "1234"}
+    assert maker._providers[0] == (packages.CUDA, options)
     with maker.running():
-        notes.append("sessions")
-    order = ["own waits for outer", "own begins", "sessions", "own ends", "outer waits for own"]
-    assert notes == order
-
-
-def test_work_that_is_captured_is_refused(
-    notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "cuda_problem", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    maker = SessionMaker(torch.device("cuda"), 1)
+        own.wait_stream.assert_called_once_with(outer)
+        cuda.stream.assert_called_once_with(own)
+        outer.wait_stream.assert_not_called()
+    outer.wait_stream.assert_called_once_with(own)
+    cuda.is_current_stream_capturing.return_value = True
     with pytest.raises(EngineError, match="cannot be captured"), maker.running():
         pass
-    assert notes == []
 
 
 # ---------------------------------------------------------------------- errors and memory

@@ -202,27 +202,6 @@ def test_pieces_of_any_tokens_join_to_the_whole(
     assert "".join(pieces_of(tokenizer, prompt, [[one] for one in ids], skip)) == expected
 
 
-def test_a_character_is_held_until_it_is_whole(
-    tokenizers_by_kind: dict[str, CheckpointTokenizer],
-) -> None:
-    for kind in ("byte_level", "byte_level_by_windows"):
-        tokenizer = tokenizers_by_kind[kind]
-        ids = tokenizer.encode("a𓀀b")
-        pieces = pieces_of(tokenizer, [], [[token_id] for token_id in ids])
-        assert [piece for piece in pieces if piece] == ["a", "𓀀", "b"]
-        broken = pieces_of(tokenizer, [], [[token_id] for token_id in ids[:3]])
-        assert broken == ["a", "", "", "\ufffd"]
-
-
-def test_a_character_may_begin_in_the_prompt(
-    tokenizers_by_kind: dict[str, CheckpointTokenizer],
-) -> None:
-    for kind in ("byte_level", "byte_level_by_windows", "byte_fallback"):
-        tokenizer = tokenizers_by_kind[kind]
-        ids = tokenizer.encode("the 𓀀")
-        assert "".join(pieces_of(tokenizer, ids[:-2], [ids[-2:-1], ids[-1:]])) == "𓀀"
-
-
 @pytest.mark.parametrize(
     ("prompt", "output", "text"),
     [
