@@ -463,7 +463,7 @@ def test_what_another_code_has_written_is_removed_by_the_names_in_its_manifest(
     path, folder = write(tmp_path, seeds=1), tmp_path / "results"
     assert run(path, folder) == 0
     old = {each.name for each in (folder / "runs").iterdir()}
-    monkeypatch.setattr("paged_plugins.lab.tasks.task.code_digest", lambda registry: "other")
+    monkeypatch.setattr("paged_plugins.lab.tasks.sources.Sources.of", lambda *_: "other")
     assert run(path, folder) == 0
     assert len(old) == len(list((folder / "runs").iterdir())) == 3
     assert old.isdisjoint(each.name for each in (folder / "runs").iterdir())

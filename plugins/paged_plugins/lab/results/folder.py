@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import subprocess
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from paged_plugins.lab.results.tables import TABLES, write_tables
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
+from paged_plugins.lab.tasks.sources import Sources
 from paged_plugins.lab.tasks.task import Ran, Task, TaskDigests
 from paged_plugins.machine import summary
 from paged_plugins.progress import MANY, progress
@@ -84,8 +84,9 @@ class Manifest(Strict):
     """How rates and blocks were chosen for workloads."""
     runs: tuple[RunEntry, ...] = ()
     versions: dict[str, str]
-    git: str | None
-    """The revision, if the code is a checkout; it ends with ``+changes`` if files differ."""
+    git: dict[str, str]
+    """Revisions by package, of those that runs use and that are checkouts; one ends with
+    ``+changes`` if files differ."""
     machine: dict[str, Any]
     started: str
     """UTC, as ISO 8601."""
@@ -105,7 +106,7 @@ def new_manifest(study: Study, registry: Registry) -> Manifest:
         replicas=study.num_replicas,
         chosen=tuple(dict(each) for each in study.chosen),
         versions=_versions(registry),
-        git=_git_revision(),
+        git=Sources(registry).revisions(one.settings for one in study.arms),
         machine=summary(),
         started=_now(),
     )
@@ -355,22 +356,3 @@ def _versions(registry: Registry) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return dict(sorted(found.items()))
-
-
-def _git_revision() -> str | None:
-    """Return the revision of the checkout that this code is in; ``None``: it is in none."""
-    file = Path(__file__)
-    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
-        return None
-    revision = _git(file.parent, "rev-parse", "HEAD")
-    changed = _git(file.parent, "status", "--porcelain", "--untracked-files=no")
-    return f"{revision}+changes" if changed else revision
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

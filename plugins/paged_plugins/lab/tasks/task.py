@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +16,13 @@ from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.simulate_cluster import run_cluster
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.lab.tasks.sources import Sources, digest, file_digest
 from paged_plugins.machine import cpu_model
 from paged_plugins.progress import errors_text
 from paged_plugins.workloads.spec import WorkloadSpec
 
 SIMULATED = "simulated"
 """The executor without a model, on the virtual clock."""
-_PACKAGES = ("paged_core", "paged_policies", "paged_backends", "paged_plugins")
-_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h", ".yaml", ".json"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +85,8 @@ class TaskDigests:
     """
 
     def __init__(self, registry: Registry) -> None:
-        self._code = code_digest(registry)
-        self._file_digest = cache(_file_digest)
+        self._sources = Sources(registry)
+        self._file_digest = cache(file_digest)
 
     def of(self, task: Task) -> str:
         """Return the digest of a task, 16 hexadecimal digits."""
@@ -101,24 +97,17 @@ class TaskDigests:
             "workload": task.workload.written(),
             "seed": task.seed,
             "replicas": task.num_replicas,
-            "code": self._code,
+            "code": self._sources.of(settings),
             "files": [self._file_digest(path) for path in sorted({*_files_in(inputs)})],
         }
         if settings.executor.name != SIMULATED:
             parts["machine"] = cpu_model()
-        return _digest(parts)
+        return digest(parts)
 
 
 def code_digest(registry: Registry) -> str:
-    """Return a digest of the sources of this engine, and of the versions of other plugins."""
-    others = [[one.name, one.distribution, one.version, one.status] for one in registry.plugins]
-    return _digest([others, *_sources()])
-
-
-def _digest(value: Any) -> str:
-    """Return a digest of plain data (what JSON can say)."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """Return a digest of the sources of the engine and of all plugins."""
+    return Sources(registry).all()
 
 
 def _files_in(value: Any) -> Iterator[Path]:
@@ -132,23 +121,3 @@ def _files_in(value: Any) -> Iterator[Path]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _files_in(each)
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def _sources() -> Iterator[list[str]]:
-    for package in _PACKAGES:
-        try:
-            file = import_module(package).__file__
-        except ModuleNotFoundError:  # an installation may leave one out
-            continue
-        if file is None:
-            continue
-        folder = Path(file).parent
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in _SUFFIXES and path.is_file():
-                name = f"{package}/{path.relative_to(folder).as_posix()}"
-                yield [name, _file_digest(path)]

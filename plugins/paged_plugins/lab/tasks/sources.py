@@ -1,0 +1,267 @@
+"""Sources that the result of a run depends on: those of the engine, and of each component that its
+settings choose, whichever distribution brings it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from pydantic import BaseModel
+
+from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
+
+_ENGINE = ("paged_core", "paged_plugins")
+"""Packages that every run uses, whatever its settings choose."""
+_IMPORT = re.compile(r"^ *(?:from ([\w.]+) import|import ([\w., ]+)$)", re.MULTILINE)
+_AUTO = "auto"
+"""The name of a choice that is made on the machine that runs it: of any component of the slot."""
+
+
+def digest(value: Any) -> str:
+    """Return a digest of plain data (what JSON can say), 16 hexadecimal digits."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of the content of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def git_revision(file: Path) -> str | None:
+    """Return the revision of the checkout that tracks a file, ``+changes`` at its end if files
+    differ; ``None``: none does.
+    """
+    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    revision = _git(file.parent, "rev-parse", "HEAD")
+    changed = _git(file.parent, "status", "--porcelain", "--untracked-files=no")
+    return f"{revision}+changes" if changed else revision
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@dataclass(frozen=True)
+class _Package:
+    """A package that is imported by its name alone, or a module; its files, read once."""
+
+    name: str
+    places: Sequence[Path]
+    """Its folders, or its file."""
+
+    @classmethod
+    def found(cls, name: str) -> _Package | None:
+        """Return the package of a name, which is not imported; ``None``: there is none here."""
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        if spec.submodule_search_locations is not None:
+            return cls(name, [Path(place) for place in spec.submodule_search_locations])
+        return cls(name, [Path(spec.origin)]) if spec.has_location and spec.origin else None
+
+    @cached_property
+    def files(self) -> Mapping[str, Path]:
+        """Its files by name, without caches and what is hidden."""
+        return dict(sorted(self._files()))
+
+    def _files(self) -> Iterator[tuple[str, Path]]:
+        for place in self.places:
+            if place.is_file():
+                yield place.name, place
+            for path in place.rglob("*"):
+                name = path.relative_to(place)
+                is_kept = not any(part == "__pycache__" or part[0] == "." for part in name.parts)
+                if is_kept and path.is_file():
+                    yield f"{self.name}/{name.as_posix()}", path
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the names and the contents of its files."""
+        return digest([[name, file_digest(path)] for name, path in self.files.items()])
+
+    @cached_property
+    def imported(self) -> frozenset[str]:
+        """The names of other packages that its modules import, wherever they do."""
+        found = set[str]()
+        for path in self.files.values():
+            if path.suffix == ".py":
+                for first, others in _IMPORT.findall(path.read_text("utf-8", "replace")):
+                    found |= {first, *(word.split(" ")[0] for word in others.split(", "))}
+        names = {name.partition(".")[0] for name in found}
+        return frozenset(names - {self.name, ""} - sys.stdlib_module_names)
+
+
+class _Owner:
+    """The distribution that brings a component, and which packages are its own."""
+
+    def __init__(self, name: str) -> None:
+        found: Distribution | None = None
+        try:
+            found = distribution(name)
+        except (PackageNotFoundError, ValueError):
+            found = None
+        self._project = None if found is None else _editable_project(found)
+        listed = () if found is None else found.files or ()
+        self._listed = {path.parts[0].removesuffix(".py") for path in listed}
+
+    def owns(self, package: _Package, beside: _Package) -> bool:
+        """Say whether a package is of the same distribution as one that is.
+
+        An editable installation does not list its packages: they are those of its project. Of what
+        no distribution brings, they are those of the same folder.
+        """
+        if package.name in self._listed:
+            return True
+        home = package.places[0].resolve().parent
+        if "site-packages" in home.parts:
+            return False
+        if self._project is not None:
+            return home.is_relative_to(self._project)
+        return home == beside.places[0].resolve().parent
+
+
+def _editable_project(found: Distribution) -> Path | None:
+    """Return the folder of the project that a distribution is an editable installation of."""
+    try:
+        told = json.loads(found.read_text("direct_url.json") or "{}")
+        if told.get("dir_info", {}).get("editable"):
+            return Path(url2pathname(urlsplit(told["url"]).path)).resolve()
+    except (OSError, ValueError, LookupError, AttributeError):
+        return None
+    return None
+
+
+class Sources:
+    """Sources of the engine and of the components of a registry; each file is read once."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._packages: dict[str, _Package | None] = {}
+        self._brought: dict[str, set[str]] = {}
+        """Names of packages, by their distribution and those of them that come first."""
+        self._digests: dict[frozenset[str], str] = {}
+
+    def of(self, settings: EngineSettings) -> str:
+        """Return a digest of the sources of a run with these settings."""
+        names = frozenset(self._used([settings]))
+        if names not in self._digests:
+            self._digests[names] = digest([self._digest_of(name) for name in sorted(names)])
+        return self._digests[names]
+
+    def all(self) -> str:
+        """Return a digest of the sources of the engine and of every plugin."""
+        names = set(_ENGINE)
+        for slot in self._registry.slots:
+            for component in self._registry.of(slot).values():
+                names |= self._of_component(component)
+        return digest([self._digest_of(name) for name in sorted(names)])
+
+    def revisions(self, arms: Iterable[EngineSettings]) -> dict[str, str]:
+        """Return the revision of each package that runs with these settings use, as far as it is in
+        a checkout; packages of one checkout are named by the first.
+        """
+        found: dict[str, str] = {}
+        for name in sorted(self._used(arms)):
+            package = self._package(name)
+            file = next(iter(package.files.values()), None) if package else None
+            revision = file and git_revision(file)
+            if revision and revision not in found.values():
+                found[name] = revision
+        return found
+
+    def _used(self, arms: Iterable[EngineSettings]) -> set[str]:
+        """Return the names of the packages that runs with some settings use."""
+        names = set(_ENGINE)
+        for settings in arms:
+            for component in self._chosen(settings):
+                names |= self._of_component(component)
+        return names
+
+    def _chosen(self, settings: EngineSettings) -> Iterator[Component]:
+        """Yield the components that settings name, in the options of others too."""
+        slots = self._registry.slots
+        for key, value in settings:
+            if key == "observers" or not isinstance(value, ComponentSettings):
+                continue
+            words = {*_texts(value)}
+            for slot in slots:
+                known = self._registry.of(slot)
+                if slot == key and _AUTO in words:
+                    yield from known.values()
+                yield from (known[word] for word in words if word in known)
+
+    def _of_component(self, component: Component) -> set[str]:
+        """Return the names of the packages that a component is made of: those that its record
+        names, and what these import from their own distribution.
+        """
+        plugin = next(one for one in self._registry.plugins if component in one.components)
+        slot = self._registry.slots[component.slot]
+        paths = (component.factory, component.check, component.details, slot.interface)
+        first = {path.partition(":")[0].partition(".")[0] for path in paths if path}
+        first.add(component.settings.__module__.partition(".")[0])
+        key = " ".join((plugin.distribution, *sorted(first)))
+        if key not in self._brought:
+            self._brought[key] = self._with_imported(first, _Owner(plugin.distribution))
+        return self._brought[key]
+
+    def _with_imported(self, names: set[str], owner: _Owner) -> set[str]:
+        found, waiting = set[str](), list(names)
+        while waiting:
+            name = waiting.pop()
+            package = self._package(name)
+            if name in found or package is None:
+                continue
+            found.add(name)
+            for each in package.imported - found:
+                other = self._package(each)
+                if other is not None and owner.owns(other, package):
+                    waiting.append(each)
+        return found
+
+    def _package(self, name: str) -> _Package | None:
+        if name not in self._packages:
+            self._packages[name] = _Package.found(name)
+        return self._packages[name]
+
+    def _digest_of(self, name: str) -> list[str]:
+        package = self._package(name)
+        return [name, package.digest if package else ""]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts among options."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, BaseModel):
+        yield from _texts(dict(value))
+    elif isinstance(value, Mapping):
+        yield from _texts([*value.values()])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
