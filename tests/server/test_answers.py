@@ -15,8 +15,8 @@ from paged_core.errors import EngineLost
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import load_settings
 from paged_core.text.front_end import FrontEnd
-from paged_plugins.server.http.event_stream import EventStream
-from paged_plugins.server.service import Answer, Service
+from paged_plugins.server.answer import Answer, EventStream, generations
+from paged_plugins.server.service import Service
 
 
 class Client(StreamingClient):
@@ -64,7 +64,7 @@ def opened() -> tuple[Client, Answer, Service]:
     resolved = load_settings(environ={})
     client = Client()
     service = Service(client, resolved, resolved.settings.server)  # type: ignore[attr-defined]
-    made = service.generations("a", [[1, 2, 3]], SamplingParams(detokenize=False), {}, None)
+    made = generations(service, "a", [[1, 2, 3]], SamplingParams(detokenize=False), {}, None)
     return client, Answer(service, "a", made), service
 
 
@@ -134,6 +134,6 @@ def test_what_a_reader_keeps_up_with_is_written_at_once_and_the_rest_in_order() 
         await sending
         assert sent == [b"0:[1] ", b"0:[4] ", b"0:[5, 6] ", b"END"]
         assert connection.written[2:] == [b"0:[7] "]
-        assert service.answers == {}
+        assert service.aborts == {}
 
     run(test)

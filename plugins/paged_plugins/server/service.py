@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import ceil
 from typing import Any, TypeVar
 
-from paged_core.client.engine_client import (
-    ClientHealth,
-    ClientState,
-    EngineClient,
-    OutputStream,
-)
-from paged_core.interfaces.grammar import CANNOT_GO_ON
-from paged_core.request import FinishReason
-from paged_core.sampling_params import SamplingParams
+from paged_core.client.engine_client import ClientHealth, ClientState, EngineClient
+from paged_core.errors import RequestError
+from paged_core.interfaces.grammar import SupportsVocabulary
 from paged_core.settings.schema import Resolved
 from paged_core.text.front_end import FrontEnd
-from paged_core.text.generation import Generation
-from paged_core.text.outputs import OutputDelta, RequestOutput
-from paged_core.text.prompts import CHARACTERS_PER_TOKEN, Prompt
+from paged_core.text.prompts import CHARACTERS_PER_TOKEN
 from paged_plugins.instruments import Counter
 from paged_plugins.server.errors import RETRY_SECONDS, ApiError, refused
-from paged_plugins.server.openai.logprobs import TokenBytes
 from paged_plugins.server.parsers.choice import Parsers
 from paged_plugins.server.settings import HttpSettings
 
@@ -37,8 +28,8 @@ _LONGEST_TEXT = 1 << 20
 """Characters that may be tokenised, however few of their tokens the model can take: a second's
 work."""
 _LONGEST_RETRY = 60
-_RULED_OUT = ("every token is ruled out", CANNOT_GO_ON)
-"""What executors say where a request's own parameters leave nothing to sample."""
+NO_CHARACTER = "\ufffd"
+"""In the text of a token that is a part of a character."""
 
 Result = TypeVar("Result")
 
@@ -75,8 +66,8 @@ class Service:
         """Whether nothing more will be taken, because it is told to end."""
         self.num_open = 0
         """Requests of HTTP that are being answered."""
-        self.answers: dict[str, Answer] = {}
-        """What is being generated, by the id of the answer."""
+        self.aborts: dict[str, Callable[[], None]] = {}
+        """Calls that abort an answer which is being generated, by its id."""
         self.rejections = Counter(
             "vllm:admission_rejections",
             "Requests that were refused because too much waited already.",
@@ -214,184 +205,30 @@ class Service:
     def _left_thread(self, _: object) -> None:
         self._num_in_thread -= 1
 
-    def generations(
-        self,
-        answer_id: str,
-        prompts: Sequence[Prompt],
-        sampling: SamplingParams,
-        fields: Mapping[str, Any],
-        deadline: float | None,
-    ) -> list[Generation]:
-        """Return what an engine is to be given for each prompt.
-
-        Args:
-            fields: of :class:`~paged_core.request.Request`.
-            deadline: seconds from now by which it is to have ended.
-
-        Raises:
-            RequestError: a prompt or a parameter can never be served.
-        """
-        arrival = self.client.clock()
-        when = None if deadline is None else arrival + deadline
-        single = len(prompts) == 1
-        return [
-            self.client.front_end.generation(
-                prompt,
-                sampling,
-                arrival=arrival,
-                request_id=answer_id if single else f"{answer_id}-{place}",
-                deadline=when,
-                **fields,
-            )
-            for place, prompt in enumerate(prompts)
-        ]
-
     def waited(self, seconds: float) -> None:
         """Note how long a request waited for its first token."""
         self._wait += 0.1 * (seconds - self._wait)
 
 
-class Answer:
-    """What the engine generates for one request of the API: a stream for each of its prompts.
+class TokenBytes:
+    """What single tokens add to a text, in UTF-8: some are no more than a part of a character."""
 
-    Use it in a ``with`` block: leaving it before the end aborts what has not ended.
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._pieces: list[bytes | None] = []
 
-    Raises:
-        RequestError: the id is in use.
-        EngineError, ApiError: no requests are taken, or too many wait.
-    """
+    def of(self, token_id: int, text: str) -> bytes:
+        """Return the bytes of a token that is ``text`` by itself."""
+        if NO_CHARACTER not in text or not isinstance(self._tokenizer, SupportsVocabulary):
+            return text.encode()
+        if token_id >= len(self._pieces):
+            size = max(getattr(self._tokenizer, "vocab_size", None) or 0, token_id + 1)
+            try:
+                self._pieces = self._tokenizer.token_texts(size)
+            except RequestError:  # its tokens are no pieces of text
+                self._pieces = [None] * size
+        return self._pieces[token_id] or text.encode()
 
-    def __init__(
-        self,
-        service: Service,
-        answer_id: str,
-        generations: Sequence[Generation],
-        deadline: float | None = None,
-    ) -> None:
-        service.check_room(sum(len(each.request.prompt) for each in generations))
-        self.id, self.streams = answer_id, list[OutputStream]()
-        self.num_generated = 0
-        """Tokens generated so far."""
-        self._fresh: dict[int, None] = {}
-        """Places of prompts of which there may be something to take."""
-        self._service = service
-        self._began = time.monotonic()
-        self._deadline = None if deadline is None else self._began + deadline
-        self._has_begun = False
-        try:
-            for each in generations:
-                made = service.client.generate(each.request, prompt=each.prompt)
-                self.streams.append(made)
-        except BaseException:
-            self._close_streams()
-            raise
-        service.answers[answer_id] = self
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompts."""
-        return sum(len(stream.request.prompt) for stream in self.streams)
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Those of them that the cache served."""
-        return sum(stream.num_cached_tokens or 0 for stream in self.streams)
-
-    @property
-    def counts(self) -> dict[str, int | str]:
-        """What the access log says of it."""
-        return {
-            "id": self.id,
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_generated,
-        }
-
-    def within_deadline(self) -> asyncio.Timeout:
-        """Return a context that raises ``TimeoutError`` once the deadline has passed."""
-        left = None if self._deadline is None else self._deadline - time.monotonic()
-        return asyncio.timeout(left)
-
-    def listen(self, call: Callable[[], None]) -> None:
-        """Have something called when there is something to take; it must not raise."""
-        for place, stream in enumerate(self.streams):
-            stream.listen(partial(self._tell, place, call))
-
-    def _tell(self, place: int, call: Callable[[], None]) -> None:
-        self._fresh[place] = None
-        call()
-
-    def take(self) -> Iterator[tuple[int, OutputDelta]]:
-        """Yield what the sequences have gained, each beside the place of its prompt.
-
-        Raises:
-            ApiError: a sequence ended with an error, or was aborted.
-            RequestError: the engine refuses the request.
-            EngineLost: the engine ended.
-        """
-        while self._fresh:
-            place, _ = self._fresh.popitem()
-            stream = self.streams[place]
-            for delta in stream.take():
-                self._note(delta)
-                yield place, delta
-            if stream.has_ended:
-                stream.take()  # raises what ended it
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether there is nothing more to take, now or later."""
-        return not self._fresh and all(stream.has_ended for stream in self.streams)
-
-    def _note(self, delta: OutputDelta) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._service.waited(time.monotonic() - self._began)
-        if delta.finish_reason is not None:
-            self._check_end(delta)
-        self.num_generated += len(delta.token_ids)
-
-    async def outputs(self) -> list[RequestOutput]:
-        """Return the outputs when all have ended.
-
-        Raises: as :meth:`take`.
-        """
-        outputs = await asyncio.gather(*(stream.wait() for stream in self.streams))
-        for output in outputs:
-            for each in output.outputs:
-                self._check_end(each)
-                self.num_generated += len(each.token_ids)
-            began = output.metrics.first_token
-            if began is not None:
-                self._service.waited(began - output.metrics.arrival)
-        return outputs
-
-    def _check_end(self, delta: OutputDelta) -> None:
-        reason = delta.finish_reason
-        if reason is FinishReason.ERROR:
-            if (delta.error or "").startswith(_RULED_OUT):
-                raise ApiError(400, f"generating failed: {delta.error}", code="ruled_out")
-            raise ApiError(500, f"generating failed: {delta.error}", code="generation_failed")
-        if reason is FinishReason.IGNORED:
-            raise ApiError(400, f"it can never run: {delta.error}", code="cannot_run")
-        if reason is FinishReason.ABORT:
-            health = self._service.client.health()
-            if health.state is not ClientState.READY:
-                why = health.reason or f"the engine is {health.state.value}"
-                raise ApiError(503, f"the request was ended: {why}", code="engine_stopped")
-            raise ApiError(499, "the request was aborted", code="aborted")
-
-    def abort(self) -> None:
-        """Abort it; its reader is told."""
-        for stream in self.streams:
-            self._service.client.abort(stream.request.id)
-
-    def _close_streams(self) -> None:
-        for stream in self.streams:
-            stream.close()
-
-    def __enter__(self) -> Answer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._service.answers.pop(self.id, None)
-        self._close_streams()
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is no part of a text."""
+        return self._tokenizer is not None and not self._tokenizer.decode([token_id])

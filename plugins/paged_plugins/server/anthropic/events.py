@@ -29,7 +29,7 @@ from paged_plugins.server.anthropic.protocol import (
     ToolUseBlock,
 )
 from paged_plugins.server.errors import ApiError
-from paged_plugins.server.openai.formats import ChatDelta
+from paged_plugins.server.openai.chat import ChatDelta
 from paged_plugins.server.translation.answers import Gain, Growing, event
 
 PING = event("ping", b'{"type":"ping"}')

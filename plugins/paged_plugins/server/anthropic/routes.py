@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from paged_core.text.outputs import OutputDelta
+from paged_plugins.server.answer import EventStream
 from paged_plugins.server.anthropic.events import PING, GrowingMessage, failed
 from paged_plugins.server.anthropic.protocol import (
     AnthropicError,
@@ -23,9 +24,7 @@ from paged_plugins.server.anthropic.protocol import (
 )
 from paged_plugins.server.anthropic.translate import NAMES, chat_request, tokenize_request
 from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response
-from paged_plugins.server.http.event_stream import EventStream
-from paged_plugins.server.openai.chat import Chat, open_chat
-from paged_plugins.server.openai.formats import ChatDelta
+from paged_plugins.server.openai.chat import Chat, ChatDelta, open_chat
 from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import AnthropicSettings

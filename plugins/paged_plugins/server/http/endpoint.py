@@ -77,7 +77,7 @@ class Endpoint(Route):
     async def _handle(self, request: Request) -> Response:
         if self._decoder is None:
             return await self.handler(request)
-        body = decode(self._decoder, await request.body())
+        body = decode(self._decoder, request.state.body)
         given = (name for name in body.__struct_fields__ if getattr(body, name) is not None)
         request.state.fields = frozenset(given)
         session = request.headers.get("x-session-id")

@@ -1,4 +1,4 @@
-"""What is in front of every route: hosts, origins, keys, sizes, ids, errors, the access log."""
+"""Bounds and checks before every route: connections, hosts, origins, keys, sizes, ids, errors."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paged_core.log import get_logger
 from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, as_api_error
@@ -35,6 +36,8 @@ _ALLOWED_HEADERS = (
     "authorization, content-type, x-api-key, x-request-id, x-session-id, anthropic-version, "
     "anthropic-beta, anthropic-dangerous-direct-browser-access"
 )
+_MAX_HEADERS = 64 << 10
+"""Bytes of the request line and the headers."""
 _SHORT_BODY = 64 << 10
 """Bytes that may come after a refusal on a connection that is kept."""
 _CLOSED = 499
@@ -101,17 +104,16 @@ class Gate:
         self, router: Router, service: Service, keys: Keys, hosts: Hosts, origins: Collection[str]
     ) -> None:
         self._router, self._service = router, service
-        self._forms = {
-            each.path: each.error for each in router.routes if isinstance(each, Endpoint)
-        }
+        self._endpoints = {each.path: each for each in router.routes if isinstance(each, Endpoint)}
         self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        form = self._forms.get(scope["path"], ErrorAnswer)
+        endpoint = self._endpoints.get(scope["path"])
+        form = ErrorAnswer if endpoint is None else endpoint.error
         exchange = _Exchange(scope, receive, send, self._service.options.max_body_size, form)
         self._service.num_open += 1
         try:
-            await self._answer(exchange)
+            await self._answer(exchange, endpoint)
         except asyncio.CancelledError:
             if not exchange.client_has_gone:
                 raise
@@ -123,7 +125,7 @@ class Gate:
             if self._service.options.access_log:
                 _access_log.info("answered", **exchange.record())
 
-    async def _answer(self, exchange: _Exchange) -> None:
+    async def _answer(self, exchange: _Exchange, endpoint: Endpoint | None) -> None:
         scope, headers = exchange.scope, exchange.headers
         if not self._hosts.fit(headers.get(b"host", b"").decode("latin-1")):
             raise ApiError(
@@ -145,6 +147,8 @@ class Gate:
                 headers={"www-authenticate": f'{scheme} realm="paged_core"'},
             )
         exchange.check_length()
+        if endpoint is not None and endpoint.body and scope["method"] == endpoint.method:
+            scope["state"]["body"] = await exchange.read()
         scope["app"] = self  # the router then raises what is not found
         await self._router(scope, exchange.receive, exchange.send)
 
@@ -223,6 +227,21 @@ class _Exchange:
             if not message.get("more_body", False) and self._watcher is None:
                 self._watcher = asyncio.create_task(self._watch())
         return message
+
+    async def read(self) -> bytes:
+        """Receive the whole body.
+
+        Raises:
+            ClientDisconnect: the client has gone.
+        """
+        parts: list[bytes] = []
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return b"".join(parts)
 
     def _too_large(self) -> ApiError:
         return ApiError(
@@ -306,3 +325,85 @@ class _Exchange:
             "request_id": self.id,
             **self.scope["state"]["log"],
         }
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Ends connections whose requests do not arrive in time, or have headers without an end.
+
+    Args:
+        read_timeout: seconds from the first byte of a request, or the connection, to the last.
+    """
+
+    def __init__(self, *args: Any, read_timeout: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._read_timeout = read_timeout
+        self._deadline: asyncio.TimerHandle | None = None
+        self._in_headers = True
+        self._num_header_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is None and self._in_headers:
+            self._expect()
+        self._num_header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._num_header_bytes > _MAX_HEADERS:
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["connection"] = self
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._expect_nothing()
+        self._in_headers, self._num_header_bytes = True, 0
+        super().on_message_complete()
+
+    # ------------------------------------------------------------------ for the answer
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether what is written is read in time, and the connection is there."""
+        return not self.flow.write_paused and not self.transport.is_closing()
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write some of an answer that has begun, and whose length was not told."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def abort(self) -> None:
+        """End the connection, whatever is still to be sent."""
+        self.transport.abort()
+
+    # ------------------------------------------------------------------ bounds
+
+    def _expect(self) -> None:
+        self._deadline = self.loop.call_later(self._read_timeout, self._too_late)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self) -> None:
+        self._deadline = None
+        self._refuse(b"408 Request Timeout")
+
+    def _refuse(self, status: bytes) -> None:
+        """Answer what is not a whole request, unless another answer is being sent, and close."""
+        cycle = self.cycle
+        is_sending = cycle is not None and cycle.response_started and not cycle.response_complete
+        if not is_sending and not self.transport.is_closing():
+            head = b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            self.transport.write(head)
+        self.transport.close()

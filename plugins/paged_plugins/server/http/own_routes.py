@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from starlette.requests import Request
@@ -12,16 +13,20 @@ from starlette.routing import BaseRoute
 
 from paged_core._version import __version__
 from paged_core.client.engine_client import ClientState
-from paged_core.errors import RequestError
+from paged_core.errors import EngineError, RequestError
 from paged_plugins.instruments import exposition
 from paged_plugins.server.errors import ApiError
 from paged_plugins.server.http.endpoint import Endpoint, json_response
-from paged_plugins.server.http.replica_routes import ReplicaRoutes, ServesOnSeveral
 from paged_plugins.server.service import Service
 
 _NOT_ALIVE = {ClientState.RESTARTING, ClientState.FAILED}
 _METRICS = "text/plain"
 _UNAVAILABLE = {503: "The engine cannot answer now."}
+_REPLICA_ERRORS = {
+    404: "There is no such engine.",
+    409: "It cannot be done as things are; the message says why.",
+    503: "The engine was lost, or cannot be started.",
+}
 
 
 class Health(msgspec.Struct, kw_only=True):
@@ -177,10 +182,10 @@ class OwnRoutes:
         return Response(text, media_type=_METRICS, headers={"cache-control": "no-store"})
 
     async def abort(self, _: Request, body: AbortRequest) -> Response:
-        answer = self._service.answers.get(body.request_id)
-        if answer is not None:
-            answer.abort()
-        return json_response(Aborted(answer is not None))
+        abort = self._service.aborts.get(body.request_id)
+        if abort is not None:
+            abort()
+        return json_response(Aborted(abort is not None))
 
     async def reset_prefix_cache(self, _: Request) -> Response:
         if not await self._service.client.reset_prefix_cache():
@@ -191,3 +196,135 @@ class OwnRoutes:
 
     async def openapi(self, _: Request) -> Response:
         return json_response(self._document())
+
+
+# ---------------------------------------------------------------------- several engines
+
+
+class OneOfSeveral(Protocol):
+    """How one of several engines is."""
+
+    number: int
+    state: ClientState
+    reason: str | None
+    num_unfinished: int
+    num_routed: int
+
+
+@runtime_checkable
+class ServesOnSeveral(Protocol):
+    """A client whose engines can be drained one by one, whatever plugin it is from."""
+
+    def replicas(self) -> Sequence[OneOfSeveral]:
+        """Return how each engine is, in the order of their numbers from 0."""
+
+    async def drain_replica(self, number: int, /) -> None:
+        """Give an engine no more requests, and end it when it has none."""
+
+    async def start_replica(self, number: int, /) -> None:
+        """Start an engine that was drained."""
+
+
+class ReplicaState(msgspec.Struct, kw_only=True):
+    """How one of several engines is."""
+
+    number: int
+    state: str
+    """starting, ready, restarting, draining (drained, too) or failed."""
+    reason: str | None
+    """Why it takes no requests."""
+    num_unfinished: int
+    """Requests that it serves."""
+    num_routed: int
+    """Requests that it was given so far."""
+
+
+class ReplicaStates(msgspec.Struct):
+    """How all are."""
+
+    replicas: list[ReplicaState]
+
+
+class ReplicaRoutes:
+    """``/replicas``, and what an operator may do to each.
+
+    What was begun goes on when the client that asked for it goes.
+    """
+
+    def __init__(self, client: ServesOnSeveral) -> None:
+        self._client = client
+        self._begun: dict[int, asyncio.Task[None]] = {}
+        """What is being done to an engine, by its number."""
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Return them."""
+        return [
+            Endpoint(
+                "GET",
+                "/replicas",
+                self.states,
+                summary="How each of several engines is.",
+                answer=ReplicaStates,
+            ),
+            Endpoint(
+                "POST",
+                "/replicas/{number}/drain",
+                self.drain,
+                summary="Give an engine no more requests, and end it when it has none.",
+                answer=ReplicaState,
+                errors=_REPLICA_ERRORS,
+            ),
+            Endpoint(
+                "POST",
+                "/replicas/{number}/start",
+                self.start,
+                summary="Start an engine that was drained.",
+                answer=ReplicaState,
+                errors=_REPLICA_ERRORS,
+            ),
+        ]
+
+    async def states(self, _: Request) -> Response:
+        return json_response(ReplicaStates([_state(each) for each in self._client.replicas()]))
+
+    async def drain(self, request: Request) -> Response:
+        return await self._do(request, self._client.drain_replica)
+
+    async def start(self, request: Request) -> Response:
+        return await self._do(request, self._client.start_replica)
+
+    async def _do(
+        self, request: Request, do: Callable[[int], Coroutine[Any, Any, None]]
+    ) -> Response:
+        name = request.path_params["number"]
+        numbers = {str(each.number): each.number for each in self._client.replicas()}
+        if name not in numbers:
+            there = f"there are 0 to {len(numbers) - 1}"
+            raise ApiError(404, f"no engine has the number {name!r:.40}; {there}")
+        number = numbers[name]
+        if number in self._begun:
+            raise ApiError(409, f"engine {number} is being drained or started already")
+        task = self._begun[number] = asyncio.create_task(do(number))
+        task.add_done_callback(lambda task: self._ended(number, task))
+        try:
+            await asyncio.shield(task)
+        except RequestError as error:
+            raise ApiError(409, str(error)) from None
+        except EngineError as error:
+            raise ApiError(503, f"engine {number}: {error}", code="engine_lost") from None
+        return json_response(_state(self._client.replicas()[number]))
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._begun[number]
+        if not task.cancelled():
+            task.exception()  # it has been looked at, even if the client is gone
+
+
+def _state(health: OneOfSeveral) -> ReplicaState:
+    return ReplicaState(
+        number=health.number,
+        state=health.state.value,
+        reason=health.reason,
+        num_unfinished=health.num_unfinished,
+        num_routed=health.num_routed,
+    )

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
 
-from paged_core.text.outputs import OutputDelta
-from paged_core.text.prompts import Prompt
-from paged_plugins.server.errors import refused
-from paged_plugins.server.http.endpoint import check_depth, json_response
-from paged_plugins.server.http.event_stream import EventStream
+from paged_core.text.outputs import Logprob, OutputDelta
+from paged_plugins.server.answer import Answer, EventStream
+from paged_plugins.server.http.endpoint import json_response
 from paged_plugins.server.openai.chunks import Chunks, encode, usage_of
-from paged_plugins.server.openai.formats import ChatDelta, Parser, format_of
+from paged_plugins.server.openai.formats import Format
 from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
-    check_choices,
-    cut_prompts,
-    request_fields,
-    sampling_params,
+    chat_generations,
+    size_of,
+    texts_of,
     token_texts,
 )
 from paged_plugins.server.openai.protocol import (
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -33,17 +34,11 @@ from paged_plugins.server.openai.protocol import (
     ChatMessage,
     ChatRequest,
     MadeToolCall,
-    Message,
     MessageDelta,
-    TokenizeRequest,
 )
-from paged_plugins.server.service import Answer, Service
+from paged_plugins.server.parsers.tool_parser import CallBegins, Piece, Text
+from paged_plugins.server.service import Service
 
-_MESSAGES = 4096
-"""Of a conversation, at most; or as many as the model takes tokens, if that is more."""
-_TOOLS = 1024
-_TOOL_SIZE = 256
-"""Characters, about, of the description of a tool."""
 _ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
 _PLAIN_END = b'},"logprobs":null,"finish_reason":null}'
 
@@ -64,145 +59,34 @@ async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl
     """Give a conversation to the engine.
 
     Args:
-        prefix: what the id of the answer begins with.
+        prefix: the beginning of the answer's id.
 
     Raises:
         ApiError, RequestError: it can never be answered, or not now.
     """
     model = service.check_model(body.model)
     service.check_room()
-    size = size_of(body)
+    name, size = answer_id(body, prefix), size_of(body)
     if body.truncate_prompt_tokens is not None:
         service.check_length("messages", size)
-    (prompt,) = await service.off_loop(lambda: [chat_prompt(service, body)], size)
-    asked = format_of(service, body, prompt["prompt"] if isinstance(prompt, Mapping) else None)
-    max_tokens = body.max_tokens
-    if body.max_completion_tokens is not None:
-        max_tokens = body.max_completion_tokens
-        if max_tokens < 1:
-            message = f"max_completion_tokens must be at least 1, not {max_tokens}"
-            raise refused("max_completion_tokens", message)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    if body.top_logprobs and not body.logprobs:
-        raise refused("top_logprobs", "top_logprobs needs logprobs; set it to true")
-    sampling = sampling_params(
-        body, service.options, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling
-    )
-    check_choices(sampling, 1, service.options)
-    name, fields = answer_id(body, prefix), request_fields(body)
-    generations = await service.off_loop(
-        lambda: service.generations(
-            name, cut_prompts(service, body, [prompt], sampling), sampling, fields, body.deadline
-        ),
-        size,
-    )
+    generations, asked = await service.off_loop(lambda: chat_generations(service, body, name), size)
     answer = Answer(service, name, generations, body.deadline)
-    return Chat(service, body, model, answer, asked.make_parser)
+    return Chat(service, body, model, answer, asked)
 
 
-def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt:
-    """Return the prompt that the chat template makes of a conversation.
+@dataclass(slots=True)
+class ChatDelta:
+    """Gain of one answer to a conversation."""
 
-    Raises:
-        ApiError, RequestError: it is empty, or the template refuses it.
-    """
-    if not body.messages:
-        raise refused("messages", "messages is empty; give at least one message")
-    many = max(_MESSAGES, service.front_end.max_model_len)
-    for field, most in (("messages", many), ("documents", many), ("tools", _TOOLS)):
-        entries = getattr(body, field) or ()
-        if len(entries) > most:
-            raise refused(field, f"{field} has {len(entries)} entries; {most} are read at most")
-    check_depth("chat_template_kwargs", body.chat_template_kwargs)
-    check_depth("documents", body.documents)
-    check_depth("tools", body.tools)
-    (prompt,) = service.client.front_end.chat_prompts(
-        [_plain(message) for message in body.messages],
-        tools=body.tools or None,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=bool(body.continue_final_message),
-        chat_template_kwargs=_template_options(body),
-    )
-    if body.add_special_tokens and isinstance(prompt, Mapping):
-        return {**prompt, "add_special_tokens": True}
-    return prompt
-
-
-def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any] | None:
-    """Return what else the chat template is told; the client's own words come first."""
-    own: dict[str, Any] = {}
-    if body.documents is not None:
-        own["documents"] = body.documents
-    if body.reasoning_effort == "none":
-        own["enable_thinking"] = False
-    elif body.reasoning_effort is not None:
-        own["reasoning_effort"] = body.reasoning_effort
-    return own | (body.chat_template_kwargs or {}) or None
-
-
-def size_of(body: ChatRequest | TokenizeRequest) -> int:
-    """Return about how many characters a conversation has for its template."""
-    size = _TOOL_SIZE * len(body.tools or ())
-    for told in (body.tools, body.documents, body.chat_template_kwargs):
-        size += len(encode(told)) if told else 0
-    for each in body.messages or ():
-        parts = each.content if isinstance(each.content, list) else ()
-        size += len(each.content or "") + sum(len(part.text or "") for part in parts)
-    return size
-
-
-def _texts(message: Message) -> list[str]:
-    """Return the texts of the parts of a message."""
-    content = message.content or ""
-    if isinstance(content, str):
-        return [content]
-    return [part.text or part.refusal or "" for part in content]
-
-
-def _echoed(body: ChatRequest) -> str:
-    """Return what answers begin with, as the template has read it."""
-    last = body.messages[-1]
-    return " ".join(_texts(last)) if body.echo and last.role == "assistant" else ""
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """Return a message as templates know it: with arguments of functions as objects.
-
-    Raises:
-        ApiError: arguments are no JSON.
-    """
-    made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
-    if message.role == "developer":
-        made["role"] = "system"
-    if isinstance(message.content, list):
-        made["content"] = [{"type": "text", "text": text} for text in _texts(message)]
-    for name in ("name", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            made[name] = value
-    if reasoning := message.reasoning_content or message.reasoning:
-        made["reasoning_content"] = reasoning
-    if message.tool_calls:
-        made["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments),
-                },
-            }
-            for call in message.tool_calls
-        ]
-    return made
-
-
-def _arguments(text: str) -> Any:
-    try:
-        found = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise refused("messages", "the arguments of a tool call are no JSON") from None
-    check_depth("messages", found)
-    return found
+    index: int
+    content: str | None
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    """stop, length or tool_calls; ``None``: it goes on."""
+    stop_reason: int | str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[MadeToolCall] | None = None
 
 
 class Chat:
@@ -218,13 +102,14 @@ class Chat:
         body: ChatRequest,
         model: str,
         answer: Answer,
-        make_parser: Any = None,
+        asked: Format,
     ) -> None:
         self.answer, self.body, self.model = answer, body, model
         self.echoed = _echoed(body)
-        """What every answer begins with."""
-        self._make_parser = make_parser
-        self._parsers: dict[int, Parser] = {}
+        """Beginning of every answer."""
+        self._asked = asked
+        self._is_plain = asked.reasoning is None and asked.tools is None
+        self._parsers: dict[int, AnswerParser] = {}
         self._logprobs: LogprobFormat | None = None
         if body.logprobs:
             self._logprobs = LogprobFormat(
@@ -242,11 +127,12 @@ class Chat:
             None if reason is None else reason.value,
             delta.stop_reason,
         )
-        if self._make_parser is None:
+        if self._is_plain:
             return found
         parser = self._parsers.get(found.index)
         if parser is None:
-            parser = self._parsers[found.index] = self._make_parser()
+            shows_thoughts = self.body.include_reasoning is not False
+            parser = self._parsers[found.index] = AnswerParser(self._asked, shows_thoughts)
         return parser(found)
 
     # ------------------------------------------------------------------ whole
@@ -257,18 +143,14 @@ class Chat:
         Raises: as :meth:`Answer.outputs`.
         """
         (output,) = await self.answer.outputs()
-        made: dict[int, _Gathered] = {}
-        for each in output.outputs:
-            gathered = made[each.index] = _Gathered()
-            if (delta := self.parsed(each)) is not None:
-                gathered.add(delta)
+        deltas = sorted(map(self.parsed, output.outputs), key=attrgetter("index"))
         body = self.body
         return ChatCompletion(
             id=self.answer.id,
             object="chat.completion",
             created=int(time.time()),
             model=self.model,
-            choices=[self._choice(index, made[index]) for index in sorted(made)],
+            choices=[self._choice(delta) for delta in deltas],
             usage=usage_of(self.answer, self.answer.num_generated),
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
             prompt_logprobs=(
@@ -276,11 +158,11 @@ class Chat:
             ),
         )
 
-    def _choice(self, index: int, made: _Gathered) -> ChatChoice:
-        calls = list(made.tool_calls.values())
-        content, thoughts = self.echoed + "".join(made.content), "".join(made.reasoning) or None
+    def _choice(self, delta: ChatDelta) -> ChatChoice:
+        calls = [msgspec.structs.replace(call, index=None) for call in delta.tool_calls or ()]
+        content, thoughts = self.echoed + (delta.content or ""), delta.reasoning_content
         return ChatChoice(
-            index=index,
+            index=delta.index,
             message=ChatMessage(
                 role="assistant",
                 content=None if calls and not content else content,
@@ -289,10 +171,10 @@ class Chat:
                 reasoning_content=thoughts,
                 tool_calls=calls or None,
             ),
-            logprobs=self.formatted(made.logprobs),
-            finish_reason=made.finish_reason,  # type: ignore[arg-type]
-            stop_reason=made.stop_reason,
-            token_ids=made.token_ids if self.body.return_token_ids else None,
+            logprobs=self.formatted(delta.logprobs),
+            finish_reason=delta.finish_reason,  # type: ignore[arg-type]
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self.body.return_token_ids else None,
         )
 
     def formatted(self, entries: Any) -> ChatLogprobs | None:
@@ -356,36 +238,78 @@ class ChatEvents:
         )
 
 
-class _Gathered:
-    """All that one answer gained."""
+class AnswerParser:
+    """Takes one answer apart: thoughts first, then calls and text.
 
-    def __init__(self) -> None:
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.tool_calls: dict[int, MadeToolCall] = {}
-        self.token_ids: list[int] = []
-        self.logprobs: list[Any] | None = None
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
+    Args:
+        shows_thoughts: or they are dropped.
+    """
 
-    def add(self, delta: ChatDelta) -> None:
-        """Add what it gained."""
-        self.content.append(delta.content or "")
-        self.reasoning.append(delta.reasoning_content or "")
-        self.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + delta.logprobs
-        if delta.finish_reason is not None:
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        for gain in delta.tool_calls or ():
-            self._add_call(gain)
+    def __init__(self, asked: Format, shows_thoughts: bool) -> None:
+        reasoning, tools = asked.reasoning, asked.tools
+        self._reasoning = None if reasoning is None else reasoning.parser(asked.prompt)
+        self._tools = None if tools is None else tools.format.parser(tools.names)
+        self._shows_text = tools is None or tools.form is None
+        """Whether text in no call is shown; of a forced call it is the beginning."""
+        self._shows_thoughts = shows_thoughts
+        self._num_calls = 0
 
-    def _add_call(self, gain: MadeToolCall) -> None:
-        place = gain.index or 0
-        call = self.tool_calls.get(place)
-        if call is None:
-            self.tool_calls[place] = msgspec.structs.replace(
-                gain, index=None, function=msgspec.structs.replace(gain.function)
+    def __call__(self, delta: ChatDelta) -> ChatDelta:
+        """Return what is shown of what was gained; tokens and log-probabilities stay."""
+        has_ended = delta.finish_reason is not None
+        thoughts, answer = self._split(delta.content or "", has_ended=has_ended)
+        pieces: list[Piece] = [Text(answer)] if answer else []
+        if self._tools is not None:
+            pieces = [*self._tools.feed(answer), *(self._tools.end() if has_ended else ())]
+        calls = self._calls(pieces)
+        reason = delta.finish_reason
+        if reason == "stop" and self._num_calls:
+            reason = "tool_calls"
+        return replace(
+            delta,
+            content="".join(
+                piece.text for piece in pieces if isinstance(piece, Text) and self._shows_text
+            ),
+            reasoning_content=(self._shows_thoughts and thoughts) or None,
+            tool_calls=calls or None,
+            finish_reason=reason,
+        )
+
+    def _split(self, text: str, *, has_ended: bool) -> tuple[str, str]:
+        """Return what is thought, and what is not."""
+        if self._reasoning is None:
+            return "", text
+        found = [*self._reasoning.feed(text), *(self._reasoning.end() if has_ended else ())]
+        return (
+            "".join(each.text for each in found if each.is_reasoning),
+            "".join(each.text for each in found if not each.is_reasoning),
+        )
+
+    def _calls(self, pieces: Sequence[Piece]) -> list[MadeToolCall]:
+        """Return what calls gained, one entry for each."""
+        made: dict[int, MadeToolCall] = {}
+        for piece in pieces:
+            if isinstance(piece, Text):
+                continue
+            if isinstance(piece, CallBegins):
+                place = self._num_calls
+                self._num_calls += 1
+                made[place] = MadeToolCall(
+                    function=CalledFunction(name=piece.name, arguments=""),
+                    index=place,
+                    id=f"call_{uuid4().hex[:24]}",
+                    type="function",
+                )
+                continue
+            place = self._num_calls - 1
+            gain = made.setdefault(
+                place, MadeToolCall(function=CalledFunction(arguments=""), index=place)
             )
-            return
-        call.function.arguments = (call.function.arguments or "") + (gain.function.arguments or "")
+            gain.function.arguments = (gain.function.arguments or "") + piece.text
+        return list(made.values())
+
+
+def _echoed(body: ChatRequest) -> str:
+    """Return the beginning of all answers, as the template has read it."""
+    last = body.messages[-1]
+    return " ".join(texts_of(last)) if body.echo and last.role == "assistant" else ""

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from paged_plugins.server.http.event_stream import DONE
+from paged_plugins.server.answer import DONE, Answer
 from paged_plugins.server.openai.protocol import Generated, PromptTokensDetails, Usage
-from paged_plugins.server.service import Answer
 
 encode = msgspec.json.encode
 

@@ -10,19 +10,14 @@ from msgspec import UNSET
 from starlette.requests import Request
 
 from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestOutput
+from paged_plugins.server.answer import Answer, EventStream
 from paged_plugins.server.errors import refused
 from paged_plugins.server.http.endpoint import json_response
-from paged_plugins.server.http.event_stream import EventStream
 from paged_plugins.server.openai.chunks import Chunks, encode, usage_of
-from paged_plugins.server.openai.formats import format_of
 from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
-    check_choices,
-    cut_prompts,
-    prompts_of,
-    request_fields,
-    sampling_params,
+    completion_generations,
     token_texts,
 )
 from paged_plugins.server.openai.protocol import (
@@ -31,7 +26,7 @@ from paged_plugins.server.openai.protocol import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from paged_plugins.server.service import Answer, Service
+from paged_plugins.server.service import Service
 
 _MAX_TOKENS = 16
 _PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
@@ -63,29 +58,18 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
         raise refused("max_tokens", "max_tokens is 0, and nothing is echoed; give at least 1")
     if body.suffix:
         raise refused("suffix", "suffix is not served here; leave it out")
-    changes = dict(format_of(service, body).sampling)
-    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
-        changes["prompt_logprobs"] = body.logprobs
-    sampling = sampling_params(
-        body, service.options, max_tokens=max_tokens or 1, logprobs=body.logprobs, **changes
-    )
-    prompts = prompts_of(body.prompt, special=body.add_special_tokens)
-    check_choices(sampling, len(prompts), service.options)
-    name, fields = answer_id(body, "cmpl-"), request_fields(body)
-    size = len(body.prompt) if isinstance(body.prompt, str) else _size(body.prompt)
-    if sampling.truncate_prompt_tokens is not None:
+    name, size = answer_id(body, "cmpl-"), _size(body.prompt)
+    if body.truncate_prompt_tokens is not None:
         service.check_length("prompt", size)
     generations = await service.off_loop(
-        lambda: service.generations(
-            name, cut_prompts(service, body, prompts, sampling), sampling, fields, body.deadline
-        ),
-        size,
+        lambda: completion_generations(service, body, name, max_tokens or 1), size
     )
     answer = Answer(service, name, generations, body.deadline)
     return Completing(service, body, model, answer, only_echo=only_echo)
 
 
-def _size(prompts: list[Any]) -> int:
+def _size(prompt: str | list[Any]) -> int:
+    prompts = [prompt] if isinstance(prompt, str) else prompt
     return sum(len(each) for each in prompts if isinstance(each, str))
 
 

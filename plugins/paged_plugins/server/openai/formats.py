@@ -1,73 +1,51 @@
-"""What the text of an answer must be, and how it is taken apart: the fields that ask for it."""
+"""Forms of answers: the fields that ask for one, and the calls of tools that may be in it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
 from paged_core.errors import RequestError
 from paged_core.structured_outputs import StructuredOutputs
 from paged_core.structured_outputs import structured_outputs as checked_form
-from paged_core.text.outputs import Logprob
 from paged_plugins.server.errors import refused
-from paged_plugins.server.openai.protocol import (
-    CalledFunction,
-    ChatRequest,
-    Generated,
-    MadeToolCall,
-)
-from paged_plugins.server.parsers.reasoning_parser import ReasoningParser
-from paged_plugins.server.parsers.tool_parser import (
-    CallBegins,
-    Function,
-    Piece,
-    Text,
-    ToolFormat,
-    ToolParser,
-)
+from paged_plugins.server.openai.protocol import ChatRequest, Generated
+from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat
+from paged_plugins.server.parsers.tool_parser import Function, ToolFormat
 from paged_plugins.server.service import Service
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
-@dataclass(slots=True)
-class ChatDelta:
-    """What one answer to a conversation gained."""
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Tools that an answer may call, or must."""
 
-    index: int
-    content: str | None
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None
-    finish_reason: str | None = None
-    """stop, length or tool_calls; ``None``: it goes on."""
-    stop_reason: int | str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[MadeToolCall] | None = None
-
-
-Parser = Callable[[ChatDelta], ChatDelta]
-"""Takes what one answer gained, with all of the text in ``content``, and returns what of it is
-shown, and as what. It is called for each answer in its order."""
+    format: ToolFormat
+    names: frozenset[str]
+    form: StructuredOutputs | None
+    """Grammar that forces a call; ``None``: the model may call one, or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a request wants its text."""
+    """Form of an answer, and the parsers that take it apart."""
 
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any]
     """Sampling parameters that force it."""
-    make_parser: Callable[[], Parser] | None = None
-    """Makes a parser for each answer; ``None``: the text is the content."""
+    reasoning: ReasoningFormat | None = None
+    tools: Tools | None = None
+    prompt: str = ""
+    """Conversation as the chat template has made it, which may begin the thoughts."""
 
 
 def format_of(service: Service, body: Generated, prompt: str | None = None) -> Format:
     """Return what a request asks for.
 
     Args:
-        prompt: of a conversation, as the chat template has made it.
+        prompt: the conversation as the chat template has made it.
 
     Raises:
         ApiError: this model, or this server, cannot do it.
@@ -88,21 +66,7 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
     sampling: dict[str, Any] = {} if form is None else {"structured_outputs": form}
     if tools is not None and tools.format.shows_special_tokens:
         sampling["skip_special_tokens"] = False
-    if tools is None and reasoning is None:
-        return Format(sampling)
-
-    def make_parser() -> Parser:
-        return AnswerParser(
-            None if reasoning is None else reasoning.parser(prompt or ""),
-            None if tools is None else tools.format.parser(tools.names),
-            shows_text=tools is None or tools.form is None,
-            shows_thoughts=body.include_reasoning is not False,
-        )
-
-    return Format(sampling, make_parser)
-
-
-# ---------------------------------------------------------------------- what is asked for
+    return Format(sampling, reasoning, tools, prompt or "")
 
 
 def _asked_form(body: Generated) -> StructuredOutputs | None:
@@ -151,15 +115,7 @@ def _refuse_others(name: str, given: Mapping[str, Any], known: Sequence[str]) ->
             raise refused(f"{name}.{key}", f"{name}.{key} is no field here; leave it out")
 
 
-@dataclass(frozen=True, slots=True)
-class _Tools:
-    format: ToolFormat
-    names: frozenset[str]
-    form: StructuredOutputs | None
-    """``None``: the model may call one, or not."""
-
-
-def _tools(service: Service, body: ChatRequest) -> _Tools | None:
+def _tools(service: Service, body: ChatRequest) -> Tools | None:
     """Return how tools are to be called; ``None``: none is."""
     functions = _functions(body.tools or ())
     choice = body.tool_choice
@@ -172,7 +128,7 @@ def _tools(service: Service, body: ChatRequest) -> _Tools | None:
                 "it is not known how this model writes calls of tools: name it with the setting "
                 "tool_parser, or set tool_choice to required, a function, or none",
             )
-        return _Tools(service.parsers.tools, frozenset(each.name for each in functions), None)
+        return Tools(service.parsers.tools, frozenset(each.name for each in functions), None)
     if not functions:
         raise refused("tool_choice", "tool_choice asks for a tool, and there is none in tools")
     parallel = choice == "required" and body.parallel_tool_calls is not False
@@ -184,7 +140,7 @@ def _tools(service: Service, body: ChatRequest) -> _Tools | None:
     except ValueError as error:
         raise refused("tools", f"this model cannot be made to call it: {error}") from error
     names = frozenset(each.name for each in functions)
-    return _Tools(written, names, _checked("tools", {"grammar": grammar}))
+    return Tools(written, names, _checked("tools", {"grammar": grammar}))
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
@@ -220,81 +176,3 @@ def _named(choice: Any, functions: Sequence[Function]) -> Function:
         if each.name == given.get("name"):
             return each
     raise refused("tool_choice", f"tool_choice names {given.get('name')!r}, which is no tool")
-
-
-# ---------------------------------------------------------------------- what came
-
-
-class AnswerParser:
-    """Takes one answer apart: thoughts first, then calls and text.
-
-    Args:
-        shows_text: what is in no call; where calls are forced, it is the beginning of one.
-        shows_thoughts: or they are dropped.
-    """
-
-    def __init__(
-        self,
-        reasoning: ReasoningParser | None,
-        tools: ToolParser | None,
-        *,
-        shows_text: bool,
-        shows_thoughts: bool,
-    ) -> None:
-        self._reasoning, self._tools = reasoning, tools
-        self._shows_text, self._shows_thoughts = shows_text, shows_thoughts
-        self._num_calls = 0
-
-    def __call__(self, delta: ChatDelta) -> ChatDelta:
-        """Return what is shown of what was gained; tokens and log-probabilities stay."""
-        has_ended = delta.finish_reason is not None
-        thoughts, answer = self._split(delta.content or "", has_ended=has_ended)
-        pieces: list[Piece] = [Text(answer)] if answer else []
-        if self._tools is not None:
-            pieces = [*self._tools.feed(answer), *(self._tools.end() if has_ended else ())]
-        calls = self._calls(pieces)
-        reason = delta.finish_reason
-        if reason == "stop" and self._num_calls:
-            reason = "tool_calls"
-        return replace(
-            delta,
-            content="".join(
-                piece.text for piece in pieces if isinstance(piece, Text) and self._shows_text
-            ),
-            reasoning_content=(self._shows_thoughts and thoughts) or None,
-            tool_calls=calls or None,
-            finish_reason=reason,
-        )
-
-    def _split(self, text: str, *, has_ended: bool) -> tuple[str, str]:
-        """Return what is thought, and what is not."""
-        if self._reasoning is None:
-            return "", text
-        found = [*self._reasoning.feed(text), *(self._reasoning.end() if has_ended else ())]
-        return (
-            "".join(each.text for each in found if each.is_reasoning),
-            "".join(each.text for each in found if not each.is_reasoning),
-        )
-
-    def _calls(self, pieces: Sequence[Piece]) -> list[MadeToolCall]:
-        """Return what calls gained, one entry for each."""
-        made: dict[int, MadeToolCall] = {}
-        for piece in pieces:
-            if isinstance(piece, Text):
-                continue
-            if isinstance(piece, CallBegins):
-                place = self._num_calls
-                self._num_calls += 1
-                made[place] = MadeToolCall(
-                    function=CalledFunction(name=piece.name, arguments=""),
-                    index=place,
-                    id=f"call_{uuid4().hex[:24]}",
-                    type="function",
-                )
-                continue
-            place = self._num_calls - 1
-            gain = made.setdefault(
-                place, MadeToolCall(function=CalledFunction(arguments=""), index=place)
-            )
-            gain.function.arguments = (gain.function.arguments or "") + piece.text
-        return list(made.values())

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from paged_core.errors import RequestError
-from paged_core.interfaces.grammar import SupportsVocabulary
 from paged_core.text.outputs import Logprob
 from paged_plugins.server.openai.protocol import (
     ChatLogprobs,
@@ -16,39 +13,13 @@ from paged_plugins.server.openai.protocol import (
     TokenLogprob,
     TopLogprob,
 )
+from paged_plugins.server.service import NO_CHARACTER, TokenBytes
 
 _LOWEST = -9999.0
 """For minus infinity, which JSON does not have."""
 
-_NO_CHARACTER = "\ufffd"
-"""In the text of a token that is a part of a character."""
-
 Entries = Sequence[dict[int, Logprob] | None]
 """Per token, by token id: the token itself first, then the best; ``None``: nothing predicts it."""
-
-
-class TokenBytes:
-    """What single tokens add to a text, in UTF-8: some are no more than a part of a character."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._pieces: list[bytes | None] = []
-
-    def of(self, token_id: int, text: str) -> bytes:
-        """Return the bytes of a token that is ``text`` by itself."""
-        if _NO_CHARACTER not in text or not isinstance(self._tokenizer, SupportsVocabulary):
-            return text.encode()
-        if token_id >= len(self._pieces):
-            size = max(getattr(self._tokenizer, "vocab_size", None) or 0, token_id + 1)
-            try:
-                self._pieces = self._tokenizer.token_texts(size)
-            except RequestError:  # its tokens are no pieces of text
-                self._pieces = [None] * size
-        return self._pieces[token_id] or text.encode()
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether a token is no part of a text."""
-        return self._tokenizer is not None and not self._tokenizer.decode([token_id])
 
 
 class LogprobFormat:
@@ -94,7 +65,7 @@ class LogprobFormat:
         """Return how many characters of the text begin with a token."""
         if self._pieces is None or text.startswith(token, place):
             return len(token)
-        if _NO_CHARACTER in token:
+        if NO_CHARACTER in token:
             return len([byte for byte in self._pieces.of(token_id, token) if byte & 0xC0 != 0x80])
         return 0 if self._pieces.is_special(token_id) else len(token)
 

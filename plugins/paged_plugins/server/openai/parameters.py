@@ -1,4 +1,4 @@
-"""From the fields of a request to what an engine is given."""
+"""From the fields of a request to what an engine is given: prompts, sampling parameters, ids."""
 
 from __future__ import annotations
 
@@ -6,14 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+import msgspec
+
 from paged_core.sampling_params import SamplingParams
+from paged_core.text.generation import Generation
 from paged_core.text.outputs import TokenTexts
 from paged_core.text.prompts import Prompt
+from paged_plugins.server.answer import generations
 from paged_plugins.server.errors import refused
-from paged_plugins.server.openai.protocol import Generated
+from paged_plugins.server.http.endpoint import check_depth
+from paged_plugins.server.openai.formats import Format, format_of
+from paged_plugins.server.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    Generated,
+    Message,
+    TokenizeRequest,
+)
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import HttpSettings
 
+_MESSAGES = 4096
+"""Most messages of a conversation; or as many as the model takes tokens, if that is more."""
+_TOOLS = 1024
+_TOOL_SIZE = 256
+"""Characters, about, of the description of a tool."""
 _SAMPLING = (
     "n",
     "temperature",
@@ -43,7 +60,74 @@ _SAMPLING = (
 """Fields that sampling parameters have under the same name."""
 
 
-def sampling_params(
+# ---------------------------------------------------------------------- requests
+
+
+def completion_generations(
+    service: Service, body: CompletionRequest, answer_id: str, max_tokens: int
+) -> list[Generation]:
+    """Return the requests that an engine is given for a completion, one for each prompt.
+
+    Raises:
+        ApiError, RequestError: it can never be served.
+    """
+    changes = dict(format_of(service, body).sampling)
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        changes["prompt_logprobs"] = body.logprobs
+    sampling = _sampling_params(
+        body, service.options, max_tokens=max_tokens, logprobs=body.logprobs, **changes
+    )
+    prompts = _prompts_of(body.prompt, special=body.add_special_tokens)
+    return _generations(service, body, answer_id, prompts, sampling)
+
+
+def chat_generations(
+    service: Service, body: ChatRequest, answer_id: str
+) -> tuple[list[Generation], Format]:
+    """Return the request that an engine is given for a conversation, and the form of its answer.
+
+    Raises:
+        ApiError, RequestError: it can never be served.
+    """
+    prompt = chat_prompt(service, body)
+    asked = format_of(service, body, prompt["prompt"] if isinstance(prompt, Mapping) else None)
+    max_tokens = body.max_tokens
+    if body.max_completion_tokens is not None:
+        max_tokens = body.max_completion_tokens
+        if max_tokens < 1:
+            message = f"max_completion_tokens must be at least 1, not {max_tokens}"
+            raise refused("max_completion_tokens", message)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    if body.top_logprobs and not body.logprobs:
+        raise refused("top_logprobs", "top_logprobs needs logprobs; set it to true")
+    sampling = _sampling_params(
+        body, service.options, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling
+    )
+    return _generations(service, body, answer_id, [prompt], sampling), asked
+
+
+def _generations(
+    service: Service,
+    body: Generated,
+    answer_id: str,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+) -> list[Generation]:
+    _check_choices(sampling, len(prompts), service.options)
+    fields = {
+        "priority": body.priority or 0,
+        "cache_salt": body.cache_salt,
+        "tenant": body.user or "",
+        "session": body.prompt_cache_key or "",
+    }
+    prompts = _cut_prompts(service, body, prompts, sampling)
+    return generations(service, answer_id, prompts, sampling, fields, body.deadline)
+
+
+# ---------------------------------------------------------------------- fields
+
+
+def _sampling_params(
     body: Generated,
     options: HttpSettings,
     *,
@@ -90,16 +174,6 @@ def _check_logprobs(name: str, value: int | None, options: HttpSettings) -> None
     raise refused(name, f"{name} must be {allowed}, not {value}")
 
 
-def request_fields(body: Generated) -> Mapping[str, Any]:
-    """Return the fields of the engine's request."""
-    return {
-        "priority": body.priority or 0,
-        "cache_salt": body.cache_salt,
-        "tenant": body.user or "",
-        "session": body.prompt_cache_key or "",
-    }
-
-
 def answer_id(body: Generated, prefix: str) -> str:
     """Return the id of an answer, by which it can be aborted.
 
@@ -113,7 +187,7 @@ def answer_id(body: Generated, prefix: str) -> str:
     return f"{prefix}{body.request_id}"
 
 
-def prompts_of(prompt: str | list[Any], *, special: bool | None) -> list[Prompt]:
+def _prompts_of(prompt: str | list[Any], *, special: bool | None) -> list[Prompt]:
     """Return one or several prompts: text, token ids, or a list of either.
 
     Args:
@@ -142,7 +216,7 @@ def prompts_of(prompt: str | list[Any], *, special: bool | None) -> list[Prompt]
     return made
 
 
-def cut_prompts(
+def _cut_prompts(
     service: Service, body: Generated, prompts: Sequence[Prompt], sampling: SamplingParams
 ) -> Sequence[Prompt]:
     """Return prompts, or the token ids at their beginnings, if it is the ends that are left out.
@@ -158,7 +232,7 @@ def cut_prompts(
     return [front_end.encode(prompt, sampling)[1][:most] for prompt in prompts]
 
 
-def check_choices(sampling: SamplingParams, num_prompts: int, options: HttpSettings) -> None:
+def _check_choices(sampling: SamplingParams, num_prompts: int, options: HttpSettings) -> None:
     """Refuse a request for more sequences than the server lets one have.
 
     Raises:
@@ -179,3 +253,105 @@ def token_texts(service: Service, body: Generated) -> Mapping[int, str] | None:
     if tokenizer is None or body.return_tokens_as_token_ids:
         return None
     return TokenTexts(tokenizer)
+
+
+# ---------------------------------------------------------------------- conversations
+
+
+def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt:
+    """Return the prompt that the chat template makes of a conversation.
+
+    Raises:
+        ApiError, RequestError: it is empty, or the template refuses it.
+    """
+    if not body.messages:
+        raise refused("messages", "messages is empty; give at least one message")
+    many = max(_MESSAGES, service.front_end.max_model_len)
+    for field, most in (("messages", many), ("documents", many), ("tools", _TOOLS)):
+        entries = getattr(body, field) or ()
+        if len(entries) > most:
+            raise refused(field, f"{field} has {len(entries)} entries; {most} are read at most")
+    check_depth("chat_template_kwargs", body.chat_template_kwargs)
+    check_depth("documents", body.documents)
+    check_depth("tools", body.tools)
+    (prompt,) = service.client.front_end.chat_prompts(
+        [_plain(message) for message in body.messages],
+        tools=body.tools or None,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template_kwargs=_template_options(body),
+    )
+    if body.add_special_tokens and isinstance(prompt, Mapping):
+        return {**prompt, "add_special_tokens": True}
+    return prompt
+
+
+def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any] | None:
+    """Return what else the chat template is told; the client's own words come first."""
+    own: dict[str, Any] = {}
+    if body.documents is not None:
+        own["documents"] = body.documents
+    if body.reasoning_effort == "none":
+        own["enable_thinking"] = False
+    elif body.reasoning_effort is not None:
+        own["reasoning_effort"] = body.reasoning_effort
+    return own | (body.chat_template_kwargs or {}) or None
+
+
+def size_of(body: ChatRequest | TokenizeRequest) -> int:
+    """Return about how many characters a conversation has for its template."""
+    size = _TOOL_SIZE * len(body.tools or ())
+    for told in (body.tools, body.documents, body.chat_template_kwargs):
+        size += len(msgspec.json.encode(told)) if told else 0
+    for each in body.messages or ():
+        parts = each.content if isinstance(each.content, list) else ()
+        size += len(each.content or "") + sum(len(part.text or "") for part in parts)
+    return size
+
+
+def texts_of(message: Message) -> list[str]:
+    """Return the texts of the parts of a message."""
+    content = message.content or ""
+    if isinstance(content, str):
+        return [content]
+    return [part.text or part.refusal or "" for part in content]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Return a message as templates know it: with arguments of functions as objects.
+
+    Raises:
+        ApiError: arguments are no JSON.
+    """
+    made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.role == "developer":
+        made["role"] = "system"
+    if isinstance(message.content, list):
+        made["content"] = [{"type": "text", "text": text} for text in texts_of(message)]
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            made[name] = value
+    if reasoning := message.reasoning_content or message.reasoning:
+        made["reasoning_content"] = reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return made
+
+
+def _arguments(text: str) -> Any:
+    try:
+        found = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise refused("messages", "the arguments of a tool call are no JSON") from None
+    check_depth("messages", found)
+    return found

@@ -11,8 +11,9 @@ from starlette.routing import BaseRoute
 
 from paged_plugins.server.errors import refused
 from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response
-from paged_plugins.server.openai.chat import chat, chat_prompt, size_of
+from paged_plugins.server.openai.chat import chat
 from paged_plugins.server.openai.completions import complete
+from paged_plugins.server.openai.parameters import chat_prompt, size_of
 from paged_plugins.server.openai.protocol import (
     ChatChunk,
     ChatCompletion,

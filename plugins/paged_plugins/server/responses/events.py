@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from paged_plugins.server.errors import ApiError
-from paged_plugins.server.openai.formats import ChatDelta
+from paged_plugins.server.openai.chat import ChatDelta
 from paged_plugins.server.openai.protocol import ChatLogprobs, TokenLogprob
 from paged_plugins.server.responses.protocol import (
     ArgumentsDelta,

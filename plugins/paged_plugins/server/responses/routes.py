@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from paged_core.text.outputs import OutputDelta
+from paged_plugins.server.answer import EventStream
 from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response
-from paged_plugins.server.http.event_stream import EventStream
 from paged_plugins.server.openai.chat import Chat, open_chat
 from paged_plugins.server.responses.events import GrowingResponse
 from paged_plugins.server.responses.protocol import (

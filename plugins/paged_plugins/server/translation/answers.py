@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from paged_plugins.server.openai.chat import Chat, chat_prompt, size_of
-from paged_plugins.server.openai.formats import ChatDelta
+from paged_plugins.server.openai.chat import Chat, ChatDelta
+from paged_plugins.server.openai.parameters import chat_prompt, size_of
 from paged_plugins.server.openai.protocol import ChatLogprobs, MadeToolCall, TokenizeRequest
 from paged_plugins.server.service import Service
 
