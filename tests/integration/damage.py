@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 Damage = tuple[str, Callable[[Path], None]]
-"""What it is, and what it does to a folder."""
+"""A description, and what is done to a folder."""
 
 _NUMBERS = [0, -1, 1, 2, 3, 7, 64, 1.5, -0.5, 1e-320, 1e308, 10**9, 2**31, 2**63, 10**18, 10**400]
 _TEXTS = [
@@ -75,7 +75,7 @@ WHOLE: dict[str, Callable[[Path], object]] = {
     "link to a device": lambda path: path.symlink_to("/dev/zero"),
     "nothing": lambda path: None,
 }
-"""What may be there in place of a file."""
+"""Things that may be there in place of a file."""
 
 
 def change_bytes(path: Path, change: Callable[[bytearray], object]) -> None:

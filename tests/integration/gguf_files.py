@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
-"""Of model types that llama.cpp calls otherwise."""
+"""Names in llama.cpp of model types that it calls otherwise."""
 K_QUANTS = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K)
 SIMPLE = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0)
 
@@ -32,11 +32,11 @@ class GgufModel:
 
     model: Any
     type: Type = Type.F32
-    """Of all matrices but those in ``types``."""
+    """Type of all matrices but those in ``types``."""
     values: dict[str, Any] = field(default_factory=dict)
     """Added to a file, or in place of its values; ``None`` removes one."""
     types: dict[str, Type] = field(default_factory=dict)
-    """Of matrices with this in their names."""
+    """Types of matrices with this in their names."""
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @property

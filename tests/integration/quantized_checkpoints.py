@@ -44,7 +44,7 @@ class Codes:
 
 @dataclass(kw_only=True)
 class Method:
-    """How matrices are quantised and written."""
+    """Way to quantise and write matrices."""
 
     bits: int = 4
     group_size: int = 32

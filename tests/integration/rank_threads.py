@@ -18,7 +18,7 @@ _SECONDS = 60.0
 
 
 class ThreadGroup:
-    """What the ranks of a group share."""
+    """State that the ranks of a group share."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -141,7 +141,7 @@ class LoadedContext(ExecutorContext):
 
 
 class Sequence_:  # noqa: N801
-    """What an engine would know of a sequence."""
+    """State that an engine would have of a sequence."""
 
     def __init__(self, seq_id: int, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self.id = SeqId(seq_id)
@@ -321,7 +321,7 @@ def served_at_random(
     seed: int = 0,
     times: int = 1,
 ) -> list[list[list[int]]]:
-    """What a loaded runner generates for prompts in an executor, run at random so many times."""
+    """Tokens of a loaded runner for prompts in an executor, run at random so many times."""
     executor = make_executor(chosen, needs_host_blocks=True, runner=runner)
     driver = StepDriver(executor, chosen.block_size, seed=seed)
     return [run_at_random(driver, prompts, num_tokens) for _ in range(times)]

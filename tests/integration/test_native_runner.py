@@ -257,7 +257,7 @@ def test_tokens_that_end_a_sequence_are_token_ids(tmp_path: Path) -> None:
 
 
 def test_weights_of_which_no_dtype_is_said(tmp_path: Path) -> None:
-    """It is that of the first matrix, behind a vector here."""
+    """The dtype is that of the first matrix, behind a vector here."""
     change(tiny_models.save("gpt2", tmp_path), dtype=None, torch_dtype=None)
     assert load_runner(tmp_path, "native").layers[0].dtype == "float32"
 

@@ -129,7 +129,7 @@ def test_a_row_has_the_same_bits_in_every_batch(llama: Path, quantization: str) 
 
     @torch.inference_mode()
     def logits(count: int) -> tuple[Tensor, Tensor]:
-        """Of all tokens together, and of the last one alone."""
+        """Logits of all tokens together, and of the last one alone."""
         hidden = runner.forward(tokens[:count], torch.arange(count), attend)
         return runner.logits(hidden), runner.logits(hidden[-1:])
 

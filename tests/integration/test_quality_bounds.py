@@ -108,7 +108,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DEFAULT = ("int8", "int4", "int8 cache", "fp8_e4m3 cache")
-"""What ``bench quality`` measures where nothing is named."""
+"""Formats that ``bench quality`` measures where nothing is named."""
 
 
 def test_every_default_variant_keeps_to_its_bounds(capfd: Capture) -> None:

@@ -199,7 +199,7 @@ class CountingOps(TorchOps):
 def test_matrices_are_let_go_one_by_one(
     llama: Path, weights: Literal["checkpoint", "random"], cache: Path
 ) -> None:
-    """Those of a checkpoint are in memory here, because there is no folder for them."""
+    """Weights of a checkpoint are in memory here, because there is no folder for them."""
     cache.parent.write_text("a file")
     ops = CountingOps()
     source = ModelSource.open(settings(llama), weights)

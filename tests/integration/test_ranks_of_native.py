@@ -192,7 +192,7 @@ def test_ranks_exchange_what_they_must_and_no_logits_for_the_best(tmp_path: Path
 
 
 WIDE = {"intermediate_size": 128, "hidden_act": "silu"}
-"""What the kernels of both of two ranks can compute in one call."""
+"""Sizes that the kernels of both of two ranks can compute in one call."""
 
 
 def one_call(runner: Any, block_size: int) -> Tensor:
@@ -292,7 +292,7 @@ def test_compiled_layers_leave_sums_to_the_communicator(tmp_path: Path) -> None:
 def test_weights_quantised_at_load_are_those_of_one_rank(
     name: str, quantization: str, tmp_path: Path
 ) -> None:
-    """Of what is computed and cached, too: each rank has a file of its own."""
+    """Computed, and from the cache: each rank has a file of its own."""
     folder = settings(save(name, tmp_path), dtype="float32")
     options = {"quantization": quantization, "kernels": "off"}
     expected = found(load_runner(folder, "native", **options))

@@ -156,7 +156,7 @@ NATIVE: dict[str, Callable[[], Any]] = {
         eos_token_id=[2, 3],
     ),
 }
-"""What the runner ``native`` covers: whole families, and what they leave to configuration."""
+"""Models that the runner ``native`` covers: families, and what they leave to configuration."""
 
 UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
     "bloom": (

@@ -23,7 +23,7 @@ Masks = NDArray[np.int32]
 
 
 class _Grammar(LlguidanceGrammar):
-    """What the others are, but for their fault."""
+    """Grammar without a fault, which the others have."""
 
     def __init__(self, options: FaultySettings, context: GrammarContext, /) -> None:
         super().__init__(LlguidanceSettings(), context)

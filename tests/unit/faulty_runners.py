@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FaultyNativeSettings(NativeSettings):
-    """Those of ``native``."""
+    """Options of ``native``."""
 
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
 

@@ -47,7 +47,7 @@ def test_keys_are_in_the_order_of_scores_then_of_lower_tokens(
 
 
 def both(logits: Tensor, size: int, k: int) -> list[list[Tensor]]:
-    """What each of ``size`` ranks finds of these logits, of which each has its tokens."""
+    """Results of each of ``size`` ranks, which have their tokens of these logits."""
     vocab_size = logits.shape[1]
 
     def rank(communicator: ThreadCommunicator) -> list[Tensor]:
@@ -88,7 +88,7 @@ def test_a_logit_that_is_not_a_number_is_kept(place: int) -> None:
 
 
 def test_what_fills_up_a_smaller_share_is_never_a_token() -> None:
-    """Of logits that are all below zero, too, and where one rank has fewer tokens than wanted."""
+    """Also where all logits are below zero, and where one rank has fewer tokens than wanted."""
     logits = torch.tensor([[-9.0, -8.0, -INF, -7.0, -INF]])
     for whole, best, _, top, tokens in both(logits, 3, 5):
         assert torch.equal(whole, logits)

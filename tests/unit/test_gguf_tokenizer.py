@@ -127,7 +127,7 @@ def test_how_a_text_is_split(rules: str, text: str, pieces: list[str]) -> None:
 
 
 def test_rules_decide_what_the_file_leaves_open(values: Mapping[str, Any], tmp_path: Path) -> None:
-    """Whether a prompt begins with ``bos``, and whether a whole piece needs merges."""
+    """A prompt begins with ``bos`` or not, and a whole piece needs merges or not."""
     piece = " quick"
     token = pre_tokenizers.ByteLevel(use_regex=False, add_prefix_space=False)
     spelled = token.pre_tokenize_str(piece)[0][0]

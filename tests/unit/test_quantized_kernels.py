@@ -16,7 +16,7 @@ from paged_backends.quantization.weight_format import WeightFormat
 from unit.cpu_kernels import SETS, load
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
-"""Of a result, relative to it."""
+"""Error of a result, relative to it."""
 
 each_set = pytest.mark.parametrize("name", SETS)
 few = settings(max_examples=40, deadline=None)

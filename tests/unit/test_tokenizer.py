@@ -135,7 +135,7 @@ def tokenizers_by_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ch
 
 
 def added_by_output(prompt: str, whole: str) -> str:
-    """What remains of ``whole`` after what it has in common with ``prompt``."""
+    """The rest of ``whole`` after what it has in common with ``prompt``."""
     count = 0
     while count < min(len(prompt), len(whole)) and prompt[count] == whole[count]:
         count += 1

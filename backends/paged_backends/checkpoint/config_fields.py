@@ -45,7 +45,7 @@ class ConfigFields(TypedFields):
         return fields
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and is not null."""
+        """Return whether the field is there and is not null."""
         return self._values.get(name) is not None
 
     def any(self, name: str, default: Any = None) -> Any:

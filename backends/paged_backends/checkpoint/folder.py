@@ -133,7 +133,7 @@ DEMO = "demo"
 _GRAPHS = ("genai_config.json", "*.onnx", "onnx/*.onnx")
 """Files of exported graphs: of onnxruntime-genai, optimum and others."""
 _GPTQ_FILE = "quantize_config.json"
-"""What AutoGPTQ wrote before it was a part of ``config.json``."""
+"""File of AutoGPTQ, from before its content was a part of ``config.json``."""
 _MAX_NAME = 100
 """Characters of the name of an architecture."""
 
@@ -151,7 +151,7 @@ class Checkpoint:
     generation_config: Mapping[str, Any]
     """``generation_config.json``; empty if there is none."""
     gguf: GgufHeader | None = None
-    """Of the file that holds all this, instead of the folder."""
+    """Header of the GGUF file that holds all this, instead of the folder."""
 
     @classmethod
     def open(
@@ -201,7 +201,7 @@ class Checkpoint:
 
     @property
     def place(self) -> Path:
-        """What messages call the checkpoint: the folder, or the GGUF file."""
+        """The folder, or the GGUF file: so messages call the checkpoint."""
         return self.folder if self.gguf is None else self.gguf.path
 
     @property
@@ -248,7 +248,7 @@ class Checkpoint:
 
     @property
     def num_weights(self) -> int:
-        """How many numbers the weights are, if those of a folder are stored in 16 bits."""
+        """Count of the weights' numbers, if those of a folder are stored in 16 bits."""
         if self.gguf is not None:
             return sum(prod(tensor.shape) for tensor in self.gguf.tensors.values())
         return sum(path.stat().st_size for path in self.weight_files) // 2

@@ -26,14 +26,14 @@ _MAX_NAME = 200
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether ``value`` is :data:`NUMBER`; NaN is not."""
+    """Return whether ``value`` is :data:`NUMBER`; NaN is not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return _MIN_NUMBER <= value <= _MAX_NUMBER
 
 
 def is_integer(value: object, least: int, most: int = MAX_INTEGER) -> TypeGuard[int]:
-    """Whether ``value`` is a whole number of at least ``least`` and at most ``most``."""
+    """Return whether ``value`` is a whole number of at least ``least`` and at most ``most``."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 

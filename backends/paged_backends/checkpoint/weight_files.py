@@ -27,7 +27,7 @@ _MAX_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What a checkpoint says of one tensor."""
+    """Type, shape and place of one tensor."""
 
     dtype: str
     """As safetensors spells it: ``F32``, ``BF16``, ``I64``."""

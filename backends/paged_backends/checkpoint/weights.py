@@ -88,7 +88,7 @@ def check_unused(
 
 
 def is_computed(name: str) -> bool:
-    """Whether a tensor is a table that models compute themselves."""
+    """Return whether a tensor is a table that models compute themselves."""
     return _COMPUTED.search(name) is not None
 
 
@@ -121,11 +121,11 @@ class Weights(Protocol):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any of them are quantised."""
+        """Return whether any of them are quantised."""
         return False
 
     def has(self, name: str, /) -> bool:
-        """Whether there is a weight of this name."""
+        """Return whether there is a weight of this name."""
 
     def take(self, name: str, shape: Shape, part: Part = WHOLE, /) -> Tensor:
         """Return a weight, on the CPU, in the dtype it is stored in; it is only to be read.
@@ -255,7 +255,7 @@ class StoredWeights:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any matrix is quantised."""
+        """Return whether any matrix is quantised."""
         return self._modules is not None or any(
             isinstance(file, MappedGguf) and file.is_quantized for file in self._all
         )
@@ -330,7 +330,7 @@ class StoredWeights:
         return file.blocks(found, part)
 
     def _is_plain(self, file: _File, name: str) -> bool:
-        """Whether a tensor is of floating-point numbers, as far as that is not an error."""
+        """Return whether a tensor is of floating-point numbers, as far as that is not an error."""
         if self._modules is None or not isinstance(file, SafetensorsFile):
             return True
         return file.stored(name).is_floating_point()

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _MOST_THREADS = 8
 _NO_TOKEN = "NoExtensionBias"
-"""What the package says where no token can follow."""
+"""Message of the package where no token can follow."""
 _NOT_HERE = ("doesn't satisfy the grammar", "parser stopped")
-"""What it says where a token may not come; all else is said where a form is too much for it."""
+"""Message where a token may not come; all others are of forms that are too much for it."""
 _MOST_SAID = 400
 """Characters of an error of the package."""
 _WHITESPACE = r"\x20|\x0A[\x20\x09]{0,20}"
@@ -51,7 +51,7 @@ class LlguidanceGrammar(GrammarBackend):
             1, min((os.cpu_count() or 1) // 2, _MOST_THREADS)
         )
         self._executor: tuple[int, LLExecutor] | None = None
-        """Its threads are not in a process that was forked: the number is that of its own."""
+        """Threads are not in a process that was forked, so each process has a number of its own."""
 
     def compile(self, form: StructuredOutputs, /) -> _Compiled:
         try:
@@ -138,7 +138,7 @@ def _source(form: StructuredOutputs) -> str:
 
 
 def _has_key(schema: Any, key: str) -> bool:
-    """Whether a schema has a key anywhere, as far as that can be told from names of properties."""
+    """Return whether a schema has a key anywhere, as far as names of properties tell."""
     if isinstance(schema, dict):
         return key in schema or any(_has_key(part, key) for part in schema.values())
     return isinstance(schema, list) and any(_has_key(part, key) for part in schema)

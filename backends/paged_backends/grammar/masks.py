@@ -44,7 +44,7 @@ class SequenceGrammar:
         self.form = form
         self.matcher: Matcher | None = None
         self.mask_W: NDArray[np.int32] | None = None
-        """Of the token to be sampled."""
+        """Place of the token to be sampled."""
         self.problem: str | None = None
         """Why it has no mask."""
         self._sampling = sampling
@@ -96,7 +96,7 @@ class SequenceGrammar:
         return ends and self.matcher.is_at_end
 
     def _completes_marker(self, token: int, vocabulary: Vocabulary) -> bool:
-        """Whether the text after which the form begins is whole with this token."""
+        """Return whether the text after which the form begins is whole with this token."""
         assert self.form.after is not None
         if [token] == vocabulary.encode(self.form.after):  # it may be a special token
             return True

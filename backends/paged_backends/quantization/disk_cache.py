@@ -172,7 +172,7 @@ def _checksum(mapped: mmap.mmap, start: int) -> bytes:
 
 
 MAX_BYTES = 32 << 30
-"""What the folder takes at most, unless one file alone is larger."""
+"""Bytes that the folder takes at most, unless one file alone is larger."""
 _UNFINISHED = ".tmp"
 _VERSION = 1
 """Part of the names of files: raised when matrices are quantised or stacked in another way."""

@@ -68,7 +68,7 @@ class QuantizedMatrix:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all scales and offsets are numbers."""
+        """Return whether all scales and offsets are numbers."""
         scaled = (self.scales_OG, self.offsets_OG)
         # by their sum, which is one pass in one thread, and in float64 never too large
         with np.errstate(invalid="ignore"):

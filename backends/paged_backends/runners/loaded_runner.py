@@ -1,4 +1,4 @@
-"""What all runners keep of the model that they have loaded."""
+"""Facts about a loaded model, which all runners keep."""
 
 from __future__ import annotations
 

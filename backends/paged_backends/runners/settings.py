@@ -18,7 +18,7 @@ class TransformersSettings(ComponentSettings):
 
 
 class QuantizingSettings(ComponentSettings):
-    """Of runners that can quantise weights when they load them, or make them up."""
+    """Options of runners that can quantise weights when they load them, or make them up."""
 
     weights: Literal["checkpoint", "random"] = Field(
         default="checkpoint",
@@ -34,7 +34,7 @@ class QuantizingSettings(ComponentSettings):
 
     @property
     def weight_format(self) -> WeightFormat | None:
-        """What the weights become; ``None``: they stay as they are."""
+        """Format that the weights get; ``None``: they stay as they are."""
         if self.quantization == "off":
             return None
         return WeightFormat(8 if self.quantization == "int8" else 4, self.group_size)

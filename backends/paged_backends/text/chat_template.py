@@ -59,7 +59,7 @@ def _text(part: object) -> str:
 
 
 _MAX_SEPARATORS, _MAX_INDENT = 50, 100
-"""Of JSON: characters."""
+"""Characters of JSON's separators and of its indent, at most."""
 _CUT = "<end of the message to go on with>"
 _MAX_FORM = 1000
 """Characters of the format of a date."""

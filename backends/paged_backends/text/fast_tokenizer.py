@@ -14,7 +14,7 @@ from paged_backends.checkpoint.json_file import one_line
 from paged_core.errors import CheckpointError, PagedCoreError
 
 _MAX_BYTES = 64 << 20
-"""Of a ``tokenizer.json``; the largest has 33 MB."""
+"""Bytes of a ``tokenizer.json``, at most; the largest has 33 MB."""
 _MAX_TOKEN = 1 << 16
 """Characters."""
 _MAX_FACTOR = 100

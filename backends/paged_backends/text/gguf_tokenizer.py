@@ -26,7 +26,7 @@ from paged_core.field_rules import shown
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerRules:
-    """What llama.cpp derives from a name."""
+    """Rules that llama.cpp derives from a name."""
 
     patterns: tuple[str, ...]
     """Regular expressions; each splits the pieces that the one before it left."""
@@ -90,13 +90,13 @@ _NAMED = {
 }
 """Names of special tokens in a file, as llama.cpp spells them, and in ``tokenizer_config.json``."""
 _OF_LLAMA = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
-"""What a file of the kind ``llama`` need not say."""
+"""Tokens that a file of the kind ``llama`` need not name."""
 _SPACE = "\u2581"
 """SentencePiece's."""
 _MAX_PIECE = 256
 """Characters of a token that pairs are merged to."""
 _MAX_TOKENS = 1 << 20
-"""Of a GGUF file; the largest vocabularies have a quarter of it."""
+"""Tokens of a GGUF file, at most; the largest vocabularies have a quarter of it."""
 _MAX_MERGES = 4
 """For each token; the vocabularies of models have 2 to 3."""
 
@@ -113,7 +113,7 @@ class GgufTokenizer:
 
     @property
     def kind(self) -> str:
-        """What the file calls it; ``no_vocab`` or ``none``: there is none."""
+        """Name of the kind in the file; ``no_vocab`` or ``none``: there is no tokenizer."""
         return self._metadata.text(f"{_PREFIX}model", "none")
 
     def fast(self) -> FastTokenizer:

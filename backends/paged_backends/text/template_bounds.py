@@ -23,10 +23,10 @@ MAX_SOURCE = 1 << 20
 """Characters of a template."""
 _UNITS = 10_000_000
 _UNITS_PER_CHARACTER = 200
-"""Of the messages: a template looks at each of them several times."""
+"""Units for each character of the messages: a template looks at each several times."""
 _SECONDS = 20.0
 _PASS, _CALL, _ENTRY = 10, 40, 4
-"""Of a loop; of a function; of a container, besides what it holds."""
+"""Units of a loop's pass, of a call, and of a container besides what it holds."""
 _MAX_BITS = 1024
 _MAX_DEPTH = 50
 _MAX_DATA = 100_000_000

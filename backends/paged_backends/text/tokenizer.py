@@ -84,7 +84,7 @@ class CheckpointTokenizer:
     vocab_size: int | None = None
     """Number of tokens with added ones, if it is known."""
     is_known: Callable[[int], bool] = lambda _: True
-    """Whether there is a token of this id; the model's vocabulary may be larger."""
+    """Tells if there is a token of this id; the model's vocabulary may be larger."""
     token_bytes: TokenBytes | None = None
     """The bytes of each token, if the tokenizer is byte-level."""
     id_to_token: Callable[[int], str | None] = lambda _: None

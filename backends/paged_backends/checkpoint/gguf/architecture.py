@@ -41,10 +41,10 @@ _NEUTRAL: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What tells the files of one architecture from those of another."""
+    """Differences between the files of one architecture and those of another."""
 
     model_type: str
-    """Of transformers."""
+    """Name of the architecture in transformers."""
     describe: Callable[[GgufHeader], Config]
     """Fields beyond those that all have."""
     interleaved: bool = False

@@ -43,7 +43,7 @@ class BlockType:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether a block holds anything but a plain number."""
+        """Return whether a block holds anything but a plain number."""
         return self.length > 1
 
 
@@ -59,7 +59,7 @@ class StoredTensor:
 
     @property
     def is_quantized_matrix(self) -> bool:
-        """Whether it is a matrix, and quantised."""
+        """Return whether it is a matrix, and quantised."""
         return self.block_type.is_quantized and len(self.shape) == 2
 
     @property
@@ -99,14 +99,14 @@ class Metadata(TypedFields):
     path: Path
     values: Mapping[str, Any]
     prefix: str = ""
-    """Of all names that are asked for."""
+    """Beginning of all names that are asked for."""
 
     def within(self, prefix: str) -> Metadata:
         """Return the values whose names begin so."""
         return replace(self, prefix=prefix)
 
     def has(self, name: str) -> bool:
-        """Whether there is a value of this name."""
+        """Return whether there is a value of this name."""
         return self.prefix + name in self.values
 
     def any(self, name: str, default: Any) -> Any:
@@ -158,5 +158,5 @@ class Metadata(TypedFields):
 
 
 def _is_scalar(value: object) -> bool:
-    """Whether a value is no list."""
+    """Return whether a value is no list."""
     return value is None or isinstance(value, str | int | float)

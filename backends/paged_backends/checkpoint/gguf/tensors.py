@@ -156,7 +156,7 @@ class QuantizedTensor:
 
     block_type: BlockType
     shape: tuple[int, ...]
-    """Of the numbers; all sides but the last are the rows."""
+    """Sides of the tensor of numbers; all but the last are its rows."""
     bytes_RB: Tensor
     """uint8."""
 
@@ -240,7 +240,7 @@ class QuantizedTensor:
 
 
 def _counts_from_zero(part: Unpacked, chosen: WeightFormat) -> bool:
-    """Whether codes are stored as they are; others are moved to the middle of theirs."""
+    """Return whether codes are stored as they are; others are moved to the middle of theirs."""
     return chosen.bits == 4 and part.codes_NL.dtype == np.uint8
 
 
@@ -288,7 +288,7 @@ class MappedGguf(MappedFile):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any matrix is quantised."""
+        """Return whether any matrix is quantised."""
         return any(each.is_quantized_matrix for each in self._tensors.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -313,7 +313,7 @@ class MappedGguf(MappedFile):
         return self._in_order(name, tensor)
 
     def is_quantized_matrix(self, name: str) -> bool:
-        """Whether a tensor is a matrix, and quantised."""
+        """Return whether a tensor is a matrix, and quantised."""
         return self._tensors[name].is_quantized_matrix
 
     def blocks(self, name: str, part: Part = WHOLE) -> QuantizedTensor:

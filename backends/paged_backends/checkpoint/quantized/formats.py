@@ -67,7 +67,7 @@ class Gptq:
         )
 
     def has(self, module: StoredModule) -> bool:
-        """Whether the matrix of a module is quantised."""
+        """Return whether the matrix of a module is quantised."""
         return module.has("qweight")
 
     def unit(self, module: StoredModule, shape: Shape) -> int:
@@ -135,7 +135,7 @@ class Awq:
         return cls(fields.integer("group_size", least=-1), fields.flag("zero_point", True))
 
     def has(self, module: StoredModule) -> bool:
-        """Whether the matrix of a module is quantised."""
+        """Return whether the matrix of a module is quantised."""
         return module.has("qweight")
 
     def unit(self, module: StoredModule, shape: Shape) -> int:
@@ -189,13 +189,13 @@ def _in_order(packed: Tensor) -> Tensor:
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 _PACKED, _PLAIN, _SCALES = "weight_packed", "weight", "weight_scale"
 _MAX_GROUPS = 100
-"""Of a configuration; each matrix is compared with all."""
+"""Groups of a configuration, at most; each matrix is compared with all."""
 _ZEROS, _ORDER = "weight_zero_point", "weight_g_idx"
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How some of the matrices are stored."""
+    """Form in which some of the matrices are stored."""
 
     bits: Literal[4, 8]
     group_size: int | None
@@ -237,7 +237,7 @@ class Scheme:
         return shape[0], -(-shape[1] * self.bits // 32)
 
     def fits(self, module: StoredModule, shape: Shape) -> bool:
-        """Whether a module's tensors have the shapes that this scheme says."""
+        """Return whether a module's tensors have the shapes that this scheme says."""
         packed = not module.has(_PACKED) or module.shape(_PACKED) == self.packed_shape(shape)
         scaled = module.has(_SCALES) and module.shape(_SCALES) == self.scales_shape(shape)
         return packed and scaled
@@ -271,7 +271,7 @@ class CompressedTensors:
         return cls(tuple(_scheme(fields.part("config_groups", each)) for each in groups.values()))
 
     def has(self, module: StoredModule) -> bool:
-        """Whether the matrix of a module is quantised."""
+        """Return whether the matrix of a module is quantised."""
         return module.has(_PACKED) or module.has(_SCALES)
 
     def unit(self, module: StoredModule, shape: Shape) -> int:

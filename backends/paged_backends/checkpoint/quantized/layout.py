@@ -20,7 +20,7 @@ class Layout(Protocol):
     """Finds the matrices of one method, and brings them to our own form."""
 
     def has(self, module: StoredModule) -> bool:
-        """Whether the matrix of a module is quantised."""
+        """Return whether the matrix of a module is quantised."""
 
     def unit(self, module: StoredModule, shape: Shape) -> int:
         """Return how many inputs of a matrix cannot be cut apart."""
@@ -81,7 +81,7 @@ class QuantizedModules:
         """Names of tensors that were read."""
 
     def has(self, name: str) -> bool:
-        """Whether a weight is quantised."""
+        """Return whether a weight is quantised."""
         return name.endswith(_WEIGHT) and self._layout.has(self._module(name))
 
     def unit(self, name: str, shape: Shape) -> int:

@@ -43,7 +43,7 @@ def covering(some: slice, count: int, in_one: int) -> tuple[slice, slice]:
 
 
 _SIZES: tuple[Literal[128, 64, 32, 16], ...] = (128, 64, 32, 16)
-"""Of groups that we have, the largest first."""
+"""Sizes of groups that the kernels have, the largest first."""
 _OTHERWISE = WeightFormat(8, 32)
 """For matrices whose groups are none of ours."""
 _AT_ONCE = 1 << 20
@@ -156,7 +156,7 @@ class StoredModule:
         """Whole names of those that were read."""
 
     def has(self, part: str) -> bool:
-        """Whether there is a tensor of this name."""
+        """Return whether there is a tensor of this name."""
         return f"{self.name}.{part}" in self._files
 
     def shape(self, part: str) -> TensorShape:

@@ -194,7 +194,7 @@ class Assembly:
 
     @property
     def bytes_per_weight(self) -> float:
-        """What a weight of the linear layers takes that were built, on average."""
+        """Bytes of a weight of the linear layers that were built, on average."""
         return self._linears.bytes_per_weight
 
     def check_layers(self) -> None:

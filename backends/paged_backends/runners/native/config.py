@@ -20,7 +20,7 @@ class Rope:
     original_length: int = 0
     """Positions of the original training, before scaling; ``llama3`` only."""
     divisors: tuple[float, ...] = ()
-    """What the frequency of each pair is divided by; ``divided`` only."""
+    """Divisors of the frequencies, one for each pair; ``divided`` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class DecoderConfig:
     gated: bool = True
     """Feed-forward is ``down(act(gate(x)) * up(x))``, otherwise ``down(act(up(x)))``."""
     query_bias: bool = False
-    """Of query, key and value."""
+    """Query, key and value have biases."""
     output_bias: bool = False
-    """Of the output projection of attention."""
+    """The output projection of attention has a bias."""
     mlp_bias: bool = False
     embedding_size: int
     """Width of the embedding; if it is not ``hidden_size``, projections connect them."""

@@ -151,7 +151,7 @@ class KernelOps(TorchOps):
 
 
 def fits(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are kernels for this dtype on this device."""
+    """Return whether there are kernels for this dtype on this device."""
     return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
 
 

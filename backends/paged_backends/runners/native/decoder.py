@@ -258,7 +258,7 @@ class Decoder:
     make_rotary: Callable[[Tensor, Tensor], Rotary]
     device: torch.device
     run: Sequence[RunsLayer] = ()
-    """What computes the layers; in the beginning they do."""
+    """Callables that compute the layers; in the beginning the layers themselves."""
     fused: FusedStack | None = None
     """Used instead of the layers, where it can be."""
     vocabulary: DividedVocabulary | None = None

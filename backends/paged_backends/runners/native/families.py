@@ -56,7 +56,7 @@ def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -
 
 
 class _Defaults(NamedTuple):
-    """What a family has where a configuration says nothing."""
+    """Values of a family where a configuration says nothing."""
 
     hidden_size: int
     intermediate_size: int
@@ -79,7 +79,7 @@ _DEFAULTS = {
     "gemma2": _Defaults(2304, 9216, 26, 8, 4, 256, 256000, 8192, 1),
     "gemma3_text": _Defaults(2304, 9216, 26, 8, 4, 256, 262208, 131072, 1),
 }
-"""Of families with RMSNorm, rotary embeddings and a gated feed-forward."""
+"""Families with RMSNorm, rotary embeddings and a gated feed-forward."""
 
 Windows = Callable[[int], int | None]
 """The sliding window of a layer, by its number."""

@@ -48,7 +48,7 @@ class LinearMaker:
 
     @property
     def bytes_per_weight(self) -> float:
-        """What a weight of the layers takes that were made, on average."""
+        """Bytes of a weight of the layers that were made, on average."""
         return self._num_bytes / self._num_weights
 
     def stored(
@@ -133,7 +133,7 @@ class StoredLinear:
     """A linear layer over I inputs and O outputs; its weight is not read before it is asked for."""
 
     rows: Rows
-    """Its weight, in the dtype in which it is stored."""
+    """Parts of the weight, one below the other, in the dtype in which they are stored."""
     bias_O: Tensor | None
 
     @property

@@ -114,11 +114,11 @@ class Ops(ABC):
     """Makes operations. They compute in float32 and return the dtype of their argument."""
 
     kernels: Kernels | None = None
-    """What they are computed with; ``None``: PyTorch."""
+    """Kernels that compute the operations; ``None``: PyTorch does."""
     copies_weights: bool
     """Operations keep no reference to the weights that they are made from."""
     quantized_products: ProductsName | None = None
-    """How they multiply quantised weights; ``None``: as floats."""
+    """Name of the products with quantised weights; ``None``: they are of floats."""
     computes_quantized: bool
     """Quantised weights stay quantised; otherwise they are dequantised when they are loaded."""
 

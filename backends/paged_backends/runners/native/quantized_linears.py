@@ -38,7 +38,7 @@ class QuantizedLinears:
 
     weight_format: WeightFormat
     matrices: dict[StoredLinear, QuantizedMatrix]
-    """Of a checkpoint, those that were not taken yet; weights that are generated have none here:
+    """Weights of a checkpoint that were not taken yet; weights that are generated have none here:
     each is quantised when it is taken, and cached nowhere."""
     release: Callable[[], None] = lambda: None
     """Release the memory of the file that they are mapped from; what is used is read again."""

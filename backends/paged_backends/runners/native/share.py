@@ -1,4 +1,4 @@
-"""What one of several ranks holds of a decoder, as in Megatron-LM (arXiv:1909.08053).
+"""Shares of a decoder that ranks hold, as in Megatron-LM (arXiv:1909.08053).
 
 Query, key and value, gate and up are divided by their outputs; the output of attention and ``down``
 by their inputs, so that each rank has a summand of their result; embedding and head by tokens of
@@ -51,7 +51,7 @@ class Share:
             self.communicator.all_reduce(tensor)
 
     def all_agree(self, agrees: bool, device: torch.device) -> bool:
-        """Whether all ranks do; what they exchange in a step depends on how each computes it."""
+        """Return whether all ranks agree; how each computes a step decides what is exchanged."""
         if self.communicator is None:
             return agrees
         votes = self.communicator.all_gather(torch.tensor([float(agrees)], device=device))
@@ -168,7 +168,7 @@ class SummedLinear:
     """A linear layer whose inputs are divided among the ranks."""
 
     product: Linear
-    """Of this rank's inputs, without bias."""
+    """Product of this rank's inputs, without bias."""
     bias_O: Tensor | None
     all_reduce: AllReduce
 

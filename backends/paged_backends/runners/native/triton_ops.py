@@ -61,7 +61,7 @@ class TritonHeadOp:
             )
 
     def does_nothing(self, rotary: Rotary | None) -> bool:
-        """Whether there are neither norms nor a rotary embedding."""
+        """Return whether there are neither norms nor a rotary embedding."""
         return rotary is None and self.query_norm is None and self.key_norm is None
 
     def preparation(self, rotary: Rotary | None) -> HeadPreparation:

@@ -33,9 +33,9 @@ from paged_backends.runners.onnx.sessions import (
 )
 
 _OPSET, _IR_VERSION = 21, 10
-"""Of ONNX 1.16, which every supported version of ONNX Runtime reads."""
+"""Versions of ONNX 1.16, which every supported version of ONNX Runtime reads."""
 _FLOAT_ARITHMETIC = 1
-"""What ``accuracy_level`` says of float32."""
+"""The ``accuracy_level`` of float32."""
 _NUM_LOW = 16
 """Codes of the low half: a step of the high half is so many of the low one."""
 
@@ -242,7 +242,7 @@ class GraphLinears:
     """
 
     compute: torch.dtype
-    """Of activations, and of weights that are not quantised."""
+    """Dtype of activations, and of weights that are not quantised."""
     quantized: QuantizedLinears | None
     """Their weights; ``None``: they are not quantised."""
     in_halves: bool
@@ -315,7 +315,7 @@ def _in_own_pages(linear: StoredLinear, dtype: torch.dtype) -> Tensor:
 
 @cache
 def packs_weights(*, quantized: bool) -> bool:
-    """Whether a session on a CPU keeps weights in an order of its own, not the originals.
+    """Return whether a session on a CPU keeps weights in an order of its own, not the originals.
 
     Builds for some processors do not. A session that is run after a weight was changed shows it.
     """

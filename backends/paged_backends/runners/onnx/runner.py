@@ -221,7 +221,7 @@ class OnnxRuntimeRunner(DescribedRunner):
         return torch.empty(shape, dtype=value.dtype, device=device)
 
     def _needs_spare_row(self, num_rows: int) -> bool:
-        """Whether the last of so many rows would be in no tile."""
+        """Return whether the last of so many rows would be in no tile."""
         return self._settings.deterministic and num_rows % _TILE == 1
 
 

@@ -18,7 +18,7 @@ from paged_backends.runners.onnx.packages import CPU, CUDA, cuda_problem
 from paged_core.errors import EngineError, SettingsError, UnsupportedModel
 
 _NAMES = ("float", "float16", "bfloat16", "int64", "int32", "bool", "uint8", "int8")
-"""What ONNX calls the dtypes that cross the borders of graphs."""
+"""Names in ONNX of the dtypes that cross the borders of graphs."""
 CONTRIB = "com.microsoft"
 """The domain of the operators that ONNX Runtime adds to those of ONNX."""
 DTYPES: dict[str, torch.dtype] = {f"tensor({name})": getattr(torch, name) for name in _NAMES}
@@ -40,7 +40,7 @@ _ORT_ERRORS = (
     ort_state.NotImplemented,
     ort_state.RuntimeException,
 )
-"""What ONNX Runtime raises; they have no base class of their own."""
+"""Errors of ONNX Runtime, which have no base class of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class SessionMaker:
 
     @property
     def copies_weights(self) -> bool:
-        """Whether sessions have all weights in the memory of a GPU."""
+        """Return whether sessions have all weights in the memory of a GPU."""
         return self._stream is not None
 
     @contextmanager
