@@ -146,13 +146,15 @@ def test_an_exported_graph_is_refused_with_the_way_to_serve_its_weights(
         Checkpoint.open(str(folder / named))
 
 
-def test_reading_a_checkpoint_imports_nothing_heavy(folder: Path) -> None:
+def test_reading_a_checkpoint_and_its_tokenizer_imports_nothing_heavy() -> None:
     code = (
         "import sys; import paged_backends.plugin\n"
         "from paged_backends.checkpoint.folder import Checkpoint\n"
-        f"c = Checkpoint.open({str(folder)!r}); c.check_weights(allow_pickle=False);"
+        "from paged_backends.text.tokenizer import load_tokenizer\n"
+        "c = Checkpoint.open('demo'); c.check_weights(allow_pickle=False);"
         "assert c.model_type == 'llama';"
-        "sys.exit(int(bool({'torch', 'transformers'} & set(sys.modules))))"
+        "load_tokenizer('demo').apply_chat_template([{'role': 'user', 'content': 'hello'}]);"
+        "sys.exit(int(bool({'torch', 'transformers', 'gguf'} & set(sys.modules))))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

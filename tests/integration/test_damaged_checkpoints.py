@@ -365,38 +365,10 @@ def use_tokenizer(folder: Path) -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
 
 
-@damage.lengths(25, 1000)
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_any_damage_is_served_or_refused(
-    runner: str, examples: int, whole: Path, tmp_path: Path
-) -> None:
-    def check(data: st.DataObject) -> None:
-        folder = links(whole, tmp_path / "model")
-        what, do = data.draw(damages(whole))
-        note(what)
-        do(folder)
-        outcome(lambda: serve(folder, runner))
-        outcome(lambda: use_tokenizer(folder))
-
-    damage.for_examples(examples, check)
-
-
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("families")
     return {name: tiny_models.save(name, folder / name) for name in tiny_models.NATIVE}
-
-
-@damage.lengths(40, 2000)
-def test_any_configuration_of_any_family_is_served_or_refused(
-    examples: int, families: dict[str, Path], tmp_path: Path
-) -> None:
-    def check(data: st.DataObject) -> None:
-        family = families[data.draw(st.sampled_from(sorted(families)))]
-        folder = damaged(data, family, tmp_path, "config.json")
-        outcome(lambda: serve(folder, "native"))
-
-    damage.for_examples(examples, check)
 
 
 def damaged(data: st.DataObject, sound: Path, tmp_path: Path, name: str) -> Path:
@@ -406,20 +378,6 @@ def damaged(data: st.DataObject, sound: Path, tmp_path: Path, name: str) -> Path
     note(what)
     damage.change_json(folder / name, lambda _: changed)
     return folder
-
-
-@damage.lengths(25, 1000)
-@pytest.mark.parametrize("runner", ["native", pytest.param("transformers", marks=pytest.mark.slow)])
-def test_any_damage_to_a_pickle_is_served_or_refused(
-    runner: str, examples: int, pickled: Path, tmp_path: Path
-) -> None:
-    def check(data: st.DataObject) -> None:
-        folder = links(pickled, tmp_path / "model")
-        path = folder / "pytorch_model.bin"
-        damage.change_bytes(path, data.draw(damage.byte_changes(path.stat().st_size, 6000)))
-        outcome(lambda: serve(folder, runner, allow_pickle=True))
-
-    damage.for_examples(examples, check)
 
 
 @pytest.fixture(scope="module")
@@ -435,17 +393,54 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: save_tokenizer(folder / name, make(), **options) for name, make in KINDS.items()}
 
 
-@damage.lengths(100, 4000)
-def test_any_damage_to_a_tokenizer_is_used_or_refused(
-    examples: int, tokenizers: dict[str, Path], tmp_path: Path
-) -> None:
-    def check(data: st.DataObject) -> None:
+Do = Callable[[st.DataObject, Path], object]
+"""Draws damage, does it to a copy of a model in a folder, and uses that."""
+
+
+@pytest.fixture
+def uses(
+    whole: Path, families: dict[str, Path], pickled: Path, tokenizers: dict[str, Path]
+) -> dict[str, Do]:
+    """By what is damaged; each is served or refused."""
+
+    def model(runner: str) -> Do:
+        def do(data: st.DataObject, tmp_path: Path) -> None:
+            folder = links(whole, tmp_path / "model")
+            what, damage_it = data.draw(damages(whole))
+            note(what)
+            damage_it(folder)
+            outcome(lambda: serve(folder, runner))
+            outcome(lambda: use_tokenizer(folder))
+
+        return do
+
+    def configuration(data: st.DataObject, tmp_path: Path) -> None:
+        family = families[data.draw(st.sampled_from(sorted(families)))]
+        folder = damaged(data, family, tmp_path, "config.json")
+        outcome(lambda: serve(folder, "native"))
+
+    def pickle(data: st.DataObject, tmp_path: Path) -> None:
+        folder = links(pickled, tmp_path / "model")
+        path = folder / "pytorch_model.bin"
+        damage.change_bytes(path, data.draw(damage.byte_changes(path.stat().st_size, 6000)))
+        outcome(lambda: serve(folder, "native", allow_pickle=True))
+
+    def tokenizer(data: st.DataObject, tmp_path: Path) -> None:
         sound = tokenizers[data.draw(st.sampled_from(sorted(tokenizers)))]
         name = data.draw(st.sampled_from(["tokenizer.json", "tokenizer_config.json"]))
         folder = damaged(data, sound, tmp_path, name)
         outcome(lambda: use_tokenizer(folder))
 
-    damage.for_examples(examples, check)
+    own = {"a configuration": configuration, "a pickle": pickle, "a tokenizer": tokenizer}
+    return {runner: model(runner) for runner in RUNNERS} | own
+
+
+@damage.lengths(25, 2000)
+@pytest.mark.parametrize("kind", [*RUNNERS, "a configuration", "a pickle", "a tokenizer"])
+def test_any_damage_is_served_or_refused(
+    kind: str, examples: int, uses: dict[str, Do], tmp_path: Path
+) -> None:
+    damage.for_examples(examples, lambda data: uses[kind](data, tmp_path))
 
 
 @pytest.mark.parametrize("name", JSON_FILES)
