@@ -19,6 +19,7 @@ from paged_backends.executors.settings import (
     MemorySettings,
     ProcessSettings,
     TensorParallelSettings,
+    WorkersSettings,
 )
 from paged_backends.grammar.settings import LlguidanceSettings, XgrammarSettings
 from paged_backends.kernels.triton.availability import rank as triton_rank
@@ -126,18 +127,17 @@ def paged_core_components() -> Iterator[Component]:
         "paged_backends.executors.memory:MemoryExecutor",
         summary="no model: the cache holds token ids",
     )
-    yield Component(
-        "executor",
-        ProcessSettings,
-        "paged_backends.executors.process:ProcessExecutor",
-        summary="another executor in a process of its own",
-    )
-    yield Component(
-        "executor",
-        TensorParallelSettings,
-        "paged_backends.executors.tensor_parallel:TensorParallelExecutor",
-        summary="a model on several ranks, each with its share of every layer",
-    )
+    for options, summary in (
+        (WorkersSettings, "another executor in processes, each with its share of every layer"),
+        (ProcessSettings, "`workers`, of which there is one: another executor in a process"),
+        (TensorParallelSettings, "`workers`, of which there are two: a model on several ranks"),
+    ):
+        yield Component(
+            "executor",
+            options,
+            "paged_backends.executors.workers:WorkersExecutor",
+            summary=summary,
+        )
     yield Component(
         "communicator",
         ShmSettings,

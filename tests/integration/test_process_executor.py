@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from integration.slow_executor import SLOW, favour_token_9
-from paged_backends.executors import process, worker_process
-from paged_backends.executors.process import ProcessExecutor
+from paged_backends.executors import workers
+from paged_backends.executors.workers import WorkersExecutor
 from paged_core import LLM
 from paged_core.engine.contexts import AttentionContext, ExecutorContext, RunnerContext
 from paged_core.engine.driver import EngineDriver
@@ -35,6 +35,7 @@ from paged_core.errors import (
     SettingsError,
 )
 from paged_core.plugins.registry import Registry
+from paged_core.processes.channel import Channel
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
@@ -112,7 +113,7 @@ def slow_engine(timeout: float = 30.0, **slow: Any) -> Iterator[Engine]:
 
 def pid_of(engine: Engine) -> int:
     executor = engine.executor
-    assert isinstance(executor, ProcessExecutor)
+    assert isinstance(executor, WorkersExecutor)
     assert executor._workers
     return executor._workers[0].pid
 
@@ -199,7 +200,7 @@ def test_an_llm_has_the_tokenizer_and_the_size_of_the_model() -> None:
     with LLM(executor="process", **SMALL) as llm:
         assert llm.get_tokenizer().encode("Hello")
         executor = llm.engine.executor
-        assert isinstance(executor, ProcessExecutor)
+        assert isinstance(executor, WorkersExecutor)
         size = executor.model_size()
         assert size is not None
         assert size.layer_weights > 0
@@ -341,7 +342,7 @@ class TestParts:
         )
         message = r"'slow', rank 1 of 2 \(pid \d+\) ended with exit status 41 while it started"
         with pytest.raises(ExecutorLost, match=message):
-            ProcessExecutor(settings.executor, context).start()  # type: ignore[arg-type]
+            WorkersExecutor(settings.executor, context).start()  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- death and hanging
@@ -417,7 +418,7 @@ class TestDeath:
             os.kill(pid_of(engine), signal.SIGKILL)
             assert "SIGKILL" in error_of(serve(engine, "A"))
             with monkeypatch.context() as broken:
-                broken.setattr(process, "WorkerProcess", refuse)
+                broken.setattr(workers, "PythonChild", refuse)
                 for name in "BC":
                     assert "no more processes" in error_of(serve(engine, name))
             assert serve(engine, "D").sequences[0].error is None
@@ -525,7 +526,7 @@ def test_ctrl_c_in_the_middle_of_a_message_ends_the_process(
 
     with slow_engine() as engine:
         with monkeypatch.context() as patched:
-            patched.setattr(worker_process.Channel, "fill", interrupted)
+            patched.setattr(Channel, "fill", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 serve(engine, "A")
         assert "Ctrl-C had cut off a message" in error_of(serve(engine, "B"))

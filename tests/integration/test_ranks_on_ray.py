@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from paged_backends.executors.ray_workers import _greeted
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
+from paged_core.processes.ray_child import Place, greeted
 
 ray = pytest.importorskip("ray")
 pytestmark = [
@@ -64,7 +64,7 @@ def test_say_the_same_and_one_that_ends_or_stops_is_named(cluster: str) -> None:
     with LLM(executor=ON_RAY, **SMALL) as llm:
         executor: Any = llm.engine.executor
         assert texts(llm) == expected
-        nodes = {worker.place.node for worker in executor._workers}
+        nodes = {worker.child.place.node for worker in executor._workers}
         assert len(nodes) == (2 if cluster == "two machines" else 1)
         for number, rank in ((signal.SIGKILL, 1), (signal.SIGSTOP, 0)):
             first = [worker.pid for worker in executor._workers]
@@ -77,7 +77,7 @@ def test_say_the_same_and_one_that_ends_or_stops_is_named(cluster: str) -> None:
 
 
 def test_a_cluster_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paged_backends.executors.ray_workers._PLACING", 2.0)
+    monkeypatch.setattr("paged_backends.executors.workers._PLACING", 2.0)
     ray.init(num_cpus=1, include_dashboard=False, logging_level="error", log_to_driver=False)
     try:
         with pytest.raises(SettingsError, match=r"has no room for 2 ranks of \{'CPU': 1.0\}"):
@@ -88,16 +88,25 @@ def test_a_cluster_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"hello\n", b"\xff \xff \xff\n", b"wrong 0 steps\n", b"right 0\n", b" " * 9000]
+    "said",
+    [
+        b"",
+        b"hello\n",
+        b"\xff \xff \xff\n",
+        b"wrong 0 []\n",
+        b"right 0\n",
+        b"right 0 [1]\n",
+        b" " * 9000,
+    ],
 )
 def test_what_connects_and_is_no_rank_is_turned_away(said: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(said)
         theirs.shutdown(socket.SHUT_WR)
-        assert _greeted(ours, "right") is None
+        assert greeted(ours, "right") is None
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(b"right 1 steps\n")
-        assert _greeted(ours, "right") == (1, "steps")
+        theirs.sendall(b'right 1 ["node", "host", 2, 3]\n')
+        assert greeted(ours, "right") == (1, Place("node", "host", 2, 3))
         assert theirs.recv(1) == b"."

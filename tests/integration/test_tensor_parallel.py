@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from integration.rank_faults import FAULTY
-from paged_backends.executors.tensor_parallel import TensorParallelExecutor, shares_of_cores
+from paged_backends.executors.workers import WorkersExecutor, shares_of_cores
 from paged_core import LLM, SamplingParams
 from paged_core.engine.engine import Engine
 from paged_core.engine.wiring import build_engine
@@ -84,7 +84,7 @@ def faulty(**faults: Any) -> dict[str, Any]:
 
 def pids_of(engine: Engine) -> list[int]:
     executor = engine.executor
-    assert isinstance(executor, TensorParallelExecutor)
+    assert isinstance(executor, WorkersExecutor)
     return [worker.pid for worker in executor._workers]
 
 
@@ -286,7 +286,7 @@ def test_memory_that_is_not_said_is_what_fits_on_every_rank() -> None:
 class TestCores:
     def test_are_dealt_evenly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
-        core_of = "paged_backends.executors.tensor_parallel._core_of"
+        core_of = "paged_backends.executors.workers._core_of"
         monkeypatch.setattr(core_of, lambda cpu: (str(cpu % 4),))  # two threads of each core
         assert shares_of_cores(2) == [[[0, 4], [1, 5]], [[2, 6], [3, 7]]]
         assert shares_of_cores(3) == [[[0, 4]], [[1, 5]], [[2, 6]]]

@@ -12,10 +12,6 @@ from paged_core import AsyncLLM, SamplingParams
 from paged_core.client.engine_client import ClientState, OutputStream
 from paged_core.text.outputs import RequestOutput
 from paged_plugins.replicas.routed_client import RoutedClient
-from server.test_process_client import (
-    left_behind,
-    own_folder,  # noqa: F401 - a fixture
-)
 
 SETTINGS: dict[str, Any] = {"num_blocks": 256, "max_model_len": 256, "threads": 1}
 LONG = SamplingParams(max_tokens=120, ignore_eos=True)
@@ -53,7 +49,6 @@ def with_replicas(
             await asyncio.wait_for(test(client), 240)
 
     asyncio.run(main())
-    assert not left_behind()
 
 
 def ask(client: RoutedClient, prompt: Any, sampling: SamplingParams = SHORT) -> OutputStream:

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import psutil
 import pytest
-import zmq
 
 from paged_core import LLM, AsyncLLM, RequestOutput, SamplingParams
 from paged_core.client.engine_client import ClientState
 from paged_core.errors import CheckpointError, EngineError, EngineLost, RequestError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
-from paged_plugins.engine_process import backoff, wire
+from paged_plugins.engine_process import backoff
 from paged_plugins.engine_process import client as process_client
-from paged_plugins.engine_process import main as process_main
-from paged_plugins.engine_process.beat import SharedBeat
 from paged_plugins.engine_process.client import ProcessClient
 from server.outputs import comparable, last
 
@@ -74,21 +67,6 @@ def served(test: Callable[[AsyncLLM, ProcessClient], Awaitable[Any]], **options:
             return await asyncio.wait_for(test(llm, client), 300)
 
     return asyncio.run(main())
-
-
-def left_behind() -> set[str]:
-    folders = Path(tempfile.gettempdir()).glob("paged-core-*")
-    return {str(path) for path in (*folders, *Path("/dev/shm").glob("*paged*"))}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Sockets of others are in the folder for temporary files, too."""
-    folder = str(tmp_path_factory.mktemp("own"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", folder)
-        patch.setattr(tempfile, "tempdir", folder)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -165,28 +143,6 @@ def test_a_reader_that_leaves_frees_its_blocks(shared: tuple[Loop, AsyncLLM]) ->
     loop.run(ask())
 
 
-def test_the_beat_goes_on_while_nothing_is_asked(shared: tuple[Loop, AsyncLLM]) -> None:
-    loop, llm = shared
-
-    async def ask() -> None:
-        before = time.monotonic()
-        while llm.client.health().silent_for > time.monotonic() - before:
-            await asyncio.sleep(0.05)
-
-    loop.run(ask(), 30)
-
-
-def test_no_pickle_and_nothing_named_is_left_once_it_runs(shared: tuple[Loop, AsyncLLM]) -> None:
-    _, llm = shared
-    assert isinstance(llm.client, ProcessClient)
-    assert llm.client.pid is not None
-    assert llm.client.pid in {each.pid for each in psutil.Process().children(recursive=True)}
-    package = Path(sys.modules[ProcessClient.__module__].__file__ or "").parent
-    for path in package.glob("*.py"):
-        assert "import pickle" not in path.read_text("utf-8")
-    assert not left_behind()
-
-
 PIN = "What is a block table? " * 6
 
 
@@ -221,7 +177,6 @@ async def unread_is_served_again(llm: AsyncLLM, client: ProcessClient, number: i
 
 def test_a_killed_engine_is_started_again() -> None:
     served(lambda llm, client: unread_is_served_again(llm, client, signal.SIGKILL))
-    assert not left_behind()
 
 
 def test_a_pin_is_held_again_and_its_name_is_no_other_s() -> None:
@@ -256,7 +211,6 @@ def test_a_stopped_engine_is_found_and_started_again() -> None:
     served(
         lambda llm, client: unread_is_served_again(llm, client, signal.SIGSTOP), hang_seconds=1.5
     )
-    assert not left_behind()
 
 
 def test_an_engine_that_was_not_asked_does_not_hang(
@@ -278,34 +232,6 @@ def test_an_engine_that_was_not_asked_does_not_hang(
 
     monkeypatch.setattr(process_client, "make_front_end", make_slowly)
     served(test, hang_seconds=2)
-
-
-def test_an_engine_is_connected_before_it_says_that_it_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one that started it removes the names of the sockets as soon as it has heard so."""
-    monkeypatch.setattr(process_main, "_die_with", lambda parent: None)  # it is this process
-    context, beat = zmq.Context(), SharedBeat()
-    pushing = context.socket(zmq.PUSH)
-    pushing.bind(f"ipc://{tmp_path}/in")
-
-    def hear(message: wire.FromEngine) -> None:
-        if isinstance(message, wire.Ready):
-            shutil.rmtree(tmp_path)
-
-    settings = {"executor": {"name": "memory"}, "num_blocks": 64, "max_model_len": 128}
-    orders = process_main.Orders(
-        os.getpid(), -1, os.dup(beat.descriptor), str(tmp_path), settings, [], None
-    )
-    engine = Thread(target=process_main._serve, args=(orders, context, hear), daemon=True)
-    engine.start()
-    try:
-        pushing.send(wire.encode(wire.Close()))
-        engine.join(30)
-        assert not engine.is_alive(), "what it was sent did not reach it"
-    finally:
-        context.destroy(linger=0)
-        beat.close()
 
 
 def test_a_request_is_not_served_again_for_ever() -> None:
@@ -359,33 +285,15 @@ def test_what_cannot_start_says_what_it_would_say_in_this_process() -> None:
 
     with pytest.raises(CheckpointError, match="no/such/folder"):
         asyncio.run(start(model="no/such/folder"))
-    assert not left_behind()
-
-
-def test_sockets_have_short_names_wherever_temporary_files_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name of a socket has 107 bytes at most."""
-    far = tmp_path / ("x" * 100)
-    far.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(far))
-
-    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
-        assert (await last(llm.generate("Hello", SamplingParams(max_tokens=2)))).finished
-
-    served(test)
-    assert not list(far.iterdir())
 
 
 def test_no_process_is_left_if_the_front_end_cannot_be_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from paged_plugins.engine_process import client as module
-
     def fail(*_: Any) -> Any:
         raise CheckpointError("the tokenizer is gone")
 
-    monkeypatch.setattr(module, "make_front_end", fail)
+    monkeypatch.setattr(process_client, "make_front_end", fail)
 
     async def main() -> None:
         client = make_client()
@@ -405,39 +313,3 @@ def test_parts_of_a_program_are_refused_by_name() -> None:
     registry = Registry.discover().extended(Profile("mine", "{}"), plugin="of-mine")
     with pytest.raises(SettingsError, match="of-mine"):
         ProcessClient(settings_class(registry)(), registry)
-
-
-FRONT = """
-import asyncio, sys
-from paged_core import AsyncLLM, SamplingParams
-from paged_core.plugins.registry import Registry
-from paged_core.settings.schema import settings_class
-from paged_plugins.engine_process.client import ProcessClient
-
-async def main():
-    registry = Registry.discover()
-    client = ProcessClient(settings_class(registry)(num_blocks=256, max_model_len=256), registry)
-    async with AsyncLLM.from_client(client) as llm:
-        print(client.pid, flush=True)
-        async for _ in llm.generate("Hello", SamplingParams(max_tokens=200, ignore_eos=True)):
-            pass
-        await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_the_engine_ends_with_a_front_end_that_is_killed(stopped: bool) -> None:
-    front = subprocess.Popen([sys.executable, "-c", FRONT], stdout=subprocess.PIPE, text=True)
-    try:
-        assert front.stdout is not None
-        engine = psutil.Process(int(front.stdout.readline()))
-        if stopped and sys.platform == "linux":
-            engine.suspend()
-    finally:
-        front.kill()
-        front.wait()
-        front.stdout and front.stdout.close()
-    engine.wait(30)
-    assert not left_behind()

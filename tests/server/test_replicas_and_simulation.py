@@ -10,7 +10,6 @@ from paged_plugins.lab.calibration.calibrate import MeasuredStep
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
 from paged_plugins.lab.cost_models.linear import LinearCost
 from paged_plugins.workloads.spec import parse_spec
-from server.test_process_client import left_behind, own_folder  # noqa: F401 - a fixture
 from unit.peer_scripts import TOOLS, script
 
 tool = script("replicas_and_simulation", TOOLS)
@@ -44,7 +43,6 @@ def test_what_is_simulated_is_what_real_replicas_do(router: str) -> None:
     cached = [{each.id: each.num_cached for each in found.requests} for found in (simulated, real)]
     assert cached[0] == cached[1]
     assert 0 < real.measure("hit_rate") < 1
-    assert not left_behind()
 
 
 def test_later_turns_repeat_the_workload_and_not_an_answer() -> None:

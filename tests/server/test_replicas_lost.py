@@ -32,8 +32,6 @@ from server.replica_clients import (
 )
 from server.test_process_client import (
     FOREVER,
-    left_behind,
-    own_folder,  # noqa: F401 - a fixture
 )
 
 
@@ -162,7 +160,6 @@ def test_one_is_killed_while_it_starts() -> None:
             ask(client, "Hello")
 
     asyncio.run(main())
-    assert not left_behind()
 
 
 def test_closing_while_they_start_leaves_nothing() -> None:
@@ -177,7 +174,6 @@ def test_closing_while_they_start_leaves_nothing() -> None:
     before = {each.pid for each in psutil.Process().children()}
     asyncio.run(main())
     assert {each.pid for each in psutil.Process().children()} <= before
-    assert not left_behind()
 
 
 def test_those_that_cannot_start_say_why() -> None:
@@ -189,7 +185,6 @@ def test_those_that_cannot_start_say_why() -> None:
         await client.close()
 
     asyncio.run(main())
-    assert not left_behind()
 
 
 def test_one_that_is_given_up_leaves_and_then_all_have_failed(
@@ -274,7 +269,6 @@ def test_draining_waits_for_engines_that_start(number: int) -> None:
                 await client.drain_replica(number)
 
     asyncio.run(main())
-    assert not left_behind()
 
 
 def test_draining_that_is_given_up_gives_it_requests_again() -> None:

@@ -22,6 +22,7 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
+from paged_core.processes.ray_child import LOCAL
 from paged_plugins.lab.commands.options import with_address
 from paged_plugins.lab.commands.studies import beginning
 from paged_plugins.lab.results.folder import Manifest
@@ -31,7 +32,6 @@ from paged_plugins.lab.study.study import Ablation, read_ablation
 from paged_plugins.lab.tasks.pool import num_workers, open_runner
 from paged_plugins.lab.tasks.task import Task
 from paged_plugins.lab.tasks.task import run as execute
-from paged_plugins.ray_cluster import LOCAL
 from unit.studies import ABLATION, WORKLOAD, tables, write
 from unit.study_faults import DEADLY
 

@@ -8,15 +8,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from threading import Lock, Thread
-from time import monotonic
 
-from paged_backends.executors.channel import ANSWER, COMPILE, PING, PONG, Channel
 from paged_core.errors import EngineError, ExecutorLost, PagedCoreError, RequestError
 from paged_core.interfaces.executor import Executor, SupportsGrammar
+from paged_core.processes.channel import ANSWER, PING, PONG, Channel, Heartbeat
 from paged_core.structured_outputs import StructuredOutputs
 
-_PATIENCE = 1.0
-"""Seconds without an answer after which a heartbeat is asked for."""
+COMPILE = b"G"
+"""To the process: compile a form."""
 
 
 class RemoteGrammars:
@@ -31,7 +30,7 @@ class RemoteGrammars:
     def __init__(self, channel: Channel, name: str, heartbeat_timeout: float) -> None:
         self._channel = channel
         self._name = name
-        self._heartbeat_timeout = heartbeat_timeout
+        self._heartbeat = Heartbeat(channel, heartbeat_timeout)
         self._owner = os.getpid()
         self._lock = Lock()
         self._asked: dict[int, Future[None]] = {}
@@ -48,11 +47,10 @@ class RemoteGrammars:
         future.set_running_or_notify_cancel()
         with self._lock:
             number, self._num_asked = self._num_asked, self._num_asked + 1
-            if self._end is None:
-                self._asked[number] = future
-            else:
+            if self._end is not None:
                 future.set_exception(ExecutorLost(self._end))
                 return future
+            self._asked[number] = future
             if self._reader is None:
                 self._reader = Thread(target=self._read, daemon=True)
                 self._reader.start()
@@ -68,23 +66,20 @@ class RemoteGrammars:
         self._channel.shut()
         if self._reader is not None:
             self._reader.join()
-        self._channel.close()
 
     def _read(self) -> None:
-        last = monotonic()
+        heartbeat = self._heartbeat
         try:
             while self._end is None:
                 while (message := self._channel.take()) is not None:
                     self._answer(*message)
-                if self._channel.has_news(min(_PATIENCE, self._heartbeat_timeout)):
+                if self._channel.has_news(heartbeat.patience):
                     self._channel.fill()
-                    last = monotonic()
+                    heartbeat.heard()
                 elif not self._asked:
-                    last = monotonic()
-                elif monotonic() - last > self._heartbeat_timeout:
+                    heartbeat.heard()
+                elif heartbeat.is_missed():
                     self._fail(f"{self._name} has answered no heartbeat; it hangs")
-                else:
-                    self._channel.send(PING)
         except (EOFError, OSError):
             self._fail(f"{self._name} has ended")
 

@@ -60,12 +60,17 @@ class MemorySettings(ComponentSettings):
     )
 
 
-class RemoteSettings(ComponentSettings):
-    """Of executors whose steps run in other processes."""
+class WorkersOptions(ComponentSettings):
+    """Runs another executor's steps in other processes, the ranks of a model."""
 
     inner: ChosenComponent = Field(
         ChosenComponent(name="local"),
         description="the executor to run there: a name, or a table of the name and options",
+    )
+    ranks: int = Field(1, ge=1, le=_MAX_RANKS, description="processes that share the model")
+    placement: Literal["process", "ray"] = Field(
+        "process",
+        description="process: on this machine; ray: actors of a Ray cluster, on any machines",
     )
     heartbeat_timeout: float = Field(
         30.0,
@@ -79,23 +84,6 @@ class RemoteSettings(ComponentSettings):
         le=_MAX_SECONDS,
         description="seconds that a step may take; null: as long as it likes",
     )
-
-
-class ProcessSettings(RemoteSettings):
-    """Runs another executor's steps in a process of its own."""
-
-    name: Literal["process"] = "process"
-
-
-class TensorParallelSettings(RemoteSettings):
-    """Runs each step on several ranks, each with its share of every layer."""
-
-    name: Literal["tensor_parallel"] = "tensor_parallel"
-    ranks: int = Field(2, ge=1, le=_MAX_RANKS, description="processes that share the model")
-    placement: Literal["process", "ray"] = Field(
-        "process",
-        description="process: on this machine; ray: actors of a Ray cluster, on any machines",
-    )
     communicator_timeout: float = Field(
         600.0,
         gt=0,
@@ -107,3 +95,22 @@ class TensorParallelSettings(RemoteSettings):
         description="on a CPU, placement process: each rank has cores of its own; auto: unless "
         "`threads` is set, as it is where several engines share the cores",
     )
+
+
+class WorkersSettings(WorkersOptions):
+    """Runs another executor's steps in one process or several, each with its share of a model."""
+
+    name: Literal["workers"] = "workers"
+
+
+class ProcessSettings(WorkersOptions):
+    """Executor ``workers`` by another name: one process."""
+
+    name: Literal["process"] = "process"
+
+
+class TensorParallelSettings(WorkersOptions):
+    """Executor ``workers`` by another name: two ranks."""
+
+    name: Literal["tensor_parallel"] = "tensor_parallel"
+    ranks: int = Field(2, ge=1, le=_MAX_RANKS, description="processes that share the model")

@@ -1,44 +1,29 @@
-"""What a worker runs: another executor's steps.
-
-It ends when it is told to, and at once when the process that started it has ended.
-"""
+"""What a worker runs: another executor's steps, until it is told to end."""
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-import socket
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from paged_backends.executors.channel import (
-    ANSWER,
-    CLOSE,
-    ERROR,
-    PING,
-    PONG,
-    STEP,
-    Channel,
-)
 from paged_backends.executors.remote_grammars import serve_grammars
-from paged_core import errors
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.contexts import ExecutorContext, make_component
-from paged_core.errors import (
-    PagedCoreError,
-    PluginError,
-    SettingsError,
-    error_place,
-    error_text,
-    stack_text,
-)
+from paged_core.errors import PluginError, SettingsError, error_text
 from paged_core.interfaces.executor import Capacity, Executor, SupportsClock
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
+from paged_core.processes.channel import ANSWER, CLOSE, ERROR, Channel
+from paged_core.processes.child_main import Parent
+from paged_core.processes.failures import told
+
+START, STEP, COLLECT = b"I", b"S", b"C"
+"""To a worker: the parts of its executor, first; a step; collect all steps. It gives one answer
+for the start and for each step, in order."""
 
 Messages = SimpleQueue[tuple[bytes, bytes]]
 
@@ -52,16 +37,11 @@ class Started:
     runs_in_background: bool
 
 
-def main(descriptor: int, grammars: int) -> None:
-    """Serve the socket of this number until it is closed; ``grammars``: that of forms."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
-    serve(socket.socket(fileno=descriptor), socket.socket(fileno=grammars))
-
-
-def serve(steps: socket.socket, grammars: socket.socket) -> None:
-    """Serve both sockets until the first one is closed."""
-    channel, messages = Channel(steps), Messages()
-    Thread(target=_read, args=(channel, messages), daemon=True).start()
+def main(parent: Parent) -> None:
+    """Serve what comes on the channel of steps and on that of forms."""
+    channel, grammars = parent.channels
+    messages = Messages()
+    parent.listen(lambda kind, content: messages.put((kind, content)))
     _, content = messages.get()
     faults = FaultNames({})
     try:
@@ -69,29 +49,14 @@ def serve(steps: socket.socket, grammars: socket.socket) -> None:
         faults = FaultNames.of(parts.settings)
         executor, started = _start(parts)
     except Exception as error:  # noqa: BLE001 - raised again in the other process
-        channel.send(ERROR, _told(error, faults))
+        channel.send(ERROR, told(error, partial(faults.describe, called="executor")))
         return
-    line = Channel(grammars)
-    Thread(target=serve_grammars, args=(line, executor), daemon=True).start()
+    Thread(target=serve_grammars, args=(grammars, executor), daemon=True).start()
     try:
         channel.send(ANSWER, pickle.dumps(started))
         _Steps(executor, channel, faults, parts, started).run(messages)
     finally:
         executor.close()
-
-
-def _read(channel: Channel, messages: Messages) -> None:
-    """Answer heartbeats, whatever the executor is at; hand on all else."""
-    kind = b""
-    try:
-        while kind != CLOSE:
-            kind, content = channel.receive()
-            if kind == PING:
-                channel.send(PONG)
-            else:
-                messages.put((kind, content))
-    except (EOFError, OSError):
-        os._exit(1)  # the process that started this one is gone: nothing is wanted any more
 
 
 def _parts(content: bytes) -> ExecutorContext:
@@ -133,7 +98,7 @@ class _Steps:
     ) -> None:
         self._executor = executor
         self._channel = channel
-        self._faults = faults
+        self._describe = partial(faults.describe, called="executor")
         self._num_ahead = 1 if started.runs_in_background else 0
         self._tells = parts.group is None or parts.rank == 0
         """Whether its results are wanted; of other ranks, only that the step is done."""
@@ -154,7 +119,7 @@ class _Steps:
         try:
             return self._executor.submit(pickle.loads(content))
         except Exception as error:  # noqa: BLE001 - raised again in the other process
-            return _Failed(_told(error, self._faults))
+            return _Failed(told(error, self._describe))
 
     def _collect(self, handle: Any) -> tuple[bytes, bytes]:
         if isinstance(handle, _Failed):
@@ -163,7 +128,7 @@ class _Steps:
             result = self._executor.collect(handle)
             content = pickle.dumps(result if self._tells else None, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # noqa: BLE001 - raised again in the other process
-            return ERROR, _told(error, self._faults)
+            return ERROR, told(error, self._describe)
         return ANSWER, content
 
 
@@ -172,13 +137,3 @@ class _Failed:
     """The handle of a step that could not be submitted."""
 
     told: bytes
-
-
-def _told(error: Exception, faults: FaultNames) -> bytes:
-    """Return the name of an error of ours and its message, of any other where it comes from; and
-    its traceback."""
-    stack = stack_text(error)
-    if isinstance(error, PagedCoreError):
-        ours = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-        return pickle.dumps((next(ours).__name__, f"{error}{error_place(error)}", stack))
-    return pickle.dumps(("PluginError", faults.describe(error, "executor"), stack))

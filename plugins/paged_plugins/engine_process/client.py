@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
-import zmq
-
 from paged_core.client.engine_client import ClientHealth, ClientState
 from paged_core.client.streams import CopiedStream, Owner, StreamingClient
 from paged_core.engine.contexts import ExecutorContext, make_component
 from paged_core.engine.outcome import EngineMetrics
 from paged_core.engine.wiring import make_front_end
-from paged_core.errors import EngineError, PagedCoreError, SettingsError
+from paged_core.errors import EngineError, EngineLost, SettingsError
 from paged_core.interfaces.executor import Executor
 from paged_core.log import get_logger
 from paged_core.plugins.registry import Registry
+from paged_core.processes.child import Child, PythonChild
+from paged_core.processes.failures import named_error, raised
 from paged_core.settings.schema import EngineSettings
 from paged_core.text.front_end import FrontEnd
 from paged_plugins.engine_process import wire
@@ -34,10 +35,8 @@ _PING_SECONDS = 1.0
 """How often it is asked to beat."""
 _CLOSE_SECONDS = 5.0
 """That it may take to end when it is told to."""
-Launch = Callable[[EngineSettings, Registry, str | None], EngineProcess]
-"""Starts an engine's process, with the level of its log."""
 
-_PING = wire.encode(wire.Ping())
+TARGET, NAME = "paged_plugins.engine_process.main:main", "the engine's process"
 
 _log = get_logger()
 
@@ -53,7 +52,7 @@ class ProcessClient(StreamingClient):
         hang_seconds: a process that shows no life for this long, beyond what it expected of its
             step, is killed.
         log_level: of its log, which goes to standard error.
-        launch: starts the engine's process.
+        launch: starts the engine's process; ``None``: on this machine.
 
     Raises:
         SettingsError: the registry has parts that are not installed.
@@ -67,7 +66,7 @@ class ProcessClient(StreamingClient):
         hang_seconds: float = 10.0,
         log_level: str | None = None,
         owner: Owner | None = None,
-        launch: Launch = EngineProcess,
+        launch: Callable[[], Child] | None = None,
     ) -> None:
         super().__init__(owner)
         ours = [each.name for each in registry.plugins if each.distribution == "this program"]
@@ -78,8 +77,10 @@ class ProcessClient(StreamingClient):
             )
         self._settings, self._registry = settings, registry
         self._hang_seconds, self._log_level = hang_seconds, log_level
-        self._launch, self._backoff = launch, Backoff()
+        self._launch, self._backoff = launch or _local_child, Backoff()
         self._process: EngineProcess | None = None
+        self._ready: asyncio.Future[wire.Ready] | None = None
+        """Of the process that is being started."""
         self._questions = count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._pins = KeptPins(self.clock)
@@ -137,19 +138,22 @@ class ProcessClient(StreamingClient):
         Raises:
             PagedCoreError: what it raised, or that it ended.
         """
-        process = self._process = self._launch(self._settings, self._registry, self._log_level)
+        loop = asyncio.get_running_loop()
+        ready = self._ready = loop.create_future()
+        blocked = [each.name for each in self._registry.plugins if each.status == "blocked"]
+        orders = wire.Orders(self._settings.model_dump(mode="json"), blocked, self._log_level)
+        process = self._process = EngineProcess(self._launch(), orders, self._take)
         try:
-            while not process.has_ended:
+            while not ready.done():
                 await process.ended(_START_LOOK_SECONDS)
-                for message in process.messages():
-                    if isinstance(message, wire.Ready):
-                        process.forget_folder()
-                        process.listen(self._take)
-                        _log.info("engine_started", pid=process.pid)
-                        return message
-                    if isinstance(message, wire.Failed):
-                        raise wire.raised(message.error)
-            raise EngineError(f"the engine's process {process.how_it_ended()} while it started")
+                self._end_overdue()
+                if process.has_ended and not ready.done():
+                    raise EngineError(process.how_it_ended(" while it started"))
+                if process.is_silent:
+                    raise EngineError(f"{process.how_it_hangs()} while it started")
+            found: wire.Ready = ready.result()
+            _log.info("engine_started", pid=process.pid)
+            return found
         except BaseException:
             self._process = None
             process.kill()
@@ -164,39 +168,39 @@ class ProcessClient(StreamingClient):
                     await task
         process, self._process = self._process, None
         if process is not None:
-            with suppress(zmq.ZMQError):
-                process.send(wire.encode(wire.Close()))
-                await process.ended(_CLOSE_SECONDS)
+            process.ask_to_end()
+            await process.ended(_CLOSE_SECONDS)
             process.kill()
         self._fail_questions("it is closed")
 
     async def _watch(self) -> None:
-        """Look at the process again and again; start another when it has ended or hangs."""
-        pinged = -_PING_SECONDS
+        """Start another process whenever one has ended or hangs, or hand over to the owner."""
+        while True:
+            reason = await self._loss()
+            if self._owner is not None:
+                self._hand_back(self._owner, reason)
+                return
+            if not await self._restart(reason):
+                return
+
+    async def _loss(self) -> str:
+        """Look at the process again and again; return how it has ended, or that it hangs."""
+        process, pinged = self._process, -_PING_SECONDS
+        assert process is not None
         asked: float | None = None  # when it was first pinged since its last beat
         while True:
-            process = self._process
-            assert process is not None
             await process.ended(_LOOK_SECONDS)
             now, pulse = self.clock(), process.pulse()
             if asked is not None and pulse.at >= asked:
                 asked = None
             silent = pulse.overdue if pulse.in_step else 0.0 if asked is None else now - asked
             if process.has_ended:
-                reason = f"the engine's process {process.how_it_ended()}"
-            elif silent > self._hang_seconds:
-                reason = process.how_it_hangs()
-            else:
-                if now - pinged > _PING_SECONDS:
-                    pinged, asked = now, now if asked is None else asked
-                    process.send(_PING)
-                continue
-            if self._owner is not None:
-                self._hand_back(self._owner, reason)
-                return
-            asked = None
-            if not await self._restart(reason):
-                return
+                return process.how_it_ended()
+            if silent > self._hang_seconds:
+                return process.how_it_hangs()
+            if now - pinged > _PING_SECONDS:
+                pinged, asked = now, now if asked is None else asked
+                process.ping()
 
     async def _restart(self, reason: str) -> bool:
         """Start another process in place of a lost one; whether that was done."""
@@ -208,9 +212,10 @@ class ProcessClient(StreamingClient):
                 await self._start_process()
                 self._backoff.is_ready()
                 break
-            except PagedCoreError as error:
-                _log.error("engine_not_started", reason=str(error))
-                self._reason = f"{reason}; and starting another failed: {error}"
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+                why = named_error(error)[1]
+                _log.error("engine_not_started", reason=why)
+                self._reason = f"{reason}; and starting another failed: {why}"
         else:
             self._state = ClientState.FAILED
             self._lose(f"the engine is given up: {self._reason}", again=False)
@@ -224,11 +229,19 @@ class ProcessClient(StreamingClient):
                 self._add(stream)
         return True
 
+    def _end_overdue(self) -> None:
+        """End requests whose deadline passes while there is no engine that would end them."""
+        now = self.clock()
+        for stream in list(self._streams.values()):
+            deadline = stream.request.deadline
+            if deadline is not None and deadline < now:
+                stream.fail(EngineLost(f"its deadline passed, and no engine runs: {self._reason}"))
+                self._forget(stream)
+
     def _drop(self, reason: str, state: ClientState) -> list[CopiedStream]:
         """Let go of a lost process; return the requests that can be served again."""
         process, self._process = self._process, None
         if process is not None:
-            process.take_rest()
             process.kill()
         self._state, self._reason = state, reason
         kept = self._lose(reason, again=True)
@@ -249,7 +262,7 @@ class ProcessClient(StreamingClient):
             return health
         silent_for = max(0.0, self.clock() - self._process.pulse().at)
         if health.state is ClientState.READY and self._process.has_ended:  # and not yet noticed
-            reason = f"the engine's process {self._process.how_it_ended()}"
+            reason = self._process.how_it_ended()
             health = replace(health, state=ClientState.RESTARTING, reason=reason)
         return replace(health, silent_for=silent_for)
 
@@ -257,6 +270,9 @@ class ProcessClient(StreamingClient):
 
     def _take(self, message: wire.FromEngine) -> None:
         match message:
+            case wire.Ready():
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(message)
             case wire.Told(news):
                 self._deliver(news)
             case wire.Answer(question, value, error):
@@ -265,10 +281,12 @@ class ProcessClient(StreamingClient):
                     if error is None:
                         answer.set_result(value)
                     else:
-                        answer.set_exception(wire.raised(error))
+                        answer.set_exception(raised(error))
             case wire.Failed(error):
-                assert self._process is not None
-                self._process.last_words = error[1]
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_exception(raised(error))
+                elif self._process is not None:
+                    self._process.last_words = error[1]
 
     def _add(self, stream: CopiedStream) -> None:
         message = wire.add_message(stream.number, stream.request, self.clock())
@@ -277,14 +295,14 @@ class ProcessClient(StreamingClient):
 
     def _abort(self, number: int) -> None:
         if self._process is not None:
-            self._process.send(wire.encode(wire.Abort(number)))
+            self._process.send(wire.Abort(number))
 
     async def _ask(self, question: str, **arguments: Any) -> Any:
         if self._process is None or self._state not in (ClientState.READY, ClientState.DRAINING):
             raise EngineError(f"the engine cannot be asked: {self._reason or self._state.value}")
         number = next(self._questions)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._process.send(wire.encode(wire.Ask(number, question, arguments)))
+        self._process.send(wire.Ask(number, question, arguments))
         return await answer
 
     async def metrics(self) -> EngineMetrics:
@@ -307,6 +325,19 @@ class ProcessClient(StreamingClient):
         for answer in answers.values():
             if not answer.done():
                 answer.set_exception(EngineError(reason))
+
+
+def _local_child() -> Child:
+    """Start a process of this machine; what it prints goes where its log goes."""
+    return PythonChild(TARGET, name=NAME, stdout=_descriptor_of(sys.stderr))
+
+
+def _descriptor_of(stream: Any) -> int | None:
+    try:
+        number: int = stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
+    return number if number >= 0 else None
 
 
 def distant_front_end(settings: EngineSettings, registry: Registry, max_model_len: int) -> FrontEnd:

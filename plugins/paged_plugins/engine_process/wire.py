@@ -1,26 +1,32 @@
-"""Messages between a front end's process and an engine's: msgpack, of known types, over ZeroMQ.
+"""Messages between a front end's process and an engine's: msgpack, of known types.
 
-Nothing is unpickled, and no message is larger than ``MOST``.
+Nothing is unpickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import msgspec
 
-from paged_core import errors
 from paged_core.client.news import News
-from paged_core.errors import EngineError, PagedCoreError, RequestError, error_text
+from paged_core.errors import RequestError
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams, processor_name
 
-MOST = 64 << 20
-"""Bytes of a message at most."""
+START, MESSAGE = b"I", b"M"
+"""Kinds of messages: the orders, first; what is declared here."""
 
 _DEFAULTS = SamplingParams()
+
+
+class Orders(msgspec.Struct, array_like=True):
+    """What the process is started with."""
+
+    settings: dict[str, Any]
+    blocked: list[str]
+    log_level: str | None
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):
@@ -52,14 +58,6 @@ class Ask(msgspec.Struct, tag="ask", array_like=True):
     arguments: dict[str, Any]
 
 
-class Ping(msgspec.Struct, tag="ping", array_like=True):
-    """Show that you live."""
-
-
-class Close(msgspec.Struct, tag="close", array_like=True):
-    """End."""
-
-
 class Ready(msgspec.Struct, tag="ready", array_like=True):
     """The engine takes requests."""
 
@@ -87,10 +85,11 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
     error: tuple[str, str]
 
 
-ToEngine = Add | Abort | Ask | Ping | Close
+ToEngine = Add | Abort | Ask
 FromEngine = Ready | Told | Answer | Failed
 
 encode = msgspec.msgpack.Encoder().encode
+decode_orders = msgspec.msgpack.Decoder(Orders).decode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
@@ -99,7 +98,7 @@ def add_message(number: int, request: Request, now: float) -> bytes:
     """Return the message that has a request served.
 
     Raises:
-        RequestError: it holds what cannot be sent to another process, or is too long.
+        RequestError: it holds what cannot be sent to another process.
     """
     sampling = {}
     for field in fields(SamplingParams):
@@ -113,7 +112,7 @@ def add_message(number: int, request: Request, now: float) -> bytes:
             "process; run the engine in this one, or bring them as a component"
         )
     after = None if request.deadline is None else request.deadline - request.arrival
-    message = encode(
+    return encode(
         Add(
             number,
             now - request.arrival,
@@ -126,12 +125,6 @@ def add_message(number: int, request: Request, now: float) -> bytes:
             after,
         )
     )
-    if len(message) > MOST:
-        raise RequestError(
-            f"request {request.id!r} takes {len(message)} bytes, and {MOST} can be sent to the "
-            "engine's process"
-        )
-    return message
 
 
 def added_request(add: Add) -> Request:
@@ -145,44 +138,3 @@ def added_request(add: Add) -> Request:
         tenant=add.tenant,
         deadline=add.deadline,
     )
-
-
-class TooLarge(EngineError):
-    """A message is larger than ``MOST``."""
-
-
-def tell(news: News, send: Callable[[Told], None], abort: Callable[[int], None]) -> None:
-    """Send news, in several messages if one would be too large.
-
-    A request of which a single piece is too large, since it asked for the log-probabilities of
-    very many tokens, is refused and aborted; the others go on.
-    """
-    try:
-        send(Told(news))
-        return
-    except TooLarge:
-        pieces = [(each.number, News(starts=[each])) for each in news.starts]
-        pieces += [(each.number, News(gains=[each])) for each in news.gains]
-    for number, piece in pieces:
-        try:
-            send(Told(piece))
-        except TooLarge as error:
-            reason = f"its log-probabilities take {error}; ask for those of fewer tokens"
-            send(Told(News(refused=[(number, reason, False)])))
-            abort(number)
-    send(Told(replace(news, starts=[], gains=[])))
-
-
-def named_error(error: BaseException) -> tuple[str, str]:
-    """Return the name of an error of ours, or of one that stands for another, and its message."""
-    if isinstance(error, PagedCoreError):
-        ours = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-        return ours.__name__, str(error)
-    return EngineError.__name__, error_text(error)
-
-
-def raised(error: tuple[str, str]) -> PagedCoreError:
-    """Return the error that :func:`named_error` named."""
-    name, message = error
-    kind: type[PagedCoreError] = getattr(errors, name)
-    return kind(message)

@@ -11,6 +11,7 @@ import psutil
 from paged_core.client.choice import ClientContext
 from paged_core.errors import SettingsError
 from paged_core.plugins.component import ComponentSettings
+from paged_core.processes import ray_child
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.replicas.settings import RoutedSettings
 
@@ -18,6 +19,11 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 """Is there if the device `auto` can be a GPU."""
 BLOCK_EVENTS = "block_events"
 """The observer that a router wants which knows what each cache holds."""
+
+
+def unavailable_reason(options: RoutedSettings) -> str | None:
+    """Return why engines cannot be placed as the options say."""
+    return ray_child.unavailable_reason() if options.placement == "ray" else None
 
 
 def router_options(options: RoutedSettings, context: ClientContext) -> ComponentSettings:

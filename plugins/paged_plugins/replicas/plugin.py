@@ -55,7 +55,7 @@ def paged_core_components() -> Iterator[Component]:
         "replicas",
         RoutedSettings,
         "paged_plugins.replicas.routed_client:make_replicas",
-        check="paged_plugins.replicas.ray_engine:unavailable_reason",
+        check="paged_plugins.replicas.engine_settings:unavailable_reason",
         summary="engines in processes or on Ray; each request goes where a router sends it",
     )
     yield Component(

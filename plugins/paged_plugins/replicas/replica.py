@@ -9,8 +9,9 @@ from typing import Protocol
 
 from paged_core.client.engine_client import ClientState
 from paged_core.client.streams import CopiedStream
-from paged_core.errors import EngineError, PagedCoreError
+from paged_core.errors import EngineError
 from paged_core.log import get_logger
+from paged_core.processes.failures import named_error
 from paged_plugins.engine_process.backoff import Backoff
 from paged_plugins.engine_process.client import ProcessClient
 from paged_plugins.replicas.replicas import ReplicaHealth
@@ -58,7 +59,7 @@ class Replica:
         self.client: ProcessClient | None = None
         """Of its engine; ``None``: there was none so far."""
         self.state, self.reason = ClientState.STARTING, None
-        self.failure: PagedCoreError | None = None
+        self.failure: Exception | None = None
         """Why its engine could not be started, the last time that this was tried."""
         self.served: dict[CopiedStream, tuple[RoutedRequest, int]] = {}
         """What it serves, and how many tokens of each answer are counted."""
@@ -104,11 +105,12 @@ class Replica:
             await self._fleet.prepare(client)
             self._be(ClientState.READY)
             self._fleet.joined(self)
-        except PagedCoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
             await client.close()
             self.failure = error
-            _log.error("replica_not_started", replica=self.number, reason=str(error))
-            self._be(ClientState.RESTARTING, str(error))
+            why = named_error(error)[1]
+            _log.error("replica_not_started", replica=self.number, reason=why)
+            self._be(ClientState.RESTARTING, why)
         else:
             self.failure = None
             _log.info("replica_joined", replica=self.number, pid=client.pid)

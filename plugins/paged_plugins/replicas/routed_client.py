@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from paged_core.client.choice import ClientContext
@@ -15,10 +17,12 @@ from paged_core.engine.contexts import make_component
 from paged_core.engine.outcome import EngineMetrics
 from paged_core.errors import EngineError, EngineLost, PagedCoreError, RequestError
 from paged_core.log import get_logger
+from paged_core.plugins.registry import Registry
+from paged_core.processes.child import Child
+from paged_core.processes.ray_child import Cluster, RayChild
 from paged_core.request import Request
 from paged_core.text.generation import Generation
-from paged_plugins.engine_process.client import ProcessClient, distant_front_end
-from paged_plugins.engine_process.engine_process import EngineProcess
+from paged_plugins.engine_process.client import NAME, TARGET, ProcessClient, distant_front_end
 from paged_plugins.engine_process.kept_pins import KeptPins
 from paged_plugins.replicas.block_feed import BlockFeed
 from paged_plugins.replicas.engine_settings import (
@@ -27,8 +31,6 @@ from paged_plugins.replicas.engine_settings import (
     refuse_caches_without_room,
     router_options,
 )
-from paged_plugins.replicas.merging import merge_of, sum_metrics
-from paged_plugins.replicas.ray_engine import Cluster, launcher
 from paged_plugins.replicas.replica import Replica
 from paged_plugins.replicas.replicas import ReplicaHealth, Replicas
 from paged_plugins.replicas.settings import RoutedSettings
@@ -55,6 +57,26 @@ def make_replicas(options: RoutedSettings, context: ClientContext, /) -> EngineC
     if options.count == 1 and options.placement == "process" and not options.devices:
         return context.single()
     return RoutedClient(options, context)
+
+
+def _open_cluster() -> Cluster:
+    return Cluster("replicas.placement", shows_logs=True)
+
+
+def sum_metrics(found: Collection[EngineMetrics]) -> EngineMetrics:
+    """Return the sums of all counts, and of the seconds by phase."""
+    names = [field.name for field in fields(EngineMetrics) if field.name != "seconds"]
+    sums = {name: sum(getattr(each, name) for each in found) for name in names}
+    seconds: Counter[str] = Counter()
+    for each in found:
+        seconds.update(each.seconds)
+    return EngineMetrics(**sums, seconds=dict(seconds))
+
+
+def merge_of(observer: str, registry: Registry) -> Callable[[Mapping[int, Any]], Any] | None:
+    """Return what makes one report of those of several engines, if an observer has that."""
+    component = registry.of("observers").get(observer)
+    return None if component is None else getattr(component.load(), "merge_reports", None)
 
 
 class RoutedClient(Replicas):
@@ -119,7 +141,7 @@ class RoutedClient(Replicas):
         )
         try:
             if self._options.placement == "ray":
-                self._cluster = await asyncio.to_thread(Cluster)
+                self._cluster = await asyncio.to_thread(_open_cluster)
             for replica in begun:
                 replica.start()
             while not any(replica.is_ready for replica in begun):
@@ -149,8 +171,16 @@ class RoutedClient(Replicas):
             hang_seconds=context.hang_seconds,
             log_level=context.log_level,
             owner=replica,
-            launch=launcher(self._options) if self._options.placement == "ray" else EngineProcess,
+            launch=self._launch_actor if self._options.placement == "ray" else None,
         )
+
+    def _launch_actor(self) -> Child:
+        options = {
+            "num_cpus": self._options.cpus,
+            "num_gpus": self._options.gpus,
+            "scheduling_strategy": "SPREAD",
+        }
+        return RayChild(TARGET, name=NAME, options=options)
 
     async def close(self) -> None:
         self._state, self._reason = ClientState.FAILED, "it is closed"

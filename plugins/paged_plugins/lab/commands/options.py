@@ -12,6 +12,7 @@ import typer
 from paged_core.cli.frame import SettingsCommand
 from paged_core.errors import SettingsError, did_you_mean
 from paged_core.plugins.registry import Registry
+from paged_core.processes.ray_child import LOCAL
 from paged_core.settings.layers import Entry, Layer, Origin
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, check_slot
@@ -24,7 +25,6 @@ from paged_plugins.lab.measures import (
     ServiceLevel,
 )
 from paged_plugins.lab.tasks.task import SIMULATED
-from paged_plugins.ray_cluster import LOCAL
 
 STUDY_FILE = "the settings of a study are in its file; write it under `base`"
 """Why options that are settings are refused."""

@@ -14,10 +14,10 @@ from typing import Any, Protocol, Self
 
 from paged_core.errors import error_text
 from paged_core.plugins.registry import Registry
+from paged_core.processes.ray_child import connect
 from paged_plugins.lab.tasks.task import Ran, Task, code_digest, run
 from paged_plugins.lab.worker import WorkerDied, WorkerProcess
 from paged_plugins.machine import num_cores
-from paged_plugins.ray_cluster import connect
 
 _FEW = 4
 """Tasks, up to which a process of their own would not pay."""

@@ -32,7 +32,7 @@ _CLOSE_SECONDS = 2.0
 
 def missing_packages() -> str | None:
     """Say what is missing for this server; it is the check of the component."""
-    needed = ("httptools", "msgspec", "starlette", "uvicorn", "zmq")
+    needed = ("httptools", "msgspec", "starlette", "uvicorn")
     missing = [name for name in needed if find_spec(name) is None]
     if not missing:
         return None

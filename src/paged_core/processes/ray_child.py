@@ -1,0 +1,327 @@
+"""Children as actors of a Ray cluster, on any of its machines.
+
+Moritz et al., "Ray: A Distributed Framework for Emerging AI Applications" (OSDI 2018). Ray places,
+starts and ends them. Messages go over sockets of our own, as to processes of this machine, so that
+a child is told of the end of this program, and this program of the child's, in the same way.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Event, Thread
+from typing import Any, NamedTuple
+
+from paged_core.errors import EngineError, SettingsError, error_text
+from paged_core.processes.beat import Beat
+from paged_core.processes.channel import Channel, free_port
+from paged_core.processes.child import Child
+from paged_core.processes.child_main import Parent, adopt, run
+
+LOCAL = "local"
+"""The address of a cluster that is started on this machine, and ends with the connection."""
+_REMEDY = "; set RAY_ADDRESS to the address of its head, or unset it to start one here"
+_GREETING = 5.0
+"""Seconds that a connection may take to say whose it is."""
+_LOOK = 0.2
+"""Seconds between two looks at an actor that has not connected."""
+_LONGEST = 4096
+"""Bytes of what an actor says when it has connected."""
+
+
+def unavailable_reason() -> str | None:
+    """Return why there can be no connection, or ``None``."""
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        return f"Ray cannot be imported ({error}); pip install 'paged-core[ray]'"
+    return None
+
+
+def connect(
+    setting: str,
+    address: str,
+    *,
+    num_cpus: int | None = None,
+    shows_logs: bool = False,
+    remedy: str = "",
+) -> Any:
+    """Connect to a cluster; return the module ``ray``.
+
+    Args:
+        setting: what asked for it, for errors.
+        num_cpus: of a cluster that is started here; ``None``: as many as there are.
+        shows_logs: whether what workers write is written here, too.
+        remedy: what to do if the cluster cannot be reached.
+
+    Raises:
+        SettingsError: Ray is not installed, or the cluster cannot be reached.
+    """
+    if (reason := unavailable_reason()) is not None:
+        raise SettingsError(f"{setting}: {reason}")
+    import ray
+
+    chosen: dict[str, Any] = {"address": address}
+    if address == LOCAL:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        chosen |= {"include_dashboard": False, "num_cpus": num_cpus}
+    try:
+        ray.init(**chosen, logging_level="error", log_to_driver=shows_logs)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        why = error_text(error).partition("\n")[0]
+        place = "on this machine" if address == LOCAL else f"at {address}"
+        raise SettingsError(f"{setting}: no Ray cluster {place}: {why}{remedy}") from None
+    return ray
+
+
+class Cluster:
+    """A cluster: that of the program, that of ``RAY_ADDRESS``, or one that is started here.
+
+    Args: as of :func:`connect`.
+    """
+
+    def __init__(
+        self, setting: str, *, num_cpus: int | None = None, shows_logs: bool = False
+    ) -> None:
+        if (reason := unavailable_reason()) is not None:
+            raise SettingsError(f"{setting}: {reason}, or set it to process")
+        import ray
+
+        self.ray: Any = ray
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            connect(
+                setting,
+                os.environ.get("RAY_ADDRESS") or LOCAL,
+                num_cpus=num_cpus,
+                shows_logs=shows_logs,
+                remedy=_REMEDY,
+            )
+
+    def close(self) -> None:
+        """Leave it; one that was started here ends."""
+        if self._is_ours:
+            self.ray.shutdown()
+
+
+class Place(NamedTuple):
+    """Where an actor is."""
+
+    node: str
+    host: str
+    pid: int
+    port: int
+    """Free there."""
+
+
+class RayChild(Child):
+    """An actor, which calls a function as a :class:`~paged_core.processes.child.PythonChild` does.
+
+    Args:
+        target, arguments, name, num_channels: as there.
+        options: of the actor, for Ray.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *arguments: Any,
+        name: str,
+        options: Mapping[str, Any],
+        num_channels: int = 1,
+    ) -> None:
+        import ray
+
+        self._start_name, self.pid, self.place = name, None, None
+        self.beat = Beat()
+        here, token = ray.util.get_node_ip_address(), secrets.token_hex(16)
+        listener = socket.create_server((here, 0))
+        self._actor = ray.remote(max_restarts=0)(_Actor).options(**options).remote()
+        port = listener.getsockname()[1]
+        done = self._actor.serve.remote(here, port, token, target, arguments, num_channels)
+        self._killer = _Killer(self._actor, here)
+        self._met: Future[_Met] = Future()
+        Thread(
+            target=_meet,
+            args=(listener, ray, done, token, num_channels, self._killer, self._met),
+            name="paged_core Ray",
+            daemon=True,
+        ).start()
+        super().__init__(name, self._killer)
+
+    place: Place | None
+    """Where it is, once it is connected."""
+    shares_beat = False
+
+    def connected(self, then: Callable[[], object]) -> None:
+        self._met.add_done_callback(lambda _: then())
+
+    def meet(self, seconds: float) -> None:
+        met = self._met.result(seconds)
+        if self.place is None:
+            self.place, self.pid = met.place, met.place.pid
+            self.name = f"{self._start_name} (pid {self.pid}, an actor of Ray on {met.place.host})"
+            self.channels = [Channel(end) for end in met.ends]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.wait(0.0)
+
+    def wait(self, seconds: float) -> bool:
+        if not self._met.done():
+            return False
+        if self._met.exception() is not None or self._killer.lifeline is None:
+            return True
+        poll = select.poll()
+        poll.register(self._killer.lifeline, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
+
+    def how_it_ended(self) -> tuple[str, str]:
+        return "has ended", "; look at Ray's logs, and whether memory was short"
+
+    def state(self) -> str:
+        return "an actor of Ray"
+
+    def close(self, seconds: float = 0.0) -> None:
+        super().close(seconds)
+        self.beat.close()
+
+
+class _Met(NamedTuple):
+    """What an actor has connected."""
+
+    place: Place
+    ends: list[socket.socket]
+
+
+class _Killer:
+    """Ends an actor, once, in the process that started it alone."""
+
+    def __init__(self, actor: Any, here: str) -> None:
+        self._actor, self._here, self._owner = actor, here, os.getpid()
+        self.is_called = Event()
+        self.place: Place | None = None
+        self.lifeline: socket.socket | None = None
+
+    def __call__(self) -> None:
+        self.is_called.set()
+        lifeline, self.lifeline = self.lifeline, None
+        if lifeline is not None:
+            lifeline.close()
+        if self._owner != os.getpid():
+            return
+        import ray
+
+        with suppress(Exception):  # the cluster may be gone
+            ray.kill(self._actor)
+        if self.place is not None and self.place.host == self._here:
+            with suppress(ProcessLookupError, PermissionError):  # one that is stopped hears no Ray
+                os.kill(self.place.pid, signal.SIGKILL)
+
+
+def _meet(
+    listener: socket.socket,
+    ray: Any,
+    done: Any,
+    token: str,
+    num_channels: int,
+    killer: _Killer,
+    met: Future[_Met],
+) -> None:
+    """Wait until an actor has connected as often as it is to, or has ended, or was killed."""
+    found: dict[int, socket.socket] = {}
+    place: Place | None = None
+    listener.settimeout(_LOOK)
+    with listener:
+        while len(found) <= num_channels:
+            reason = "it was ended" if killer.is_called.is_set() else _end_of(ray, done)
+            if reason is not None:
+                for each in found.values():
+                    each.close()
+                met.set_exception(EngineError(f"an actor on Ray has not come: {reason}"))
+                return
+            with suppress(TimeoutError):
+                connection, _ = listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                who = greeted(connection, token)
+                if who is None:
+                    connection.close()
+                else:
+                    number, place = who
+                    found[number] = connection
+    assert place is not None
+    killer.place, killer.lifeline = place, found[num_channels]
+    if killer.is_called.is_set():
+        killer()
+    met.set_result(_Met(place, [found[number] for number in range(num_channels)]))
+
+
+def _end_of(ray: Any, done: Any) -> str | None:
+    """Return how an actor has ended; ``None``: it has not."""
+    with suppress(Exception):  # the cluster may be gone
+        if not ray.wait([done], timeout=0)[0]:
+            return None
+    try:
+        ray.get(done, timeout=1)
+    except Exception as error:  # noqa: BLE001 - Ray raises what the actor raised
+        return error_text(error).partition("\n")[0]
+    return "it has ended; look at Ray's logs"
+
+
+def greeted(connection: socket.socket, token: str) -> tuple[int, Place] | None:
+    """Return the number of a connection, and where the actor is that made it; ``None``: it comes
+    from none, as anything may that can reach this machine."""
+    connection.settimeout(_GREETING)
+    try:
+        with connection.makefile("rb") as lines:
+            given, number, place = lines.readline(_LONGEST).split(maxsplit=2)
+        if not hmac.compare_digest(given, token.encode()):
+            return None
+        found = int(number), Place(*json.loads(place))
+        connection.sendall(b".")
+    except (OSError, ValueError, TypeError):
+        return None
+    return found
+
+
+class _Actor:
+    """What Ray runs on a machine of the cluster."""
+
+    def serve(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        target: str,
+        arguments: Sequence[Any],
+        num_channels: int,
+    ) -> None:
+        """Connect to the program that started it, and call the target."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        place = Place(node, ray.util.get_node_ip_address(), os.getpid(), free_port(""))
+        hello = json.dumps(place)
+        *ends, lifeline = (
+            _connected(host, port, f"{token} {number} {hello}")
+            for number in range(num_channels + 1)
+        )
+        adopt(lifeline)
+        run(target, Parent(arguments, [Channel(end) for end in ends], Beat()))
+
+
+def _connected(host: str, port: int, hello: str) -> socket.socket:
+    connection = socket.create_connection((host, port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(hello.encode() + b"\n")
+    if connection.recv(1) != b".":
+        raise EngineError(f"{host}:{port} is not the program that started this actor")
+    return connection
