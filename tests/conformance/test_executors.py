@@ -26,11 +26,18 @@ class TestLocal(ExecutorConformance):
     max_examples = 12
 
 
-class TestProcess(ExecutorConformance):
+class TestWorkers(ExecutorConformance):
     """Every field of a step and of a result gets to another process and back."""
 
-    component: ClassVar[str | Mapping[str, Any]] = {"name": "process", "inner": "memory"}
+    component: ClassVar[str | Mapping[str, Any]] = {"name": "workers", "inner": "memory"}
     max_examples = 8
+
+
+class TestProcess(TestWorkers):
+    """The same component by another name."""
+
+    component: ClassVar[str | Mapping[str, Any]] = {"name": "process", "inner": "memory"}
+    max_examples = 1
 
 
 class TestTensorParallel(ExecutorConformance):

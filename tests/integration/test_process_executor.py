@@ -333,17 +333,6 @@ class TestParts:
         assert copy == registry
         assert copy.notes == registry.notes != ()
 
-    def test_carry_the_rank_to_the_process(self) -> None:
-        chosen = {"name": "process", "inner": {"name": "slow", "exits": True}}
-        registry = registry_with(SLOW)
-        settings = settings_class(registry)(**{**SMALL, "executor": chosen})
-        context = ExecutorContext(
-            settings=settings, registry=registry, needs_host_blocks=False, rank=1, size=2
-        )
-        message = r"'slow', rank 1 of 2 \(pid \d+\) ended with exit status 41 while it started"
-        with pytest.raises(ExecutorLost, match=message):
-            WorkersExecutor(settings.executor, context).start()  # type: ignore[arg-type]
-
 
 # ---------------------------------------------------------------------- death and hanging
 
