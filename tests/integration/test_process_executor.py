@@ -458,7 +458,7 @@ class TestHanging:
             bias = SamplingParams(allowed_token_ids=range(10**6), max_tokens=2)
             group = engine.add(make_request("A", bias))
             finish(engine)
-            assert "has read nothing for 1 s" in error_of(group)
+            assert "has answered no heartbeat for 1 s" in error_of(group)
             assert serve(engine, "B").sequences[0].error is None
 
     def test_at_the_close(self) -> None:
