@@ -35,7 +35,6 @@ from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, SamplingParams
-from paged_core.cli import main
 from paged_core.errors import CheckpointError, UnsupportedModel
 
 OWN = {
@@ -218,14 +217,6 @@ def test_the_demo_model_says_the_same(demo: Callable[[Type], Path], kind: Type) 
                 outputs += llm.chat(talk, SamplingParams(max_tokens=8))
             answers.append([(one.prompt_token_ids, one.outputs[0].text) for one in outputs])
     assert answers[0] == answers[1]
-
-
-def test_the_command_line_generates(
-    demo: Callable[[Type], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(demo(Type.F32))
-    assert main(["generate", "Hello", "--model", path, "--max-tokens", "4"], {}) == 0
-    assert capsys.readouterr().out.startswith("Hello")
 
 
 def test_a_folder_with_one_file_is_that_file(small: Path) -> None:

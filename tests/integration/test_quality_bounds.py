@@ -6,24 +6,17 @@ The base computes in float32. The bounds are about twice what was measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGMLQuantizationType
-from torch import Tensor
 
-from integration import gguf_files
-from integration.gguf_files import GgufModel
-from paged_backends.checkpoint.folder import resolve_checkpoint
-from paged_backends.quantization import quantize
 from paged_core.cli import main
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.quality_command import default_variants
-from unit import cpu_kernels
 
 Capture = pytest.CaptureFixture[str]
 
@@ -80,16 +73,6 @@ FORMATS = {
 }
 
 
-GGUF = {
-    GGMLQuantizationType.F16: Bounds(1e-4, 1e-4, 1e-3, 1e-8),
-    GGMLQuantizationType.Q8_0: INT8,
-    GGMLQuantizationType.Q5_1: Bounds(0.02, 0.3, 3, 0.01),
-    GGMLQuantizationType.Q4_0: INT4,
-    GGMLQuantizationType.Q4_1: INT4,
-}
-"""By the type of all matrices of a file, the embedding included."""
-
-
 def exceeded(capfd: Capture, formats: Mapping[str, Format]) -> list[str]:
     """Return what is beyond its bounds."""
     argv = ["--threads", "1", "--dtype", "float32", "--window", "128", "--limit", "508", "--json"]
@@ -124,53 +107,3 @@ def test_every_format_keeps_to_its_bounds(capfd: Capture) -> None:
 def test_every_default_variant_has_bounds() -> None:
     variants = default_variants(EngineSettings(runner="native"), Registry.discover())
     assert sorted(variant.name for variant in variants) == sorted(DEFAULT)
-
-
-def scales_of_neighbours(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Give every group the scale of the one before it."""
-    return codes, scales.roll(1, 1)
-
-
-def lowest_bits(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn over the lowest bit of every byte: one step of a weight of 8 bits."""
-    return codes ^ 1, scales
-
-
-@pytest.mark.parametrize("fault", [scales_of_neighbours, lowest_bits])
-def test_a_fault_of_the_quantiser_exceeds_them(
-    capfd: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-) -> None:
-    right = quantize._Chunk.quantize
-    monkeypatch.setattr(quantize._Chunk, "quantize", lambda *given: fault(*right(*given)))
-    names = ("int8", "int4")
-    found = exceeded(capfd, {name: FORMATS[name] for name in names})
-    assert all(any(problem.startswith(name) for problem in found) for name in names)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", cpu_kernels.SETS)
-def test_every_instruction_set_keeps_to_them(capfd: Capture, name: str) -> None:
-    cpu_kernels.load(name)
-    formats = {}
-    for key in ("int8", "int8, 128", "int8 beside bfloat16", "int4", "int4 beside bfloat16"):
-        settings = FORMATS[key].settings
-        runner = {**settings["runner"], "kernels": name}
-        formats[key] = replace(FORMATS[key], settings={**settings, "runner": runner})
-    assert exceeded(capfd, formats) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", GGUF, ids=lambda kind: kind.name)
-def test_files_of_other_quantisers_keep_to_them(
-    capfd: Capture, tmp_path: Path, kind: GGMLQuantizationType
-) -> None:
-    folder = resolve_checkpoint("demo")
-    made = GgufModel(
-        gguf_files.load(folder).requires_grad_(False),
-        kind,
-        values=gguf_files.tokenizer_values(folder, "smollm"),
-    )
-    file = made.write(tmp_path / "demo.gguf")
-    assert exceeded(capfd, {kind.name: Format({"model": str(file)}, GGUF[kind])}) == []

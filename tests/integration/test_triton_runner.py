@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from integration import tiny_models
-from integration.rank_threads import ThreadCommunicator, ThreadGroup
-from integration.step_driver import load_runner, settings
+from integration.step_driver import settings
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
@@ -55,43 +54,6 @@ def test_logits_equal_those_of_pytorch(name: str, tmp_path: Path) -> None:
     found, found_best = forward(load(tmp_path, kernels="triton"))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(found_best, best)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
-def test_ranks_find_what_one_finds(name: str, tmp_path: Path) -> None:
-    tiny_models.save(name, tmp_path)
-    expected, best = forward(load(tmp_path, kernels="off"))
-
-    def rank(communicator: ThreadCommunicator) -> tuple[Tensor, Tensor]:
-        chosen = settings(tmp_path, device=DEVICE, dtype="float32")
-        return forward(load_runner(chosen, "native", communicator, kernels="triton"))
-
-    for found, found_best in ThreadGroup(2).run(rank):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-        assert torch.equal(found_best, best)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2"])
-def test_in_16_bits_logits_are_close_to_those_in_32(name: str, dtype: str, tmp_path: Path) -> None:
-    tiny_models.save(name, tmp_path)
-    expected, _ = forward(load(tmp_path, kernels="off"))
-    found, best = forward(load(tmp_path, dtype, kernels="triton"))
-    assert (found - expected).norm() / expected.norm() < 0.05
-    assert found.dtype == (torch.float32 if name == "gemma2" else getattr(torch, dtype))
-    assert torch.equal(best, found.argmax(-1))
-
-
-def test_a_whole_engine_generates_the_same(tmp_path: Path) -> None:
-    tiny_models.save("qwen3", tmp_path)
-    texts = []
-    for kernels, attention in (("off", "torch"), ("triton", "torch"), ("triton", "triton")):
-        runner = {"name": "native", "kernels": kernels}
-        with LLM(str(tmp_path), device=DEVICE, attention=attention, runner=runner) as llm:
-            asked = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-            outputs = llm.generate(tiny_models.PROMPTS[:2], asked)
-        texts.append([output.outputs[0].token_ids for output in outputs])
-    assert texts[0] == texts[1] == texts[2]
 
 
 @pytest.mark.skipif(not is_interpreted(), reason="there is a GPU, which tests/gpu uses")

@@ -1,4 +1,4 @@
-"""Forms of outputs as plain data, and what compiles them beside the steps."""
+"""Structured outputs as plain data, and grammars compiled beside the steps."""
 
 from __future__ import annotations
 

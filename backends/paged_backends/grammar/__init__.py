@@ -1,1 +1,1 @@
-"""Outputs that are held to a form: what compiles it, and the masks of a step."""
+"""Guided decoding: grammars compiled beside the steps, and the masks of a step."""

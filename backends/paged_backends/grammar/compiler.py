@@ -1,4 +1,4 @@
-"""Compiles forms beside the steps, under a limit of time, and keeps them by their content."""
+"""Compiles grammars beside the steps, under a limit of time, and keeps them by their content."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from paged_core.log import get_logger
 from paged_core.structured_outputs import StructuredOutputs
 
 _MOST_KEPT = 256
-"""Forms."""
+"""Grammars."""
 _MOST_LATE = 8
-"""Forms that are still being compiled although their time is up: threads cannot be ended."""
+"""Grammars that are still being compiled although their time is up: threads cannot be ended."""
 
 _log = get_logger()
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A form that is being compiled, was, or cannot be."""
+    """A grammar that is being compiled, was, or cannot be."""
 
     done: Future[None] = field(default_factory=Future)
     grammar: CompiledGrammar | None = None
@@ -33,12 +33,12 @@ class _Entry:
 
 
 class GrammarCompiler:
-    """The compiled forms of an executor.
+    """The compiled grammars of an executor.
 
     Args:
         name: of the component, for errors.
-        make: the vocabulary, and the component for it; called once, when the first form comes.
-        timeout: seconds that a form may take.
+        make: the vocabulary, and the component for it; called once, when the first request asks.
+        timeout: seconds that a grammar may take.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class GrammarCompiler:
         return self._made
 
     def compile(self, form: StructuredOutputs) -> Future[None]:
-        """Begin to compile a form unless it is known; the future raises ``RequestError``."""
+        """Begin to compile a grammar unless it is known; the future raises ``RequestError``."""
         return self._entry(form).done
 
     def get(self, form: StructuredOutputs) -> CompiledGrammar:
-        """Return a compiled form; wait for it if need be.
+        """Return a compiled grammar; wait for it if need be.
 
         Raises:
             RequestError: it cannot be compiled.
@@ -126,7 +126,7 @@ class GrammarCompiler:
             self._end(key, entry, error, keep=True)
 
     def _give_up(self, key: StructuredOutputs, entry: _Entry) -> None:
-        """The time of a form is up: others have its turn."""
+        """End the turn of a grammar whose time is up."""
         problem = f"it takes longer than executor.grammar_timeout={self._timeout:g} s"
         with self._lock:
             if entry.done.done():
@@ -144,7 +144,7 @@ class GrammarCompiler:
         *,
         keep: bool = False,
     ) -> None:
-        """Say what came of a form; one that may be compiled another time is not kept."""
+        """Report the end of a grammar; one that may be compiled another time is not kept."""
         if entry.timer is not None:
             entry.timer.cancel()
         if not keep and self._entries.get(key) is entry:

@@ -120,7 +120,7 @@ class _Matcher(Matcher):
 
 
 def _source(form: StructuredOutputs) -> str:
-    """Return a form in the package's notation."""
+    """Return structured outputs in the package's notation."""
     if form.schema is not None:
         schema = json.loads(form.schema)
         if _has_key(schema, _OWN_KEY):

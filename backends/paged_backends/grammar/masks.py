@@ -1,6 +1,6 @@
-"""The masks of a step: which tokens may come next for each sequence that is held to a form.
+"""The masks of a step: which tokens may come next for each sequence with guided decoding.
 
-Shapes: G sequences held to a form, V vocabulary, W = ceil(V / 32) words.
+Shapes: G guided sequences, V vocabulary, W = ceil(V / 32) words.
 """
 
 # ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
@@ -18,14 +18,14 @@ from paged_core.interfaces.grammar import CANNOT_GO_ON, Matcher, Vocabulary
 from paged_core.sampling_params import SamplingParams
 from paged_core.structured_outputs import StructuredOutputs
 
-_NO_TOKEN = f"{CANNOT_GO_ON}: it allows no token here, since no text of these tokens has its form"
+_NO_TOKEN = f"{CANNOT_GO_ON}: it allows no token here, since no text of these tokens fits it"
 
 
 class SequenceGrammar:
     """Follows one sequence by its tokens, so that one which was preempted goes on where it was.
 
     Args:
-        sampling: it has a form.
+        sampling: it has structured outputs.
         tokens: prompt and output: the caller's live list.
     """
 
@@ -53,7 +53,7 @@ class SequenceGrammar:
         self._begun = form.after is None
         self._ended = False
         self._tail = b""
-        """The last bytes of an output whose form has not begun."""
+        """The last bytes of an output whose guided part has not begun."""
 
     def read(self, vocabulary: Vocabulary) -> Matcher | None:
         """Read the tokens that are new; return the matcher to ask, if that is to be asked.
@@ -69,7 +69,7 @@ class SequenceGrammar:
         return self.matcher if self._begun and not self._ended else None
 
     def complete(self, vocabulary: Vocabulary) -> None:
-        """Add to its mask what is not the matcher's: before the form begins, and where it ends."""
+        """Add to its mask what is not the matcher's: before the guided part, and at its end."""
         assert self.mask_W is not None
         assert self.matcher is not None
         if not self._begun:
@@ -96,7 +96,7 @@ class SequenceGrammar:
         return ends and self.matcher.is_at_end
 
     def _completes_marker(self, token: int, vocabulary: Vocabulary) -> bool:
-        """Return whether the text after which the form begins is whole with this token."""
+        """Return whether the text before the guided part is whole with this token."""
         assert self.form.after is not None
         if [token] == vocabulary.encode(self.form.after):  # it may be a special token
             return True

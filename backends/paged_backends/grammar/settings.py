@@ -26,7 +26,7 @@ class XgrammarSettings(ComponentSettings):
     """The package xgrammar: forms are compiled ahead of their use."""
 
     name: Literal["xgrammar"] = "xgrammar"
-    num_threads: int = Field(default=1, ge=1, le=1024, description="that compile a form")
+    num_threads: int = Field(default=1, ge=1, le=1024, description="that compile a grammar")
 
 
 def no_llguidance() -> str | None:
