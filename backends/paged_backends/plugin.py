@@ -65,7 +65,7 @@ def paged_core_components() -> Iterator[Component]:
         rank=20,
         check="paged_backends.kernels.cuda.targets:unavailable_reason",
         details="paged_backends.kernels.cuda.targets:details",
-        summary="our own CUDA C++ kernels, compiled on first use; emulated on the CPU for tests",
+        summary="our own CUDA C++ kernels, compiled on first use",
     )
     yield Component(
         "attention",

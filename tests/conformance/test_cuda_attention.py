@@ -9,14 +9,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from lanes import inherited, slow
-from paged_backends.attention.cuda_attention import CudaAttention
+from emulation.cuda_module import EMULATED_CUDA, EmulatedModule, unavailable_reason
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cpu.compiler import find_compiler
-from paged_backends.kernels.cuda.emulation import EmulatedModule, Order
-from paged_backends.kernels.cuda.targets import EmulatedTarget
 from paged_core.interfaces.attention import AttentionBackend
+from paged_core.plugins.registry import Registry
 from paged_testing import AttentionConformance
+from paged_testing.engines import registry_with
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,74 +24,53 @@ def _compiled() -> None:
         EmulatedModule.load(checked=False)
 
 
-@inherited(
-    "test_sequences_may_begin_with_the_same_blocks",
-    "test_more_tokens_than_a_dimension_of_a_grid_may_have",
-)
 class OnEmulatedGpu(AttentionConformance):
-    component: ClassVar[Mapping[str, Any]] = {"name": "cuda", "target": "emulated"}
+    component: ClassVar[str | Mapping[str, Any]] = "emulated"
     dtypes = ("bfloat16",)
     head_dims = (8, 16, 64, 80, 96, 128, 256)
-    max_examples = 20
+    max_examples = 10
     max_seconds = 120
-    order: ClassVar[Order] = "up"
-    """In which order the threads of a block run."""
+
+    def make_registry(self) -> Registry:
+        return registry_with(EMULATED_CUDA)
 
     def make(self) -> AttentionBackend:
         """Fail, not skip, where kernels do not compile and there is a compiler."""
         try:
-            made = super().make()
+            return super().make()
         except pytest.skip.Exception:
-            assert isinstance(find_compiler(), CannotCompile)
+            assert unavailable_reason() is not None
             raise
-        assert isinstance(made, CudaAttention)
-        assert isinstance(made.target, EmulatedTarget)
-        made.target.emulation.set_order(self.order, seed=5)
-        return made
 
 
+@pytest.mark.heavy
 class TestCuda(OnEmulatedGpu):
     pass
 
 
-@inherited(
-    "test_a_sequence_of_several_thousand_blocks",
-    "test_the_same_batch_gives_the_same_bits",
-    "test_a_result_hardly_depends_on_the_rest_of_the_batch",
-)
-class Brief(OnEmulatedGpu):
-    """What takes seconds is among the long versions of tests."""
-
-    max_examples = 10
-
-
-class TestCudaFloat32(Brief):
+@pytest.mark.long
+class TestCudaFloat32(OnEmulatedGpu):
     """Row by row: tensor cores would round."""
 
     dtypes = ("float32",)
 
 
-@slow("test_more_tokens_than_a_dimension_of_a_grid_may_have")
-class TestCudaFloat16(Brief):
+@pytest.mark.long
+class TestCudaFloat16(OnEmulatedGpu):
+    """What no barrier orders happens in any order."""
+
+    component: ClassVar[Mapping[str, Any]] = {"name": "emulated", "order": "by chance"}
     dtypes = ("float16",)
 
 
-@slow("test_more_tokens_than_a_dimension_of_a_grid_may_have")
-class TestCudaByChance(Brief):
-    """What no barrier orders happens in any order."""
-
-    order = "by chance"
-
-
-@inherited("test_a_sequence_of_several_thousand_blocks")
+@pytest.mark.long
 class TestCudaDeterministic(OnEmulatedGpu):
     """In tiles alone."""
 
+    component: ClassVar[Mapping[str, Any]] = {"name": "emulated", "order": "down"}
     deterministic = True
     keeps_bits = True
-    order = "down"
 
-    @pytest.mark.slow
     def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
         """Of one sequence: a tile for each of 66,000 takes minutes here."""
         layer = self.layer("bfloat16", num_heads=1, num_kv_heads=1, sliding_window=1)
@@ -102,31 +79,29 @@ class TestCudaDeterministic(OnEmulatedGpu):
         torch.testing.assert_close(out[-1], scene.values[0][-1])
 
 
-@pytest.mark.slow
-class TestCudaFloat32Deterministic(Brief):
+@pytest.mark.long
+class TestCudaFloat32Deterministic(OnEmulatedGpu):
     dtypes = ("float32",)
     deterministic = True
     keeps_bits = True
 
 
+@pytest.mark.long
 class TestCudaWarpgroups(TestCudaDeterministic):
     """Everything in tiles of warpgroups, where the head dimension has them."""
 
     component: ClassVar[Mapping[str, Any]] = {
-        "name": "cuda",
-        "target": "emulated",
+        **{"name": "emulated", "order": "by chance"},
         "prefill_tile": "wgmma",
     }
     head_dims = (8, 40, 64, 80, 104, 128)
-    max_examples = 10
-    order = "by chance"
 
 
-class TestCudaFloat8(Brief):
+@pytest.mark.long
+class TestCudaFloat8(OnEmulatedGpu):
     kv_cache_dtype = "fp8_e4m3"
 
 
-@pytest.mark.slow
-class TestCudaFloat32Float8(Brief):
+@pytest.mark.long
+class TestCudaFloat32Float8(TestCudaFloat8):
     dtypes = ("float32",)
-    kv_cache_dtype = "fp8_e4m3"

@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from emulation.cuda_module import EmulatedTarget, unavailable_reason
 from paged_backends.attention import float8
 from paged_backends.attention.cache import head_major_shape
-from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_backends.kernels.cuda.kernel import (
     Argument,
     BlockCopier,
@@ -25,8 +24,9 @@ from paged_backends.kernels.cuda.kernel import (
     Variant,
     divider,
 )
-from paged_backends.kernels.cuda.targets import EmulatedTarget, Target
+from paged_backends.kernels.cuda.targets import Target
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
+from properties.covering import pairwise
 
 DTYPES = ("float32", "bfloat16", "float16")
 MODES = ("float32 decode", "bfloat16 decode", "float16 decode", "bfloat16 tiles", "float16 tiles")
@@ -266,24 +266,19 @@ class KernelCases:
         wanted = run.attend(query, 20, table, is_tiles)
         assert torch.equal(found[:, 0], wanted[:, 0])
 
-    @pytest.mark.parametrize("scale", [-0.125, 0.0])
-    @pytest.mark.parametrize("mode", MODES)
+    @pairwise(mode=MODES, scale=[-0.125, 0.0])
     def test_scales_that_are_not_positive(self, mode: str, scale: float) -> None:
         dtype, kernel = mode.split()
         spec = layer(dtype, scale=scale)
         check_blocks(self.launcher(spec, 2), [1], kernel == "tiles")
 
-    @pytest.mark.parametrize("group", [16, 17, 71])
-    @pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
-    @pytest.mark.parametrize("mode", MODES)
+    @pairwise(mode=MODES, cache=["auto", "fp8_e4m3"], group=[16, 17, 71])
     def test_large_groups(self, mode: str, cache: KVCacheDtype, group: int) -> None:
         dtype, kernel = mode.split()
         spec = layer(dtype, cache, num_heads=2 * group, num_kv_heads=2)
         check_blocks(self.launcher(spec, 2), [1], kernel == "tiles")
 
-    @pytest.mark.parametrize("dim", [40, 96, 128, 256])
-    @pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pairwise(dtype=DTYPES, cache=["auto", "fp8_e4m3"], dim=[40, 96, 128, 256])
     def test_many_keys_in_one_part(self, dtype: str, cache: KVCacheDtype, dim: int) -> None:
         """So many that shared memory is filled again and again; blocks are no multiples of what a
         warp takes at once."""
@@ -307,10 +302,30 @@ class KernelCases:
             BlockCopier(module, run.cache.device).copy(caches, origins, destinations)
             assert all(map(torch.equal, caches, wanted))
 
+    def test_blocks_that_cannot_be_copied_are_refused(self) -> None:
+        run = self.launcher(layer("bfloat16"), 9)
+        module = self.target.module(run.variant, run.cache.device)
+        copier = BlockCopier(module, run.cache.device)
+        for origins, destinations in (([9], [0]), ([0], [9])):
+            with pytest.raises(ValueError, match=r"blocks \[9\] are copied, and the cache has 9"):
+                copier.copy([run.cache], origins, destinations)
+        with pytest.raises(ValueError, match="must be contiguous"):
+            copier.copy([run.cache.transpose(1, 3)], [0], [0])
 
-@pytest.mark.skipif(
-    isinstance(find_compiler(), CannotCompile), reason="there is no C++ compiler here"
-)
+
+@pytest.mark.heavy
+@pytest.mark.skipif(unavailable_reason() is not None, reason="there is no C++ compiler here")
 class TestCudaKernels(KernelCases):
     target = EmulatedTarget(checked=False)
     device = "cpu"
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(unavailable_reason() is not None, reason="there is no C++ compiler here")
+def test_copies_of_blocks_use_no_other_memory() -> None:
+    module = EmulatedTarget(checked=True).emulation
+    cache = torch.randint(0, 200, (9, 24), dtype=torch.uint8)
+    wanted = cache.clone()
+    wanted[4:7] = cache[3:6].clone()
+    BlockCopier(module, torch.device("cpu")).copy([cache], [3, 4, 5], [4, 5, 6])
+    assert torch.equal(cache, wanted)

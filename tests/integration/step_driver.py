@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
+from emulation.accelerator import EmulatedExecutor, EmulatedSettings
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.executors.local import LocalExecutor
@@ -109,19 +110,19 @@ def make_executor(
     needs_host_blocks: bool = False,
     runner: Runner | None = None,
     attention: AttentionBackend | None = None,
-    accelerator: Literal["auto", "emulated"] = "auto",
+    emulated: bool = False,
 ) -> LocalExecutor:
     """An executor that is not started; a loaded ``runner`` is used as it is."""
-    return LocalExecutor(
-        LocalSettings(accelerator=accelerator),
-        LoadedContext(
-            settings=chosen,
-            registry=Registry(()),
-            needs_host_blocks=needs_host_blocks,
-            runner=runner,
-            attention=attention,
-        ),
+    context = LoadedContext(
+        settings=chosen,
+        registry=Registry(()),
+        needs_host_blocks=needs_host_blocks,
+        runner=runner,
+        attention=attention,
     )
+    if emulated:
+        return EmulatedExecutor(EmulatedSettings(), context)
+    return LocalExecutor(LocalSettings(), context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

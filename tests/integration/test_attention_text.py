@@ -1,6 +1,6 @@
 """Whole engines on attention components that few can run: their text is that of ``torch``.
 
-Kernels for GPUs are emulated or interpreted, and stand-ins take the place of packages.
+Kernels for GPUs are emulated or interpreted.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
+from emulation.cuda_module import EMULATED_CUDA, unavailable_reason
 from integration import tiny_models
 from integration.test_engine_on_models import GREEDY, PROMPTS, assert_whole, build
-from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_core import SamplingParams
-from unit.attention_packages.install import install
+from paged_testing.engines import registry_with
 
 WAYS: dict[str, dict[str, Any]] = {
     "prefix hits": {"block_size": 4},
@@ -43,37 +42,28 @@ INTERPRETED: dict[str, tuple[str, dict[str, Any]]] = {
     "float8": ("llama", {**BRIEF, "kv_cache_dtype": "fp8_e4m3"}),
 }
 """A family, and settings; gemma2 has sliding windows and soft caps."""
-PACKAGES = {"fa3": {"block_size": 4, "num_blocks": 11}, "fa2": {"block_size": 256, "num_blocks": 2}}
 
 
 def cases() -> Iterator[Any]:
-    """Component, family, the packages that it needs, settings."""
-    emulated = {"name": "cuda", "target": "emulated"}
-    missing = isinstance(find_compiler(), CannotCompile)
+    """Component, family, settings."""
+    missing = unavailable_reason() is not None
     compiled = pytest.mark.skipif(missing, reason="there is no C++ compiler")
-    cuda = pytest.mark.lane("cuda")
     for family in ("llama", "gemma2"):
         for way, settings in WAYS.items():
-            name = f"cuda, {family}, {way}"
-            yield pytest.param(emulated, family, (), settings, id=name, marks=(cuda, compiled))
-    for provider, pages in PACKAGES.items():
-        for preemption in ("recompute", "swap"):
-            settings = {"dtype": "bfloat16", "preemption": preemption, **pages}
-            settings["scheduler"] = {"max_num_batched_tokens": 9}
-            chosen, name = {"name": "flash_attn", "provider": provider}, f"{provider}, {preemption}"
-            yield pytest.param(chosen, "llama", (provider,), settings, id=name, marks=cuda)
-    triton = (
-        pytest.mark.lane("triton"),
-        pytest.mark.skipif(
-            not is_interpreted(),
-            reason="there is a GPU, on which tests/gpu/test_attention.py runs the engine",
-        ),
+            yield case("emulated", family, settings, f"cuda, {family}, {way}", compiled)
+    interpreted = pytest.mark.skipif(
+        not is_interpreted(),
+        reason="there is a GPU, on which tests/gpu/test_attention.py runs the engine",
     )
     for way, (family, settings) in INTERPRETED.items():
-        yield pytest.param("triton", family, (), settings, id=f"triton, {way}", marks=triton)
-    for part, marks in (("torch", ()), ("cpu", compiled)):
-        hybrid, name = {"name": "hybrid", "prefill": part, "decode": part}, f"hybrid of {part}"
-        yield pytest.param(hybrid, "llama", (), WAYS["recompute"], id=name, marks=marks)
+        yield case("triton", family, settings, f"triton, {way}", interpreted)
+    for part in ("torch", "cpu"):
+        hybrid = {"name": "hybrid", "prefill": part, "decode": part}
+        yield case(hybrid, "llama", WAYS["recompute"], f"hybrid of {part}", compiled)
+
+
+def case(attention: Any, family: str, settings: Any, name: str, mark: Any) -> Any:
+    return pytest.param(attention, family, settings, id=name, marks=mark)
 
 
 def run(
@@ -81,7 +71,7 @@ def run(
 ) -> tuple[list[list[int]], int, list[int]]:
     """Return the tokens of two rounds, how often a sequence was preempted, and how many tokens of
     each prompt the second found in the cache."""
-    with build(folder, **settings) as llm:
+    with build(folder, registry=registry_with(EMULATED_CUDA), **settings) as llm:
         outputs = llm.generate(prompts, sampling) + llm.generate(prompts, sampling)
         assert_whole(llm)
         preempted = llm.get_metrics().num_preemptions
@@ -89,17 +79,11 @@ def run(
     return [output.outputs[0].token_ids for output in outputs], preempted, cached
 
 
-@pytest.mark.parametrize(("attention", "family", "packages", "settings"), cases())
+@pytest.mark.heavy
+@pytest.mark.parametrize(("attention", "family", "settings"), cases())
 def test_text_is_that_of_torch(
-    attention: Any,
-    family: str,
-    packages: tuple[str, ...],
-    settings: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    attention: Any, family: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    if packages:
-        install(monkeypatch, *packages)
     folder = tiny_models.save(family, tmp_path)
     expected, _, _ = run(folder, attention="torch", **settings)
     tokens, preempted, cached = run(folder, attention=attention, **settings)

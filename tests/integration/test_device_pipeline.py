@@ -6,8 +6,7 @@ is reused too early holds junk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,30 +14,22 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
+from emulation.accelerator import EMULATED_LOCAL, PACES, EmulatedStream
 from integration import test_engine_on_models
 from integration.test_engine_on_models import GREEDY, NUM_TOKENS, PROMPTS
-from paged_backends.executors import emulated_accelerator
 from paged_backends.executors.accelerator import PinnedBuffers
 from paged_backends.executors.decode_graphs import DecodeInputs
-from paged_backends.executors.emulated_accelerator import (
-    PACES,
-    EmulatedAccelerator,
-    EmulatedStream,
-)
 from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.paged_cache import CacheGroup
 from paged_backends.executors.step_sampler import DeviceSampler
 from paged_backends.executors.steps import DeviceSteps
 from paged_core import LLM, SamplingParams
+from paged_core.plugins.registry import Registry
 from paged_testing import ExecutorConformance
 from paged_testing.engines import registry_with
 from unit.capturable_attention import CAPTURABLE, CapturableAttention
 
-EMULATED = {"name": "local", "accelerator": "emulated"}
 SAMPLED = [
     SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=seed, **params)
     for seed, params in enumerate(
@@ -87,7 +78,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("compiled_kernels")
 class TestPipeline(ExecutorConformance):
-    component = EMULATED
+    component = "emulated"
     settings: ClassVar[Mapping[str, Any]] = {
         "model": "demo",
         "dtype": "float32",
@@ -95,26 +86,20 @@ class TestPipeline(ExecutorConformance):
     }
     max_examples = 4
 
-
-@contextmanager
-def paced(pace: str) -> Iterator[None]:
-    """Let the streams of accelerators made inside do their work in this order."""
-    with pytest.MonkeyPatch.context() as patch:
-        made = partial(EmulatedAccelerator, pace=pace)
-        patch.setattr(emulated_accelerator, "EmulatedAccelerator", made)
-        yield
+    def make_registry(self) -> Registry:
+        return registry_with(EMULATED_LOCAL)
 
 
-def build(folder: Path, **settings: Any) -> LLM:
+def build(folder: Path, pace: str = "late", **settings: Any) -> LLM:
     values: dict[str, Any] = {
         "num_blocks": 400,
         "max_model_len": 44,
-        "executor": EMULATED,
+        "executor": {"name": "emulated", "pace": pace},
         "scheduler": {"max_num_seqs": 16},
     }
     return LLM(
         str(folder),
-        registry=registry_with(CAPTURABLE),
+        registry=registry_with(CAPTURABLE, EMULATED_LOCAL),
         **{"attention": "capturable", "runner": "native", **values, **settings},
     )
 
@@ -138,12 +123,18 @@ def expected(llama: Path) -> dict[str, list[list[list[int]]]]:
         return {"greedy": generate(llm, GREEDY), "sampled": generate(llm, SAMPLED)}
 
 
-@pytest.mark.parametrize("pace", PACES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "pace"),
+    [
+        *((way, "late") for way in WAYS),
+        *(("swap", pace) for pace in PACES if pace != "late"),
+        *(pytest.param(way, "random", marks=pytest.mark.long) for way in WAYS if way != "swap"),
+    ],
+)
 def test_text_equals_that_of_a_cpu(
     llama: Path, expected: dict[str, list[list[list[int]]]], way: str, pace: str
 ) -> None:
-    with paced(pace), build(llama, **WAYS[way]) as llm:
+    with build(llama, pace, **WAYS[way]) as llm:
         for _ in range(2):
             assert generate(llm, GREEDY) == expected["greedy"]
         assert generate(llm, SAMPLED) == expected["sampled"]
@@ -163,54 +154,7 @@ def test_backends_without_graphs(
         assert_whole(llm)
 
 
-@given(
-    block_size=st.sampled_from([1, 2, 5, 16]),
-    pool=st.sampled_from([46, 60, 200]),
-    budget=st.integers(5, 60),
-    max_num_seqs=st.integers(1, 9),
-    preemption=st.sampled_from(["recompute", "swap", "auto"]),
-    eager=st.booleans(),
-    ahead=st.booleans(),
-    sampled=st.booleans(),
-    pace=st.sampled_from(sorted(PACES)),
-)
-@hypothesis_settings(
-    max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-def test_text_does_not_depend_on_the_schedule(
-    llama: Path,
-    expected: dict[str, list[list[list[int]]]],
-    block_size: int,
-    pool: int,
-    budget: int,
-    max_num_seqs: int,
-    preemption: str,
-    eager: bool,
-    ahead: bool,
-    sampled: bool,
-    pace: str,
-) -> None:
-    with (
-        paced(pace),
-        build(
-            llama,
-            block_size=block_size,
-            num_blocks=-(-pool // block_size),
-            scheduler={"max_num_batched_tokens": budget, "max_num_seqs": max(2, max_num_seqs)},
-            preemption=preemption,
-            enforce_eager=eager,
-            async_scheduling=ahead,
-        ) as llm,
-    ):
-        key, sampling = ("sampled", SAMPLED) if sampled else ("greedy", GREEDY)
-        assert generate(llm, sampling) == expected[key]
-        assert_whole(llm)
-
-
-@pytest.mark.parametrize("pace", PACES)
-@pytest.mark.parametrize("fails_in", range(1, 9, 2))
+@pytest.mark.parametrize(("fails_in", "pace"), [*zip(range(1, 9, 2), PACES, strict=True)])
 def test_after_a_failure_of_the_device_others_are_served(
     llama: Path,
     expected: dict[str, list[list[list[int]]]],
@@ -218,7 +162,7 @@ def test_after_a_failure_of_the_device_others_are_served(
     fails_in: int,
     pace: str,
 ) -> None:
-    with paced(pace), build(llama, enforce_eager=True, **SMALL_CHUNKS) as llm:
+    with build(llama, pace, enforce_eager=True, **SMALL_CHUNKS) as llm:
         runner: Any = llm.engine.executor._loaded.runner  # type: ignore[attr-defined]
         forward, calls = runner.forward, count()
 
@@ -326,8 +270,8 @@ def test_a_mistake_in_the_order_of_work_is_found(
     fault: Any,
     pace: str,
 ) -> None:
-    with paced(pace), build(llama, **WAYS["swap"]) as llm:
+    with build(llama, pace, **WAYS["swap"]) as llm:
         assert generate(llm, GREEDY) == expected["greedy"]
     monkeypatch.setattr(place, name, fault)
-    with paced(pace), build(llama, **WAYS["swap"]) as llm:
+    with build(llama, pace, **WAYS["swap"]) as llm:
         assert generate(llm, GREEDY) != expected["greedy"]

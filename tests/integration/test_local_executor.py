@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from emulation.accelerator import EMULATED_LOCAL
 from integration import tiny_models
 from integration.step_driver import (
     StepDriver,
@@ -24,6 +25,7 @@ from paged_core.errors import EngineError, SettingsError
 from paged_core.llm import LLM
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import StepInput
+from paged_testing import registry_with
 
 PROMPT = [3, 5, 7, 11, 13, 17, 19]
 OTHER = [23, 29, 31]
@@ -221,7 +223,7 @@ def texts(**executor: Any) -> list[str]:
     """What the demo model writes; its cache is several times what is populated ahead."""
     prompts = [f"a block table {number} " * 40 for number in range(6)]
     options = {"num_blocks": 256, "threads": 1, "executor": {"name": "local", **executor}}
-    with LLM(**options) as llm:
+    with LLM(**options, registry=registry_with(EMULATED_LOCAL)) as llm:
         outputs = llm.generate(prompts, SamplingParams(max_tokens=8))
     return [output.outputs[0].text for output in outputs]
 
@@ -241,7 +243,7 @@ def test_populating_ahead_changes_no_text_and_leaves_no_thread(
     ("executor", "reason"),
     [
         ({"populate_ahead": 0}, "executor.populate_ahead is 0"),
-        ({"accelerator": "emulated"}, "it is for steps on a CPU"),
+        ({"name": "emulated"}, "it is for steps on a CPU"),
         ({}, "the machine is like this"),
     ],
     ids=["off", "emulated", "machine"],

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from emulation.accelerator import EMULATED_LOCAL
 from integration.slow_executor import SLOW, favour_token_9
 from paged_backends.executors import workers
 from paged_backends.executors.workers import WorkersExecutor
@@ -155,10 +156,11 @@ def error_of(group: SequenceGroup) -> str:
 # ---------------------------------------------------------------------- the same answers
 
 
-@pytest.mark.parametrize("inner", ["memory", {"name": "local", "accelerator": "emulated"}, "local"])
+@pytest.mark.parametrize("inner", ["memory", "emulated", "local"])
 def test_says_the_same_as_in_this_process(inner: Any) -> None:
-    here = answers(build(registry_with(), executor=inner))
-    assert answers(build(registry_with(), executor={"name": "process", "inner": inner})) == here
+    registry = registry_with(EMULATED_LOCAL)
+    here = answers(build(registry, executor=inner))
+    assert answers(build(registry, executor={"name": "process", "inner": inner})) == here
 
 
 TIGHT: dict[str, dict[str, Any]] = {

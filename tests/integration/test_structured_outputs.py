@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from emulation.accelerator import EMULATED_LOCAL
 from paged_backends.text.tokenizer import CheckpointTokenizer
 from paged_core import LLM, AsyncLLM, CompletionOutput, SamplingParams, StructuredOutputs
 from paged_core.engine.contexts import GrammarContext
@@ -24,6 +25,7 @@ from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Match
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
+from paged_testing import registry_with
 
 SCHEMAS: Mapping[str, Any] = {
     "object": {
@@ -199,7 +201,7 @@ MIXED = [
 
 
 def mixed(**settings: Any) -> list[list[tuple[list[int], str | None]]]:
-    with LLM(seed=3, **settings) as llm:
+    with LLM(seed=3, registry=registry_with(EMULATED_LOCAL), **settings) as llm:
         outputs = llm.generate([*PROMPTS, PROMPTS[0]], MIXED)
     return [[(one.token_ids, one.finish_reason) for one in out.outputs] for out in outputs]
 
@@ -213,7 +215,7 @@ def expected() -> list[list[tuple[list[int], str | None]]]:
     "settings",
     [
         {"executor": "process"},
-        {"executor": {"name": "local", "accelerator": "emulated"}},
+        {"executor": "emulated"},
         {"num_blocks": 36, "block_size": 4, "max_model_len": 128, "preemption": "swap"},
     ],
     ids=lambda settings: " ".join(f"{key}={value}" for key, value in settings.items()),

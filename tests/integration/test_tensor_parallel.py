@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from emulation.accelerator import EMULATED_LOCAL
 from integration.rank_faults import FAULTY
 from paged_backends.executors.workers import WorkersExecutor, shares_of_cores
 from paged_core import LLM, SamplingParams
@@ -250,9 +251,9 @@ def test_steps_are_launched_on_ranks_too() -> None:
     found = []
     for executor in (
         "local",
-        {"name": "tensor_parallel", "inner": {"name": "local", "accelerator": "emulated"}},
+        {"name": "tensor_parallel", "inner": "emulated"},
     ):
-        with LLM(executor=executor, **SMALL) as llm:
+        with LLM(executor=executor, registry=registry_with(EMULATED_LOCAL), **SMALL) as llm:
             asked = [
                 SamplingParams(max_tokens=10),
                 SamplingParams(max_tokens=10, temperature=1.0, seed=3),

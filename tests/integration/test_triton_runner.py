@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from emulation.accelerator import EMULATED_LOCAL
 from integration import tiny_models
 from integration.step_driver import settings
 from paged_backends.kernels.triton.availability import is_interpreted
@@ -19,6 +20,7 @@ from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM, SamplingParams
 from paged_core.engine.contexts import RunnerContext
+from paged_testing import registry_with
 from unit.triton_device import DEVICE
 
 pytest.importorskip("triton")
@@ -73,11 +75,12 @@ def test_heads_are_prepared_in_captured_steps(
     tiny_models.save("qwen3", tmp_path)
     texts = []
     for kernels, attention, executor in (
-        ("off", "torch", {"name": "local"}),
-        ("triton", "triton", {"name": "local", "accelerator": "emulated"}),
+        ("off", "torch", "local"),
+        ("triton", "triton", "emulated"),
     ):
         with LLM(
             str(tmp_path),
+            registry=registry_with(EMULATED_LOCAL),
             attention=attention,
             runner={"name": "native", "kernels": kernels},
             executor=executor,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
+import pytest
+
 Pair = tuple[tuple[str, int], tuple[str, int]]
 Allows = Callable[[str, Any, str, Any], bool]
 
@@ -36,6 +38,12 @@ def pairwise_rows(columns: Mapping[str, Sequence[Any]], allows: Allows) -> list[
             missing.pop(pair, None)
         rows.append({name: columns[name][row[name]] for name in columns})
     return rows
+
+
+def pairwise(**columns: Sequence[Any]) -> pytest.MarkDecorator:
+    """Return the mark of a test that is run for every pair of values of any two parameters."""
+    rows = pairwise_rows(columns, lambda *_: True)
+    return pytest.mark.parametrize(tuple(columns), [tuple(row.values()) for row in rows])
 
 
 def _pairs(names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Iterator[Pair]:

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from emulation.cuda_module import EMULATED_CUDA
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_testing import AttentionConformance
 from paged_testing.attention_scene import Scene, attention_batch
+from paged_testing.engines import registry_with
 
 LAYER = LayerSpec(
     num_heads=4,
@@ -39,7 +40,7 @@ def layer(**changes: Any) -> LayerSpec:
 def make(chosen: str | dict[str, Any], **settings: Any) -> Any:
     """Return the component of this name, or of this table of settings, made as an engine does."""
     table = {"name": chosen} if isinstance(chosen, str) else chosen
-    registry = Registry.discover()
+    registry = registry_with(EMULATED_CUDA)
     component = registry.get("attention", table["name"])
     return component.load()(
         component.settings.model_validate(table),

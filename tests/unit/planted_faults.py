@@ -28,7 +28,9 @@ class Planted:
 _PIPELINE = "integration/test_device_pipeline.py::test_text_equals_that_of_a_cpu"
 _STEPS = "integration/test_device_steps.py"
 _SWAPS = "unit/test_device_swaps.py::test_blocks_come_back_as_they_went"
-_COPIES = "unit/test_cuda_block_copier.py::test_blocks_of_all_caches_are_copied"
+_COPIES = (
+    "conformance/test_cuda_kernels.py::TestCudaKernels::test_blocks_are_copied_in_all_caches[by 8]"
+)
 _TRITON = "unit/test_triton_accesses.py"
 _ROWS = "unit/test_batch_maker.py::test_slots_beyond_32_bits"
 

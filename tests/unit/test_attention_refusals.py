@@ -12,12 +12,11 @@ from paged_backends.attention import flash_attention, flashinfer_attention
 from paged_backends.kernels.nvidia import gpu_problem
 from paged_backends.kernels.triton.availability import is_interpreted
 from unit.attention_calls import LAYER, layer, make
-from unit.attention_packages.install import install
+from unit.attention_packages import install
 
 COMPONENTS: dict[str, str | dict[str, Any]] = {
     **{name: {"name": "flash_attn", "provider": name} for name in ("fa2", "fa3", "fa4")},
     "varlen": {"name": "flash_attn", "provider": "torch"},
-    "emulated": {"name": "cuda", "target": "emulated"},
     "torch twice": {"name": "hybrid", "prefill": "torch", "decode": "torch"},
 }
 """Those that are called otherwise."""
@@ -49,11 +48,11 @@ LAYERS: list[tuple[str, dict[str, Any], str]] = [
     ("flashinfer", {"kv_cache_dtype": "fp8_e4m3"}, "set kv_cache_dtype to auto"),
     ("flashinfer", {"num_heads": 3}, "cannot be shared evenly"),
     ("torch twice", {"num_heads": 3}, "prefill 'torch': 3 query"),
-    ("cuda", {}, "`target: emulated`"),
+    ("cuda", {}, "it computes on CUDA devices, and the model is on cpu"),
     ("emulated", {"dtype": "float64"}, "it computes in float32 and bfloat16 and float16"),
     ("emulated", {"head_dim": 60}, "multiple of 8, 256 at most, and is 60"),
     ("emulated", {"head_dim": 264}, "multiple of 8, 256 at most, and is 264"),
-    ("emulated", {"device": "cuda"}, "on CPUs, and the model is on cuda; set target to auto"),
+    ("emulated", {"device": "cuda"}, "it is emulated on CPUs, not on cuda"),
     ("triton", {"device": "cuda:0"}, "unset it"),
     ("triton", {"dtype": "float64"}, "float64"),
     ("triton", {"head_dim": 257}, "256 at most"),

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulation.accelerator import EmulatedAccelerator
 from paged_backends.executors.accelerator import DeviceMemory
 from paged_backends.executors.cache_size import (
     MemoryProfile,
@@ -19,7 +20,6 @@ from paged_backends.executors.cache_size import (
     profile_pass,
     sequence_lengths,
 )
-from paged_backends.executors.emulated_accelerator import EmulatedAccelerator
 from paged_core.errors import SettingsError
 from unit.test_attention_plans import LAYER, make
 

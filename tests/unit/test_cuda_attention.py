@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda import targets
-from paged_backends.kernels.cuda.kernel import GPU_GROUPS, Call, KernelError, KeySplits, Variant
-from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget
+from paged_backends.kernels.cuda.kernel import GPU_GROUPS, Call, KeySplits, Variant
+from paged_backends.kernels.cuda.targets import GpuTarget
 from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing.attention_scene import Scene
@@ -30,10 +30,8 @@ MULTIPROCESSORS = 132
 TILE_ROWS = 128
 
 
-def make(target: str = "emulated", *, deterministic: bool = False) -> CudaAttention:
-    made: CudaAttention = calls.make(
-        {"name": "cuda", "target": target}, deterministic=deterministic
-    )
+def make(name: str = "emulated", *, deterministic: bool = False) -> CudaAttention:
+    made: CudaAttention = calls.make(name, deterministic=deterministic)
     return made
 
 
@@ -153,13 +151,6 @@ def test_a_window_bounds_the_splits() -> None:
         )
     ]
     assert grids == [(1, 2, 10), (1, 2, 10), (1, 2, 1)]
-
-
-def test_more_tokens_than_a_dimension_of_a_grid_may_have() -> None:
-    """The fake driver refuses what a GPU does."""
-    for chunks in ([(0, 66_000)], [(0, 1)] * 66_000):
-        layer = replace(LAYER, block_size=256)
-        assert launches_of(layer, chunks)[0].grid == (66_000, 1, 1)
 
 
 def test_an_empty_batch_launches_nothing() -> None:
@@ -292,7 +283,7 @@ def of_capability(*capability: int) -> Any:
 def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "cuda", of_capability(7, 5))
-    reason = make("auto").check(replace(LAYER, device="cuda"))
+    reason = make("cuda").check(replace(LAYER, device="cuda"))
     assert reason == "it needs compute capability 8.0 or more, and Tesla T4 has 7.5"
 
 
@@ -303,7 +294,7 @@ def test_kernels_that_cannot_be_loaded_are_a_reason(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(targets, "Driver", lambda: driver)
     reasons = CannotCompile("there is no compiler")
     monkeypatch.setattr(targets, "load_variant", lambda *given: (_ for _ in ()).throw(reasons))
-    backend = make("auto")
+    backend = make("cuda")
     assert isinstance(backend.target, GpuTarget)
     assert backend.check(replace(LAYER, device="cuda")) == "there is no compiler"
     made = fake_module(driver, "another 1 0 0 1")
@@ -341,21 +332,12 @@ def test_a_batch_outside_of_the_cache_is_refused() -> None:
         backend.bind(LAYER, cache).forward(*tensors, backend.plan(batch))
 
 
-def test_the_emulation_is_loaded_once() -> None:
-    target = EmulatedTarget(checked=False)
-    variants = [Variant.of(LAYER, target.groups), Variant.of(replace(LAYER, head_dim=128))]
-    modules = [target.module(one, torch.device("cpu")) for one in variants]
-    assert modules[0] is modules[1]
-    with pytest.raises(KernelError, match="structure"):
-        modules[0].kernel(Variant.of(LAYER, target.groups).write, 8)
-
-
 # ---------------------------------------------------------------------- the tile of prefill
 
 
 def tile_of(prefill_tile: str, layer: LayerSpec, target: object) -> tuple[str, list[Any]]:
     """Return the kernel of a chunk, and what is logged when it is chosen."""
-    backend = calls.make({"name": "cuda", "target": "emulated", "prefill_tile": prefill_tile})
+    backend = calls.make({"name": "cuda", "prefill_tile": prefill_tile})
     backend.target = target
     batch, tensors = step(layer, [(0, 40)])
     cache = torch.zeros(

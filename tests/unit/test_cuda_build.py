@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 from structlog.testing import capture_logs
 
-from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile, library
-from paged_backends.kernels.cuda import targets, toolkit
+from paged_backends.kernels.cuda import toolkit
 from paged_backends.kernels.cuda.driver import Context, Driver
-from paged_backends.kernels.cuda.emulation import EmulatedModule, EmulationCompiler, emulation_build
 from paged_backends.kernels.cuda.kernel import (
     COPY_BLOCKS,
     Argument,
@@ -26,7 +23,6 @@ from paged_backends.kernels.cuda.kernel import (
     Variant,
     divider,
 )
-from paged_backends.kernels.cuda.targets import details, unavailable_reason
 from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, find_compilers, load_variant
 from unit.cuda_fakes import FakeDriver, fake_library, fake_module, image
 from unit.test_cpu_build import script
@@ -53,64 +49,74 @@ def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- nvcc
 
 
-def test_nvcc_is_that_of_cuda_home_before_that_of_the_path(tmp_path: Path) -> None:
-    first, second = (fake_nvcc(tmp_path / name / "bin") for name in ("home", "other"))
-    environ = {"CUDA_HOME": str(tmp_path / "home"), "PATH": f"{second.parent}:/usr/bin:/bin"}
-    found = Nvcc.find(environ)
-    assert found == Nvcc(str(first), "release 1")
-    assert Nvcc.find({"PATH": environ["PATH"]}).path == str(second)
-    first.unlink()
-    assert Nvcc.find(environ).path == str(second)
+@pytest.fixture
+def toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A machine without CUDA but for what is put into these folders: an empty one."""
+    no_packages(monkeypatch)
+    folders = [tmp_path]
+    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter(folders))
+    return folders
 
 
-def test_an_nvcc_that_does_not_run_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = fake_nvcc(tmp_path / "bin", "exit 1")
-    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([tmp_path]))
+def test_which_compilers_are_found(toolkits: list[Path], tmp_path: Path) -> None:
+    found = find_compilers({})
+    assert isinstance(found, CannotCompile)
+    for part in ("no nvcc", "no NVRTC", "pip install nvidia-cuda-nvrtc", "CUDA_HOME"):
+        assert part in str(found)
+    broken = fake_nvcc(tmp_path / "broken", "exit 1")
     with pytest.raises(CannotCompile, match="no nvcc in CUDA_HOME"):
         Nvcc.find({"PATH": str(broken.parent)})
+    other = fake_nvcc(tmp_path / "other")
+    assert Nvcc.find({"PATH": f"{other.parent}:/usr/bin:/bin"}) == Nvcc(str(other), "release 1")
+    toolkits[:] = [fake_toolkit(tmp_path / "bare", headers=False)]
+    with pytest.raises(CannotCompile, match=r"cuda_bf16\.h beside it"):
+        Nvrtc.find({})
+    toolkits[:] = [fake_toolkit(tmp_path / "home"), tmp_path]
+    mine = fake_nvcc(tmp_path / "home" / "bin")
+    both = find_compilers({"PATH": f"{other.parent}:/usr/bin:/bin"})
+    assert not isinstance(both, CannotCompile)
+    assert [type(one) for one in both] == [Nvcc, Nvrtc]
+    assert both[0].path == str(mine), "that of CUDA_HOME comes first"
 
 
-def test_nvcc_gets_the_variant_and_the_folders(tmp_path: Path) -> None:
-    compiler = Nvcc(str(fake_nvcc(tmp_path / "bin")), "1")
-    decode, others = VARIANT.cubins("sm_90")
-    for build, unit in ((decode, "decode.cu"), (others, "others.cu")):
-        made = library(build, compiler, tmp_path)
-        said = made.read_text()
-        assert made.suffix == ".cubin"
-        for argument in (
-            *("-cubin", "-O3", "--gpu-architecture=sm_90", "-DPAGED_DTYPE=bfloat16"),
-            *("-DPAGED_DIM=128", "-DPAGED_CACHE=auto", unit, f"-I{build.includes[0]}"),
-        ):
-            assert argument in said
-        assert ("-DPAGED_GROUP=16" in said) == (build is decode), "others serve every group"
-
-
-def test_what_nvcc_says_is_told(tmp_path: Path) -> None:
-    failing = script(tmp_path, "nvcc", "echo 'call.h(3): error: no such thing' >&2; exit 2")
-    with pytest.raises(CannotCompile, match="no such thing"):
-        library(VARIANT.cubins("sm_90")[0], Nvcc(str(failing), "1"), tmp_path)
-    with pytest.raises(CannotCompile, match="CUDA_HOME"):
-        library(VARIANT.cubins("sm_90")[0], Nvcc(str(tmp_path / "gone"), "1"), tmp_path)
-
-
-def test_each_architecture_and_variant_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_each_architecture_and_variant_is_compiled_as_it_says(tmp_path: Path) -> None:
     compiler = Nvcc(str(fake_nvcc(tmp_path / "bin")), "1")
     variants = [
         *(VARIANT, Variant("float16", 128, 16, "auto"), Variant("bfloat16", 64, 16, "auto")),
         *(Variant("float32", 128, group, "auto") for group in (2, 4)),
         Variant("bfloat16", 128, 16, "fp8_e4m3"),
     ]
-    builds = [
-        build for one in variants for arch in ("sm_80", "sm_90") for build in one.cubins(arch)
-    ]
-    shared = {one for one in builds if builds.count(one) > 1}
-    assert {one.units for one in shared} == {("others.cu",)}, "that of two groups"
-    builds = [*{*builds}]
-    paths = {library(build, compiler, tmp_path) for build in builds}
-    paths.add(library(VARIANT.cubins("sm_90")[0], Nvcc(compiler.path, "2"), tmp_path))
-    assert len(paths) == len(builds) + 1
+    builds = {}
+    for one in variants:
+        for architecture in ("sm_80", "sm_90"):
+            for build, unit in zip(one.cubins(architecture), ("decode", "others"), strict=True):
+                builds[build] = made = library(build, compiler, tmp_path)
+                said = made.read_text()
+                for argument in (
+                    *("-cubin", "-O3", f"--gpu-architecture={architecture}", f"{unit}.cu"),
+                    *(f"-DPAGED_DTYPE={one.dtype}", f"-DPAGED_DIM={one.dim}"),
+                    *(f"-DPAGED_CACHE={one.cache}", f"-I{build.includes[0]}"),
+                ):
+                    assert argument in said
+                grouped = f"-DPAGED_GROUP={one.group}" in said
+                assert grouped == (unit == "decode"), "others serve every group"
+    assert len(builds) == 2 * (6 + 5), "others serve two groups of float32"
+    newer = library(VARIANT.cubins("sm_90")[0], Nvcc(compiler.path, "2"), tmp_path)
+    assert len({newer, *builds.values()}) == len(builds) + 1
+
+
+def test_what_a_compiler_says_is_told(tmp_path: Path) -> None:
+    build = VARIANT.cubins("sm_90")[0]
+    failing = script(tmp_path, "nvcc", "echo 'call.h(3): error: no such thing' >&2; exit 2")
+    damaged = tmp_path / "libnvrtc.so"
+    damaged.write_bytes(b"\x7fELF")
+    for compiler, said in (
+        (Nvcc(str(failing), "1"), "no such thing"),
+        (Nvcc(str(tmp_path / "gone"), "1"), "CUDA_HOME"),
+        (Nvrtc(damaged, ()), "cannot be loaded"),
+    ):
+        with pytest.raises(CannotCompile, match=said):
+            library(build, compiler, tmp_path)
 
 
 # ---------------------------------------------------------------------- NVRTC
@@ -151,25 +157,6 @@ def test_headers_may_be_in_other_packages(tmp_path: Path, monkeypatch: pytest.Mo
     found = Nvrtc.find({})
     assert found.path.parent.parent.name == "cuda_nvrtc"
     assert [folder.parent.name for folder in found.headers] == ["cuda_runtime", "cuda_cccl"]
-
-
-def test_an_nvrtc_that_cannot_serve_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    no_packages(monkeypatch)
-    bare = fake_toolkit(tmp_path / "bare", headers=False)
-    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([bare]))
-    with pytest.raises(CannotCompile, match=r"cuda_bf16\.h beside it"):
-        Nvrtc.find({})
-    damaged = tmp_path / "damaged"
-    (damaged / "lib").mkdir(parents=True)
-    (damaged / "include").mkdir()
-    (damaged / "include" / "cuda_bf16.h").touch()
-    (damaged / "lib" / "libnvrtc.so").write_bytes(b"\x7fELF")
-    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([damaged]))
-    found = Nvrtc.find({})  # it is not loaded before it is used
-    with pytest.raises(CannotCompile, match="cannot be loaded"):
-        library(VARIANT.cubins("sm_90")[0], found, tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
@@ -219,31 +206,6 @@ def test_what_is_installed_compiles_the_kernels(
         names = (variant.write, variant.decode, variant.combine, variant.tiles, COPY_BLOCKS)
         for name in filter(None, names):
             assert f"{name}_geometry".encode() in code
-
-
-# ---------------------------------------------------------------------- which compiler
-
-
-def test_without_any_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    no_packages(monkeypatch)
-    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([tmp_path]))
-    found = find_compilers({})
-    assert isinstance(found, CannotCompile)
-    for part in ("no nvcc", "no NVRTC", "pip install nvidia-cuda-nvrtc", "CUDA_HOME"):
-        assert part in str(found)
-
-
-def test_both_are_found_and_nvcc_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    no_packages(monkeypatch)
-    home = fake_toolkit(tmp_path)
-    fake_nvcc(tmp_path / "bin")
-    found = find_compilers({"CUDA_HOME": str(home)})
-    assert not isinstance(found, CannotCompile)
-    assert [type(one) for one in found] == [Nvcc, Nvrtc]
 
 
 class Writing:
@@ -364,38 +326,6 @@ def test_errors_of_the_driver_name_the_kernel_and_what_was_wrong(tmp_path: Path)
         Driver(fake_library("libnvrtc"))
 
 
-# ---------------------------------------------------------------------- the emulation
-
-
-def test_only_kernels_are_watched(tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    echo = script(tmp_path, "c++", f'echo "$*" >> {said}\nfor last; do :; done\ntouch "$last"')
-    from paged_backends.kernels.cpu.compiler import CppCompiler
-
-    compiler = EmulationCompiler(CppCompiler((str(echo),), "1"), ("-fsanitize=thread",))
-    library(emulation_build(checked=True), compiler, tmp_path)
-    lines = said.read_text().splitlines()
-    for line in lines:
-        is_kernel = ".cu " in line and " -c " in line
-        assert ("-fsanitize=thread" in line) == is_kernel
-        assert ("-x c++" in line) == is_kernel
-    assert len(lines) == len(emulation_build(checked=True).units) + 1
-
-
-def test_the_emulation_names_what_is_wrong(tmp_path: Path) -> None:
-    damaged = tmp_path / "emulation.so"
-    damaged.write_bytes(b"\x7fELF")
-    with pytest.raises(CannotCompile, match="cannot be loaded"):
-        EmulatedModule(damaged)
-    module = EmulatedModule.load(checked=False)
-    with pytest.raises(KernelError, match="no kernel paged_decode_float64 in the emulation"):
-        module.kernel("paged_decode_float64", 40)
-    kernel = module.kernel("paged_copy_blocks", ctypes.sizeof(BlockCopies))
-    kernel._fixed = b"paged_copy_blocks", 7, 0
-    with pytest.raises(KernelError, match="kernel paged_copy_blocks: "):
-        kernel.launch((1, 1, 1), Argument(BlockCopies()), 0)
-
-
 # ---------------------------------------------------------------------- what is asked for
 
 
@@ -406,20 +336,3 @@ def test_the_divider_divides(divisor: int) -> None:
     for number in (*range(3000), 2**31 - 1, 2**31 - divisor):
         high = number * factor >> 32
         assert (high + number) >> shift == number // divisor
-
-
-def test_what_doctor_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulated, on_a_gpu = CudaSettings(target="emulated"), CudaSettings()
-    assert unavailable_reason(emulated) is None
-    if not torch.cuda.is_available():
-        assert "target: emulated runs" in str(unavailable_reason(on_a_gpu))
-    monkeypatch.setattr(targets, "device_problem", lambda index: None)
-    monkeypatch.setattr(targets, "describe", lambda index: "a GPU of 9.0")
-    assert details().startswith("a GPU of 9.0, compiled by ")
-    no_packages(monkeypatch)
-    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([tmp_path]))
-    monkeypatch.setattr(toolkit.find_compilers, "__defaults__", ({},))
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    assert "pip install nvidia-cuda-nvrtc" in str(unavailable_reason(on_a_gpu))
-    assert "install g++" in str(unavailable_reason(emulated))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from emulation.accelerator import PACES, EmulatedAccelerator
 from paged_backends.executors import paged_cache
-from paged_backends.executors.emulated_accelerator import PACES, EmulatedAccelerator
 from paged_backends.executors.paged_cache import CacheGroup, PagedCache
 from unit.attention_calls import layer
 from unit.capturable_attention import CapturableAttention

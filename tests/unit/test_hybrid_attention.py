@@ -24,8 +24,8 @@ from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.attention_scene import Scene
 from paged_testing.engines import registry_with
-from unit.attention_calls import LAYER, batch_of, layer
-from unit.attention_packages.install import install
+from unit.attention_calls import LAYER, batch_of, layer, tokens
+from unit.attention_packages import install
 from unit.packed_attention import PACKED
 from unit.test_attention_plans import NoReads
 
@@ -225,21 +225,22 @@ def test_auto_never_tries_it() -> None:
 
 
 def test_decoding_is_captured_where_its_part_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, "fa3", "flashinfer")
+    calls = install(monkeypatch, "fa3", "flashinfer").calls
     assert not isinstance(torch_twice(), SupportsGraphCapture)
     assert not isinstance(hybrid("flash_attn", "flashinfer"), SupportsGraphCapture)
     made = hybrid("flashinfer", "flash_attn")
     assert isinstance(made, SupportsGraphCapture)
     batch = batch_of([(3, 1), (20, 1)])
-    plan = made.plan_capture(batch)
-    cache = torch.zeros(made.cache_shape(LAYER, 4), dtype=torch.bfloat16)
-    parts = [torch.randn(2, heads, 64).bfloat16() for heads in (4, 2, 2)]
-    captured = made.bind(LAYER, cache).forward(parts[0], parts[1], parts[2], plan)
+    plan, bound = (
+        made.plan_capture(batch),
+        made.bind(LAYER, torch.zeros(4, 2, 2, 16, 64).bfloat16()),
+    )
+    query, key, value = tokens(LAYER, 2)
+    bound.forward(query, key, value, plan)
     batch.seq_lens.copy_(torch.tensor([1, 21]))
     made.update_capture(plan, replace(batch, seq_lens_host=batch.seq_lens.numpy().copy()))
-    other = made.bind(LAYER, cache).forward(parts[0], parts[1], parts[2], plan)
-    assert other[1].equal(captured[1])
-    assert not other[0].equal(captured[0])
+    bound.forward(query, key, value, plan)
+    assert [call.options["cache_seqlens"] for call in calls] == [[4, 21], [1, 21]]
 
 
 # ---------------------------------------------------------------------- settings and engines

@@ -45,7 +45,7 @@ from paged_backends.kernels.cuda.kernel import (
     Variant,
     divider,
 )
-from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget, Target
+from paged_backends.kernels.cuda.targets import GpuTarget, Target
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
@@ -265,11 +265,7 @@ class CudaAttention(AttentionBackend):
     """
 
     def __init__(self, options: CudaSettings, context: AttentionContext) -> None:
-        self.target: Target = (
-            GpuTarget()
-            if options.target == "auto"
-            else EmulatedTarget(checked=options.target == "emulated_checked")
-        )
+        self.target: Target = GpuTarget()
         self._deterministic = context.settings.deterministic
         self._prefill_tile = options.prefill_tile
         self._kernels: dict[tuple[object, ...], LayerKernels] = {}

@@ -38,11 +38,6 @@ class CudaSettings(ComponentSettings):
     """Our own CUDA C++ kernels, compiled on first use by nvcc or NVRTC."""
 
     name: Literal["cuda"] = "cuda"
-    target: Literal["auto", "emulated", "emulated_checked"] = Field(
-        "auto",
-        description="auto: the GPU that the model is on; emulated: the CPU, slowly, for tests; "
-        "emulated_checked: likewise, every access to memory looked at",
-    )
     prefill_tile: Literal["mma", "wgmma"] = Field(
         "mma",
         description="what multiplies in prefill: mma, single warps; wgmma, warpgroups, on GPUs of "

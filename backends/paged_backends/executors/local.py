@@ -171,15 +171,7 @@ class LocalExecutor(Executor):
         return vocabulary, self._context.make_grammar(vocabulary)
 
     def _make_accelerator(self, device: torch.device) -> Accelerator:
-        if self._options.accelerator == "emulated":
-            from paged_backends.executors.emulated_accelerator import EmulatedAccelerator
-
-            if device.type != "cpu":
-                raise SettingsError(
-                    f"executor.accelerator: a GPU is emulated on a CPU, and the model is on "
-                    f"{device}; set device to cpu, or executor.accelerator to auto"
-                )
-            return EmulatedAccelerator()
+        """Return what the steps of a model on ``device`` are launched on."""
         if device.type == "cuda":
             from paged_backends.executors.cuda_accelerator import CudaAccelerator
 

@@ -30,11 +30,6 @@ class LocalSettings(ComponentSettings):
     """Runs the model in this process."""
 
     name: Literal["local"] = "local"
-    accelerator: Literal["auto", "emulated"] = Field(
-        default="auto",
-        description="auto: the device; emulated: on a CPU, steps are launched, captured and "
-        "collected as on a GPU, to find mistakes in their order",
-    )
     populate_ahead: Annotated[
         int, BeforeValidator(_whole_bytes, json_schema_input_type=int | str)
     ] = Field(

@@ -1,8 +1,8 @@
 """Kernels as Python sees them: variants, arguments, and the interface that launches them.
 
 A variant is what is fixed when kernels are compiled; names follow from it. Arguments are structures
-with the fields of those in ``call.h`` and ``copies.h``. A kernel is launched on a GPU or in an
-emulation of one. How the keys of a row are divided, and how blocks are copied, is decided here too.
+with the fields of those in ``call.h`` and ``copies.h``. How the keys of a row are divided, and how
+blocks are copied, is decided here too.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Grid = tuple[int, int, int]
 
 
 class KernelError(RuntimeError):
-    """A kernel could not be launched, or its emulation found an error in it."""
+    """A kernel could not be launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ class KernelModule(Protocol):
 
 SOURCES = Path(__file__).parent / "source"
 """Folder of the kernels."""
-SHIM_SOURCES = Path(__file__).parent.parent / "simt" / "source"
-"""Folder of what makes them compile for CPUs; GPUs need its headers as well."""
+DEVICE_SOURCES = Path(__file__).parent / "device"
+"""Folder of what they include of a GPU."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 _DIMS = (64, 96, 128, 256)
@@ -167,8 +167,6 @@ WARPGROUP_DIMS = (64, 128)
 """Those for which tiles may be multiplied by warpgroups."""
 GPU_GROUPS = tuple(range(1, 9))
 """Those that it may take in float32, by the variant."""
-EMULATED_GROUPS = (1, 4)
-"""Those of them that are compiled for the CPU."""
 
 COPY_BLOCKS = "paged_copy_blocks"
 
@@ -251,7 +249,7 @@ class Variant:
                     "--std=c++17",
                     *(f"-DPAGED_{name}={value}" for name, value in macros.items()),
                 ),
-                includes=(SHIM_SOURCES,),
+                includes=(DEVICE_SOURCES,),
                 suffix=".cubin",
             )
 

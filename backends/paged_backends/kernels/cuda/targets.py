@@ -1,4 +1,4 @@
-"""Targets of the kernels: GPUs that PyTorch finds, or their emulation on the CPU."""
+"""Targets of the kernels: the GPUs that PyTorch finds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Protocol
 import torch
 
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_backends.kernels.cuda.driver import Context, Driver, GpuModule
-from paged_backends.kernels.cuda.emulation import EmulatedModule
-from paged_backends.kernels.cuda.kernel import EMULATED_GROUPS, GPU_GROUPS, KernelModule, Variant
+from paged_backends.kernels.cuda.kernel import GPU_GROUPS, KernelModule, Variant
 from paged_backends.kernels.cuda.toolkit import find_compilers, load_variant
 from paged_backends.kernels.nvidia import capability_problem, dotted, gpu_problem
 
@@ -37,10 +35,6 @@ def describe(index: int | None) -> str:
     """Return the device's name and compute capability."""
     capability = torch.cuda.get_device_capability(index)
     return f"{torch.cuda.get_device_name(index)} of {dotted(capability)}"
-
-
-_EMULATED_MULTIPROCESSORS = 3
-"""Few: a batch of several sequences needs no splits, one of a single sequence does."""
 
 
 class Target(Protocol):
@@ -80,10 +74,7 @@ class GpuTarget:
     def problem(self, device: torch.device, /) -> str | None:
         """See :class:`Target`."""
         if device.type != "cuda":
-            return (
-                f"it computes on CUDA devices, and the model is on {device}; for tests, "
-                "`target: emulated` runs the kernels on the CPU"
-            )
+            return f"it computes on CUDA devices, and the model is on {device}"
         return device_problem(device.index)
 
     def multiprocessors(self, device: torch.device, /) -> int:
@@ -121,63 +112,17 @@ class GpuTarget:
         return self._contexts[index]
 
 
-class EmulatedTarget:
-    """An emulation of a GPU on the CPU, for tests."""
-
-    groups = EMULATED_GROUPS
-
-    def __init__(self, *, checked: bool) -> None:
-        """``checked``: look at every access to memory."""
-        self._checked = checked
-
-    @cached_property
-    def emulation(self) -> EmulatedModule:
-        """The kernels, compiled on first use.
-
-        Raises:
-            CannotCompile: there is no C++ compiler, or it fails.
-        """
-        return EmulatedModule.load(checked=self._checked)
-
-    def problem(self, device: torch.device, /) -> str | None:
-        """See :class:`Target`."""
-        if device.type != "cpu":
-            return f"it is emulated on CPUs, and the model is on {device}; set target to auto"
-        return None
-
-    def multiprocessors(self, device: torch.device, /) -> int:
-        """See :class:`Target`."""
-        return _EMULATED_MULTIPROCESSORS
-
-    def warpgroup_problem(self, device: torch.device, /) -> str | None:
-        """Return ``None``: they are emulated."""
-        return None
-
-    def module(self, variant: Variant, device: torch.device, /) -> EmulatedModule:
-        """See :class:`Target`."""
-        return self.emulation
-
-
-class TargetSettings(Protocol):
-    """Options that choose a target."""
-
-    @property
-    def target(self) -> str:
-        """``auto``, or an emulated one."""
-
-
-def unavailable_reason(options: TargetSettings) -> str | None:
-    """Return why kernels cannot run on the chosen target, or ``None``; nothing is compiled.
+def unavailable_reason() -> str | None:
+    """Return why kernels cannot run on this machine, or ``None``; nothing is compiled.
 
     The backend looks at the GPU of a layer when it is shown one.
     """
     if os.name != "posix":
         return "the kernels are compiled on Linux only; attention 'torch' needs no compiler"
-    emulated = options.target != "auto"
-    problem = None if emulated else device_problem(0)
+    problem = device_problem(0)
     if problem is not None:
-        return f"{problem}; for tests, target: emulated runs the kernels on the CPU"
-    found = find_compiler() if emulated else find_compilers()
+        return problem
+    found = find_compilers()
     return str(found) if isinstance(found, CannotCompile) else None
 
 

@@ -1,4 +1,6 @@
-"""An accelerator emulated on a CPU, for tests: it makes mistakes in the order of work visible.
+"""An accelerator emulated on a CPU, and executor ``emulated``: ``local`` over it.
+
+It makes mistakes in the order of work visible.
 
 Launched work is done in any order that its events leave open: as late as possible, when it is
 awaited, so that a result read too early is found; as early as possible in one of the streams, so
@@ -17,14 +19,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from paged_backends.executors.accelerator import Accelerator, DeviceMemory, Event, Stream
+from paged_backends.executors.local import LocalExecutor
+from paged_backends.executors.settings import LocalSettings
+from paged_core.plugins.component import Component
 
 _JUNK = 0x7F
 """Fills every byte: an index that is out of any range, a number that is far off."""
@@ -287,3 +293,25 @@ def _other(part: Any) -> Any:
 
 def _copy(target: Tensor, source: Tensor) -> None:
     target.copy_(source)
+
+
+class EmulatedSettings(LocalSettings):
+    name: Literal["emulated"] = "emulated"  # type: ignore[assignment]
+    pace: str = Field("late", description="when launched work is done: a key of PACES")
+
+
+class EmulatedExecutor(LocalExecutor):
+    """Launches, captures and collects steps on a CPU as on a GPU."""
+
+    _options: EmulatedSettings
+
+    def _make_accelerator(self, device: torch.device) -> Accelerator:
+        return EmulatedAccelerator(pace=self._options.pace)
+
+
+EMULATED_LOCAL = Component(
+    "executor",
+    EmulatedSettings,
+    "emulation.accelerator:EmulatedExecutor",
+    summary="local, as on a GPU",
+)

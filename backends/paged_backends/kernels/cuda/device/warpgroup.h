@@ -1,47 +1,19 @@
 // Products of larger matrices by a warpgroup, four warps whose first is a multiple of four (wgmma;
-// sm_90a), as PTX and on the CPU (warpgroup.cpp). They read shared memory on their own, and end when
-// they are waited for. The layouts are those of the PTX manual, "Asynchronous Warpgroup Level
+// sm_90a), as PTX. They read shared memory on their own, and end when they are waited for. The
+// layouts are those of the PTX manual, "Asynchronous Warpgroup Level
 // Matrix Multiply-Accumulate Instructions".
 //
 // A is 64 x 16, B 16 x 8n, C 64 x 8n; a warp has 16 rows of C, and of A if it is in registers, as
-// fragments of tensor_core.h. In shared memory, pieces of 8 numbers lie in rows of 128 bytes, eight
-// of which are an atom of 1,024 bytes; piece p of row r is at place p ^ r % 8 of its row.
+// fragments of tensor_core.h.
 #pragma once
 
 #include "simt.h"
 
-#if defined(__CUDACC__)
 __device__ __forceinline__ unsigned shared_address(const void* place) {
   return static_cast<unsigned>(__cvta_generic_to_shared(place));
 }
-#else
-/// As on a GPU, whose driver has the first KiB to itself.
-inline unsigned shared_address(const void* place) {
-  return unsigned(static_cast<const char*>(place) - static_cast<char*>(simt::shared(0))) + 1024;
-}
-#endif
 
-/// Where a matrix begins in shared memory: the lower half of its descriptor. A row of 128 bytes has
-/// 64 numbers, which differ in k, or in n if B is transposed.
-struct SharedMatrix {
-  unsigned lower;
-  /// The other half: atoms of 1,024 bytes, in the swizzle of 128 bytes.
-  static constexpr unsigned kUpper = 1u << 30 | 1024 >> 4;
-
-  /// `apart`: bytes between 64 columns of n and the next ones, if B is transposed.
-  static __device__ __forceinline__ SharedMatrix at(const void* place, int apart = 0) {
-    return {unsigned(apart >> 4) << 16 | (shared_address(place) & 0x3ffff) >> 4};
-  }
-  __device__ __forceinline__ SharedMatrix plus(int bytes) const { return {lower + (bytes >> 4)}; }
-};
-
-/// Where the piece of a row from `dim` on lies, in bytes from the beginning: after 64 numbers of
-/// each of the `rows` rows come the next 64.
-__device__ __forceinline__ int swizzled(int rows, int row, int dim) {
-  return dim / 64 * rows * 128 + row * 128 + (dim % 64 / 8 ^ row % 8) * 16;
-}
-
-#if defined(__CUDACC__)
+#include "swizzle.h"
 
 #define SIMT_NAMES_32                                                      \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19," \
@@ -138,57 +110,3 @@ __device__ __forceinline__ void wait_for_products(Registers&... registers) {
 __device__ __forceinline__ void show_products() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-
-#else
-
-namespace simt {
-
-/// A product as a lane starts it. Of C the lane has `columns` / 8 times four numbers.
-struct Product {
-  float* c;
-  const unsigned* a;  // of the lane, or null
-  SharedMatrix shared_a, shared_b;
-  int columns;
-  bool is_transposed, adds;
-  float (*widen)(uint16_t);
-};
-void start(const Product& product, Where where);
-/// Registers of a lane that are handed over, or taken back.
-struct Registers {
-  const void* at;
-  size_t bytes;
-};
-void hand_over(const Registers* registers, int count, Where where);
-void commit(Where where);
-void wait_for(int groups_left, const Registers* registers, int count, Where where);
-void show(Where where);
-
-inline float widened(__half, uint16_t word) { return __half2float({word}); }
-inline float widened(__nv_bfloat16, uint16_t word) { return __bfloat162float({word}); }
-
-}  // namespace simt
-
-template <class T>
-void start_product(float (&c)[8][4], SharedMatrix a, SharedMatrix b, bool adds, SIMT_WHERE) {
-  simt::start({c[0], nullptr, a, b, 64, false, adds,
-               [](uint16_t word) { return simt::widened(T(), word); }}, where);
-}
-template <class T, int kColumns>
-void start_product(float (&c)[kColumns][4], const unsigned (&a)[4], SharedMatrix b, SIMT_WHERE) {
-  simt::start({c[0], a, {}, b, kColumns * 8, true, true,
-               [](uint16_t word) { return simt::widened(T(), word); }}, where);
-}
-template <class... Arrays>
-void hand_over(Arrays&... arrays) {
-  simt::Registers all[] = {{arrays, sizeof arrays}...};
-  simt::hand_over(all, sizeof...(arrays), {"hand_over", 0});
-}
-inline void commit_products(SIMT_WHERE) { simt::commit(where); }
-template <int kGroups, class... Arrays>
-void wait_for_products(Arrays&... arrays) {
-  simt::Registers all[] = {{arrays, sizeof arrays}...};
-  simt::wait_for(kGroups, all, sizeof...(arrays), {"wait_for_products", 1});
-}
-inline void show_products(SIMT_WHERE) { simt::show(where); }
-
-#endif

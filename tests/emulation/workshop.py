@@ -10,12 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from emulation.cuda_module import INCLUDES, SIMT, WATCHED, EmulatedModule, emulation_build
 from paged_backends.kernels.cpu.compiler import CppCompiler, find_compiler
-from paged_backends.kernels.cuda.emulation import EmulatedModule, emulation_build
-from paged_backends.kernels.cuda.kernel import SHIM_SOURCES, SOURCES
-
-# what the loader of kernels adds for the checked build; see kernels/cuda/emulation.py
-_WATCHED = ("-fsanitize=thread,alignment,bounds,signed-integer-overflow",)
 
 
 @dataclass(frozen=True)
@@ -32,8 +28,8 @@ class Workshop:
         """Return the kernels of a ``.cu`` file; ``includes`` go before the project's folders."""
         if not self._shim:
             names = ["runtime", "warpgroup", *(["check"] if self.checked else [])]
-            self._shim.extend(self._object(SHIM_SOURCES / f"{name}.cpp") for name in names)
-        watched = _WATCHED if self.checked else ()
+            self._shim.extend(self._object(SIMT / f"{name}.cpp") for name in names)
+        watched = WATCHED if self.checked else ()
         made = self._object(source, includes, (*watched, "-x", "c++"))
         library = made.with_suffix(".so")
         _run(_compiler(), "-shared", str(made), *map(str, self._shim), "-o", str(library))
@@ -43,7 +39,7 @@ class Workshop:
         self, source: Path, includes: Sequence[Path] = (), flags: Sequence[str] = ()
     ) -> Path:
         made = self.folder / f"{source.stem}-{'checked' if self.checked else 'host'}.o"
-        folders = [f"-I{folder}" for folder in (*includes, SHIM_SOURCES, SOURCES)]
+        folders = [f"-I{folder}" for folder in (*includes, *INCLUDES)]
         common = (*emulation_build(checked=self.checked).flags, *self.flags)
         _run(_compiler(), *common, *flags, *folders, "-c", str(source), "-o", str(made))
         return made

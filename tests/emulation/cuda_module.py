@@ -1,30 +1,43 @@
-"""The kernels compiled for the CPU, to be tested where there is no GPU.
+"""The CUDA kernels compiled for the CPU, and component ``emulated``: ``cuda`` over them.
 
-Every thread of a block is a fiber; see ``kernels/simt``. In the checked build, every access to
-memory is looked at.
+Every thread of a block is a fiber; see ``simt``. In the checked build, every access to memory is
+looked at.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
+from paged_backends.attention.cuda_attention import CudaAttention
+from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import Build, CannotCompile, library
 from paged_backends.kernels.cpu.compiler import CppCompiler, find_compiler
 from paged_backends.kernels.cuda.kernel import (
-    SHIM_SOURCES,
+    DEVICE_SOURCES,
     SOURCES,
     Argument,
     Geometry,
     Grid,
     KernelError,
+    Variant,
 )
+from paged_core.engine.contexts import AttentionContext
+from paged_core.plugins.component import Component
+
+SIMT = Path(__file__).parent / "simt"
+"""Folder of what makes the kernels compile for a CPU, in the place of ``kernels/cuda/device``."""
+INCLUDES = (SIMT, DEVICE_SOURCES, SOURCES)
 
 Order = Literal["up", "down", "by chance"]
 """In which order the threads of a block run between two barriers."""
@@ -33,7 +46,7 @@ _ORDERS: Mapping[Order, int] = {"up": 0, "down": 1, "by chance": 2}
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-w")
 _FAST = ("-O1",)
 _CHECKED = ("-O1", "-g1", "-DSIMT_CHECK", "-ftrivial-auto-var-init=pattern")
-_WATCHED = ("-fsanitize=thread,alignment,bounds,signed-integer-overflow",)
+WATCHED = ("-fsanitize=thread,alignment,bounds,signed-integer-overflow",)
 """The compiler then calls a function at every access; the shim has these, no library is linked."""
 _UNCHECKED = "host_float16.cu"
 """Left out of the checked build, which takes long to compile: what it does, bfloat16 does too."""
@@ -62,19 +75,15 @@ class EmulationCompiler:
 def emulation_build(*, checked: bool) -> Build:
     """Return the build of all kernels for the CPU; ``checked``: without those of float16."""
     shim = ["runtime.cpp", "warpgroup.cpp", *(["check.cpp"] if checked else [])]
-    beside = Path("..", "..", "simt", "source")
-    kernels = {path.name for path in SOURCES.glob("host_*.cu")}
+    kernels = {path.name for path in SIMT.glob("host_*.cu")}
     if checked:
         kernels.remove(_UNCHECKED)
     return Build(
         name=f"cuda-emulated{'_checked' if checked else ''}",
-        sources=SOURCES,
-        units=(
-            *sorted(kernels),
-            *(str(beside / unit) for unit in shim),
-        ),
+        sources=SIMT,
+        units=(*sorted(kernels), *shim),
         flags=(*_FLAGS, *(_CHECKED if checked else _FAST)),
-        includes=(SHIM_SOURCES,),
+        includes=INCLUDES,
     )
 
 
@@ -127,7 +136,7 @@ class EmulatedModule:
         """
         found = find_compiler()
         compiler = (
-            EmulationCompiler(found, _WATCHED if checked else ())
+            EmulationCompiler(found, WATCHED if checked else ())
             if isinstance(found, CppCompiler)
             else found
         )
@@ -163,3 +172,65 @@ class EmulatedModule:
     def set_order(self, order: Order, seed: int = 0) -> None:
         """Choose the order of threads, of all modules of this library."""
         self._loaded.simt_order(_ORDERS[order], seed)
+
+
+_MULTIPROCESSORS = 3
+"""Few: a batch of several sequences needs no splits, one of a single sequence does."""
+
+
+class EmulatedTarget:
+    """A :class:`~paged_backends.kernels.cuda.targets.Target` on the CPU."""
+
+    groups = (1, 4)
+
+    def __init__(self, *, checked: bool) -> None:
+        self._checked = checked
+
+    @cached_property
+    def emulation(self) -> EmulatedModule:
+        """The kernels, compiled on first use; CannotCompile if they cannot be."""
+        return EmulatedModule.load(checked=self._checked)
+
+    def problem(self, device: torch.device, /) -> str | None:
+        return None if device.type == "cpu" else f"it is emulated on CPUs, not on {device}"
+
+    def multiprocessors(self, device: torch.device, /) -> int:
+        return _MULTIPROCESSORS
+
+    def warpgroup_problem(self, device: torch.device, /) -> str | None:
+        return None
+
+    def module(self, variant: Variant, device: torch.device, /) -> EmulatedModule:
+        return self.emulation
+
+
+class EmulatedSettings(CudaSettings):
+    name: Literal["emulated"] = "emulated"  # type: ignore[assignment]
+    checked: bool = Field(False, description="look at every access to memory")
+    order: Order = Field("up", description="of the threads of a block, between two barriers")
+
+
+class EmulatedAttention(CudaAttention):
+    """Component ``cuda`` on an emulated GPU."""
+
+    def __init__(self, options: EmulatedSettings, context: AttentionContext) -> None:
+        super().__init__(options, context)
+        self.target: Any = EmulatedTarget(checked=options.checked)
+        with suppress(CannotCompile):  # a layer is then refused with the reason
+            self.target.emulation.set_order(options.order, seed=5)
+
+
+def unavailable_reason() -> str | None:
+    """Return why there is no emulation here, or ``None``."""
+    found = find_compiler()
+    return str(found) if isinstance(found, CannotCompile) else None
+
+
+EMULATED_CUDA = Component(
+    "attention",
+    EmulatedSettings,
+    "emulation.cuda_module:EmulatedAttention",
+    rank=None,
+    check="emulation.cuda_module:unavailable_reason",
+    summary="our CUDA kernels on a CPU",
+)

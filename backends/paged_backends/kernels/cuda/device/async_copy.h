@@ -3,8 +3,6 @@
 
 #include "simt.h"
 
-#if defined(__CUDACC__)
-
 /// Starts to copy `kBytes` (4, 8 or 16); zeros if not `is_there`, and then nothing is read.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool is_there) {
@@ -30,17 +28,3 @@ template <int kGroups>
 __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
-
-#else
-
-template <int kBytes>
-void copy_async(void* to, const void* from, bool is_there, SIMT_WHERE) {
-  simt::async_copy(to, from, is_there ? kBytes : 0, kBytes, where);
-}
-inline void copy_commit() { simt::async_commit(); }
-template <int kGroups>
-void copy_wait() {
-  simt::async_wait(kGroups);
-}
-
-#endif

@@ -1,0 +1,274 @@
+"""Kernels compiled for GPUs that are not here: they fit, spill nothing, take few instructions."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cuda.kernel import MATRIX_ROWS, WARPGROUP_DIMS, Variant
+from paged_backends.kernels.cuda.toolkit import Nvcc, find_compilers
+from paged_backends.kernels.triton.availability import INTERPRETER
+from paged_core.interfaces.layer import LayerSpec
+from unit.peer_scripts import TOOLS, script
+
+pytestmark = pytest.mark.heavy
+counting = script("count_instructions", TOOLS)
+
+# ---------------------------------------------------------------------- CUDA: registers
+
+_FUNCTION = re.compile(
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", re.S
+)
+USUAL = Variant("bfloat16", 128, 16, "auto")
+SHORT = (("sm_90", USUAL), ("sm_90", replace(USUAL, warpgroups=True)))
+LONG = (
+    *(
+        ("sm_90", Variant(dtype, dim, 16, "auto", warpgroups=True))
+        for dtype, dim in product(("bfloat16", "float16"), WARPGROUP_DIMS)
+    ),
+    *(
+        (architecture, Variant(dtype, dim, group, cache))
+        for architecture, (dtype, group), dim, cache in product(
+            ("sm_80", "sm_90"),
+            (("bfloat16", 16), ("float16", 16), ("float32", 1), ("float32", 8)),
+            (64, 96, 128, 256),
+            ("auto", "fp8_e4m3"),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "variant"),
+    [*SHORT, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)],
+    ids=str,
+)
+def test_no_register_is_spilled(architecture: str, variant: Variant, tmp_path: Path) -> None:
+    try:
+        nvcc = Nvcc.find()
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    found = {}
+    for build in variant.cubins(architecture):
+        (source,) = build.paths()
+        command: list[Any] = [nvcc.path, "-cubin", "-O3", "-Xptxas", "-v", *build.arguments()]
+        done = subprocess.run(
+            [*command, source, "-o", tmp_path / "kernels.cubin"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[:4000]
+        assert "serialized" not in done.stderr  # products of warpgroups, waited for one by one
+        found |= {name: (stores, loads) for name, stores, loads in _FUNCTION.findall(done.stderr)}
+    kernels = {variant.write, variant.decode, variant.combine, "paged_copy_blocks"}
+    if variant.tiles is not None:
+        kernels.add(variant.tiles)
+    assert found == dict.fromkeys(kernels, ("0", "0"))
+
+
+# ---------------------------------------------------------------------- CUDA: instructions
+
+
+@functools.cache
+def decode_counts(variant: Variant) -> dict[int, float]:
+    try:
+        return dict(counting.decode_counts(variant))
+    except CannotCompile as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(("group", "bounds"), [(8, (18, 38)), (16, (21, 41))])
+def test_a_key_takes_few_instructions_to_decode(group: int, bounds: tuple[int, int]) -> None:
+    """While a GPU reads a key and a value from memory, its warps can issue some hundred, and half
+    as many in float8."""
+    layer = LayerSpec(
+        num_heads=group, num_kv_heads=1, head_dim=128, scale=0.1, block_size=16, dtype="bfloat16",
+        device="cuda",
+    )  # fmt: skip
+    for bound, cache in zip(bounds, ("auto", "fp8_e4m3"), strict=True):
+        found = decode_counts(Variant.of(replace(layer, kv_cache_dtype=cache)))
+        assert found[group] <= bound, cache
+
+
+TILES = {
+    (128, "auto", False): ("HMMA", 256, 16, 890),
+    (128, "auto", True): ("HGMMA", 8 + 4, 8, 420),
+    (64, "auto", False): ("HMMA", 128, 8, 690),
+    (96, "auto", False): ("HMMA", 192, 12, 800),
+    (256, "auto", False): ("HMMA", 128, 16, 500),
+    (128, "fp8_e4m3", False): ("HMMA", 256, 32, 1060),
+}
+"""By head dimension, cache and whether warpgroups multiply: products, their number, that of copies,
+and the most instructions in all for 64 keys (32 of head dimension 256; of warpgroups for 16 rows of
+a warp, else for 32)."""
+
+
+@pytest.mark.parametrize(
+    ("dim", "cache", "warpgroups"),
+    [case if case[:2] == (128, "auto") else pytest.param(*case, marks=pytest.mark.long)
+     for case in TILES],
+)  # fmt: skip
+def test_a_turn_of_prefill_multiplies_and_computes_few_addresses(
+    dim: int, cache: str, warpgroups: bool
+) -> None:
+    kind, products, copies, most = TILES[dim, cache, warpgroups]
+    try:
+        counting.disassembler()
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    compilers = find_compilers()
+    if isinstance(compilers, CannotCompile):
+        pytest.skip(str(compilers))
+    variant = Variant("bfloat16", dim, MATRIX_ROWS, cache, warpgroups)
+    holding = "HGMMA|LDGSTS|MUFU.EX2" if warpgroups else counting.HOLDING
+    loop = counting.compiled(variant)[variant.tiles].loop(holding)
+    opcodes = loop.opcodes()
+    assert opcodes[kind] == products
+    assert opcodes["LDGSTS"] == copies  # all are unrolled, and counted
+    assert len(loop) <= most
+
+
+# ---------------------------------------------------------------------- Triton
+
+SHARED_BYTES = {(8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10}
+"""Of a thread block, by compute capability (CUDA C++ Programming Guide)."""
+SPILLED_BYTES = 32
+"""Of a thread: a few registers that are read once."""
+QWEN3 = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
+FLOAT8 = {"kv_cache_dtype": "fp8_e4m3"}
+SLOPES, CAP = {"alibi_slopes": (0.5,) * 16}, {"soft_cap": 5.0}
+EVERYTHING = {"sliding_window": 1500, **CAP, **SLOPES}
+Case = tuple[tuple[int, int], dict[str, Any] | None]
+
+
+def compiled(*cases: Case) -> list[list[Any]]:
+    """Return what each kernel takes, case by case, as ``unit.triton_compile`` says."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != INTERPRETER}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
+    program = [sys.executable, "-m", "unit.triton_compile", json.dumps(cases)]
+    ran = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found: list[list[Any]] = json.loads(ran.stdout)
+    return found
+
+
+OF_DIMS = [
+    [
+        (capability, {**QWEN3, "head_dim": dim, **changes})
+        for changes in (
+            *({}, EVERYTHING, FLOAT8, {**FLOAT8, "dtype": "float16"}, {"dtype": "float32"}),
+        )
+    ]
+    for capability, dim in product(SHARED_BYTES, (64, 80, 128, 256))
+]
+OTHERS = [{"block_size": 128}, {"block_size": 5}, {"num_heads": 64, "num_kv_heads": 2}]
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [((8, 0), QWEN3), ((9, 0), {**QWEN3, **FLOAT8}), ((9, 0), None)],
+        *(
+            pytest.param(cases, marks=pytest.mark.long)
+            for cases in (
+                *OF_DIMS,
+                [*(((9, 0), {**QWEN3, **changes}) for changes in OTHERS), ((8, 0), None)],
+            )
+        ),
+    ],
+)
+def test_kernels_in_triton_fit_and_spill_nothing(cases: list[Case]) -> None:
+    """Those of attention; and with ``None`` in the place of a layer, those of the runner and of
+    sampling, which are compiled."""
+    for (capability, changes), found in zip(cases, compiled(*cases), strict=True):
+        kernels = {kernel for kernel, *_ in found}
+        if changes is None:
+            assert len(kernels) == 9
+            sampled = {"normalize_rows", "prepare_query_and_key", "gate_rows", "draw_tokens"}
+            assert sampled <= kernels
+            continue
+        attention = {"attend_tiles", "attend_splits", "merge_splits"}
+        assert kernels == {"write_tokens", "prepare_and_write", *attention}
+        for kernel, shared, stack, _ in found:
+            place = f"{kernel} for {capability}, {changes}"
+            assert shared <= SHARED_BYTES[capability], place
+            assert stack <= SPILLED_BYTES, f"{place} spills registers"
+
+
+HOPPER = (9, 0)
+LOOPS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
+    "plain": (HOPPER, {}),
+    "float8": (HOPPER, FLOAT8),
+    "slopes": (HOPPER, SLOPES),
+    "cap": (HOPPER, CAP),
+    "float8, RTX 4090": ((8, 9), FLOAT8),
+    "float8 in float16": (HOPPER, {**FLOAT8, "dtype": "float16"}),
+}
+Loops = dict[str, dict[str, list[list[str]]]]
+
+
+@pytest.fixture(scope="module")
+def loops() -> Loops:
+    """The opcodes of each case's kernels: of the loop without masks, and of that with masks."""
+    found = compiled(*((gpu, {**QWEN3, **changes}) for gpu, changes in LOOPS.values()))
+    return {
+        case: {kernel: both for kernel, _, _, both in made if both}
+        for case, made in zip(LOOPS, found, strict=True)
+    }
+
+
+def counts(opcodes: list[str]) -> Counter[str]:
+    """Return how often each opcode occurs, without its modifiers."""
+    return Counter(opcode.partition(".")[0] for opcode in opcodes)
+
+
+def test_float8_in_triton_is_converted_by_fast_instructions_and_loaded_early(loops: Loops) -> None:
+    """F2F, which has a quarter of the rate of others, converts float16 to bfloat16; a load after
+    the products is waited for in full, since nothing else is left to do."""
+    for case in ("float8", "float8, RTX 4090", "float8 in float16"):
+        assert loops[case].keys() == {"attend_tiles", "attend_splits"}
+        for loop in (counts(one) for both in loops[case].values() for one in both):
+            assert loop["F2F"] == 0, case
+            assert loop["HMMA"] + loop["HGMMA"] > 0, case
+    for loop in (one for both in loops["float8"].values() for one in both):
+        scales = [at for at, opcode in enumerate(loop) if re.match(r"LDG\.E\.U(8|16)", opcode)]
+        products = [at for at, opcode in enumerate(loop) if re.match("HG?MMA", opcode)]
+        assert scales
+        assert max(scales) < min(products)
+
+
+def test_a_turn_of_prefill_in_triton(loops: Loops) -> None:
+    plain, masked = map(counts, loops["plain"]["attend_tiles"])
+    scores = 128 * 64 // 256  # of a tile, in a thread
+    assert plain["HGMMA"] == masked["HGMMA"] == 12
+    for loop in plain, masked:
+        # a score is scaled where the greatest is taken away, and sums are multiplied rarely
+        assert loop["FFMA"] == scores
+        assert loop["FMUL"] < 8
+        assert loop["MUFU"] == scores
+    assert plain.total() < 400
+    assert masked.total() < 500
+
+
+def test_a_key_is_computed_alike_with_masks_and_without(loops: Loops) -> None:
+    """Else bits would depend on how a prompt is cut, which decides on the masks."""
+    for case in ("plain", "float8", "slopes", "cap"):
+        plain, masked = map(counts, loops[case]["attend_tiles"])
+        assert plain["ISETP"] < masked["ISETP"]
+        for opcode in ("FFMA", "FMUL", "FADD", "MUFU", "HGMMA", "FMNMX"):
+            assert plain[opcode] == masked[opcode], (case, opcode)
