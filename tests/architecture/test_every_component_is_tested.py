@@ -15,12 +15,15 @@ from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_testing import ComponentConformance
 
-FOLDER = Path(__file__).parent.parent / "conformance"
+TESTS = Path(__file__).parent.parent
+FILES = {*(TESTS / "conformance").glob("test_*.py"), TESTS / "gpu" / "test_attention.py"} - {
+    TESTS / "conformance" / "test_documented_examples.py"
+}
 
 
 def conformance_classes() -> Iterator[type[ComponentConformance]]:
-    """The test classes in tests/conformance that name a component of ours."""
-    for path in sorted(set(FOLDER.glob("test_*.py")) - {FOLDER / "test_documented_examples.py"}):
+    """The test classes that name an installed component."""
+    for path in sorted(FILES):
         name = f"_conformance_{path.stem}"
         spec = spec_from_file_location(name, path)
         assert spec is not None
@@ -36,6 +39,7 @@ def conformance_classes() -> Iterator[type[ComponentConformance]]:
                 and issubclass(found, ComponentConformance)
                 and found.__module__ == name
                 and found.__name__.startswith("Test")
+                and found.make_registry is ComponentConformance.make_registry
             ):
                 yield found
 
@@ -52,7 +56,7 @@ def tested() -> set[tuple[str, str]]:
 )
 def test_has_a_conformance_test(component: Component, tested: set[tuple[str, str]]) -> None:
     assert (component.slot, component.name) in tested, (
-        f"tests/conformance has no class for {component.slot} {component.name!r}"
+        f"no test has a class for {component.slot} {component.name!r}"
     )
 
 

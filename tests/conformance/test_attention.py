@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from lanes import inherited, slow
+from emulation.cuda_module import EMULATED_CUDA
+from marks import long
+from paged_core.plugins.registry import Registry
 from paged_testing import AttentionConformance
+from paged_testing.engines import registry_with
 from unit import cpu_kernels
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
-SETS = [
-    pytest.param(name, marks=() if name == "portable" else pytest.mark.lane("instruction-sets"))
-    for name in cpu_kernels.SETS
-    if "vnni" not in name  # which is for products with quantised weights
-]
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
 
 
 class TestTorch(AttentionConformance):
@@ -24,7 +22,7 @@ class TestTorch(AttentionConformance):
     dtypes = ("float32", "bfloat16", "float16")
 
 
-@slow(
+@long(
     "test_more_tokens_than_a_dimension_of_a_grid_may_have",
     "test_a_sequence_of_several_thousand_blocks",
 )
@@ -36,58 +34,78 @@ class TestTorchDeterministic(AttentionConformance):
     max_seconds = 120  # a call computes thousands of sequences one after another
 
 
-@slow("test_more_tokens_than_a_dimension_of_a_grid_may_have")
+@long("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class TestTorchFloat8(AttentionConformance):
     component = "torch"
     dtypes = ("float32", "bfloat16")
     kv_cache_dtype = "fp8_e4m3"
 
 
-@inherited("test_more_tokens_than_a_dimension_of_a_grid_may_have")
-class OnCpu(AttentionConformance):
-    """The best instruction set, and below the portable one; the others are in a lane of their
-    own."""
-
+@long("test_more_tokens_than_a_dimension_of_a_grid_may_have")
+class TestCpu(AttentionConformance):
+    component: ClassVar[str | Mapping[str, Any]] = "cpu"
     keeps_bits = True
 
 
-class TestCpu(OnCpu):
-    component = "cpu"
-
-
-class TestCpuInTiles(OnCpu):
-    component = "cpu"
-    deterministic = True
-
-
-class OnCpuInt8(OnCpu):
+class TestCpuInt8(TestCpu):
     kv_cache_dtype = "int8"
     max_examples = 15
 
 
-class TestCpuInt8(OnCpuInt8):
-    component = "cpu"
+class OnEachSet(TestCpu):
+    """The best of this machine, the portable one, and in the long run the others."""
 
-
-@pytest.mark.slow
-class TestCpuInt8InTiles(OnCpuInt8):
-    component = "cpu"
-    deterministic = True
-
-
-class OnEachSet(OnCpu):
-    component = "cpu"
-
-    @pytest.fixture(autouse=True, params=SETS)
+    @pytest.fixture(
+        autouse=True,
+        params=[name for name in cpu_kernels.SETS if "vnni" not in name],  # of products
+    )
     def _instruction_set(self, request: pytest.FixtureRequest) -> None:
         chosen: Mapping[str, Any] = {"name": "cpu", "instruction_set": request.param}
         self.component = chosen  # type: ignore[misc]
 
 
+@pytest.mark.long
 class TestCpuOnEachSet(OnEachSet):
     pass
 
 
-@pytest.mark.slow
-class TestCpuInt8OnEachSet(OnEachSet, OnCpuInt8):
-    pass
+class TestCpuInTilesOnEachSet(OnEachSet):
+    deterministic = True
+
+
+@pytest.mark.long
+class TestCpuInt8OnEachSet(OnEachSet):
+    kv_cache_dtype = "int8"
+    max_examples = 15
+
+
+@pytest.mark.long
+class TestCpuInt8InTiles(TestCpuInt8):
+    deterministic = True
+
+
+class TestHybrid(AttentionConformance):
+    component: ClassVar[Mapping[str, Any]] = {
+        **{"name": "hybrid", "prefill": "torch"},
+        "decode": {"name": "torch"},
+    }
+    dtypes = ("float32",)
+    head_dims = (1, 6, 16, 33, 64, 80)
+    max_examples = 8
+
+
+@pytest.mark.long
+class TestHybridOfTwo(AttentionConformance):
+    """Two components write and read one cache."""
+
+    component: ClassVar[Mapping[str, Any]] = {
+        **{"name": "hybrid", "prefill": {"name": "emulated", "order": "down"}},
+        "decode": "emulated",
+    }
+    dtypes = ("bfloat16",)
+    head_dims = (64, 80, 96, 128, 256)
+    max_examples = 8
+    max_seconds = 120
+
+    def make_registry(self) -> Registry:
+        return registry_with(EMULATED_CUDA)

@@ -51,7 +51,7 @@ class TestTensorParallel(ExecutorConformance):
     max_examples = 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestTensorParallelModel(ExecutorConformance):
     """Each of two ranks has its share of a model."""
 

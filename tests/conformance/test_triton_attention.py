@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lanes import inherited
+from marks import long
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing import AttentionConformance
@@ -48,7 +48,7 @@ class TestTriton(Interpreted):
     dtypes = ("float32",)
 
 
-@inherited(
+@long(
     "test_sequences_may_begin_with_the_same_blocks",
     "test_a_sequence_of_several_thousand_blocks",
     "test_the_same_batch_gives_the_same_bits",
@@ -63,12 +63,12 @@ class TestTritonFloat8(Interpreted):
     max_examples = 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestTritonInHalf(Interpreted):
     dtypes = ("bfloat16", "float16")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestTritonInTiles(Interpreted):
     """What is shown in short by tests/unit/test_triton_attention.py."""
 
