@@ -30,7 +30,7 @@ from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.decoder import BlockTable, Decoder, DenseTable
 from paged_backends.runners.native.families import decoder_config
-from paged_backends.runners.native.ops import Linear, Ops, TorchOps
+from paged_backends.runners.native.ops import Linear, Ops
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.text.tokenizer import load_tokenizer
@@ -121,7 +121,7 @@ def test_logits_are_those_of_the_numbers_in_the_file(name: str, tmp_path: Path) 
     check(make(*MADE[name]), tmp_path / "model.gguf")
 
 
-class KeepingOps(TorchOps):
+class KeepingOps(Ops):
     """Keeps the matrices of which linear layers are made."""
 
     def __init__(self, **options: bool) -> None:

@@ -20,7 +20,7 @@ from integration import damage, tiny_models
 from integration.quantized_checkpoints import Awq, CompressedTensors, Gptq, Method, write
 from integration.step_driver import load_runner, prompt_logits, settings
 from integration.test_gguf import decoder_of
-from paged_backends.runners.native.ops import TorchOps
+from paged_backends.runners.native.ops import Ops
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 
@@ -120,7 +120,7 @@ def test_dequantised_weights_are_the_same_numbers(method: Method, tmp_path: Path
     model = make()
     folder = write(model, tmp_path, method)
     runner = load(folder)
-    runner._decoder = decoder_of(folder, TorchOps(computes_quantized=False))
+    runner._decoder = decoder_of(folder, Ops(computes_quantized=False))
     expected = model(torch.tensor([PROMPT])).logits[0]
     assert (prompt_logits(runner, PROMPT) - expected).abs().mean() < 1e-5 * expected.std()
 

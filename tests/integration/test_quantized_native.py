@@ -23,7 +23,7 @@ from integration.gguf_files import GgufModel
 from integration.step_driver import load_runner, prompt_logits, settings
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.ops import Linear, TorchOps
+from paged_backends.runners.native.ops import Linear, Ops
 from paged_backends.runners.native.quantized_linears import check_quantization, quantized_decoder
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.settings import NativeSettings
@@ -165,7 +165,7 @@ def test_the_size_of_the_model_is_that_of_its_codes(llama: Path) -> None:
     assert small.weight_bytes == round(whole.weight_bytes * (0.5 + 2 / 64) / 4)
 
 
-class CountingOps(TorchOps):
+class CountingOps(Ops):
     """Counts the quantised matrices that are in memory when another layer is made."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.runners.native import runner as module
-from paged_backends.runners.native.ops import Ops, TorchOps
+from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.runner import choose_ops, compile_layers
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
@@ -31,14 +31,14 @@ def test_a_gpu_has_kernels_in_triton(kernels: str) -> None:
 def test_off_is_plain_pytorch_everywhere() -> None:
     for device in (CPU, CUDA):
         ops = chosen(device, kernels="off")
-        assert type(ops) is TorchOps
+        assert type(ops) is Ops
         assert ops.computes_quantized == (device == CPU)
 
 
 def test_without_triton_plain_pytorch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     with capture_logs() as logs:
-        assert type(chosen(CUDA)) is TorchOps
+        assert type(chosen(CUDA)) is Ops
     (entry,) = logs
     assert entry["event"] == "kernels_missing"
     assert "pip install 'paged-core[gpu]'" in entry["reason"]
@@ -56,7 +56,7 @@ def test_triton_on_a_cpu_must_be_interpreted(monkeypatch: pytest.MonkeyPatch) ->
 def test_compiling_takes_the_operations_of_pytorch() -> None:
     for kernels in ("auto", "off"):
         ops = chosen(CPU, compile=True, kernels=kernels)
-        assert type(ops) is TorchOps
+        assert type(ops) is Ops
         assert not ops.computes_quantized
     with pytest.raises(SettingsError, match="asks for triton; leave one of them out"):
         chosen(CPU, compile=True, kernels="triton")

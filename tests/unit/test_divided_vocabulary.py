@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from integration.rank_threads import ThreadCommunicator, ThreadGroup
-from paged_backends.runners.native.ops import TorchOps
+from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.share import (
     DividedVocabulary,
     Share,
@@ -54,7 +54,7 @@ def both(logits: Tensor, size: int, k: int) -> list[list[Tensor]]:
         share = Share.of(communicator)
         vocabulary = DividedVocabulary(share, communicator, vocab_size)
         own = logits[:, share.units(vocab_size)]
-        best = vocabulary.best(*TorchOps().best(own))
+        best = vocabulary.best(*Ops().best(own))
         return [vocabulary.logits(own), *best, *scores_and_tokens(vocabulary.top_keys(own, k))]
 
     return ThreadGroup(size).run(rank)
@@ -108,7 +108,7 @@ def test_bias_and_residual_are_added_once_and_rounded_together() -> None:
     def rank(communicator: ThreadCommunicator) -> list[Tensor]:
         half = torch.tensor([[128.0]], dtype=torch.bfloat16)
         bias = torch.tensor([0.75], dtype=torch.bfloat16)
-        layer = SummedLinear(TorchOps().linear(half), bias, communicator.all_reduce)
+        layer = SummedLinear(Ops().linear(half), bias, communicator.all_reduce)
         rows = torch.ones(1, 1, dtype=torch.bfloat16)
         residual = torch.tensor([[0.375]], dtype=torch.bfloat16)
         return [layer(rows), layer(rows, residual), residual]

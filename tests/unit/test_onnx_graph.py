@@ -15,7 +15,7 @@ from paged_backends.quantization.matrix import QuantizedMatrix, shape_of
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.linear_maker import StoredLinear
-from paged_backends.runners.native.ops import TorchOps
+from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
 from paged_backends.runners.onnx import graph as graph_module
 from paged_backends.runners.onnx.graph import Graph, GraphLinears, GraphOps
@@ -51,7 +51,7 @@ def test_rows(kind: Any, residual: bool, compute: torch.dtype) -> None:
     """In bfloat16, of which a CPU has no sums, activations are computed in float32, and rounded."""
     rows, other, weight, bias = noise(5, 8), noise(5, 8) + 1, noise(8), noise(8) + 2
 
-    def apply(ops: TorchOps, rows: Any, other: Any) -> Any:
+    def apply(ops: Ops, rows: Any, other: Any) -> Any:
         if kind == "rms":
             return ops.rms_norm(weight, 1e-5, 1.0)(rows, other)
         if kind.startswith("layer"):
@@ -64,7 +64,7 @@ def test_rows(kind: Any, residual: bool, compute: torch.dtype) -> None:
     result = apply(GraphOps(compute), inputs[0], inputs[1] if residual else None)
     graph.output("result", result, F32, 8)
     found = run(opened(graph), rows=rows, other=other)
-    expected = apply(TorchOps(), rows, other if residual else None)
+    expected = apply(Ops(), rows, other if residual else None)
     error = 1e-5 if compute == F32 else 0.02
     torch.testing.assert_close(found, expected, rtol=error, atol=error)
 

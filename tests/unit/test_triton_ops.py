@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paged_backends.runners.native.config import Activation, Rope
-from paged_backends.runners.native.ops import Ops, Rotary, TorchOps, frequencies
+from paged_backends.runners.native.ops import Ops, Rotary, frequencies
 from unit.triton_device import DEVICE
 
 TritonOps: type[Ops] = pytest.importorskip("paged_backends.runners.native.triton_ops").TritonOps
@@ -63,7 +63,7 @@ def test_norms(
         given = [None, None] if "without" in kind else [convert(weight), convert(bias)]
         return ops.layer_norm(width, *given, eps)
 
-    found, reference = norm(TritonOps(), lambda tensor: tensor), norm(TorchOps(), Tensor.float)
+    found, reference = norm(TritonOps(), lambda tensor: tensor), norm(Ops(), Tensor.float)
     before = rows.clone()
     expected = reference(rows.float())
     assert_close(found(rows), expected)
@@ -108,7 +108,7 @@ def test_heads(
         ops.heads(chosen[0], chosen[1], 1e-6, 1.0)(query, key, rotary)
         return fused
 
-    expected = apply(TorchOps(), fused.float().clone(), Tensor.float)
+    expected = apply(Ops(), fused.float().clone(), Tensor.float)
     values = fused[:, num_heads + num_kv_heads :].clone()
     found = apply(TritonOps(), fused, lambda tensor: tensor)
     assert_close(found, expected)
@@ -134,7 +134,7 @@ def test_gates(
     activation: Activation, seed: int, dtype: torch.dtype, count: int, width: int
 ) -> None:
     rows = Numbers(seed, dtype)(count, 2 * width) * 2
-    expected = TorchOps().gated(activation)(rows.float())
+    expected = Ops().gated(activation)(rows.float())
     assert_close(TritonOps().gated(activation)(rows), expected)
 
 
@@ -147,7 +147,7 @@ def test_linear_layers(
     rows, weight, residual = numbers(count, 9), numbers(width, 9), numbers(count, width)
     bias = numbers(width) if with_bias else None
     linear = TritonOps().linear(weight, bias)
-    in_float = TorchOps().linear(weight.float(), None if bias is None else bias.float())
+    in_float = Ops().linear(weight.float(), None if bias is None else bias.float())
     expected = in_float(rows.float())
     scale = rows.float().abs() @ weight.float().abs().T + 10
     share = 4 * torch.finfo(dtype).eps

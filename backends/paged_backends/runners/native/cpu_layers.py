@@ -24,7 +24,7 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.config import Activation, DecoderConfig
 from paged_backends.runners.native.decoder import Layer, Rotaries
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Rotary, RowOp, TorchOps, added
+from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, Rotary, RowOp, added
 from paged_backends.runners.native.share import Share, SummedLinear
 from paged_core.interfaces.attention import LayerAttention
 from paged_core.interfaces.runner import SupportsFusedLayers
@@ -86,7 +86,7 @@ class KernelHeadOp:
         )
 
 
-class KernelOps(TorchOps):
+class KernelOps(Ops):
     """Operations for float32 and bfloat16 on a CPU; PyTorch where there is no kernel."""
 
     kernels: Kernels

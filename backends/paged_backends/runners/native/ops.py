@@ -1,8 +1,8 @@
 """The operations that layers are made of: linear, norms, rotary embedding, activations.
 
-An :class:`Ops` makes them for one device; :class:`TorchOps`, in plain PyTorch, serves any device.
-There are others over our own kernels: for CPUs in :mod:`~paged_backends.runners.native.cpu_layers`,
-for GPUs in :mod:`~paged_backends.runners.native.triton_ops`.
+An :class:`Ops` makes them in plain PyTorch, for any device. Subclasses take our own kernels: for
+CPUs in :mod:`~paged_backends.runners.native.cpu_layers`, for GPUs in
+:mod:`~paged_backends.runners.native.triton_ops`.
 
 Shapes: T tokens, I inputs, O outputs, E hidden size, H query heads, K key/value heads, D head_dim,
 F rotated pairs of a head: half of D, R rows that sample a token, V vocabulary.
@@ -11,7 +11,6 @@ F rotated pairs of a head: half of D, R rows that sample a token, V vocabulary.
 # ruff: noqa: N802, N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,52 +109,105 @@ class HeadOp(Protocol):
         """Apply it in place; ``rotary`` is ``None`` where the layer has none."""
 
 
-class Ops(ABC):
-    """Makes operations. They compute in float32 and return the dtype of their argument."""
+class Ops:
+    """Makes operations, here in plain PyTorch for any device and dtype.
+
+    They compute in float32 and return the dtype of their argument.
+    """
 
     kernels: Kernels | None = None
     """Kernels that compute the operations; ``None``: PyTorch does."""
-    copies_weights: bool
+    copies_weights = False
     """Operations keep no reference to the weights that they are made from."""
     quantized_products: ProductsName | None = None
     """Name of the products with quantised weights; ``None``: they are of floats."""
-    computes_quantized: bool
-    """Quantised weights stay quantised; otherwise they are dequantised when they are loaded."""
 
-    @abstractmethod
+    def __init__(self, *, computes_quantized: bool = True) -> None:
+        """
+        Args:
+            computes_quantized: quantised weights stay quantised; otherwise they are dequantised
+                when they are loaded.
+        """
+        self.computes_quantized = computes_quantized
+
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return the linear layer with this weight."""
+
+        def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+            return added(functional.linear(rows_TI, weight_OI, bias_O), residual_TO)
+
+        return apply
 
     def stacked(self, weights: Sequence[Tensor], bias_O: Tensor | None = None) -> Linear:
         """Return the linear layer with these weights [., I], one below the other."""
         stacked = torch.cat(list(weights)) if len(weights) > 1 else weights[0].contiguous()
         return self.linear(stacked, bias_O)
 
-    @abstractmethod
     def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
-        """Return the linear layer with this weight, which stays quantised."""
+        """Return the linear layer with this weight, which stays quantised.
 
-    @abstractmethod
+        Here, each call dequantises some of its rows at a time.
+        """
+        step = max(1, _DEQUANTIZED // matrix.shape[1])
+        slices = [slice(first, first + step) for first in range(0, matrix.shape[0], step)]
+        bias = None if bias_O is None else bias_O.float()
+
+        def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+            rows, result = rows_TI.float(), rows_TI.new_empty(len(rows_TI), matrix.shape[0])
+            for some in slices:
+                part = matrix.rows(some).dequantized()
+                part_bias = None if bias is None else bias[some]
+                result[:, some] = functional.linear(rows, part, part_bias)
+            return added(result, residual_TO)
+
+        return apply
+
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
         """Return RMSNorm.
 
         Args:
             offset: added to the weight; 1 for Gemma's.
         """
+        weight = weight_E.float() + offset
 
-    @abstractmethod
+        def apply(rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
+            normed = functional.rms_norm(rows_TE.float(), weight.shape, weight, eps)
+            return added(normed.to(rows_TE.dtype), residual_TE)
+
+        return apply
+
     def heads(
         self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float
     ) -> HeadOp:
         """Return the norms of heads, where they have weights, followed by the rotary embedding."""
+        norms = [
+            None if weight is None else self.rms_norm(weight, eps, offset)
+            for weight in (query_norm_D, key_norm_D)
+        ]
 
-    @abstractmethod
+        def apply(query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
+            for heads, norm in zip((query_THD, key_TKD), norms, strict=True):
+                if norm is not None:
+                    heads.copy_(norm(heads))
+                if rotary is not None:
+                    rotary.rotate(heads)
+
+        return apply
+
     def gated(self, activation: Activation) -> RowOp:
         """Return ``activation(gate) * up`` of rows that hold gate and up side by side."""
+        act = self.activation(activation)
 
-    @abstractmethod
+        def apply(rows: Tensor) -> Tensor:
+            gate, up = rows.chunk(2, dim=-1)
+            return act(gate) * up
+
+        return apply
+
     def best(self, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best token [R] int64 of each row, the first of equals, and its logit [R]."""
+        logits_R, best_R = logits_RV.max(dim=-1)
+        return best_R, logits_R
 
     def rotary(self, positions_T: Tensor, frequencies_F: Tensor) -> Rotary:
         """Return the rotary embedding of a batch, which its layers share."""
@@ -177,82 +229,6 @@ class Ops(ABC):
     def activation(self, name: Activation) -> RowOp:
         """Return an activation without a gate."""
         return _ACTIVATIONS[name]
-
-
-class TorchOps(Ops):
-    """Operations for any device and dtype."""
-
-    copies_weights = False
-
-    def __init__(self, *, computes_quantized: bool = True) -> None:
-        self.computes_quantized = computes_quantized
-
-    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
-        """Return ``torch.nn.functional.linear`` with this weight."""
-
-        def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-            return added(functional.linear(rows_TI, weight_OI, bias_O), residual_TO)
-
-        return apply
-
-    def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
-        """Return a layer that dequantises some rows of its weight at a time, in each call."""
-        step = max(1, _DEQUANTIZED // matrix.shape[1])
-        slices = [slice(first, first + step) for first in range(0, matrix.shape[0], step)]
-        bias = None if bias_O is None else bias_O.float()
-
-        def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-            rows, result = rows_TI.float(), rows_TI.new_empty(len(rows_TI), matrix.shape[0])
-            for some in slices:
-                part = matrix.rows(some).dequantized()
-                part_bias = None if bias is None else bias[some]
-                result[:, some] = functional.linear(rows, part, part_bias)
-            return added(result, residual_TO)
-
-        return apply
-
-    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
-        """Return RMSNorm in float32, converted back."""
-        weight = weight_E.float() + offset
-
-        def apply(rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
-            normed = functional.rms_norm(rows_TE.float(), weight.shape, weight, eps)
-            return added(normed.to(rows_TE.dtype), residual_TE)
-
-        return apply
-
-    def heads(
-        self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float
-    ) -> HeadOp:
-        """Return the norms, then the rotary embedding."""
-        norms = [
-            None if weight is None else self.rms_norm(weight, eps, offset)
-            for weight in (query_norm_D, key_norm_D)
-        ]
-
-        def apply(query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
-            for heads, norm in zip((query_THD, key_TKD), norms, strict=True):
-                if norm is not None:
-                    heads.copy_(norm(heads))
-                if rotary is not None:
-                    rotary.rotate(heads)
-
-        return apply
-
-    def gated(self, activation: Activation) -> RowOp:
-        """Return the activation times ``up``."""
-        act = self.activation(activation)
-
-        def apply(rows: Tensor) -> Tensor:
-            gate, up = rows.chunk(2, dim=-1)
-            return act(gate) * up
-
-        return apply
-
-    def best(self, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first of equals, on every device."""
-        logits_R, best_R = logits_RV.max(dim=-1)
-        return best_R, logits_R
 
 
 def _gelu_tanh(rows: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.cpu_layers import KernelOps, fits, fuse
 from paged_backends.runners.native.decoder import Decoder, Layer, Rotaries, RunsLayers
 from paged_backends.runners.native.linear_maker import SCALE_BYTES
-from paged_backends.runners.native.ops import Linear, Ops, TorchOps
+from paged_backends.runners.native.ops import Linear, Ops
 from paged_backends.runners.native.quantized_linears import check_quantization, quantized_decoder
 from paged_backends.runners.native.share import Share, SummedLinear
 from paged_backends.runners.native.source import DescribedRunner, ModelSource
@@ -66,13 +66,13 @@ def _ops(options: NativeSettings, dtype: torch.dtype, device: torch.device) -> O
                 "runner.compile compiles PyTorch's own operations, but runner.kernels asks for "
                 f"{chosen}; leave one of them out"
             )
-        return TorchOps(computes_quantized=False)
+        return Ops(computes_quantized=False)
     if chosen == "off":
-        return TorchOps(computes_quantized=device.type == "cpu")
+        return Ops(computes_quantized=device.type == "cpu")
     if chosen == "triton" or device.type == "cuda":
         return _triton_ops(device)
     if not fits(dtype, device):
-        return TorchOps(computes_quantized=device.type == "cpu")
+        return Ops(computes_quantized=device.type == "cpu")
     reason = unavailable_reason()
     if reason is None:
         try:
@@ -106,7 +106,7 @@ def _triton_ops(device: torch.device) -> Ops:
 
 def _plain(reason: str, *, computes_quantized: bool) -> Ops:
     log.warning("kernels_missing", reason=reason, instead="plain PyTorch, more slowly")
-    return TorchOps(computes_quantized=computes_quantized)
+    return Ops(computes_quantized=computes_quantized)
 
 
 # ---------------------------------------------------------------------- compiled layers

@@ -27,7 +27,7 @@ from paged_backends.kernels.triton.layer_ops import (
 from paged_backends.kernels.triton.sampling import best_tokens
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.decoder import Layer, Rotaries, RunsLayer
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Rotary, RowOp, TorchOps, added
+from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, Rotary, RowOp, added
 from paged_core.interfaces.attention import (
     HeadPreparation,
     LayerAttention,
@@ -104,7 +104,7 @@ class PreparedLayer:
         return layer.finish(attended_THD, hidden_TE)
 
 
-class TritonOps(TorchOps):
+class TritonOps(Ops):
     """Operations for float32, bfloat16 and float16 on a GPU, or in Triton's interpreter."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from paged_backends.checkpoint.tensor_files import own_pages
 from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs, shape_of
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.linear_maker import StoredLinear
-from paged_backends.runners.native.ops import Linear, Norm, RowOp, TorchOps, added
+from paged_backends.runners.native.ops import Linear, Norm, Ops, RowOp, added
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
 from paged_backends.runners.onnx.sessions import (
     CONTRIB,
@@ -184,7 +184,7 @@ class SymbolRotary:
 # ---------------------------------------------------------------------- operations
 
 
-class GraphOps(TorchOps):
+class GraphOps(Ops):
     """Makes operations that take symbols, and add nodes to the graph of these.
 
     Args:

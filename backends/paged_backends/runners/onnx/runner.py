@@ -24,7 +24,7 @@ from paged_backends.runners.native.linear_maker import (
     converted_head,
     converted_layer,
 )
-from paged_backends.runners.native.ops import Linear, Rotary, TorchOps, frequencies, soft_cap
+from paged_backends.runners.native.ops import Linear, Ops, Rotary, frequencies, soft_cap
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
 from paged_backends.runners.native.source import DescribedRunner, ModelSource
 from paged_backends.runners.onnx.graph import Graph, GraphLinears, GraphOps, SymbolRotary
@@ -112,7 +112,7 @@ class OnnxRuntimeRunner(DescribedRunner):
         """Return the embedding as PyTorch computes it; on a CPU its table stays as stored."""
 
         def linear(stored: StoredLinear) -> Linear:
-            return TorchOps().linear(stored.weight.to(device, self._compute))
+            return Ops().linear(stored.weight.to(device, self._compute))
 
         table, positions = embedding.table, embedding.positions_PE
         assert isinstance(table, DenseTable)  # blocks of a GGUF file were dequantised
