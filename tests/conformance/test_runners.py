@@ -11,7 +11,7 @@ from paged_testing import RunnerConformance
 from unit.cpu_kernels import SETS, load
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
-EVERY_SET = [pytest.param(name, marks=pytest.mark.slow) for name in SETS]
+EVERY_SET = [pytest.param(name, marks=pytest.mark.long) for name in SETS]
 
 
 class TestNative(RunnerConformance):
@@ -86,7 +86,7 @@ class TestNativeInt4(_NativeQuantized):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestNativeInTriton(RunnerConformance):
     """On a machine without a GPU, Triton's interpreter executes the kernels."""
 

@@ -37,8 +37,8 @@ ODD = [None, True, False, float("nan"), float("inf"), *_NUMBERS, *_TEXTS, *_LIST
 
 
 def lengths(short: int, long: int) -> pytest.MarkDecorator:
-    """Numbers of examples of a test that takes ``examples``; the larger one is slow."""
-    marked = pytest.param(long, marks=pytest.mark.slow)
+    """Numbers of examples of a test that takes ``examples``; the larger one is long."""
+    marked = pytest.param(long, marks=pytest.mark.long)
     return pytest.mark.parametrize("examples", [short, marked])
 
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from integration import damage, tiny_models
+from integration.quantized_checkpoints import CompressedTensors, Gptq, write
 from integration.test_checkpoints import change
+from integration.test_quantized_checkpoints import make
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, PagedCoreError
@@ -393,13 +395,22 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: save_tokenizer(folder / name, make(), **options) for name, make in KINDS.items()}
 
 
+@pytest.fixture(scope="module", params=[Gptq(), CompressedTensors()], ids=str)
+def codes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(make(), tmp_path_factory.mktemp("codes"), request.param)
+
+
 Do = Callable[[st.DataObject, Path], object]
 """Draws damage, does it to a copy of a model in a folder, and uses that."""
 
 
 @pytest.fixture
 def uses(
-    whole: Path, families: dict[str, Path], pickled: Path, tokenizers: dict[str, Path]
+    whole: Path,
+    families: dict[str, Path],
+    pickled: Path,
+    tokenizers: dict[str, Path],
+    codes: Path,
 ) -> dict[str, Do]:
     """By what is damaged; each is served or refused."""
 
@@ -431,12 +442,24 @@ def uses(
         folder = damaged(data, sound, tmp_path, name)
         outcome(lambda: use_tokenizer(folder))
 
+    def quantised(data: st.DataObject, tmp_path: Path) -> None:
+        content = bytearray((codes / "model.safetensors").read_bytes())
+        head = 8 + int.from_bytes(content[:8], "little")
+        data.draw(damage.byte_changes(len(content), head))(content)
+        folder = links(codes, tmp_path / "model")
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors").write_bytes(content)
+        outcome(lambda: serve(folder, "native"))
+
     own = {"a configuration": configuration, "a pickle": pickle, "a tokenizer": tokenizer}
+    own |= {"quantised weights": quantised}
     return {runner: model(runner) for runner in RUNNERS} | own
 
 
 @damage.lengths(25, 2000)
-@pytest.mark.parametrize("kind", [*RUNNERS, "a configuration", "a pickle", "a tokenizer"])
+@pytest.mark.parametrize(
+    "kind", [*RUNNERS, "a configuration", "a pickle", "a tokenizer", "quantised weights"]
+)
 def test_any_damage_is_served_or_refused(
     kind: str, examples: int, uses: dict[str, Do], tmp_path: Path
 ) -> None:

@@ -28,10 +28,9 @@ from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_backends.checkpoint.weights import open_weights
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.assembly import Assembly
-from paged_backends.runners.native.decoder import BlockTable, Decoder, DenseTable
+from paged_backends.runners.native.decoder import BlockTable, Decoder
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.ops import Linear, Ops
-from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, SamplingParams
@@ -140,21 +139,6 @@ class KeepingOps(Ops):
 def decoder_of(path: Path, ops: Ops) -> Decoder:
     source = ModelSource.open(settings(path), "checkpoint")
     return Assembly(source, ops).decoder()
-
-
-@pytest.mark.parametrize("name", ["as in Q4_K_M", "a head alone"])
-def test_dequantised_weights_are_the_same_numbers(name: str, tmp_path: Path) -> None:
-    path = make(LARGE, *MIXED[name]).write(tmp_path / "model.gguf")
-    runner = load_runner(path, "native", kernels="off")
-    expected = prompt_logits(runner, tiny_models.PROMPTS[2])
-    ops = KeepingOps(computes_quantized=False)
-    assert isinstance(runner, NativeRunner)
-    runner._decoder = decoder_of(path, ops)
-    assert isinstance(runner._decoder.embedding.table, DenseTable)
-    assert not ops.matrices
-    torch.testing.assert_close(
-        prompt_logits(runner, tiny_models.PROMPTS[2]), expected, rtol=1e-4, atol=1e-4
-    )
 
 
 def test_a_scale_that_is_not_a_number_is_refused(tmp_path: Path) -> None:

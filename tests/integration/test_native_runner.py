@@ -64,12 +64,6 @@ def answers(folder: Path, **changes: Any) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_weights_in_several_files(tmp_path: Path) -> None:
-    folder = tiny_models.save("llama", tmp_path, max_shard_size="40KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-    assert answers(folder) == tiny_models.generate(folder, tiny_models.PROMPTS, NUM_TOKENS)
-
-
 def test_weights_in_a_pickle(llama: Path) -> None:
     expected = answers(llama)
     model = transformers.AutoModelForCausalLM.from_pretrained(llama)

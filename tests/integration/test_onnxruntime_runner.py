@@ -177,7 +177,7 @@ def test_attention_may_return_any_layout(llama: Path) -> None:
         assert torch.equal(runner.forward(tokens, positions, attend), plain)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_process_is_told_that_it_has_no_threads(llama: Path) -> None:
     code = (

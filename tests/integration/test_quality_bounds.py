@@ -98,7 +98,7 @@ def test_every_default_variant_keeps_to_its_bounds(capfd: Capture) -> None:
     assert exceeded(capfd, {name: FORMATS[name] for name in DEFAULT}) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_format_keeps_to_its_bounds(capfd: Capture) -> None:
     others = {name: one for name, one in FORMATS.items() if name not in DEFAULT}
     assert exceeded(capfd, others) == []

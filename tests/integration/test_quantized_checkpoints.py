@@ -6,21 +6,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
-from integration import damage, tiny_models
+from integration import tiny_models
 from integration.quantized_checkpoints import Awq, CompressedTensors, Gptq, Method, write
 from integration.step_driver import load_runner, prompt_logits, settings
-from integration.test_gguf import decoder_of
-from paged_backends.runners.native.ops import Ops
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 
@@ -110,19 +106,6 @@ def test_other_families(family: str, tmp_path: Path) -> None:
     options, method, plain = FAMILIES[family]
     model = make(family, **options)
     check(model, write(model, tmp_path, method, plain=plain), 1e-5)
-
-
-@pytest.mark.parametrize(
-    "method", [Gptq(), Awq(), CompressedTensors()], ids=lambda each: type(each).__name__
-)
-def test_dequantised_weights_are_the_same_numbers(method: Method, tmp_path: Path) -> None:
-    """As on a GPU."""
-    model = make()
-    folder = write(model, tmp_path, method)
-    runner = load(folder)
-    runner._decoder = decoder_of(folder, Ops(computes_quantized=False))
-    expected = model(torch.tensor([PROMPT])).logits[0]
-    assert (prompt_logits(runner, PROMPT) - expected).abs().mean() < 1e-5 * expected.std()
 
 
 def test_the_scheme_of_each_matrix_is_found(tmp_path: Path) -> None:
@@ -399,23 +382,3 @@ def test_pickles_are_refused(copied: Callable[[str], Path]) -> None:
 def test_quantising_again_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(SettingsError, match="quantised already, as gptq"):
         load_runner(folders["gptq"], "native", quantization="int8")
-
-
-@damage.lengths(20, 1000)
-def test_damaged_files_are_refused_in_one_line(folders: dict[str, Path], examples: int) -> None:
-    def check(data: st.DataObject) -> None:
-        sound = folders[data.draw(st.sampled_from(sorted(folders)))]
-        content = bytearray((sound / "model.safetensors").read_bytes())
-        head = 8 + int.from_bytes(content[:8], "little")
-        for _ in range(data.draw(st.integers(1, 3))):
-            data.draw(damage.byte_changes(len(content), head))(content)
-        with TemporaryDirectory() as folder:
-            shutil.copy(sound / "config.json", folder)
-            Path(folder, "model.safetensors").write_bytes(content)
-            try:
-                load(Path(folder))
-            except (CheckpointError, UnsupportedModel) as error:
-                assert "\n" not in str(error)
-                assert len(str(error)) < 1500
-
-    damage.for_examples(examples, check)

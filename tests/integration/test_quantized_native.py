@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -189,54 +187,6 @@ def test_matrices_are_let_go_one_by_one(
     source = ModelSource.open(settings(llama), weights)
     quantized_decoder(source, ops, WeightFormat(4, 32))
     assert ops.alive == [1] * (2 * 4 + 1)
-
-
-MEASURE = """
-import sys
-from pathlib import Path
-from integration.test_quantized_native import load
-from paged_backends.quantization import disk_cache
-
-disk_cache.cache_dir = lambda: Path(sys.argv[4])
-
-def status(key):
-    lines = dict(line.split(":") for line in open("/proc/self/status"))
-    return int(lines[key].split()[0])
-
-load(sys.argv[2], quantization="int8")  # what is loaded and compiled once
-before = status("VmRSS")
-open("/proc/self/clear_refs", "w").write("5")
-runner = load(sys.argv[1], quantization=sys.argv[3])
-print(status("VmHWM") - before, status("VmRSS") - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts memory so")
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_the_peak_of_memory_is_that_of_what_stays(
-    llama: Path, quantization: str, tmp_path: Path
-) -> None:
-    config = transformers.LlamaConfig(
-        hidden_size=1024, intermediate_size=4096, num_hidden_layers=12, vocab_size=30_000
-    )
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    zeros = {
-        name: torch.zeros_like(weight, device="cpu") for name, weight in model.named_parameters()
-    }
-    model.save_pretrained(tmp_path / "large", state_dict=zeros)
-    arguments = [str(tmp_path / "large"), str(llama), quantization, str(tmp_path / "cache")]
-    for _ in range(2):  # made, and mapped
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        peak, stays = map(int, done.stdout.split())
-        assert peak < 1.3 * stays, (peak, stays)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ differ in their last bits: here by less than 1e-5 of the largest. Greedy text is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from shutil import copytree
 from threading import get_ident
 from typing import Any
 
@@ -17,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from integration import test_gguf, test_quantized_checkpoints, tiny_models
@@ -275,7 +272,7 @@ def test_ranks_of_which_one_lacks_the_call_do_without_it(
     assert ranks(folder, 2, lambda runner: runner._decoder.fused) == [None, None]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_layers_leave_sums_to_the_communicator(tmp_path: Path) -> None:
     folder = settings(save("llama, llama3 rope, biases", tmp_path), dtype="float32")
     expected = found(load_runner(folder, "native"))
@@ -460,26 +457,6 @@ def test_each_rank_reads_its_share_of_the_matrices(
     shares = ThreadGroup(2).run(rank)
     assert sum(shares) == whole + replicated
     assert max(shares) < 0.6 * whole  # a group more or less
-
-
-def test_what_lies_outside_of_a_share_is_not_used(tmp_path: Path) -> None:
-    """Each rank has a checkpoint in which everything that other ranks hold is not a number."""
-    whole = save("llama", tmp_path / "whole")
-    folders = [copytree(whole, tmp_path / str(rank)) for rank in range(2)]
-    by_rows = re.compile("(embed_tokens|lm_head|[qkv]_proj|gate_proj|up_proj).weight")
-    for rank, folder in enumerate(folders):
-        tensors = load_file(folder / "model.safetensors")
-        for name, tensor in tensors.items():
-            halves = tensor.chunk(2, dim=0 if by_rows.search(name) else -1)
-            if tensor.ndim == 2:
-                halves[1 - rank].fill_(torch.nan)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-    def rank(communicator: ThreadCommunicator) -> tuple[Tensor, ...]:
-        return found(load_runner(folders[communicator.rank], "native", communicator))
-
-    parts = ThreadGroup(2).run(rank)
-    check_found(parts, found(load_runner(whole, "native")))
 
 
 # ---------------------------------------------------------------------- real ranks

@@ -97,7 +97,7 @@ def test_heads_are_prepared_in_captured_steps(
     assert not all(is_captured)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gemma3", "opt, norms last"])
 def test_compiled_layers_equal_others(name: str, tmp_path: Path) -> None:
     tiny_models.save(name, tmp_path)

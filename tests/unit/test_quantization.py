@@ -21,9 +21,16 @@ from paged_backends.quantization.disk_cache import (
     open_quantized,
     write_quantized,
 )
-from paged_backends.quantization.matrix import QuantizedMatrix, QuantizedWeights, Rows, shape_of
+from paged_backends.quantization.matrix import (
+    QuantizedMatrix,
+    QuantizedWeights,
+    Rows,
+    shape_of,
+    stacked,
+)
 from paged_backends.quantization.quantize import quantize, quantize_into
 from paged_backends.quantization.weight_format import WeightFormat
+from unit.test_quantized_kernels import formats, matrix
 
 FORMATS = [WeightFormat(bits, size) for bits in (4, 8) for size in (32, 64, 128)]  # type: ignore[arg-type]
 ROUNDING = {4: 0.13, 8: 0.009}
@@ -146,6 +153,38 @@ def test_what_a_sink_raises_ends_the_work() -> None:
 
     with pytest.raises(OSError, match="full"):
         quantize_into(put, [[noise(2, 64)]] * 100, WeightFormat(8, 32))
+
+
+@settings(deadline=None)
+@given(
+    parts=st.lists(
+        st.tuples(formats, st.integers(1, 4), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
+    inputs=st.integers(1, 300),
+)
+def test_matrices_of_one_input_become_one_with_the_same_weights(
+    parts: list[tuple[WeightFormat, int, bool]], inputs: int
+) -> None:
+    matrices = [
+        matrix(chosen, outputs, inputs, offsets=offsets, seed=outputs * 1000 + inputs)
+        for chosen, outputs, offsets in parts
+    ]
+    whole = stacked(matrices)
+    assert whole.shape == (sum(outputs for _, outputs, _ in parts), inputs)
+    assert whole.weight_format.bits == max(chosen.bits for chosen, _, _ in parts)
+    assert whole.weight_format.group_size == min(chosen.group_size for chosen, _, _ in parts)
+    assert (whole.offsets_OG is not None) == any(offsets for _, _, offsets in parts)
+    assert whole.codes_OGY.shape == whole.weight_format.codes_shape(whole.shape)
+    assert whole.scales_OG.shape == whole.weight_format.scales_shape(whole.shape)
+    expected = torch.cat([one.dequantized() for one in matrices])
+    assert torch.equal(whole.dequantized(), expected)
+
+
+def test_one_matrix_is_itself() -> None:
+    one = matrix(WeightFormat(4, 16), 2, 40, offsets=True)
+    assert stacked([one]) is one
 
 
 # ---------------------------------------------------------------------- the file
