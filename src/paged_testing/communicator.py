@@ -35,7 +35,7 @@ _ORDERED = {
     "bfloat16": ((256.0, 1.0, 1.0), (1.0, 0.00390625, 0.00390625), (-256.0, -1.0, -1.0)),
     "float16": ((2048.0, 1.0, 1.0), (65504.0, 15.0, 0.5), (6e-8, 6e-8, 6e-8), (60000.0, 9e3, -9e3)),
 }
-"""Of three ranks: sums that depend on the order, on the precision, and on how often is rounded."""
+"""Numbers of three ranks: their sums depend on order, precision, and how often is rounded."""
 
 
 class CommunicatorConformance(ComponentConformance):
@@ -53,7 +53,7 @@ class CommunicatorConformance(ComponentConformance):
     max_seconds: ClassVar[float] = 30
     """Ranks are waited for."""
     timeout: ClassVar[float] = 2.0
-    """Of groups that are to lose a rank."""
+    """Deadline of groups that are to lose a rank."""
     patience: ClassVar[float] = 15.0
     """Seconds beyond the deadline that a busy machine may take."""
     large: ClassVar[int] = 3 << 20
@@ -165,7 +165,7 @@ class CommunicatorConformance(ComponentConformance):
                         assert group.answer(rank, _MEETING + self.patience) == [_sum(own)]
 
     def test_any_calls_give_what_they_should(self) -> None:
-        """Of all kinds, dtypes and sizes, one after another in one group."""
+        """Calls of all kinds, dtypes and sizes, one after another in one group."""
 
         def gives(size: int, calls: list[tuple[str, str, tuple[int, ...], int]]) -> None:
             group = groups[size]
@@ -331,7 +331,7 @@ class _Group:
     def __init__(self, processes: Sequence[RankProcess], timeout: float) -> None:
         self.processes, self.timeout = processes, timeout
         self.joined: dict[int, Any] = {}
-        """What joining raised, by rank."""
+        """Errors that joining raised, by rank."""
         self._asked: set[int] = set()
 
     def start(self, rank: int, calls: Sequence[Call]) -> None:
@@ -410,7 +410,7 @@ def _bytes(tensor: Values) -> bytes:
 
 
 def _sum(parts: Sequence[Values]) -> bytes:
-    """Of tensors: in float32, in order, rounded once."""
+    """Return the sum of tensors: in float32, in order, rounded once."""
     tensors = [tensor_of(*each) for each in parts]
     total = tensors[0].float()
     for each in tensors[1:]:

@@ -37,7 +37,7 @@ class RankProcess:
         self._process.start()
         theirs.close()
         self.is_lost = False
-        """Whether a signal was sent to it: then it is of no further use."""
+        """True if a signal was sent to it: then it is of no further use."""
 
     def send(self, *message: Any) -> None:
         """Ask it to ``join`` a group, to ``call`` or to ``leave``."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
 from time import sleep
@@ -24,6 +24,10 @@ from hypothesis import strategies as st
 
 from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
+from paged_core.processes.beat import Beat
+from paged_core.processes.channel import ERROR, Channel
+from paged_core.processes.child_main import Parent
+from paged_core.processes.failures import error_of
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab import worker
 from paged_plugins.lab.cluster import shard, simulate_cluster
@@ -146,21 +150,25 @@ class TestProcess:
 
     def answer(self, settings: EngineSettings, registry: Registry, *arrivals: Arrival) -> Any:
         """Return what two replicas answer when they have served requests to the end."""
-        ours, theirs = Pipe()
-        serving = (theirs, open_shard, range(2), settings, registry)
-        thread = Thread(target=worker._serve, args=serving)
+        ours, theirs = map(Channel, socket.socketpair())
+        thread = Thread(target=worker.main, args=(Parent((), (theirs,), Beat()),))
         thread.start()
+
+        def ask(*call: Any) -> Any:
+            ours.send(b"M", pickle.dumps(call))
+            kind, content = ours.receive_within(60)
+            return error_of(content) if kind == ERROR else pickle.loads(content)
+
         try:
+            ours.send(b"I", pickle.dumps((open_shard, (range(2), settings, registry))))
             for arrival in arrivals:
-                ours.send(("add", (0, arrival, False)))
-                assert ours.recv() is None
+                assert ask("add", (0, arrival, False)) is None
             answer = Progress(is_complete=False)
             while isinstance(answer, Progress) and not answer.is_complete:
-                ours.send(("run", (float("inf"),)))
-                answer = ours.recv()
+                answer = ask("run", (float("inf"),))
             return answer
         finally:
-            ours.close()
+            ours.shut()
             thread.join()
 
     def test_serves_until_the_pipe_is_closed(self) -> None:
@@ -176,14 +184,6 @@ class TestProcess:
         assert str(found).startswith("replica 0: scheduler ")
         assert "IdleScheduler has planned nothing" in str(found)
 
-    def test_hands_on_the_text_of_an_error_that_cannot_be_pickled(self) -> None:
-        class LocalError(Exception):
-            pass
-
-        found = pickle.loads(worker._pickled(LocalError("of no module")))
-        assert isinstance(found, EngineError)
-        assert str(found) == "LocalError: of no module"
-
     def test_raises_what_was_raised_in_it(self) -> None:
         settings = engine_settings(executor="memory")
         with (
@@ -195,12 +195,12 @@ class TestProcess:
 
     def test_that_dies_is_reported(self) -> None:
         with (
-            pytest.raises(EngineError, match="replicas 3 to 4 ended with status -9; was memory"),
+            pytest.raises(EngineError, match=r"replicas 3 to 4 .* by SIGKILL; was memory"),
             shard_process(range(3, 5), engine_settings(), REGISTRY) as process,
         ):
             process.send("capacity")
             assert process.receive().num_blocks == 40
-            os.kill(process.process.pid, signal.SIGKILL)
+            os.kill(process.child.pid or 0, signal.SIGKILL)
             process.send("run", 1.0)
             process.receive()
 

@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -582,7 +583,9 @@ def test_a_worker_that_dies_fails_its_run_alone() -> None:
     assert len(ran) == 6
     failed = [place for place, one in ran.items() if one.problem]
     assert failed == [tasks[2].place]
-    assert "its process ended with status 9" in str(ran[failed[0]].problem)
+    assert re.match(
+        r"its process \(pid \d+\) ended with exit status 9", str(ran[failed[0]].problem)
+    )
 
 
 def test_what_a_run_raises_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

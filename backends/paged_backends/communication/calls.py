@@ -1,4 +1,4 @@
-"""What a rank is asked for, as numbers that ranks compare; what tensors they may be asked for."""
+"""Calls of ranks, as numbers that ranks compare, and the tensors that they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks of one machine meet: a socket without a file, over which descriptors are passed.
+"""The meeting of the ranks of one machine: a socket without a file, which passes descriptors.
 
 The socket's name is in no folder, and the memory has none: whatever is killed, nothing stays.
 """
@@ -30,16 +30,16 @@ _LONGEST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What the ranks share, by descriptors of this process."""
+    """Descriptors of this process for all that the ranks share."""
 
     memory: int
-    """That all ranks map."""
+    """Memory that all ranks map."""
     lifelines: Mapping[int, int]
-    """Of each other rank: the end of a pipe that is hung up when its process ends."""
+    """Ends of pipes, by rank: one is hung up when the process of its rank ends."""
     own_lifeline: int
     """The other end of this rank's pipe."""
     has_cores: bool
-    """Whether there is a core for each rank."""
+    """True if there is a core for each rank."""
 
     def ended(self) -> int:
         """Return the ranks whose processes have ended, or have left the group: a bit each."""
@@ -201,7 +201,7 @@ def _socket() -> socket.socket:
 
 
 def _is_ours(peer: socket.socket) -> bool:
-    """Whether the other end belongs to this user: any process can use the name of a socket."""
+    """Return whether the other end belongs to this user: any process can use a socket's name."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[1] == os.getuid())
 

@@ -11,7 +11,7 @@ from paged_core.plugins.component import ComponentSettings
 from paged_core.settings.types import memory_size
 
 _MAX_SECONDS = 1e9
-"""What all clocks of a system can wait for."""
+"""Seconds that all clocks of a system can wait for."""
 _MAX_RANKS = 64
 
 

@@ -44,7 +44,7 @@ class SharedSampler:
         return self._share(self._sampler, logits, rows)
 
     def needs_best(self, row: Row) -> bool:
-        """Whether the :attr:`num_best` best tokens of a row are all that its sampling depends on.
+        """Return whether sampling a row depends on its :attr:`num_best` best tokens alone.
 
         One more than ``top_k`` keeps: the sampler then sees that ``top_k`` leaves something out.
         """

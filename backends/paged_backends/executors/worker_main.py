@@ -1,4 +1,4 @@
-"""What a worker runs: another executor's steps, until it is told to end."""
+"""Main function of a worker: it runs another executor's steps, until it is told to end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Messages = SimpleQueue[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What a started executor says of itself."""
+    """Facts about an executor that has started."""
 
     capacity: Capacity
     model_size: ModelSize | None
@@ -101,7 +101,7 @@ class _Steps:
         self._describe = partial(faults.describe, called="executor")
         self._num_ahead = 1 if started.runs_in_background else 0
         self._tells = parts.group is None or parts.rank == 0
-        """Whether its results are wanted; of other ranks, only that the step is done."""
+        """True if its results are wanted; other ranks say only that the step is done."""
 
     def run(self, messages: Messages) -> None:
         """Run what comes, until ``CLOSE``."""

@@ -71,7 +71,7 @@ class WorkersExecutor(Executor):
         self._workers: list[Worker] = []
         self._started: Started | None = None
         self._is_cut = False
-        """Whether Ctrl-C came in the middle of a message."""
+        """True if Ctrl-C came in the middle of a message."""
 
     # ------------------------------------------------------------------ life
 
@@ -382,7 +382,7 @@ class WorkersExecutor(Executor):
 
 
 def _deals_threads(settings: EngineSettings) -> bool:
-    """Whether the executor decides how many threads each rank has."""
+    """Return whether the executor decides how many threads each rank has."""
     return settings.threads is None and "OMP_NUM_THREADS" not in os.environ
 
 

@@ -92,7 +92,7 @@ PEERS = _table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What an engine is to load."""
+    """Model and settings that an engine is to load."""
 
     model: str
     """A folder, or a hub id."""
@@ -111,7 +111,7 @@ class Task:
     temperature: float = 0.0
     """0: greedy."""
     write_cache: bool = False
-    """Whether our own engine writes all of its cache before it is ready."""
+    """True if our own engine writes all of its cache before it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,13 @@ class Choice:
     python: str | None = None
     """Path of its interpreter; ``None``: ours."""
     settings: EngineSettings | None = None
-    """Of this engine, where it takes part with others than those of the command."""
+    """Settings of this engine, where it takes part with others than those of the command."""
     label: str | None = None
-    """What tables call it; ``None``: as the peer is called."""
+    """Name in tables; ``None``: as the peer is called."""
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         return self.label or self.peer.name
 
 

@@ -1,4 +1,4 @@
-"""How long to wait before an engine that was lost is started again."""
+"""Pauses before an engine that was lost is started again."""
 
 from __future__ import annotations
 

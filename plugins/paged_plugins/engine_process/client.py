@@ -30,11 +30,11 @@ from paged_plugins.engine_process.kept_pins import KeptPins
 
 _START_LOOK_SECONDS = 0.02
 _LOOK_SECONDS = 0.25
-"""How often the process is looked at, while it starts and then."""
+"""Seconds between two looks at the process, while it starts and then."""
 _PING_SECONDS = 1.0
-"""How often it is asked to beat."""
+"""Seconds between two requests for a beat."""
 _CLOSE_SECONDS = 5.0
-"""That it may take to end when it is told to."""
+"""Seconds that it may take to end when it is told to."""
 
 TARGET, NAME = "paged_plugins.engine_process.main:main", "the engine's process"
 
@@ -80,7 +80,7 @@ class ProcessClient(StreamingClient):
         self._launch, self._backoff = launch or _local_child, Backoff()
         self._process: EngineProcess | None = None
         self._ready: asyncio.Future[wire.Ready] | None = None
-        """Of the process that is being started."""
+        """Answer of the process that is being started."""
         self._questions = count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._pins = KeptPins(self.clock)
@@ -89,12 +89,12 @@ class ProcessClient(StreamingClient):
 
     @property
     def settings(self) -> EngineSettings:
-        """Of the engine; once it has started, with the sizes that it found."""
+        """Settings of the engine; once it has started, with the sizes that it found."""
         return self._settings
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken."""
+        """Return whether requests are taken."""
         return self.health().state is ClientState.READY
 
     @property

@@ -98,12 +98,12 @@ class EngineProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, and all that it said was handed on."""
+        """Return whether it has ended, and all that it said was handed on."""
         return self._has_ended.is_set() or self.child.has_ended
 
     @property
     def is_silent(self) -> bool:
-        """Whether it answers nothing, although it was asked to, before it takes requests."""
+        """Return whether it answers nothing, although it was asked to, before it takes requests."""
         try:
             return self._heartbeat is not None and self._heartbeat.is_missed()
         except OSError:  # it has ended

@@ -16,11 +16,11 @@ _log = get_logger()
 
 
 class PinningEngine(Protocol):
-    """What a pin is held in."""
+    """An engine that holds pins."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether it takes requests."""
         ...
 
     async def hold(

@@ -1,4 +1,4 @@
-"""What the engine's process runs: it owns model, scheduler and cache, and waits for no front end.
+"""Main function of the engine's process: it owns model, scheduler and cache, and waits for none.
 
 It ends when it is told to, and at once when the process that started it has ended.
 """

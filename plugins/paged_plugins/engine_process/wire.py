@@ -22,7 +22,7 @@ _DEFAULTS = SamplingParams()
 
 
 class Orders(msgspec.Struct, array_like=True):
-    """What the process is started with."""
+    """Settings of the engine that a process is started for."""
 
     settings: dict[str, Any]
     blocked: list[str]
@@ -38,7 +38,7 @@ class Add(msgspec.Struct, tag="add", array_like=True):
     id: str
     prompt: list[int]
     sampling: dict[str, Any]
-    """What differs from the defaults."""
+    """Parameters that differ from the defaults."""
     priority: int
     cache_salt: str | None
     tenant: str
@@ -67,7 +67,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
 
 
 class Told(msgspec.Struct, tag="news", array_like=True):
-    """What came of a step."""
+    """News of a step."""
 
     news: News
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pickle
-import signal
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.resource_tracker import ensure_running
 from typing import Any, Protocol, Self
 
-from paged_core.errors import EngineError, error_text
+from paged_core.errors import EngineError
+from paged_core.processes.channel import ANSWER, ERROR
+from paged_core.processes.child import PythonChild
+from paged_core.processes.child_main import Parent
+from paged_core.processes.failures import error_of, told
+
+_MAKE, _CALL = b"I", b"M"
+_ENDING = 10.0
+"""Seconds that a process may take to end when nothing more is asked of it."""
 
 
 class WorkerDied(EngineError):
@@ -46,108 +50,70 @@ class LocalWorker:
 class WorkerProcess:
     """Calls an object that a process of its own makes; leaving it ends the process.
 
-    The process has a pipe of its own, so that it is known whose call it had if it dies, and that it
-    finds the pipe closed, and ends, if this process is killed. Ctrl-C reaches every process of a
-    terminal: a worker leaves it to this process to end it.
-
     Args:
         make: a function of a module, which is called in the process and opens the object; it and
             its ``arguments`` can be pickled.
-        name: of the process.
-        what: the process, as errors call it.
+        name: of the process, for errors.
     """
 
     def __init__(
         self,
         make: Callable[..., AbstractContextManager[object]],
         *arguments: Any,
-        name: str,
-        what: str = "its process",
+        name: str = "its process",
     ) -> None:
-        context = get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        """Ready to be read once there is an answer, or the process has ended."""
-        self.process = context.Process(
-            target=_main, args=(theirs, make, *arguments), daemon=True, name=name
-        )
-        self._what = what
-        ensure_running()  # which unblocks SIGINT, if the start below has to call it
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self.process.start()  # with the mask: Ctrl-C finds it quiet while it imports, too
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old)
-        theirs.close()
+        made = pickle.dumps((make, arguments))
+        self.child = PythonChild("paged_plugins.lab.worker:main", name=name)
+        self._channel = self.child.channels[0]
+        self._channel.send(_MAKE, made)
+
+    def fileno(self) -> int:
+        """Return what can be read once there is an answer, or the process has ended."""
+        return self._channel.fileno()
 
     def send(self, method: str, /, *arguments: Any) -> None:
         with suppress(OSError):  # it has died, which its answer will say
-            self.pipe.send_bytes(pickle.dumps((method, arguments), pickle.HIGHEST_PROTOCOL))
+            self._channel.send(_CALL, pickle.dumps((method, arguments), pickle.HIGHEST_PROTOCOL))
 
     def receive(self) -> Any:
         """Return an answer.
 
         Raises:
             WorkerDied: the process has ended.
-            Exception: what the call raised; the process ends with it.
+            PagedCoreError: what the call raised; the process ends with it.
         """
         try:
-            answer = pickle.loads(self.pipe.recv_bytes())
+            kind, content = self._channel.receive()
         except (EOFError, OSError):
-            self.process.join()
-            status = self.process.exitcode
-            raise WorkerDied(
-                f"{self._what} ended with status {status}; was memory short?"
-            ) from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+            how, _ = self.child.how_it_ended()
+            raise WorkerDied(f"{self.child.name} {how}; was memory short?") from None
+        if kind == ERROR:
+            raise error_of(content)
+        return pickle.loads(content)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self.process.terminate()
-        self.pipe.close()  # where a process ends that waits for a call
-        self.process.join()
+            self.child.kill()
+        self._channel.shut()  # where a process ends that waits for a call
+        self.child.close(_ENDING)
 
 
-def _main(pipe: Connection, *arguments: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _serve(pipe, *arguments)
-
-
-def _serve(
-    pipe: Connection, make: Callable[..., AbstractContextManager[object]], *arguments: Any
-) -> None:
-    """Make an object and answer calls of it, until the pipe is closed or something raises."""
+def main(parent: Parent) -> None:
+    """Make an object and answer calls of it, until the channel is closed or something raises."""
+    channel = parent.channels[0]
     try:
+        make, arguments = pickle.loads(channel.receive()[1])
         with make(*arguments) as called:
-            _answer_calls(pipe, called)
+            while True:
+                try:
+                    method, given = pickle.loads(channel.receive()[1])
+                except (EOFError, OSError):
+                    return
+                answer = getattr(called, method)(*given)
+                channel.send(ANSWER, pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
     except Exception as error:  # noqa: BLE001 - raised where the call was made
         with suppress(OSError):
-            pipe.send_bytes(_pickled(error))
-
-
-def _answer_calls(pipe: Connection, called: object) -> None:
-    while True:
-        try:
-            call = pipe.recv_bytes()
-        except (EOFError, OSError):
-            return
-        method, arguments = pickle.loads(call)
-        answer = pickle.dumps(getattr(called, method)(*arguments), pickle.HIGHEST_PROTOCOL)
-        try:
-            pipe.send_bytes(answer)
-        except OSError:
-            return
-
-
-def _pickled(error: Exception) -> bytes:
-    """Return an error, or what it says if it cannot be pickled."""
-    try:
-        found = pickle.dumps(error)
-        pickle.loads(found)
-    except Exception:  # noqa: BLE001 - code of a plugin
-        return pickle.dumps(EngineError(error_text(error)))
-    return found
+            channel.send(ERROR, told(error))

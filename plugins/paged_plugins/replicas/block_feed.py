@@ -1,4 +1,4 @@
-"""What the prefix cache of one engine holds, told to a router that wants to know it."""
+"""Contents of the prefix cache of one engine, told to a router that wants to know them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_plugins.routing.checked_router import CheckedRouter
 _PERIOD = 0.1
 """Seconds between two questions, at least."""
 _SHARE = 0.05
-"""Of the time that answers may take: if they take long, they are asked for less often."""
+"""Share of the time that answers may take: if they take long, they are asked for less often."""
 
 _log = get_logger()
 
@@ -29,7 +29,7 @@ class BlockFeed:
     def __init__(self, client: ProcessClient, replica: int, router: CheckedRouter) -> None:
         self._client, self._replica, self._router = client, replica, router
         self.num_reports = 0
-        """What it has told so far, if only that nothing has changed."""
+        """Reports so far, also those that nothing has changed."""
         self._task = asyncio.create_task(self._feed())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What each of several engines is built from."""
+"""Settings of each of several engines."""
 
 from __future__ import annotations
 

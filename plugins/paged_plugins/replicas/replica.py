@@ -23,7 +23,7 @@ _log = get_logger()
 
 
 class Fleet(Protocol):
-    """What replicas belong to; it is told of each change."""
+    """Owner of replicas; it is told of each change."""
 
     starting: asyncio.Semaphore
     """Bounds how many engines start at once."""
@@ -57,12 +57,12 @@ class Replica:
     def __init__(self, number: int, fleet: Fleet, make: Callable[[Replica], ProcessClient]) -> None:
         self.number = number
         self.client: ProcessClient | None = None
-        """Of its engine; ``None``: there was none so far."""
+        """Client of its engine; ``None``: there was none so far."""
         self.state, self.reason = ClientState.STARTING, None
         self.failure: Exception | None = None
         """Why its engine could not be started, the last time that this was tried."""
         self.served: dict[CopiedStream, tuple[RoutedRequest, int]] = {}
-        """What it serves, and how many tokens of each answer are counted."""
+        """Requests that it serves, and how many tokens of each answer are counted."""
         self._fleet, self._make = fleet, make
         self._num_routed = 0
         self._lost = asyncio.Event()
@@ -150,12 +150,12 @@ class Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its engine takes requests now."""
+        """Return whether its engine takes requests now."""
         return self.health().state is ClientState.READY
 
     @property
     def is_drained(self) -> bool:
-        """Whether it was drained, and its engine has ended."""
+        """Return whether it was drained, and its engine has ended."""
         return self.state is ClientState.DRAINING and self._keeper is None
 
     def serve(self, stream: CopiedStream, routed: RoutedRequest) -> None:

@@ -10,7 +10,7 @@ from paged_core.client.engine_client import ClientState, EngineClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaHealth:
-    """How one of several engines is."""
+    """State of one of several engines."""
 
     number: int
     state: ClientState

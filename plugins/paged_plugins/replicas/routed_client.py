@@ -41,12 +41,12 @@ from paged_plugins.routing.router import RouterContext
 _TOGETHER_SECONDS = 0.1
 """Engines that are lost within so long are lost at once: what one had does not go to the other."""
 _COUNT_SECONDS = 0.1
-"""How often the tokens of answers are counted for the loads, at most."""
+"""Seconds between two counts of the tokens of answers, for the loads."""
 _REPORT_SECONDS = 3.0
-"""That an engine may take to answer what all are asked; then the others' answers are used."""
+"""Seconds that an engine has to answer what all are asked; then the others' answers are used."""
 
 _GONE = (ClientState.DRAINING, ClientState.FAILED)
-"""Of a replica that will not be ready by itself."""
+"""States of a replica that will not be ready by itself."""
 
 _log = get_logger()
 _Answer = TypeVar("_Answer")
@@ -112,9 +112,9 @@ class RoutedClient(Replicas):
         self._preparing = asyncio.Lock()
         self._news = asyncio.Event()
         self._streams: dict[str, CopiedStream] = {}
-        """Those that have not ended, by the id of the request."""
+        """Streams that have not ended, by the id of the request."""
         self._unserved: list[CopiedStream] = []
-        """Those of them that no engine has at the moment."""
+        """Streams that no engine has at the moment."""
         self._counted_at = 0.0
         self._cluster: Cluster | None = None
         self._pins = KeptPins(self.clock)

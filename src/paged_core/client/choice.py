@@ -12,21 +12,21 @@ from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 
 SLOT = "replicas"
-"""Of the component that makes the client, if a plugin declares it."""
+"""Slot of the component that makes the client, if a plugin declares it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientContext:
-    """What the factory of a component of the slot ``replicas`` gets beside its options."""
+    """Parts that the factory of a component of the slot ``replicas`` gets beside its options."""
 
     settings: EngineSettings
     registry: Registry
     single: Callable[[], EngineClient]
     """Makes the client of one engine, which runs where the caller wants it to."""
     hang_seconds: float = 10.0
-    """That an engine in another process may be silent, beyond what it expects of its step."""
+    """Seconds that an engine in another process may be silent, beyond what its step may take."""
     log_level: str | None = None
-    """Of the logs of engines in other processes."""
+    """Level of the logs of engines in other processes."""
 
 
 def make_client(context: ClientContext) -> EngineClient:

@@ -15,7 +15,7 @@ from paged_core.text.outputs import OutputDelta, RequestOutput
 
 
 class ClientState(StrEnum):
-    """Whether requests are taken."""
+    """States of an engine; requests are taken in one of them."""
 
     STARTING = "starting"
     """The engine loads its model; no requests are taken yet."""
@@ -23,14 +23,14 @@ class ClientState(StrEnum):
     RESTARTING = "restarting"
     """The engine was lost and is being started again; new requests are refused."""
     DRAINING = "draining"
-    """What was accepted is finished, and nothing more is taken."""
+    """Accepted requests are finished, and no more are taken."""
     FAILED = "failed"
-    """It cannot be started, or is closed."""
+    """The engine cannot be started, or is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientHealth:
-    """How the engine is, as far as it is known without asking it."""
+    """State of the engine, as far as it is known without asking it."""
 
     state: ClientState
     reason: str | None = None
@@ -38,7 +38,7 @@ class ClientHealth:
     num_unfinished: int = 0
     """Requests that were accepted and have not ended."""
     num_waiting: int = 0
-    """Those of them that have no token yet."""
+    """Unfinished requests that have no token yet."""
     num_waiting_tokens: int = 0
     """Tokens of the prompts of these."""
     silent_for: float = 0.0
@@ -48,7 +48,7 @@ class ClientHealth:
 
 
 class OutputStream(ABC, AsyncIterator[OutputDelta]):
-    """What one request gains, as it gains it; it ends when the request has ended.
+    """Gains of one request, as they come; the stream ends when the request has ended.
 
     What was gained between two reads comes as one delta for each sequence.
     Closing it before its end, or leaving a ``with`` block, aborts the request.
@@ -85,7 +85,7 @@ class OutputStream(ABC, AsyncIterator[OutputDelta]):
     @property
     @abstractmethod
     def has_ended(self) -> bool:
-        """Whether nothing more will come than what can be taken now."""
+        """Return whether nothing more will come than what can be taken now."""
 
     @abstractmethod
     async def wait(self) -> RequestOutput:

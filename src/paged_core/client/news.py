@@ -1,4 +1,4 @@
-"""What an engine tells a front end: plain data, in process or encoded, at most once per step."""
+"""News that an engine tells a front end: plain data, in process or encoded, at most once a step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Ranked = tuple[int | None, list[int], list[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What one sequence has gained since the last news of it."""
+    """Gains of one sequence since the last news of it."""
 
     number: int
-    """Of its request."""
+    """Number of its request."""
     index: int
     token_ids: list[int]
     logprobs: list[Ranked] | None = None
@@ -41,7 +41,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What came of a step, or of what was asked. Requests go by the numbers that they came with."""
+    """Results of a step, or of what was asked. Requests go by the numbers that they came with."""
 
     numbers: list[int] = field(default_factory=list)
     """Requests whose only sequence gained one token, and nothing else happened to it."""

@@ -25,13 +25,13 @@ from paged_core.text.generation import Generation
 
 @dataclass(slots=True, eq=False)
 class _Told:
-    """What the front end knows of a request."""
+    """Facts about a request that the front end knows."""
 
     number: int
     num_prompt: int
     """Tokens of its prompt."""
     is_plain: bool
-    """Whether the tokens of its only sequence are all there is to tell of it."""
+    """True if the tokens of its only sequence are all there is to tell of it."""
     chooses_at_end: bool
     has_started: bool = False
     num_tokens: int = 0

@@ -38,7 +38,7 @@ class CopiedStream(OutputStream):
         self.number, self.request = number, generation.request
         self.prompt = generation.prompt
         self.was_read = False
-        """Whether anything of the answer was given to the reader."""
+        """True if anything of the answer was given to the reader."""
         self.has_started = False
         self.tries = 1
         """Engines that it was given to."""
@@ -60,7 +60,7 @@ class CopiedStream(OutputStream):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come from the engine."""
+        """Return whether nothing more will come from the engine."""
         return self.group.status is Status.FINISHED or self._error is not None
 
     # ------------------------------------------------------------------ reading
@@ -191,7 +191,7 @@ class StreamingClient(EngineClient):
         self._owner = owner
         self._state, self._reason = ClientState.STARTING, None
         self._streams: dict[int, CopiedStream] = {}
-        """Those that have not ended, by number."""
+        """Streams that have not ended, by number."""
         self._ids: dict[str, CopiedStream] = {}
         self._numbers = count()
         self._num_waiting = self._num_waiting_tokens = 0

@@ -28,7 +28,7 @@ _MEMORY_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What was last seen of a process."""
+    """The last sign of life of a process."""
 
     count: int
     at: float

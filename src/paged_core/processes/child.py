@@ -57,7 +57,7 @@ class Child(ABC):
     pid: int | None
     beat: Beat
     shares_beat: ClassVar[bool] = True
-    """Whether the beat is memory that it shares; if not, it is told with its heartbeats."""
+    """True if the beat is memory that it shares; if not, it is told with its heartbeats."""
 
     def connected(self, then: Callable[[], object]) -> None:
         """Call something, on any thread, when it can be asked, or never will be."""
@@ -74,13 +74,13 @@ class Child(ABC):
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process is the one that started it, and no fork of that."""
+        """Return whether this process is the one that started it, and no fork of that."""
         return self.owner == os.getpid()
 
     @property
     @abstractmethod
     def has_ended(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
 
     @abstractmethod
     def wait(self, seconds: float) -> bool:
@@ -152,13 +152,13 @@ class LocalChild(Child):
 
     @property
     def stdin(self) -> IO[bytes]:
-        """What it reads, if that is a pipe."""
+        """Pipe that it reads, if it has one."""
         assert self._process.stdin is not None
         return self._process.stdin
 
     @property
     def stdout(self) -> IO[bytes]:
-        """What it writes, if that is a pipe."""
+        """Pipe that it writes, if it has one."""
         assert self._process.stdout is not None
         return self._process.stdout
 

@@ -1,4 +1,4 @@
-"""What a child runs: it finds its channels, and calls the function that it was started for."""
+"""Main function of a child: it finds its channels, and calls what it was started for."""
 
 from __future__ import annotations
 

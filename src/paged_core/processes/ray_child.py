@@ -196,7 +196,7 @@ class RayChild(Child):
 
 
 class _Met(NamedTuple):
-    """What an actor has connected."""
+    """Connections of an actor."""
 
     place: Place
     ends: list[socket.socket]
@@ -293,7 +293,7 @@ def greeted(connection: socket.socket, token: str) -> tuple[int, Place] | None:
 
 
 class _Actor:
-    """What Ray runs on a machine of the cluster."""
+    """Actor that Ray runs on a machine of the cluster."""
 
     def serve(
         self,

@@ -147,9 +147,9 @@ def _open_fleet(
 
 def shard_process(numbers: range, settings: EngineSettings, registry: Registry) -> WorkerProcess:
     """Return a process that serves the replicas of these numbers."""
-    what = f"the process of replicas {numbers[0]} to {numbers[-1]}"
+    name = f"the process of replicas {numbers[0]} to {numbers[-1]}"
     arguments = (open_shard, numbers, settings, registry)
-    return WorkerProcess(*arguments, name="cluster worker", what=what)
+    return WorkerProcess(*arguments, name=name)
 
 
 def make_router(settings: EngineSettings, registry: Registry) -> CheckedRouter:

@@ -5,11 +5,11 @@ Moritz et al., "Ray: A Distributed Framework for Emerging AI Applications", OSDI
 
 from __future__ import annotations
 
+import select
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from multiprocessing.connection import wait
 from typing import Any, Protocol, Self
 
 from paged_core.errors import error_text
@@ -21,7 +21,6 @@ from paged_plugins.machine import num_cores
 
 _FEW = 4
 """Tasks, up to which a process of their own would not pay."""
-"""The address of a Ray cluster that is started here, and stopped at the end."""
 _AHEAD = 2
 """Tasks that are submitted for each core of a cluster, where their number is not limited."""
 
@@ -140,15 +139,14 @@ class _Processes:
 
     def submit(self, task: Task, /) -> WorkerProcess:
         if not self._idle:
-            self._idle.append(WorkerProcess(_open_tasks, self._registry, name="lab worker"))
+            self._idle.append(WorkerProcess(_open_tasks, self._registry))
             self._workers.append(self._idle[-1])
         worker = self._idle.pop()
         worker.send("result", None, task)
         return worker
 
     def ready(self, handles: Sequence[WorkerProcess], /) -> Sequence[WorkerProcess]:
-        pipes = wait([worker.pipe for worker in handles])
-        return [worker for worker in handles if worker.pipe in pipes]
+        return select.select(handles, [], [])[0]
 
     def result(self, handle: WorkerProcess, task: Task, /) -> Ran:
         try:
@@ -167,7 +165,7 @@ class _Processes:
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
             if worker not in self._idle:
-                worker.process.terminate()
+                worker.child.kill()
         for worker in self._workers:
             worker.__exit__(None)
 
