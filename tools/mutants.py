@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 TESTS = ("unit/test_testing_kit.py", "integration/test_planted_faults.py")
-COLUMNS = ("slot", "mutant", "caught by", "written", "seconds", "message")
+COLUMNS = ("slot", "mutant", "caught by", "seconds", "message")
 
 
 class Table:

@@ -230,6 +230,3 @@ class BlockAllocatorConformance(ServesEveryWorkload, AllocatorCases):
     def check_written(self) -> None:
         super().check_written()
         self.walk(150, 0)
-
-    def test_behaves_like_the_model(self) -> None:
-        self.check_walks(self.walk)

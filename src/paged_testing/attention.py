@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import assume
-from hypothesis import strategies as st
 
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import (
@@ -86,11 +84,10 @@ class AttentionConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "attention"
-    reports_branches: ClassVar[bool] = False  # many are of other machines
     head_dims: ClassVar[Sequence[int]] = (1, 6, 16, 33, 64, 80, 96, 128, 256)
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     """Types of the cache that it serves."""
-    max_seconds: ClassVar[float] = 10
+    max_seconds: ClassVar[float] = 200
     """What it computes with may have to be compiled."""
     device: ClassVar[str] = "cpu"
     kv_cache_dtype: ClassVar[KVCacheDtype] = "auto"
@@ -428,48 +425,3 @@ class AttentionConformance(ComponentConformance):
         assert backend.check(layer) is None
         assert isinstance(backend.check(replace(layer, num_kv_heads=3)), str)
         assert isinstance(backend.check(replace(layer, alibi_slopes=(1.0,))), str)
-
-    # ------------------------------------------------------------------ properties
-
-    def layers(self) -> st.SearchStrategy[LayerSpec]:
-        """Layers of any shape, with anything that a :class:`LayerSpec` may have, if it is served
-        at all."""
-        backend = self.make()
-
-        def served(values: st.SearchStrategy[Any], **example: Any) -> st.SearchStrategy[Any]:
-            layer = self.layer(self.dtypes[0], **example)
-            return values if backend.check(layer) is None else st.none()
-
-        windows = st.none() | st.integers(1, 9) | st.integers(30, 150)
-        return st.builds(
-            lambda dtype, kv, group, dim, window, cap, alibi, size: self.layer(
-                dtype,
-                num_heads=kv * group,
-                num_kv_heads=kv,
-                head_dim=dim,
-                scale=dim**-0.5,
-                block_size=size,
-                sliding_window=window,
-                soft_cap=cap,
-                alibi_slopes=tuple(0.5 / (i + 1) for i in range(kv * group)) if alibi else None,
-            ),
-            st.sampled_from(list(self.dtypes)),
-            st.integers(1, 3),
-            st.sampled_from([1, 2, 3, 4, 5, 8]),
-            st.sampled_from(list(self.head_dims)),
-            served(windows, sliding_window=9),
-            served(st.none() | st.sampled_from([0.5, 5.0, 50.0]), soft_cap=5.0),
-            served(st.booleans(), alibi_slopes=(0.1, 0.2, 0.3, 0.4)),
-            st.sampled_from([1, 2, 3, 4, 8, 16, 32]),
-        )
-
-    def test_equals_dense_attention(self) -> None:
-        backend = self.make()
-
-        def equal(layer: LayerSpec, chunks: Chunks, seed: int) -> None:
-            assume(backend.check(layer) is None)
-            self.check_equal(layer, chunks, seed)
-
-        lengths = st.tuples(st.integers(0, 40), st.just(1) | st.integers(1, 12))
-        batches = st.lists(lengths, min_size=1, max_size=5)
-        self.check(equal, self.layers(), batches, st.integers(0, 2**16))

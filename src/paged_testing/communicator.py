@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
-from hypothesis import strategies as st
 
 from paged_core.engine.contexts import CommunicatorContext, RankGroup
 from paged_testing.component import ComponentConformance
@@ -48,9 +48,7 @@ class CommunicatorConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "communicator"
-    reports_branches: ClassVar[bool] = False  # they run in other processes
-    max_examples: ClassVar[int] = 30
-    max_seconds: ClassVar[float] = 30
+    max_seconds: ClassVar[float] = 600
     """Ranks are waited for."""
     timeout: ClassVar[float] = 2.0
     """Deadline of groups that are to lose a rank."""
@@ -172,13 +170,13 @@ class CommunicatorConformance(ComponentConformance):
             parts: list[list[Call]] = [[] for _ in range(size)]
             wanted: list[bytes] = []
             for number, (kind, dtype, shape, source) in enumerate(calls):
-                drawn = [_random(dtype, shape, 7 * number + rank) for rank in range(size)]
-                for rank, each in enumerate(drawn):
+                own = [_random(dtype, shape, 7 * number + rank) for rank in range(size)]
+                for rank, each in enumerate(own):
                     parts[rank].append((kind, each, source % size))
                 if kind == "all_reduce":
-                    wanted.append(_sum(drawn))
+                    wanted.append(_sum(own))
                 else:
-                    gathered = [_bytes(each) for each in drawn]
+                    gathered = [_bytes(each) for each in own]
                     everything = kind == "all_gather"
                     wanted.append(b"".join(gathered) if everything else gathered[source % size])
             for rank, found in enumerate(self.run(group, *parts)):
@@ -187,15 +185,15 @@ class CommunicatorConformance(ComponentConformance):
 
         with self.group(1) as one, self.group(2) as two, self.group(3) as three:
             groups = {1: one, 2: two, 3: three}
-            shapes = st.tuples(st.integers(0, 40), st.sampled_from([1, 3, 64, 257]))
-            added = st.tuples(st.just("all_reduce"), st.sampled_from(ADDED))
-            moved = st.tuples(
-                st.sampled_from(["all_gather", "broadcast"]), st.sampled_from((*ADDED, *OTHERS))
-            )
-            calls = st.tuples(added | moved, shapes, st.integers(0, 2)).map(
-                lambda drawn: (*drawn[0], *drawn[1:])
-            )
-            self.check(gives, st.sampled_from([1, 2, 3]), st.lists(calls, min_size=1, max_size=6))
+            drawn = Random(0)
+            for size in (1, 2, 3) * 4:
+                calls = []
+                for _ in range(drawn.randint(1, 6)):
+                    kind = drawn.choice(("all_reduce", "all_gather", "broadcast"))
+                    dtype = drawn.choice(ADDED if kind == "all_reduce" else (*ADDED, *OTHERS))
+                    shape = (drawn.randint(0, 40), drawn.choice((1, 3, 64, 257)))
+                    calls.append((kind, dtype, shape, drawn.randint(0, 2)))
+                gives(size, calls)
 
     # ------------------------------------------------------------------ what is refused
 

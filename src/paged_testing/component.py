@@ -1,18 +1,15 @@
-"""The base of the conformance classes: the component, its options, checks of properties."""
+"""The base of the conformance classes: the component and its options."""
 
 from __future__ import annotations
 
 import json
 import pickle
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
@@ -20,22 +17,15 @@ from paged_core.plugins.component import Component, ComponentSettings, load
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_testing.availability import RAISED, CannotBeTested, refusal, said
-from paged_testing.branches import Branches, UnreachedBranch
-from paged_testing.call_watch import CallDoesNotReturn, watched_calls
 from paged_testing.engines import (
     build_memory_engine,
-    engine_settings,
     first_party,
     registry_with,
     serve,
 )
 from paged_testing.options import other_options
-from paged_testing.properties import check_property
 from paged_testing.served import check_not_cut_short, check_served
-from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, workloads
-
-PHASES = tuple(phase for phase in Phase if phase is not Phase.explain)
-"""Of Hypothesis: to say which lines failing examples have in common takes minutes."""
+from paged_testing.workloads import FOR_EVERY_POLICY, Situation
 
 
 def settings_round_trip(
@@ -71,9 +61,9 @@ class ComponentConformance:
         class TestMyOrder(QueueOrderConformance):
             component = "my_order"
 
-    and inherits the tests: written cases first, then properties, which Hypothesis tries with many
-    examples. The component is looked up among the installed ones; to test one without an entry
-    point, override :meth:`make_registry` with ``return registry_with(Component(...))``.
+    and inherits the tests, all of them written cases. The component is looked up among the
+    installed ones; to test one without an entry point, override :meth:`make_registry` with
+    ``return registry_with(Component(...))``.
 
     The components beside it are those that come with the core, whatever else is installed.
     """
@@ -82,30 +72,23 @@ class ComponentConformance:
     """Settings key of the slot; each conformance class sets it."""
     component: ClassVar[str | Mapping[str, Any]]
     """The name, or a table with ``name`` and options, as in a settings file."""
-    max_examples: ClassVar[int] = 40
-    """Number of Hypothesis examples per property."""
-    max_seconds: ClassVar[float] = 3
-    """Of processor time for one call of the component; a call that takes longer fails the test."""
+    max_seconds: ClassVar[float] = 60
+    """A test that takes longer fails, where pytest-timeout is installed; it says where it is."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Of the engines, where a conformance class needs any, such as the model."""
     may_be_skipped: ClassVar[bool] = False
     """Whether it is no failure if every case is skipped, such as where a GPU is missing."""
-    reports_branches: ClassVar[bool] = True
-    """Whether a warning lists the branches of the component that no case reached."""
-    _branches: ClassVar[Branches | None] = None
-    _ran: ClassVar[set[str]]
-    """Names of the tests that were run so far."""
     _registry: ClassVar[Registry]
-    _has_hung: ClassVar[bool] = False
     _problem: ClassVar[str | None] = None
     """Why it cannot be tested."""
     _request: pytest.FixtureRequest | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._ran = set()
-        for name in _LAST:  # pytest runs tests in the order of the classes that have them
-            setattr(cls, name, getattr(ComponentConformance, name))
+        if find_spec("pytest_timeout"):
+            cls.pytestmark = [*getattr(cls, "pytestmark", ()), pytest.mark.timeout(cls.max_seconds)]
+        name = "test_not_every_case_is_skipped"  # the last: pytest runs them in order of classes
+        setattr(cls, name, getattr(ComponentConformance, name))
 
     def make_registry(self) -> Registry:
         """The registry that has the component."""
@@ -137,14 +120,13 @@ class ComponentConformance:
         return self.record.load()(self.options, parts)
 
     @pytest.fixture(autouse=True)
-    def with_calls_watched(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        """Skip the test if the component cannot be tested; watch its calls.
+    def where_it_can_be_tested(self, request: pytest.FixtureRequest) -> None:
+        """Skip the test if the component cannot be tested.
 
         The name comes late in the alphabet, in which fixtures are made: those of subclasses first.
         """
         self._request = request
         test = request.function.__name__
-        self._ran.add(test)
         if test not in _OF_AVAILABILITY:
             try:
                 reason = self.refusal()
@@ -152,8 +134,6 @@ class ComponentConformance:
                 pytest.skip("it cannot be tested; test_can_be_imported says why")
             if reason is not None and not hasattr(ComponentConformance, test):
                 pytest.skip(reason)
-        with self.watched():
-            yield
 
     def refusal(self) -> str | None:
         """Return the reason of the component's check not to run here; ``None``: it is imported.
@@ -171,19 +151,6 @@ class ComponentConformance:
             except RAISED as error:
                 kind._problem = said(error)
         raise CannotBeTested(kind._problem)
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Watch the calls of the component; once one has hung, the next are given less time."""
-        with suppress(*RAISED):  # what it imports may take its time; a test says what it raises
-            if self.refusal() is None and self.reports_branches and type(self)._branches is None:
-                type(self)._branches = Branches(self.record.load())
-        try:
-            with watched_calls(self.max_seconds / (6 if self._has_hung else 1)):
-                yield
-        except CallDoesNotReturn:
-            type(self)._has_hung = True
-            raise
 
     # ------------------------------------------------------------------ tests for every slot
 
@@ -217,25 +184,6 @@ class ComponentConformance:
                 pytrace=False,
             )
 
-    def test_reaches_every_branch(self) -> None:
-        """Warns of those of the component that no case reached, if all of the class were run."""
-        branches, kind = self._branches, type(self)
-        if branches is None or not self._is_last():
-            return
-        branches.close()
-        for line, what in branches.unreached():
-            warnings.warn_explicit(
-                f"no case of {kind.__name__} {what}",
-                UnreachedBranch,
-                branches.path,
-                line,
-                kind.__module__,
-            )
-
-    def _is_last(self) -> bool:
-        """Whether all tests of the class have run, in this process."""
-        return self._ran >= {name for name in dir(self) if name.startswith("test_")}
-
     # ------------------------------------------------------------------ for subclasses
 
     @property
@@ -243,39 +191,7 @@ class ComponentConformance:
         chosen = self.component
         return {"name": chosen} if isinstance(chosen, str) else chosen
 
-    def check(
-        self,
-        property_: Callable[..., None],
-        *strategies: st.SearchStrategy[Any],
-        share: float = 1.0,
-    ) -> None:
-        """Check a property with many values of ``strategies``.
 
-        Args:
-            share: the share of :attr:`max_examples` to use.
-        """
-        check_property(property_, strategies, self.profile(share))
-
-    def profile(self, share: float = 1, **more: Any) -> hypothesis_settings:
-        """Settings of Hypothesis."""
-        return hypothesis_settings(
-            max_examples=max(1, int(self.max_examples * share)),
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-            **{"report_multiple_bugs": False, "phases": PHASES, **more},
-        )
-
-    def check_walks(self, walk: Callable[[int, int], None]) -> None:
-        """Check ``walk``, which takes so many actions, those of a seed, with many of both."""
-        self.check(walk, st.integers(1, 100), st.integers(0, 1 << 32))
-
-    def engine_values(self) -> st.SearchStrategy[dict[str, Any]]:
-        """Settings of small engines with this component; the other components are drawn."""
-        return engine_settings(self.registry, {self.slot: self.options})
-
-
-_LAST = ("test_not_every_case_is_skipped", "test_reaches_every_branch")
-"""Tests about the others, which have run by then."""
 _OF_AVAILABILITY = ("test_can_be_imported", "test_not_every_case_is_skipped")
 
 
@@ -359,10 +275,3 @@ class ServesEveryWorkload(VariesOptions):
     def test_holds_with_other_options(self) -> None:
         """Small and large numbers, and all choices, as far as its settings class permits them."""
         self.check_with_other_options()
-
-    def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
-        def serves(values: dict[str, Any], workload: Workload) -> None:
-            engine = self.make_engine(**values)
-            check_served(engine, workload, serve(engine, workload))
-
-        self.check(serves, self.engine_values(), workloads(), share=0.4)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hypothesis import reject
@@ -13,15 +10,13 @@ from hypothesis import strategies as st
 
 from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.engine.engine import Engine
-from paged_core.engine.outcome import StepOutcome
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError, SettingsError
-from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.interfaces.observer import Observer
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings, settings_class
-from paged_testing.call_watch import described_by
 from paged_testing.options import component_options
 from paged_testing.workloads import Workload
 
@@ -60,40 +55,6 @@ def first_party(registry: Registry, *wanted: tuple[str, str]) -> Registry:
         )
     )
 
-
-class LastSteps(Observer):
-    """The last steps of engines, in a line each."""
-
-    def __init__(self) -> None:
-        self.records: deque[StepRecord] = deque(maxlen=8)
-
-    @classmethod
-    @contextmanager
-    def kept(cls, are_kept: bool = True) -> Iterator[LastSteps]:
-        """Have every engine that is built in the block keep its steps, if ``are_kept``."""
-        steps = cls()
-        token = _KEPT.set(steps if are_kept else None)
-        try:
-            yield steps
-        finally:
-            _KEPT.reset(token)
-
-    def on_step(self, step: StepRecord, /) -> None:
-        self.records.append(step)
-
-    def __str__(self) -> str:
-        lines = ["the last steps:"]
-        for step in self.records:
-            runs = " ".join(f"{name}:{count}" for name, count in step.scheduled.items())
-            events = ("preempted", "swapped_out", "swapped_in", "ignored", "finished")
-            became = [f", {event} {' '.join(getattr(step, event))}" for event in events]
-            told = "".join(text for text in became if not text.endswith(" "))
-            free = f"{step.free_blocks} free blocks"
-            lines.append(f"  step {step.number}: runs {runs or 'nothing'}{told}; {free}")
-        return "\n".join(lines)
-
-
-_KEPT: ContextVar[LastSteps | None] = ContextVar("_KEPT", default=None)
 
 MAX_IDLE_STEPS = 200
 """Steps in a row that may plan nothing while requests wait and none is to come."""
@@ -142,8 +103,6 @@ def start_memory_engine(
     future: LookupOracle | None = None,
 ) -> Engine:
     """As :func:`build_memory_engine`, from settings that are made, and observers that are built."""
-    kept = _KEPT.get()
-    observers = observers if kept is None else [*observers, kept]
     engine = build_engine(settings, registry, observers=observers, future=future or LookupOracle())
     engine.clock = clock or (lambda: float(engine.num_steps))
     return engine
@@ -168,7 +127,9 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
                 continue
         to_come = [item for item in to_come if item[0] > step]
         due_aborts = [request_id for due, request_id in workload.aborts if due == step]
-        outcome = _step(engine, due_aborts, step)
+        for request_id in due_aborts:
+            engine.abort(request_id)
+        outcome = engine.step()
         if engine.scheduler is not scheduler:  # the policies were made anew
             errors = [each.error for group in outcome.finished for each in group.sequences]
             raise AssertionError(f"step {step}: {next(filter(None, errors), 'a policy raised')}")
@@ -200,13 +161,6 @@ def what_waits(engine: Engine) -> str:
     if kv_cache.num_host_blocks:
         free += f", {kv_cache.num_free_host} of {kv_cache.num_host_blocks} on the host"
     return "; ".join([*described, free])
-
-
-def _step(engine: Engine, aborts: Sequence[str], number: int) -> StepOutcome:
-    with described_by(lambda: f"in step {number}: {what_waits(engine)}"):
-        for request_id in aborts:
-            engine.abort(request_id)
-        return engine.step()
 
 
 POLICY_SLOTS = ("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption")

@@ -18,7 +18,7 @@ from paged_core.step import NewSequence, StepInput, StepResult
 from paged_testing.component import ComponentConformance
 from paged_testing.engines import build_memory_engine, serve
 from paged_testing.served import check_nothing_leaked
-from paged_testing.workloads import Workload, simple_request, workloads
+from paged_testing.workloads import Workload, simple_request
 
 TIGHT: Sequence[Mapping[str, Any]] = (
     {"scheduler": {"name": "token_budget", "max_num_batched_tokens": 7}},
@@ -55,9 +55,7 @@ class ExecutorConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "executor"
-    reports_branches: ClassVar[bool] = False  # many are of other machines
-    max_examples: ClassVar[int] = 40
-    max_seconds: ClassVar[float] = 15
+    max_seconds: ClassVar[float] = 300
     """It may load a model, and compile what computes it."""
 
     @contextmanager
@@ -262,21 +260,6 @@ class ExecutorConformance(ComponentConformance):
             run(other.executor, 0, [(0, 4)], added=[new_sequence(0, 4)])
             assert run(one.executor, 1, [(0, 1)]).sequence_ids == [0]
         assert len(alone.token_ids) == 1
-
-    # ------------------------------------------------------------------ properties
-
-    def test_output_is_the_same_alone_and_in_a_batch(self) -> None:
-        """With blocks shared, copied, merged, swapped and recomputed."""
-        with self.engine(block_allocator="uncached") as single:
-            for tight in TIGHT:
-                with self.engine(**{"num_blocks": 20, "block_size": 2, **tight}) as batched:
-                    self._check_many(single, batched)
-
-    def _check_many(self, single: Engine, batched: Engine) -> None:
-        def generates_the_same(workload: Workload) -> None:
-            self.check_same_output(single, batched, workload)
-
-        self.check(generates_the_same, workloads(max_aborts=0), share=1 / len(TIGHT))
 
 
 def new_sequence(number: int, length: int, first_block: int | None = None) -> NewSequence:

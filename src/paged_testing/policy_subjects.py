@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hypothesis import strategies as st
-
 from paged_core.cache.kv_cache import KVCache
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import SeqId
@@ -16,7 +14,6 @@ from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status
 from paged_testing.engines import memory_settings, start_memory_engine
-from paged_testing.workloads import requests as any_request
 
 _FACTS: Sequence[tuple[int, int, int, float | None, str, int, float]] = (
     # tokens of the prompt, max_tokens, priority, deadline, tenant, n, arrival
@@ -90,18 +87,6 @@ def running_groups(
         group.status = Status.RUNNING
         groups.append(group)
     return groups
-
-
-def shares() -> st.SearchStrategy[list[int]]:
-    """Values of ``computed`` for :func:`running_groups`."""
-    return st.lists(st.integers(0, 15), min_size=8, max_size=8)
-
-
-@st.composite
-def request_lists(draw: st.DrawFn, max_size: int = 8) -> list[Request]:
-    """Requests that differ in every property that a policy may look at."""
-    size = draw(st.integers(1, max_size))
-    return [draw(any_request("r", number)) for number in range(size)]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import strategies as st
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.engine.contexts import PreemptionContext, VictimContext
@@ -20,15 +19,13 @@ from paged_testing.engines import build_memory_engine, serve
 from paged_testing.policy_subjects import (
     WRITTEN_SHARES,
     empty_cache,
-    request_lists,
     running_groups,
-    shares,
     untouched,
     waiting_groups,
     written_requests,
 )
 from paged_testing.served import check_served, check_serves_what_fits
-from paged_testing.workloads import SITUATIONS, Workload, workloads
+from paged_testing.workloads import SITUATIONS, Workload
 
 
 class PreemptionCases(ComponentConformance):
@@ -150,16 +147,6 @@ class PreemptionConformance(ServesEveryWorkload, PreemptionCases):
         self.check_modes(written_requests(), WRITTEN_SHARES)
         self.check_reservations(written_requests(), WRITTEN_SHARES, 4)
 
-    def test_returns_a_mode_and_swaps_only_if_may_swap(self) -> None:
-        self.check(self.check_modes, request_lists(), shares())
-
-    def test_reserves_between_the_present_and_the_maximum_length(self) -> None:
-        self.check(self.check_reservations, request_lists(), shares(), st.integers(1, 8))
-
-    def test_serves_workloads_with_any_number_of_host_blocks(self) -> None:
-        numbers = st.integers(0, 12)
-        self.check(self.check_swaps, self.engine_values(), workloads(), numbers, share=0.5)
-
 
 class VictimCases(ComponentConformance):
     """The cases of :class:`~paged_testing.VictimConformance`."""
@@ -267,10 +254,3 @@ class VictimConformance(ServesEveryWorkload, VictimCases):
     def check_written(self) -> None:
         super().check_written()
         self.check_choices(written_requests(), WRITTEN_SHARES, 5.0)
-
-    def test_chooses_the_only_candidate(self) -> None:
-        self.check(self.check_only_candidate, request_lists(), share=0.5)
-
-    def test_chooses_one_of_the_candidates_and_changes_nothing(self) -> None:
-        """One component is called repeatedly, each time without the groups chosen before."""
-        self.check(self.check_choices, request_lists(), shares(), st.floats(0, 100))

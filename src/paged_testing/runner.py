@@ -13,7 +13,6 @@ from itertools import combinations, permutations
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import strategies as st
 
 from paged_core.engine.contexts import RunnerContext
 from paged_core.interfaces.layer import LayerSpec
@@ -94,13 +93,11 @@ class RunnerConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "runner"
-    reports_branches: ClassVar[bool] = False  # many are of other machines
-    max_examples: ClassVar[int] = 15
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
     """Of the engine, such as the model."""
     tolerance: ClassVar[float] = 1e-4
     """Largest difference of logits computed in different batches."""
-    max_seconds: ClassVar[float] = 10
+    max_seconds: ClassVar[float] = 200
     """It loads a model."""
 
     def make(self) -> Runner:
@@ -247,15 +244,3 @@ class RunnerConformance(ComponentConformance):
             )
         assert len(hidden) == len(tokens), "a hidden state for each token is expected"
         return hidden
-
-    # ------------------------------------------------------------------ properties
-
-    def test_logits_do_not_depend_on_chunks_or_batch(self) -> None:
-        runner = self.make()
-        alone = self.logits_alone(runner)
-
-        def computes_the_same(cuts: list[int], order: Sequence[int]) -> None:
-            self.check_chunks(runner, alone, cuts, order)
-
-        cuts = st.lists(st.integers(1, 4), max_size=4)
-        self.check(computes_the_same, cuts, st.permutations(range(len(PROMPTS))))

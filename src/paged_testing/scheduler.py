@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import strategies as st
 
 from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
@@ -20,18 +19,15 @@ from paged_core.settings.schema import EngineSettings
 from paged_testing.component import VariesOptions
 from paged_testing.doubles import (
     ALWAYS_OVER,
-    AlwaysOverSettings,
     BackgroundExecutor,
     FailingExecutor,
     WatchedScheduler,
 )
 from paged_testing.engines import (
-    engine_settings,
     memory_settings,
     serve,
     start_memory_engine,
 )
-from paged_testing.options import component_options
 from paged_testing.served import (
     check_not_cut_short,
     check_nothing_leaked,
@@ -39,7 +35,7 @@ from paged_testing.served import (
     check_served,
     check_serves_what_fits,
 )
-from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request, workloads
+from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request
 
 SMALL: Mapping[str, int] = {"max_num_batched_tokens": 6, "max_num_seqs": 3}
 """Limits under which prompts take several steps, and requests wait for others."""
@@ -68,7 +64,6 @@ class SchedulerConformance(VariesOptions):
     """
 
     slot: ClassVar[str] = "scheduler"
-    max_examples: ClassVar[int] = 60
 
     def budget(self, options: ComponentSettings) -> int | None:
         """Tokens that a step may compute; ``None``: there is no limit."""
@@ -265,8 +260,6 @@ class SchedulerConformance(VariesOptions):
         """Small and large numbers, and all choices, as far as its settings class permits them."""
         self.check_with_other_options()
 
-    # ------------------------------------------------------------------ properties
-
     def check_serves(self, values: Mapping[str, Any], workload: Workload) -> None:
         """Check that an engine with these settings serves a workload."""
         engine = self.make_engine(**values)
@@ -274,70 +267,7 @@ class SchedulerConformance(VariesOptions):
             BackgroundExecutor.install(engine)
         check_served(engine, workload, serve(engine, workload))
 
-    def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
-        self.check(self.check_serves, self.engine_values(), workloads())
-
-    def test_serves_every_workload_with_each_step_planned_ahead(self) -> None:
-        """A running sequence may have nothing pending: a step in flight draws its next token."""
-        ahead = self.engine_values().map(lambda values: {**values, "async_scheduling": True})
-        self.check(self.check_serves, ahead, workloads())
-
-    def test_survives_aborts_at_any_time(self) -> None:
-        self.check(self.check_serves, self.engine_values(), workloads(max_aborts=6), share=0.5)
-
-    def test_survives_steps_that_fail(self) -> None:
-        def survives(
-            values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
-        ) -> None:
-            engine = self.make_engine(**values)
-            FailingExecutor.install(engine, before=before, after=after)
-            check_after_failures(engine, serve(engine, workload).values())
-
-        numbers = st.sets(st.integers(0, 20), max_size=3)
-        self.check(survives, self.engine_values(), workloads(), numbers, numbers, share=0.5)
-
     # ------------------------------------------------------------------ orders that have quanta
-
-    def test_requests_end_even_if_every_quantum_is_always_over(self) -> None:
-        """A scheduler that ends quanta makes sure that a token is generated in each."""
-        registry = self._registry_with_quanta()
-        order = AlwaysOverSettings(waiting_first=True)
-        workload = Workload(
-            (
-                (0, simple_request("A", 11, 5)),
-                (1, simple_request("B", 9, 4, n=2)),
-                (2, simple_request("C", 6, 4)),
-                (3, simple_request("D", 10, 3)),
-            )
-        )
-
-        def end(values: dict[str, Any]) -> None:
-            engine = self.make_engine(registry, **values)
-            check_served(engine, workload, serve(engine, workload, max_steps=2000))
-
-        small = engine_settings(
-            registry, {"scheduler": self.options, "queue_order": order}, max_blocks=12
-        )
-        self.check(end, small, share=2)
-
-    def test_no_request_is_preempted_for_one_that_comes_after_it(self) -> None:
-        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
-        tables = component_options(type(self.options), given)
-        self.check(self.check_not_preempted_for_later, tables, share=0.2)
-
-    def test_decides_the_same_again(self) -> None:
-        """Or no run could be repeated."""
-
-        def repeats(values: dict[str, Any], workload: Workload) -> None:
-            decided = []
-            for _ in range(2):
-                engine = self.make_engine(**values)
-                serve(engine, workload)
-                assert isinstance(engine.scheduler, WatchedScheduler)
-                decided.append(engine.scheduler.decisions)
-            check_same(*decided)
-
-        self.check(repeats, self.engine_values(), workloads(), share=0.2)
 
 
 def check_after_failures(engine: Engine, groups: Iterable[SequenceGroup]) -> None:

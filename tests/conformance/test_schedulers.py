@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lanes import inherited
+from marks import long
 from paged_testing import SchedulerConformance
 
 INHERITED = (
@@ -10,12 +10,6 @@ INHERITED = (
     "test_aborts_at_any_moment_when",
     "test_steps_fail_at_any_moment_when",
     "test_decides_the_same_again_when",
-    "test_serves_every_workload_with_each_step_planned_ahead",
-    "test_survives_aborts_at_any_time",
-    "test_survives_steps_that_fail",
-    "test_requests_end_even_if_every_quantum_is_always_over",
-    "test_no_request_is_preempted_for_one_that_comes_after_it",
-    "test_decides_the_same_again",
 )
 """Cases about code of another scheduler, which is tested there."""
 
@@ -28,14 +22,14 @@ class TestTokenBudget(SchedulerConformance):
     component = "token_budget"
 
 
-@inherited(*INHERITED)
+@long(*INHERITED)
 class TestIterationLevel(SchedulerConformance):
     """``token_budget`` with whole prompts: that option is drawn there too."""
 
     component = "iteration_level"
 
 
-@inherited(*INHERITED)
+@long(*INHERITED)
 class TestStaticBatch(SchedulerConformance):
     """``prefill_or_decode`` that admits between batches only."""
 

@@ -28,15 +28,6 @@ class LimitedVictim(CheckedVictim):
         return candidates[-1] if len(candidates) < 2 * self.limit else candidates[self.limit * 99]
 
 
-class RareVictim(CheckedVictim):
-    """Wrong with more candidates than any test has."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        if len(candidates) > 1000:
-            raise LookupError("too many")
-        return super().choose(candidates, now)
-
-
 def check_that_raises() -> str | None:
     """Raise, as a check with a mistake does."""
     raise LookupError("no such device is known")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import Phase
 
 from conformance import test_evictors, test_orders, test_victims
 from paged_core.plugins.component import ComponentSettings
@@ -35,8 +34,6 @@ from paged_testing import (
     SchedulerConformance,
     VictimConformance,
 )
-from paged_testing.branches import UnreachedBranch
-from paged_testing.call_watch import CallDoesNotReturn
 from unit import faulty_allocators as allocators
 from unit import faulty_attention as attention
 from unit import faulty_communicators as communicators
@@ -71,8 +68,6 @@ class Caught:
     """The first test that failed."""
 
     case: str
-    is_written: bool
-    """Whether it is a written case, and not a property with examples."""
     error: BaseException
     seconds: float
 
@@ -124,14 +119,11 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(VictimConformance, _PLAIN, components.MisspeltVictim),
     *(Mutant(VictimConformance, _PLAIN, components.CheckedVictim, each) for each in _CHECKS),
     Mutant(VictimConformance, settings.FaultyLimitSettings, components.LimitedVictim),
-    Mutant(VictimConformance, _PLAIN, components.RareVictim),
 )
 
 
 def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
     """Run the conformance class on a mutant, in the order of pytest, until a test fails.
-
-    Failures are not shrunk, and a call that does not return is given a third of the usual time.
 
     Args:
         folder: for files of observers; the present one.
@@ -142,40 +134,51 @@ def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
 
     class Kit(conformance):  # type: ignore[misc, valid-type]
         component = "faulty"
-        max_examples = 40
-        max_seconds = conformance.max_seconds / 3
         patience = 5.0  # of communicators
 
         def make_registry(self) -> Registry:
             return registry
 
-        def _is_last(self) -> bool:
-            return True
-
-        def profile(self, share: float = 1, **more: Any) -> Any:
-            quick = {"phases": [Phase.generate], "report_multiple_bugs": False}
-            return super().profile(share, derandomize=True, **quick, **more)
-
     started = perf_counter()
-    try:
-        for case, is_written, run in _tests(Kit):
-            kit = Kit()
-            kit.__dict__["_folder"] = folder
-            try:
-                with warnings.catch_warnings(), kit.watched():
-                    warnings.simplefilter("error", UnreachedBranch)
-                    run(kit)
-            except pytest.skip.Exception:
-                continue
-            except (Exception, pytest.fail.Exception, CallDoesNotReturn) as error:  # noqa: BLE001
-                return Caught(case, is_written, error, perf_counter() - started)
-    finally:
-        if Kit._branches is not None:
-            Kit._branches.close()
+    for case, run in _tests(Kit):
+        kit = Kit()
+        kit.__dict__["_folder"] = folder
+        try:
+            with _bounded():
+                run(kit)
+        except pytest.skip.Exception:
+            continue
+        except (Exception, pytest.fail.Exception, HasNotReturned) as error:  # noqa: BLE001
+            return Caught(case, error, perf_counter() - started)
     return None
 
 
-def _tests(kit: type[ComponentConformance]) -> Iterator[tuple[str, bool, Callable[[Any], None]]]:
+class HasNotReturned(BaseException):
+    """A test has taken too long; no ``Exception``, which engines would catch."""
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Raise in what computes for 5 s, or waits for 60, as pytest-timeout would."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        name = frame.f_code.co_qualname if frame else ""
+        raise HasNotReturned(f"has not returned, in {name}")
+
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, 5), (signal.SIGALRM, signal.ITIMER_REAL, 60))
+    before = [(number, signal.signal(number, end)) for number, _, _ in timers]
+    for _, timer, seconds in timers:
+        signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        for _, timer, _ in timers:
+            signal.setitimer(timer, 0)
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _tests(kit: type[ComponentConformance]) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """The tests of a class in the order of pytest, with their parameters."""
     seen: set[str] = set()
     by_class = []
@@ -185,10 +188,8 @@ def _tests(kit: type[ComponentConformance]) -> Iterator[tuple[str, bool, Callabl
         seen.update(names)
     for name in [name for names in reversed(by_class) for name in names]:
         test = getattr(kit, name)
-        source = inspect.getsource(test)
-        is_written = "self.check(" not in source and "self.check_walks(" not in source
         for case, values in _parameters(test):
-            yield name + case, is_written, partial(_call, test, values)
+            yield name + case, partial(_call, test, values)
 
 
 def _call(test: Callable[..., None], values: dict[str, Any], kit: Any) -> None:
