@@ -233,12 +233,9 @@ def test_every_field_is_told_with_its_type(made: Any, page: str) -> None:
         assert told.get(field.name, "").replace("\\|", "|") == field.type, field.name
 
 
-def test_what_is_planned_is_not_there_yet() -> None:
-    rows = re.findall(r"^\| \[`(\w+)`\].*\| (.*) \|$", README.read_text("utf-8"), re.MULTILINE)
-    assert {slot for slot, _ in rows} == set(SLOTS)
-    for slot, planned in rows:
-        there = {component.name for component in components_of(slot)}
-        assert not there & set(re.findall(r"`(\w+)`", planned))
+def test_every_slot_has_a_row_in_the_readme() -> None:
+    rows = re.findall(r"^\| \[`(\w+)`\]", README.read_text("utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(SLOTS)
 
 
 def test_every_command_is_in_the_readme() -> None:
