@@ -281,7 +281,7 @@ def test_without_a_compiler_plain_pytorch_serves(
 ) -> None:
     expected = answers(llama)
     monkeypatch.setattr(
-        "paged_backends.runners.native.runner.unavailable_reason", lambda: "no compiler"
+        "paged_backends.runners.native.choice.unavailable_reason", lambda: "no compiler"
     )
     assert answers(llama) == expected
 
@@ -292,6 +292,6 @@ def test_kernels_that_the_processor_lacks_are_refused(
     def load(*_: Any, **__: Any) -> Any:
         raise NoSuchInstructions("this processor has no avx2")
 
-    monkeypatch.setattr("paged_backends.runners.native.runner.Kernels.load", load)
+    monkeypatch.setattr("paged_backends.runners.native.choice.Kernels.load", load)
     with pytest.raises(SettingsError, match=r"runner\.kernels: .*no avx2"):
         LLM(str(llama), runner={"name": "native", "kernels": "avx2"})

@@ -9,9 +9,9 @@ import torch
 from structlog.testing import capture_logs
 
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.runners.native import runner as module
+from paged_backends.runners.native import choice as module
+from paged_backends.runners.native.choice import choose_ops, compile_layers
 from paged_backends.runners.native.ops import Ops
-from paged_backends.runners.native.runner import choose_ops, compile_layers
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
 
@@ -63,7 +63,7 @@ def test_compiling_takes_the_operations_of_pytorch() -> None:
 
 
 def test_layers_that_cannot_be_compiled_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = "paged_backends.runners.native.runner."
+    path = "paged_backends.runners.native.choice."
     monkeypatch.setattr(path + "find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=r"runner\.compile: triton is not installed: pip"):
         compile_layers([], CUDA)
