@@ -7,13 +7,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import Tensor
 
 from paged_backends.quantization.disk_cache import (
@@ -205,34 +203,6 @@ def test_a_file_holds_what_is_made_in_memory(weight_format: WeightFormat, tmp_pa
     assert all(map(equal, weights.matrices, made))
     weights.release()  # the pages: they are read again
     assert all(map(equal, weights.matrices, made))
-
-
-def test_a_file_is_one_of_safetensors(tmp_path: Path) -> None:
-    weights = written(tmp_path / "file")
-    stored = load_file(tmp_path / "file")
-    assert torch.equal(stored["1.codes"], weights.matrices[1].codes_OGY)
-    assert torch.equal(stored["0.scales"], weights.matrices[0].scales_OG)
-
-
-@settings(deadline=None)
-@given(data=st.data())
-def test_any_changed_byte_is_found(data: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("damaged") / "file"
-    write_quantized(path, MATRICES, FORMATS[0])
-    content = bytearray(path.read_bytes())
-    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(content)
-    with pytest.raises(DamagedFile, match="file has another"):
-        open_quantized(path, FORMATS[0], SHAPES)
-
-
-@pytest.mark.parametrize("change", [b"", b"longer"])
-def test_a_file_of_another_size_is_refused(change: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_quantized(path, MATRICES, FORMATS[0])
-    path.write_bytes(path.read_bytes()[: -1 if not change else None] + change)
-    with pytest.raises(DamagedFile, match="bytes that are expected"):
-        open_quantized(path, FORMATS[0], SHAPES)
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:

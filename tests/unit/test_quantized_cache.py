@@ -60,16 +60,23 @@ def test_formats_and_checkpoints_have_files_of_their_own(folder: Path) -> None:
     assert len(list(folder.glob("*.safetensors"))) == 4
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
+def flip(place: int) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+
+    return change
 
 
 @pytest.mark.parametrize(
     "damage",
-    [flip, lambda path: os.truncate(path, 100), lambda path: path.write_bytes(b"")],
-    ids=["a byte", "truncated", "empty"],
+    [
+        *(flip(place) for place in (0, 9, 100, SIZE // 2, -100, -5, -1)),  # the last: the checksum
+        lambda path: path.write_bytes(path.read_bytes() + b"longer"),
+        lambda path: os.truncate(path, SIZE - 1),
+        lambda path: path.write_bytes(b""),
+    ],
 )
 def test_a_damaged_file_is_made_again(folder: Path, damage: Callable[[Path], object]) -> None:
     DiskCache(folder).weights("model", MATRICES, INT8)
