@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-all test-long lint types layers pytest check-memory mutants gpu-check gpu-bench api docs package lock clean
+.PHONY: help run serve test test-all test-long lint types layers pytest check-memory mutants gpu-check gpu-bench docs package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' Makefile
@@ -62,9 +62,6 @@ gpu-check: ## build, check and time everything on a GPU, in minutes; the figures
 
 gpu-bench: ## measure a model end to end on a GPU, beside other engines; likewise
 	$(GPU_PYTHON) tools/gpu_bench.py $(ARGS)
-
-api: $(VENV)/.installed-dev ## rewrite docs/api.md from signatures and docstrings
-	$(BIN)/python tools/api_page.py
 
 docs: $(VENV)/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
