@@ -30,7 +30,6 @@ class TestTorchDeterministic(AttentionConformance):
     component = "torch"
     deterministic = True
     keeps_bits = True
-    max_examples = 15
     max_seconds = 120  # a call computes thousands of sequences one after another
 
 
@@ -49,7 +48,6 @@ class TestCpu(AttentionConformance):
 
 class TestCpuInt8(TestCpu):
     kv_cache_dtype = "int8"
-    max_examples = 15
 
 
 class OnEachSet(TestCpu):
@@ -76,7 +74,6 @@ class TestCpuInTilesOnEachSet(OnEachSet):
 @pytest.mark.long
 class TestCpuInt8OnEachSet(OnEachSet):
     kv_cache_dtype = "int8"
-    max_examples = 15
 
 
 @pytest.mark.long
@@ -91,7 +88,6 @@ class TestHybrid(AttentionConformance):
     }
     dtypes = ("float32",)
     head_dims = (1, 6, 16, 33, 64, 80)
-    max_examples = 8
 
 
 @pytest.mark.long
@@ -104,7 +100,6 @@ class TestHybridOfTwo(AttentionConformance):
     }
     dtypes = ("bfloat16",)
     head_dims = (64, 80, 96, 128, 256)
-    max_examples = 8
     max_seconds = 120
 
     def make_registry(self) -> Registry:

@@ -20,13 +20,11 @@ class TestShmInPieces(CommunicatorConformance):
     """Nearly every tensor is larger than a buffer."""
 
     component: ClassVar[str | Mapping[str, Any]] = {"name": "shm", "buffer_size": 1024}
-    max_examples = 10
     large = 1 << 18
 
 
 class TestGloo(CommunicatorConformance):
     component = "gloo"
-    max_examples = 10
 
 
 class TestNccl(CommunicatorConformance):

@@ -28,7 +28,6 @@ class OnEmulatedGpu(AttentionConformance):
     component: ClassVar[str | Mapping[str, Any]] = "emulated"
     dtypes = ("bfloat16",)
     head_dims = (8, 16, 64, 80, 96, 128, 256)
-    max_examples = 10
     max_seconds = 120
 
     def make_registry(self) -> Registry:

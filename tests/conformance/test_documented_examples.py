@@ -66,7 +66,6 @@ class _Shown(ComponentConformance):
     """The component that the page of its slot shows."""
 
     component: ClassVar[str] = "shown"
-    max_examples = 10
 
     def make_registry(self) -> Registry:
         module = sys.modules[f"shown_{self.slot}"]

@@ -23,21 +23,18 @@ class TestMemory(ExecutorConformance):
 class TestLocal(ExecutorConformance):
     component = "local"
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
-    max_examples = 12
 
 
 class TestWorkers(ExecutorConformance):
     """Every field of a step and of a result gets to another process and back."""
 
     component: ClassVar[str | Mapping[str, Any]] = {"name": "workers", "inner": "memory"}
-    max_examples = 8
 
 
 class TestProcess(TestWorkers):
     """The same component by another name."""
 
     component: ClassVar[str | Mapping[str, Any]] = {"name": "process", "inner": "memory"}
-    max_examples = 1
 
 
 class TestTensorParallel(ExecutorConformance):
@@ -48,7 +45,6 @@ class TestTensorParallel(ExecutorConformance):
         "ranks": 2,
         "inner": "memory",
     }
-    max_examples = 8
 
 
 @pytest.mark.long
@@ -57,5 +53,4 @@ class TestTensorParallelModel(ExecutorConformance):
 
     component: ClassVar[str | Mapping[str, Any]] = {"name": "tensor_parallel", "ranks": 2}
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32", "threads": 1}
-    max_examples = 4
     max_seconds = 60

@@ -24,7 +24,6 @@ pytestmark = [
 
 class Interpreted(AttentionConformance):
     component = "triton"
-    max_examples = 8
     max_seconds = 60
 
     def layer(self, dtype: str, **changes: Any) -> LayerSpec:
@@ -60,7 +59,6 @@ class TestTriton(Interpreted):
 class TestTritonFloat8(Interpreted):
     dtypes = ("bfloat16",)
     kv_cache_dtype = "fp8_e4m3"
-    max_examples = 5
 
 
 @pytest.mark.long

@@ -43,7 +43,6 @@ class OnGpu(AttentionConformance):
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = (128, 64, 80, 96, 256)
     max_seconds = 120  # each shape of a layer is compiled
-    max_examples = 10
 
     def layer(self, dtype: str, **changes: Any) -> LayerSpec:
         """A layer whose heads have the first dimension, unless they are said to have another."""
@@ -124,7 +123,6 @@ class TestTritonInTiles(TestTriton):
 class TestCuda(OnGpu):
     component = "cuda"
     head_dims = (128, 64, 80, 96, 256, 8, 16)
-    max_examples = 20
 
     def make(self) -> AttentionBackend:
         """Fail, not skip, where the kernels do not compile."""

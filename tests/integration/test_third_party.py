@@ -28,11 +28,6 @@ MADE = {slot: f"made-{slot.replace('_', '-')}" for slot in SUMMARIES}
 """Slots, and packages fresh from the template."""
 PAIR = "made-pair"
 """A package to which a second component was added."""
-FEW_EXAMPLES = """
-def pytest_itemcollected(item):
-    if hasattr(item.cls, "max_examples"):
-        item.cls.max_examples = 5
-"""
 PROMPTS = ("What is a block table?", "What is preemption?")
 
 
@@ -66,9 +61,8 @@ class Place:
         return self.run("-m", "paged_core", *args, folder=folder, bare=bare)
 
     def test(self, packages: Sequence[str]) -> None:
-        """Run the packages' own tests, with few examples of each property."""
-        (self.site / "few_examples.py").write_text(FEW_EXAMPLES, "utf-8")
-        options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "few_examples")
+        """Run the packages' own tests."""
+        options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
         options += ("--import-mode=importlib",)
         self.run("-m", "pytest", *options, *(self.sources / name / "tests" for name in packages))
 
@@ -225,6 +219,8 @@ def test_the_example_passes_its_own_tests(place: Place) -> None:
     place.test([EXAMPLE.name])
 
 
-@pytest.mark.parametrize("name", [*MADE.values(), PAIR])
+@pytest.mark.parametrize(
+    "name", [PAIR, *(pytest.param(name, marks=pytest.mark.long) for name in MADE.values())]
+)
 def test_a_fresh_plugin_passes_its_own_tests(name: str, place: Place) -> None:
     place.test([name])

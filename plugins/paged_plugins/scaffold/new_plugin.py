@@ -33,16 +33,10 @@ SUMMARIES = {
     "attention": "gathers the blocks of one sequence after another, and attends to them",
     "runner": "serves models of transformers, with logits that are capped",
     "executor": "runs the model in this process, at a lower speed",
-    "communicator": "does what gloo does, and counts the bytes",
     "observers": "counts steps, tokens and requests, and writes the sums at the end",
     "cost_model": "predicts the time of a step from the tokens that it computes and reads",
     "router": "keeps sessions on their replica, unless that is too busy",
-    "replicas": "starts an engine for each GPU",
-    "server": "completes lines: a prompt a line comes in, and what follows it goes out",
-    "routes": "says how many tokens a text has",
-    "grammar": "does what llguidance does, and refuses long forms",
     "tool_parser": "reads an answer that is a call: a word, the name of a function, JSON",
-    "reasoning_parser": "takes what comes before a line of dashes for thoughts",
 }
 """Slots with a template, and what the component that it makes does."""
 
@@ -50,11 +44,7 @@ _GENERATE = 'paged-core generate "What is a block table?" --config engine.yaml'
 USAGES = {
     "cost_model": "paged-core simulate chat --config engine.yaml",
     "router": "paged-core simulate chat --replicas 4 --config engine.yaml",
-    "replicas": "paged-core serve --config engine.yaml",
-    "server": "paged-core serve --config engine.yaml",
-    "routes": "paged-core serve --config engine.yaml",
     "tool_parser": "paged-core serve --config engine.yaml",
-    "reasoning_parser": "paged-core serve --config engine.yaml",
 }
 """What uses a component, where that is not an engine that generates."""
 

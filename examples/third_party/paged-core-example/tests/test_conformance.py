@@ -8,22 +8,18 @@ from paged_testing import EvictorConformance, ObserverConformance, SchedulerConf
 
 class TestRoundRobin(SchedulerConformance):
     component = "round_robin"
-    max_examples = 30
 
 
 class TestRoundRobinOfSingleTokens(SchedulerConformance):
     component: ClassVar = {"name": "round_robin", "quantum": 1, "max_num_batched_tokens": 3}
-    max_examples = 15
 
 
 class TestDearest(EvictorConformance):
     component = "dearest"
-    max_examples = 30
 
 
 class TestUtilisationCsv(ObserverConformance):
     component = "utilisation_csv"
-    max_examples = 10
 
     def table(self, folder: Path) -> dict[str, Any]:
         return {"name": "utilisation_csv", "path": str(folder / "utilisation.csv"), "every": 2}
