@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import cache
 from traceback import format_exception, walk_tb
 from types import FrameType
 
@@ -58,11 +59,32 @@ class ExecutorLost(EngineError):
     """
 
 
-_LIBRARY = re.compile(
-    "paged_(core|testing|policies|backends|plugins)|torch|triton|transformers|tokenizers|safetensors"
-    "|huggingface_hub|numpy|onnx|onnxruntime|flash_attn|flashinfer|ray|pluggy|pydantic|structlog"
-)
-"""Packages in whose lines authors of plugins and users do not look first: ours, and those below."""
+def blame(error: BaseException, slot: str, component: object) -> None:
+    """Note that an error was raised in a call of a component.
+
+    The first note stays: components call each other, and the innermost one is named.
+    """
+    if getattr(error, "blamed", None) is None and not isinstance(error, OutOfBlocks):
+        kind = type(getattr(component, "inner", component))
+        error.blamed = slot, kind.__qualname__  # type: ignore[attr-defined]
+
+
+@cache
+def _libraries() -> frozenset[str]:
+    """Return packages in whose lines authors of plugins and users do not look first.
+
+    These are the packages of this distribution, by its entry points, and what it requires.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution  # takes its time
+
+    core = __name__.partition(".")[0]
+    try:
+        installed = distribution(core)
+    except PackageNotFoundError:
+        return frozenset({core})
+    required = (re.match(r"[\w.-]+", one) for one in installed.requires or ())
+    names = {found[0].lower().replace("-", "_") for found in required if found}
+    return frozenset(names.union(one.module.partition(".")[0] for one in installed.entry_points))
 
 
 def error_text(error: BaseException) -> str:
@@ -98,7 +120,7 @@ def error_place(error: BaseException, *, innermost: bool = False) -> str:
 
 def _is_own(frame: FrameType) -> bool:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return not _LIBRARY.fullmatch(package) and package not in sys.stdlib_module_names
+    return package not in _libraries() and package not in sys.stdlib_module_names
 
 
 def stack_text(error: BaseException) -> str:

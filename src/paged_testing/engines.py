@@ -91,7 +91,7 @@ def build_memory_engine(
 def memory_settings(registry: Registry, **settings: Any) -> EngineSettings:
     """Settings for the ``memory`` executor; see :func:`build_memory_engine`."""
     small = {"executor": "memory", "num_blocks": 64, "block_size": 4, "max_model_len": 64}
-    return settings_class(registry)(**{**small, **settings})
+    return settings_class(registry)(**{**small, "checks": "full", **settings})
 
 
 def start_memory_engine(

@@ -12,10 +12,9 @@ from typing import ClassVar
 import pytest
 
 from paged_core.engine.contexts import OrderContext
-from paged_core.engine.policies import service_of
 from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.ids import SeqId
-from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum
+from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, SupportsService
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
@@ -98,7 +97,7 @@ class QueueOrderCases(ComponentConformance):
             sorted(keys)
 
     def test_a_request_may_leave_before_it_was_served(self) -> None:
-        service = service_of(self.make())
+        service = _service_of(self.make())
         if service is not None:
             for group in waiting_groups(written_requests()):
                 service.left(group)
@@ -106,7 +105,7 @@ class QueueOrderCases(ComponentConformance):
     def test_keeps_nothing_of_requests_that_have_left(self) -> None:
         """Ids are arbitrary, so what is kept for each request grows for ever."""
         order = self.make()
-        service = service_of(order)
+        service = _service_of(order)
 
         def serve_many(first: int, count: int) -> None:
             for number in range(first, first + count):
@@ -184,7 +183,7 @@ class QueueOrderCases(ComponentConformance):
         with untouched(groups):
             _tell(order, groups, served)
             sorted(order.key(group, 100.0) for group in groups)
-            service = service_of(order)
+            service = _service_of(order)
             if service is not None:
                 for group in groups:
                     service.left(group)
@@ -211,9 +210,13 @@ class QueueOrderCases(ComponentConformance):
         )
 
 
+def _service_of(order: QueueOrder) -> SupportsService | None:
+    return order if isinstance(order, SupportsService) else None
+
+
 def _tell(order: QueueOrder, groups: Sequence[SequenceGroup], served: Sequence[int]) -> None:
     """Report service to an order that counts it, one second apart."""
-    service = service_of(order)
+    service = _service_of(order)
     if service is not None:
         for now, (group, num_tokens) in enumerate(zip(groups, served, strict=False)):
             service.served(group, num_tokens, float(now))

@@ -464,7 +464,7 @@ class RaisingKey(FcfsOrder):
         (
             "deadline",
             "soon",
-            "queue_order 'faulty' returned keys that cannot be compared: '<' not supported between",
+            "queue_order 'faulty': key.. returned what cannot be compared: '<' not supported",
         ),
     ],
 )

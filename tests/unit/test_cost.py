@@ -13,11 +13,10 @@ import pytest
 from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.cli.options import SettingsArgs
 from paged_core.engine.contexts import AllocatorContext, EvictorContext, OrderContext
-from paged_core.engine.policies import service_of
 from paged_core.ids import BlockKey
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
 from paged_core.interfaces.evictor import Evictor
-from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum
+from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, SupportsService
 from paged_core.plugins.registry import Registry
 from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, SteadyState
 from paged_testing.evictor_model import work
@@ -95,7 +94,7 @@ def order_cost(name: str, num_groups: int) -> float:
     )
     for group in groups:
         group.first_token_at = 0.0
-    service = service_of(order)
+    service = order if isinstance(order, SupportsService) else None
 
     def ask() -> None:
         for times in range(3):

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from paged_core.engine.policies import service_of
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.sequence import SequenceGroup
 from paged_testing.engines import build_memory_engine, serve
@@ -46,22 +46,25 @@ class AnyNumber(Timely):
         self.calls.append((group.id, *rest))
 
 
-def serve_one(kind: type[_Order]) -> list[tuple[Any, ...]]:
-    """Serve a request under an order; return the calls of it."""
-    engine = build_memory_engine(registry_of("queue_order", kind), queue_order="faulty")
-    serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
-    calls: list[tuple[Any, ...]] = engine.scheduler._order.calls  # type: ignore[attr-defined]
-    return calls
+def serve_one(kind: type[_Order]) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
+    """Serve a request under an order; return the calls of it and the warnings logged."""
+    with capture_logs() as logs:
+        engine = build_memory_engine(registry_of("queue_order", kind), queue_order="faulty")
+        serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
+    order = engine.scheduler._order  # type: ignore[attr-defined]
+    warnings = [dict(log) for log in logs if log["event"] == "interface_deprecated"]
+    return order.calls, warnings
 
 
 @pytest.mark.parametrize("kind", [Timely, Optional, AnyNumber])
 def test_is_called_with_the_time_of_the_step(kind: type[_Order]) -> None:
-    assert serve_one(kind) == [("A", 5, 0.0), ("A", 1, 1.0), ("A", 1, 2.0), ("A", "left")]
+    calls, warnings = serve_one(kind)
+    assert calls == [("A", 5, 0.0), ("A", 1, 1.0), ("A", 1, 2.0), ("A", "left")]
+    assert warnings == []
 
 
 def test_one_that_does_not_care_is_not_told() -> None:
-    assert service_of(Silent()) is None
-    assert serve_one(Silent) == []
+    assert serve_one(Silent) == ([], [])
 
 
 class TestWaitingSince:

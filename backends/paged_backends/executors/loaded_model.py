@@ -14,6 +14,7 @@ from paged_backends.attention.step import StepAttention
 from paged_backends.executors.accelerator import Accelerator
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
+from paged_core.errors import blame
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.runner import Runner
 from paged_core.step import StepInput
@@ -45,4 +46,8 @@ class LoadedModel:
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: AttentionBatch) -> Tensor:
         """Return hidden states [T, hidden]."""
         attend = StepAttention(self.layers, self.backend.plan(attention))
-        return self.runner.forward(tokens_T, positions_T, attend)
+        try:
+            return self.runner.forward(tokens_T, positions_T, attend)
+        except Exception as error:
+            blame(error, "runner", self.runner)
+            raise

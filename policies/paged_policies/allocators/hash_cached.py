@@ -48,12 +48,14 @@ class HashCachedAllocator(BlockAllocator):
         """Further blocks of equal content, in the order in which they were cached."""
         self._cache_order = [0] * context.num_blocks
         self._last_steps: list[int | None] = [None] * context.num_blocks
+        self._num_idle = 0
+        """Blocks that the evictor holds."""
         self._departures = 0
         self._num_cachings = 0
 
     @property
     def num_free(self) -> int:
-        return len(self._empty) + len(self._evictor)
+        return len(self._empty) + self._num_idle
 
     def allocate(self, count: int, /) -> list[BlockId]:
         if count > self.num_free:
@@ -65,6 +67,7 @@ class HashCachedAllocator(BlockAllocator):
             else:
                 block = self._evictor.evict()
                 self._check_idle(block)
+                self._num_idle -= 1
                 self._forget(block)
             self._ref_counts[block] = 1
             self._hits[block] = 0
@@ -75,6 +78,7 @@ class HashCachedAllocator(BlockAllocator):
         for block in blocks:
             if not self._ref_counts[block]:
                 self._evictor.remove(block)
+                self._num_idle -= 1
             self._ref_counts[block] += 1
             self._hits[block] += 1
 
@@ -97,6 +101,7 @@ class HashCachedAllocator(BlockAllocator):
                     self._last_steps[block],
                 )
                 self._evictor.add(block, info)
+                self._num_idle += 1
 
     def ref_count(self, block: BlockId, /) -> int:
         return self._ref_counts[block]
@@ -130,6 +135,7 @@ class HashCachedAllocator(BlockAllocator):
                 self._forget(block)
                 if not self._ref_counts[block]:
                     self._evictor.remove(block)
+                    self._num_idle -= 1
                     self._empty.appendleft(block)
 
     def release(self, blocks: Iterable[BlockId], last_step: int, /) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from paged_core.cache.kv_cache import PrefixHit
 from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner import Planner, Room
+from paged_core.engine.waiting_queue import asking
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, SequenceState, Status
@@ -100,7 +101,8 @@ class PrefillOrDecodeScheduler(Scheduler):
         planner = self.planner
         planner.begin(now)
         if self._swapped and self._swap_in_by_order:
-            self._swapped = deque(sorted(self._swapped, key=lambda g: self._order.key(g, now)))
+            with asking(self._order):
+                self._swapped = deque(sorted(self._swapped, key=lambda g: self._order.key(g, now)))
             self._waiting.sort(now)
         if (self._may_admit() or planner.restoring is not None) and self._is_open():
             self._prefill()
@@ -122,8 +124,12 @@ class PrefillOrDecodeScheduler(Scheduler):
         """Whether the head of the queue goes before the first swapped group."""
         if not (self._swap_in_by_order and self._waiting and self._swapped):
             return False
+        return self._goes_before(self._waiting[0], self._swapped[0])
+
+    def _goes_before(self, first: SequenceGroup, other: SequenceGroup) -> bool:
         key, now = self._order.key, self.planner.now
-        return bool(key(self._waiting[0], now) < key(self._swapped[0], now))
+        with asking(self._order):
+            return bool(key(other, now) > key(first, now))
 
     def _prefill(self) -> None:
         waiting, planner = self._waiting, self.planner
@@ -141,9 +147,10 @@ class PrefillOrDecodeScheduler(Scheduler):
         """Put all in order, and preempt running groups worse than the head of the queue for it."""
         running, waiting, planner = self._running, self._waiting, self.planner
         key, now = self._order.key, planner.now
-        keys = [key(group, now) for group in running]
-        if keys != sorted(keys):
-            running.sort(key=dict(zip(running, keys, strict=True)).__getitem__)
+        with asking(self._order):
+            keys = [key(group, now) for group in running]
+            if keys != sorted(keys):
+                running.sort(key=dict(zip(running, keys, strict=True)).__getitem__)
         if self._ends_quanta:
             spent = planner.spent() if self._swapped or waiting else []
             if spent:
@@ -151,7 +158,7 @@ class PrefillOrDecodeScheduler(Scheduler):
                 planner.end_quanta(spent, waiting[0] if self._may_admit() else self._swapped[0])
         elif self.preempts_for_head and waiting:
             head = waiting.popleft()
-            while running and key(running[-1], now) > key(head, now) and not planner.fits(head):
+            while running and self._goes_before(head, running[-1]) and not planner.fits(head):
                 if running[-1].awaits_step or planner.preemptor.lifetime(running[-1]):
                     break  # it may end with the step in flight; its blocks are reserved to its end
                 planner.preempt(running[-1])
@@ -303,7 +310,7 @@ class PromptPlanner(Planner):
         candidates = [other for other in behind if not other.awaits_step]
         if not candidates:
             return False
-        victim = self._victim.choose(candidates, self.now)
+        victim = self._victim.choose(tuple(candidates), self.now)
         self.preempt(victim)
         return victim is not group
 

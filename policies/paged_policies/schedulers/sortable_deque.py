@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from paged_core.engine.waiting_queue import asking
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.sequence import SequenceGroup
 
@@ -54,7 +55,8 @@ class SortableDeque:
         """Sort by the keys of ``now``; groups of equal key keep their order."""
         if not self._is_sorted:
             key = self._order.key
-            self._groups = deque(sorted(self._groups, key=lambda group: key(group, now)))
+            with asking(self._order):
+                self._groups = deque(sorted(self._groups, key=lambda group: key(group, now)))
             self._is_sorted = self._order.stable
 
     def __getitem__(self, index: int) -> SequenceGroup:
@@ -67,4 +69,5 @@ class SortableDeque:
         return len(self._groups)
 
     def _in_order(self, first: SequenceGroup, second: SequenceGroup, now: float) -> bool:
-        return bool(self._order.key(first, now) <= self._order.key(second, now))
+        with asking(self._order):
+            return bool(self._order.key(first, now) <= self._order.key(second, now))

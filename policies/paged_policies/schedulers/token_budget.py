@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner import Planner
-from paged_core.engine.waiting_queue import WaitingQueue
+from paged_core.engine.waiting_queue import WaitingQueue, asking
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, Status
@@ -109,12 +109,14 @@ class TokenBudgetScheduler(Scheduler):
         if not (self.planner.quanta.exist and self._swapped and self._waiting):
             return False
         key, now = self._order.key, self.planner.now
-        return bool(key(self._waiting.head(), now) < key(self._swapped[0], now))
+        with asking(self._order):
+            return bool(key(self._waiting.head(), now) < key(self._swapped[0], now))
 
     def _end_quanta(self) -> None:
         swapped, waiting, now = self._swapped, self._waiting, self.planner.now
         if swapped:
-            swapped.sort(key=lambda group: self._order.key(group, now))
+            with asking(self._order):
+                swapped.sort(key=lambda group: self._order.key(group, now))
         spent = self.planner.spent() if swapped or waiting else []
         if swapped or spent:
             waiting.refresh(now)

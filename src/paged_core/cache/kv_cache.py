@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence, Set
 
 from paged_core.cache.changes import CacheChanges
-from paged_core.cache.prefix_cache import PrefixCache, PrefixHit
-from paged_core.checked.allocator import CacheListener, CheckedAllocator
-from paged_core.errors import OutOfBlocks
+from paged_core.cache.prefix_cache import CacheListener, PrefixCache, PrefixHit
+from paged_core.errors import OutOfBlocks, blame
 from paged_core.ids import BlockId, SeqId
-from paged_core.interfaces.allocator import BlockAllocator
+from paged_core.interfaces.allocator import (
+    BlockAllocator,
+    SupportsLastStep,
+    SupportsPrefixCache,
+    SupportsReservation,
+)
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 __all__ = ["KVCache", "PrefixHit"]
@@ -55,21 +59,23 @@ class KVCache:
 
         Nothing may hold blocks any more. The removed sequences will still be named.
         """
-        self._allocator = CheckedAllocator(allocator, self._num_blocks)
-        self._allocator.listener = self._listener
+        self._allocator = allocator
+        self._bare = getattr(allocator, "inner", allocator)
+        self._runs = allocator if isinstance(allocator, SupportsReservation) else None
+        self._hears = allocator if isinstance(allocator, SupportsLastStep) else None
         if self._listener is not None:
             self._listener(None, None)
-        self.caches_prefixes = self._allocator.caches_prefixes
+        self.caches_prefixes = isinstance(allocator, SupportsPrefixCache)
         """Whether the allocator finds blocks by their content."""
-        self.reserves_runs = self._allocator.reserves_runs
+        self.reserves_runs = self._runs is not None
         """Whether each sequence gets one run of blocks for its whole life, and shares none."""
-        self._prefix_cache = PrefixCache(self._allocator, self.block_size)
+        self._prefix_cache = PrefixCache(allocator, self.block_size, self._listener)
         self._free_host = [BlockId(block) for block in reversed(range(self.num_host_blocks))]
         self._changes = CacheChanges(removed=self._changes.removed)
 
     def watch(self, listener: CacheListener) -> None:
         """Have a listener told of each change of what the prefix cache finds, as it happens."""
-        self._listener = self._allocator.listener = listener
+        self._listener = self._prefix_cache.listener = listener
 
     def forget(self, sequence_ids: Iterable[SeqId]) -> None:
         """Let the executor drop its copies of these sequences, if it has any."""
@@ -85,12 +91,17 @@ class KVCache:
     @property
     def num_free(self) -> int:
         """Unreferenced device blocks, cached or not."""
-        return self._allocator.inner.num_free  # asked more often than anything else
+        try:
+            num_free: int = self._bare.num_free  # asked more often than anything else
+        except Exception as error:
+            blame(error, "block_allocator", self._bare)
+            raise
+        return num_free
 
     @property
     def num_cached(self) -> int:
         """Device blocks whose content the prefix cache finds, referenced or not."""
-        return len(self._allocator.content)
+        return len(self._prefix_cache.content)
 
     @property
     def num_free_host(self) -> int:
@@ -98,9 +109,10 @@ class KVCache:
         return len(self._free_host)
 
     def block_use(self) -> tuple[Sequence[int], Set[BlockId]]:
-        """Return how often each device block is referenced, and which ones the prefix cache finds;
-        neither is a copy."""
-        return self._allocator.references, self._allocator.content.keys()
+        """Return how often each device block is referenced, and which ones the prefix cache finds,
+        which is no copy."""
+        counts = [self._allocator.ref_count(BlockId(each)) for each in range(self._num_blocks)]
+        return counts, self._prefix_cache.content.keys()
 
     @property
     def newly_added(self) -> Set[SeqId]:
@@ -124,8 +136,8 @@ class KVCache:
 
     def blocks_to_start(self, num_tokens: int, max_num_tokens: int) -> int:
         """Blocks that a sequence of ``num_tokens`` tokens, which may get longer, gets at first."""
-        if self.reserves_runs:
-            return self._allocator.blocks_to_reserve(num_tokens, max_num_tokens)
+        if self._runs is not None:
+            return self._runs.blocks_to_reserve(num_tokens, max_num_tokens)
         return self.blocks_for(num_tokens)
 
     def can_start(self, sequence: SequenceState) -> bool:
@@ -133,10 +145,10 @@ class KVCache:
 
         Free blocks are counted by the scheduler; this is about adjacent ones.
         """
-        if not self.reserves_runs:
+        if self._runs is None:
             return True
         count = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
-        return self._allocator.can_reserve(count)
+        return self._runs.can_reserve(count)
 
     def blocks_to_grow(self, group: SequenceGroup, num_tokens: int = 1) -> int:
         """Blocks that :meth:`reserve` takes to give each live sequence ``num_tokens`` more tokens.
@@ -170,14 +182,18 @@ class KVCache:
     # ------------------------------------------------------------------ allocating
 
     def lookup(
-        self, sequence: SequenceState, num_tokens: int, *, committed: bool = False
+        self,
+        sequence: SequenceState,
+        num_tokens: int,
+        *,
+        committed: bool = False,
     ) -> PrefixHit:
         """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
 
-        With ``committed``, only those that an earlier step filled. Nothing is
-        referenced: hand the result, or part of it, to :meth:`admit` before the next change. A
-        sequence that shares blocks that are not committed relies on the chunk that fills them:
-        after that, no group in this step's batch may be preempted.
+        With ``committed``, only those that an earlier step filled. Nothing is referenced: hand the
+        result, or part of it, to :meth:`admit` before the next change. A sequence that shares
+        blocks that are not committed relies on the chunk that fills them: after that, no group in
+        this step's batch may be preempted.
         """
         if not _may_share(sequence.group):
             return PrefixHit()
@@ -211,12 +227,10 @@ class KVCache:
         table = sequence.table
         if self.reserves_runs:
             run = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
-            table.blocks = self._allocator.reserve(run)
+            table.blocks = self._allocate(run)
         else:
-            keys = self._prefix_cache.keys(sequence, len(shared))
-            self._allocator.check_content(shared, keys)
             self._allocator.share(shared)
-            table.blocks = shared + self._allocator.allocate(missing)
+            table.blocks = shared + self._allocate(missing)
         if shared:
             self._changes.hits[sequence.id] = shared
         table.num_cached = len(shared)
@@ -244,7 +258,7 @@ class KVCache:
             table.num_cached <= tail < len(blocks) and self._allocator.ref_count(blocks[tail]) > 1
         )
         if missing > 0 or copies_tail:
-            fresh = self._allocator.allocate(max(missing, 0) + copies_tail)
+            fresh = self._allocate(max(missing, 0) + copies_tail)
             if copies_tail:
                 self._copy_on_write(sequence, tail, fresh.pop())
             for block in fresh:
@@ -358,12 +372,12 @@ class KVCache:
         absent = [block for block in dict.fromkeys(held) if block not in found]
         self._check_free(len(absent) + self._num_idle(set(found.values())))
         self._allocator.share(found.values())
-        fresh = dict(zip(absent, self._allocator.allocate(len(absent)), strict=True))
+        fresh = dict(zip(absent, self._allocate(len(absent)), strict=True))
         moved = found | fresh
         unclaimed = set(moved)
         for sequence in group.live:
             table = sequence.table
-            self._allocator.share(moved[b] for b in table.host_blocks if b not in unclaimed)
+            self._allocator.share([moved[b] for b in table.host_blocks if b not in unclaimed])
             unclaimed.difference_update(table.host_blocks)
             table.num_cached = sum(block in found for block in table.host_blocks)
             table.blocks = [moved[block] for block in table.host_blocks]
@@ -380,9 +394,10 @@ class KVCache:
 
     def take_changes(self) -> CacheChanges:
         """Hand over what changed since the last call; the step that they belong to is planned."""
-        self._changes.cached = self._prefix_cache.commit()
-        if self._allocator.evicted:
-            self._changes.evicted = self._allocator.take_evicted()
+        prefix_cache = self._prefix_cache
+        self._changes.cached = prefix_cache.commit()
+        if prefix_cache.evicted:
+            self._changes.evicted, prefix_cache.evicted = prefix_cache.evicted, []
         changes, self._changes = self._changes, CacheChanges()
         self._free_host.extend(changes.swap_in.values())
         return changes
@@ -404,7 +419,7 @@ class KVCache:
         return sum(not ref_count(block) for block in blocks)
 
     def _check_free(self, needed: int) -> None:
-        free = self._allocator.num_free
+        free = self.num_free
         if needed > free:
             raise OutOfBlocks(f"{needed} blocks are needed and {free} are free")
 
@@ -457,8 +472,20 @@ class KVCache:
             table.blocks = []
         table.num_cached = sequence.capacity = 0
 
+    def _allocate(self, count: int) -> list[BlockId]:
+        """Take ``count`` blocks, adjacent ones from an allocator that reserves runs."""
+        runs = self._runs
+        blocks = self._allocator.allocate(count) if runs is None else runs.reserve(count)
+        if self.caches_prefixes:
+            self._prefix_cache.hand_out(blocks)
+        return blocks
+
     def _free(self, blocks: Sequence[BlockId], last_step: int | None = None) -> None:
-        self._allocator.free(reversed(blocks), last_step)
+        """Drop a reference to each block, last one first; ``last_step``: of their sequence."""
+        if self._hears is None or last_step is None:
+            self._allocator.free(blocks[::-1])
+        else:
+            self._hears.release(blocks[::-1], last_step)
         self._drop_pending_writes(blocks)
 
     def _drop_pending_writes(self, blocks: Iterable[BlockId]) -> None:
@@ -483,7 +510,6 @@ class KVCache:
         found: dict[BlockId, BlockId] = {}
         for sequence in group.live:
             hits = self._prefix_cache.look_up(sequence, sequence.num_scheduled // self.block_size)
-            self._allocator.check_content(hits, sequence.table.keys)
             found.update(zip(sequence.table.host_blocks, hits, strict=False))
         return found
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from paged_core.checked.allocator import CheckedAllocator
 from paged_core.ids import BlockId, BlockKey, SeqId, extend_keys
+from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
 from paged_core.sequence import SequenceState
+
+CacheListener = Callable[[BlockId | None, BlockKey | None], None]
+"""Called with a block and the content by which it is found, ``None`` if it is not any more; and
+with ``None`` twice if no block is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,18 @@ class PrefixCache:
     that caches no prefixes it finds and caches nothing.
     """
 
-    def __init__(self, allocator: CheckedAllocator, block_size: int) -> None:
+    def __init__(
+        self, allocator: BlockAllocator, block_size: int, listener: CacheListener | None
+    ) -> None:
         self._allocator = allocator
+        self._finder = allocator if isinstance(allocator, SupportsPrefixCache) else None
         self._block_size = block_size
+        self.listener = listener
+        """Told of each change of :attr:`content`."""
+        self.content: dict[BlockId, BlockKey] = {}
+        """Keys of the blocks that are found, referenced or not."""
+        self.evicted: list[BlockId] = []
+        """Blocks handed out that were found until then, since the list was last taken."""
         self._cached: dict[SeqId, list[BlockId]] = defaultdict(list)
         """By sequence: blocks cached while the present step is planned."""
         self._uncommitted: set[BlockId] = set()
@@ -61,7 +74,7 @@ class PrefixCache:
 
     def keys(self, sequence: SequenceState, count: int) -> Sequence[BlockKey]:
         """Content keys of the first ``count`` blocks, as far as all their tokens are known."""
-        if not self._allocator.caches_prefixes:
+        if self._finder is None:
             return ()
         keys, size = sequence.table.keys, self._block_size
         count = min(count, len(sequence.tokens) // size)
@@ -74,10 +87,10 @@ class PrefixCache:
 
         Of equal blocks, one that its group holds is preferred: sharing it takes no free block.
         """
-        if not self._allocator.caches_prefixes or count == 0:
+        if self._finder is None or count == 0:
             return []
         keys = self.keys(sequence, count)
-        found = self._allocator.look_up(keys)
+        found = self._finder.look_up(keys)
         if found and len(sequence.group.live) > 1:
             found = list(found)
             for sibling in sequence.group.live:
@@ -116,8 +129,12 @@ class PrefixCache:
         kept = is_copied or key in self._uncommitted_keys
         if kept:
             self._allocator.share([own])
-        held = self._allocator.cache(own, key)
+        assert self._finder is not None
+        held = self._finder.cache(own, key)
         if held == own:
+            self.content[own] = key
+            if self.listener is not None:
+                self.listener(own, key)
             self._cached[sequence.id].append(own)
             if index >= sequence.num_scheduled // self._block_size:
                 self._uncommitted.add(own)
@@ -151,9 +168,24 @@ class PrefixCache:
 
     def uncache(self, blocks: Collection[BlockId]) -> None:
         """Make cached blocks unfindable: they are not filled after all."""
-        if blocks and self._allocator.caches_prefixes:
-            self._allocator.uncache(blocks)
+        if blocks and self._finder is not None:
+            self._finder.uncache(blocks)
             self._uncommitted.difference_update(blocks)
+            for block in blocks:
+                if block in self.content:
+                    self._lose(block)
+
+    def hand_out(self, blocks: Iterable[BlockId]) -> None:
+        """Forget the contents of blocks that were handed out."""
+        for block in blocks:
+            if block in self.content:
+                self.evicted.append(block)
+                self._lose(block)
+
+    def _lose(self, block: BlockId) -> None:
+        del self.content[block]
+        if self.listener is not None:
+            self.listener(block, None)
 
     def commit(self) -> list[BlockId]:
         """The step is planned, and no chunk is withdrawn any more; return what it cached."""

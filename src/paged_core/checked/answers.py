@@ -9,11 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 from paged_core.errors import PluginError
 from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity
-from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.schedule import Schedule
 from paged_core.interfaces.scheduler import Scheduler
-from paged_core.interfaces.victim import Victim
-from paged_core.sequence import SequenceGroup, SequenceState
+from paged_core.sequence import SequenceState
 from paged_core.step import StepResult
 
 
@@ -60,61 +58,6 @@ def _check_chunk(sequence: SequenceState, num_tokens: int) -> None:
             f"schedule() planned {num_tokens} tokens of {sequence}, which has "
             f"{sequence.num_pending} pending and blocks for {room}"
         )
-
-
-class CheckedVictim(Victim):
-    """Returns what a victim component chooses, if it is one of the candidates."""
-
-    def __init__(self, inner: Victim) -> None:
-        self.inner = inner
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        """Return the choice.
-
-        Raises:
-            PluginError: it is not one of ``candidates``.
-        """
-        offered = tuple(candidates)
-        chosen = self.inner.choose(candidates, now)
-        if not any(chosen is group for group in offered):
-            raise PluginError(
-                f"{type(self.inner).__qualname__} chose {chosen!r}, which is none of the "
-                f"{len(offered)} candidates it was shown; choose() has to return one of them "
-                "(paged_testing.VictimConformance tests it)"
-            )
-        return chosen
-
-
-class CheckedPreemption(Preemption):
-    """Returns what a preemption component answers, if it can be acted on.
-
-    Methods raise ``PluginError`` if not.
-    """
-
-    def __init__(self, inner: Preemption) -> None:
-        self.inner = inner
-        self.may_swap = inner.may_swap
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        mode = self.inner.mode(group)
-        if not isinstance(mode, PreemptionMode):
-            raise PluginError(
-                f"mode() returned {mode!r}; it has to return PreemptionMode.RECOMPUTE or "
-                "PreemptionMode.SWAP"
-            )
-        return mode
-
-    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
-        num_tokens = self.inner.tokens_to_reserve(group)
-        if num_tokens is None:  # asked for each running group when one is admitted
-            return None
-        least = max((len(sequence.tokens) for sequence in group.live), default=0)
-        if type(num_tokens) is not int or num_tokens < least:
-            raise PluginError(
-                f"tokens_to_reserve() returned {num_tokens!r} for a sequence of {least} tokens; it "
-                "has to return None or as many tokens at least"
-            )
-        return num_tokens
 
 
 def check_plan(plan: Schedule) -> Schedule:

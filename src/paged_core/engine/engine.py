@@ -17,6 +17,7 @@ from paged_core.engine.live_requests import LiveRequests
 from paged_core.engine.outcome import EngineMetrics, PlannedStep, StepOutcome
 from paged_core.engine.policies import Policies
 from paged_core.engine.recorder import StepRecorder
+from paged_core.engine.waiting_queue import asking
 from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError, stack_text
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
@@ -194,8 +195,9 @@ class Engine:
         if self._num_ahead:
             step.ends = [sequence.num_scheduled for sequence in plan.sequences]
         if self._service is not None:
-            for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
-                self._service.served(sequence.group, num_tokens, step.now)
+            with asking(self._service):
+                for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+                    self._service.served(sequence.group, num_tokens, step.now)
         try:
             step.handle = self.executor.submit(work)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too: leave nothing half done
@@ -518,5 +520,6 @@ class Engine:
         self._requests.remove(group, self.clock())
         self._ended.append(group)
         if self._service is not None:
-            self._service.left(group)
+            with asking(self._service):
+                self._service.left(group)
         self._recorder.request(group, "finished")

@@ -10,6 +10,7 @@ from paged_core.cache.kv_cache import PrefixHit
 from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner_rules import PlannerRules, Room
 from paged_core.engine.quanta import Quanta
+from paged_core.engine.waiting_queue import asking
 from paged_core.errors import OutOfBlocks, PluginError
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
@@ -178,12 +179,13 @@ class Planner(PlannerRules):
         in any case. If it is alone and fills the cache, it is given up. No candidate is what waits
         for a step in flight, with which it may end: if there is no other, ``group`` waits, too.
         """
-        ranked = sorted(self.running, key=lambda other: self._order.key(other, self.now))
+        with asking(self._order):
+            ranked = sorted(self.running, key=lambda other: self._order.key(other, self.now))
         candidates = [other for other in ranked[1:] or ranked if not other.awaits_step]
         if not candidates:
             self.is_short = True
             return False
-        victim = self._victim.choose(candidates, self.now)
+        victim = self._victim.choose(tuple(candidates), self.now)
         if victim is group and len(ranked) == 1 and self.preemptor.outgrew_cache(group):
             self.give_up(group, "it is alone and fills the whole cache")
         else:

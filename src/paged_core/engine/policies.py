@@ -6,7 +6,12 @@ from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.cache.lookup_oracle import LookupOracle
-from paged_core.checked.answers import CheckedPreemption, CheckedVictim
+from paged_core.checked.calls import (
+    AllocatorAnswers,
+    PreemptionAnswers,
+    VictimAnswers,
+    guarded,
+)
 from paged_core.engine.contexts import (
     AllocatorContext,
     EvictorContext,
@@ -24,13 +29,9 @@ from paged_core.interfaces.executor import Capacity
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder, SupportsService
 from paged_core.interfaces.scheduler import Scheduler
+from paged_core.interfaces.victim import Victim
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
-
-
-def service_of(order: QueueOrder) -> SupportsService | None:
-    """Return the order itself if it counts service."""
-    return order if isinstance(order, SupportsService) else None
 
 
 class Policies:
@@ -67,23 +68,26 @@ class Policies:
 
     def make_preemption(self) -> Preemption:
         context = PreemptionContext(block_size=self._settings.block_size)
-        return CheckedPreemption(self._make("preemption", context))
+        made: Preemption = self._make("preemption", context)
+        return guarded(made, "preemption", Preemption, PreemptionAnswers())
 
     def make_scheduler(
         self, kv_cache: KVCache, max_model_len: int
     ) -> tuple[Scheduler, SupportsService | None]:
         """Return a scheduler that holds nothing, and its queue order if that counts service."""
         order: QueueOrder = self._make("queue_order", OrderContext(kv_cache=kv_cache))
+        victim = self._make("victim", VictimContext(kv_cache=kv_cache))
         preemption = self.make_preemption()
         context = SchedulerContext(
             kv_cache=kv_cache,
             queue_order=order,
-            victim=CheckedVictim(self._make("victim", VictimContext(kv_cache=kv_cache))),
+            victim=guarded(victim, "victim", Victim, VictimAnswers()),
             preemption=preemption,
             preemptor=Preemptor(kv_cache, preemption),
             max_model_len=max_model_len,
         )
-        return self._make("scheduler", context), service_of(order)
+        service = order if isinstance(order, SupportsService) else None
+        return self._make("scheduler", context), service
 
     def make_anew(
         self, kv_cache: KVCache, capacity: Capacity
@@ -94,7 +98,7 @@ class Policies:
 
     def _make_allocator(self, capacity: Capacity) -> BlockAllocator:
         settings = self._settings
-        evictor: Evictor = self._make(
+        evictor = self._make(
             "evictor",
             EvictorContext(
                 num_blocks=capacity.num_blocks,
@@ -107,11 +111,11 @@ class Policies:
             num_blocks=capacity.num_blocks,
             block_size=settings.block_size,
             max_model_len=capacity.max_model_len,
-            evictor=evictor,
+            evictor=guarded(evictor, "evictor", Evictor),
         )
-        allocator: BlockAllocator = self._make("block_allocator", context)
-        return allocator
+        made: BlockAllocator = self._make("block_allocator", context)
+        answers = AllocatorAnswers(capacity.num_blocks) if settings.checks == "full" else None
+        return guarded(made, "block_allocator", BlockAllocator, answers)
 
     def _make(self, slot: str, context: Any) -> Any:
-        options = getattr(self._settings, slot)
-        return make_component(self._registry, slot, options, context)
+        return make_component(self._registry, slot, getattr(self._settings, slot), context)

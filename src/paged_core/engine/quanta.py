@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paged_core.engine.preemptor import Preemptor
+from paged_core.engine.waiting_queue import asking
 from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum
 from paged_core.sequence import SequenceGroup
 
@@ -39,13 +40,16 @@ class Quanta:
         if rule is None:
             return []
         found, marks = [], {}
-        for group in running:
+        groups = list(running)
+        with asking(rule):
+            over = [rule.quantum_over(group, now) for group in groups]
+        for group, is_over in zip(groups, over, strict=True):
             mark = self._marks.get(group.id)
             if mark is None or mark[0] != group.waiting_since:
                 mark = (group.waiting_since, _length_at_start(group))
             marks[group.id] = mark
             if (
-                rule.quantum_over(group, now)
+                is_over
                 and group.longest != mark[1]
                 and all(sequence.num_pending == 1 for sequence in group.live)
                 and not self._preemptor.lifetime(group)
@@ -59,9 +63,10 @@ class Quanta:
     ) -> list[SequenceGroup]:
         """Return those of ``spent`` that come after ``first`` in the order, the last at the end."""
         key = self._order.key
-        own = key(first, now)
-        keyed = [(key(group, now), group) for group in spent]
-        keyed = sorted((pair for pair in keyed if own < pair[0]), key=lambda pair: pair[0])
+        with asking(self._order):
+            own = key(first, now)
+            keyed = [(key(group, now), group) for group in spent]
+            keyed = sorted((pair for pair in keyed if own < pair[0]), key=lambda pair: pair[0])
         return [group for _, group in keyed]
 
 

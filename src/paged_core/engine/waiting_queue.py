@@ -7,8 +7,33 @@ from itertools import count
 from operator import itemgetter
 from typing import Any
 
+from paged_core.errors import PluginError, blame
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.sequence import SequenceGroup
+
+
+class asking:  # noqa: N801 - used as a statement
+    """A block in which a queue order is asked, and its keys are compared.
+
+    What it raises is marked with the order. ``PluginError`` is raised for keys that cannot be
+    compared.
+    """
+
+    __slots__ = ("_order",)
+
+    def __init__(self, order: object) -> None:
+        self._order = order
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, place: Any) -> None:
+        if isinstance(error, TypeError) and place.tb_next is None:  # no call of the order
+            failure = PluginError(f"key() returned what cannot be compared: {error}")
+            blame(failure, "queue_order", self._order)
+            raise failure from error
+        if isinstance(error, Exception):
+            blame(error, "queue_order", self._order)
 
 
 class WaitingQueue:
@@ -42,8 +67,10 @@ class WaitingQueue:
         """Sort again, if keys change while groups wait."""
         if not self._order.stable:
             key, old = self._order.key, self._ranks
-            new = [(key(each, now), rank[1]) for each, rank in zip(self._groups, old, strict=True)]
-            pairs = sorted(zip(new, self._groups, strict=True), key=itemgetter(0))
+            with asking(self._order):
+                ranked = zip(self._groups, old, strict=True)
+                new = [(key(each, now), rank[1]) for each, rank in ranked]
+                pairs = sorted(zip(new, self._groups, strict=True), key=itemgetter(0))
             self._ranks = [rank for rank, _ in pairs]
             self._groups = [group for _, group in pairs]
             self._rank_of = {group.id: rank for rank, group in pairs}
@@ -88,8 +115,9 @@ class WaitingQueue:
         return len(self._groups)
 
     def _put(self, group: SequenceGroup, position: int, now: float) -> None:
-        rank = (self._order.key(group, now), position)
-        place = bisect_left(self._ranks, rank)  # raises before anything has changed
+        with asking(self._order):
+            rank = (self._order.key(group, now), position)
+            place = bisect_left(self._ranks, rank)  # raises before anything has changed
         if group.id in self._rank_of:
             self.remove(group)
             place = bisect_left(self._ranks, rank)

@@ -104,6 +104,9 @@ class EngineSettings(BaseModel):
     watermark: float = Field(
         0.0, ge=0, lt=1, description="fraction of the blocks kept free on admission"
     )
+    checks: Literal["basic", "full"] = Field(
+        "basic", description="full: references to blocks are counted beside the allocator's"
+    )
     seed: NonNegativeInt = Field(0, lt=2**63, description="of requests that have none")
     deterministic: bool = Field(
         False, description="tokens do not depend, bit for bit, on what else is in a batch"

@@ -1,0 +1,166 @@
+"""Calls of components: an error is marked with the component called, an answer is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from paged_core.errors import PluginError, blame
+from paged_core.ids import BlockId, BlockKey
+from paged_core.interfaces.preemption import PreemptionMode
+from paged_core.sequence import SequenceGroup
+
+Interface = TypeVar("Interface")
+
+
+def guarded(component: Interface, slot: str, interface: type, answers: object = None) -> Interface:
+    """Return an object that passes calls on to a component, which is its ``inner``.
+
+    What a call raises is marked with the component (:func:`~paged_core.errors.blame`).
+
+    Args:
+        interface: that of ``slot``; the object has it, and all that is public in the component.
+        answers: methods by the same names, which are called with the answer and the arguments, and
+            raise ``PluginError`` if it cannot be acted on.
+    """
+    kind = type(component)
+    members: dict[str, Any] = {"__getattr__": lambda self, name: getattr(component, name)}
+    for name in dir(kind):
+        if name == "__len__" or not name.startswith("_"):
+            member, check = getattr(kind, name), getattr(answers, name, None)
+            make = _method if callable(member) else _property
+            members[name] = make(component, name, slot, check)
+    made: Any = type(kind.__name__, (interface,), members)
+    passing = made.__new__(made)
+    passing.inner = component
+    guard: Interface = passing
+    return guard
+
+
+def _method(component: Any, name: str, slot: str, check: Callable[..., None] | None) -> Any:
+    method = getattr(component, name)
+
+    def call(_: Any, *args: Any) -> Any:
+        try:
+            return method(*args)
+        except Exception as error:
+            blame(error, slot, component)
+            raise
+
+    def checked_call(_: Any, *args: Any) -> Any:
+        try:
+            answer = method(*args)
+            check(answer, *args)  # type: ignore[misc]
+        except Exception as error:
+            blame(error, slot, component)
+            raise
+        return answer
+
+    return call if check is None else checked_call
+
+
+def _property(component: Any, name: str, slot: str, check: Callable[..., None] | None) -> Any:
+    def read(_: Any) -> Any:
+        try:
+            return getattr(component, name)
+        except Exception as error:
+            blame(error, slot, component)
+            raise
+
+    return property(read)
+
+
+class VictimAnswers:
+    """The answers of a victim: one of the candidates."""
+
+    def choose(self, chosen: object, candidates: Sequence[SequenceGroup], now: float) -> None:
+        if not any(chosen is group for group in candidates):
+            raise PluginError(
+                f"choose() returned {chosen!r}, which is none of the {len(candidates)} candidates "
+                "that it was shown; it has to return one of them (paged_testing.VictimConformance "
+                "tests it)"
+            )
+
+
+class PreemptionAnswers:
+    """The answers of a preemption: modes, and lengths that can be reserved."""
+
+    def mode(self, mode: object, group: SequenceGroup) -> None:
+        if not isinstance(mode, PreemptionMode):
+            raise PluginError(
+                f"mode() returned {mode!r}; it has to return PreemptionMode.RECOMPUTE or "
+                "PreemptionMode.SWAP"
+            )
+
+    def tokens_to_reserve(self, num_tokens: object, group: SequenceGroup) -> None:
+        if num_tokens is None:  # asked for each running group when one is admitted
+            return
+        least = max((len(sequence.tokens) for sequence in group.live), default=0)
+        if type(num_tokens) is not int or num_tokens < least:
+            raise PluginError(
+                f"tokens_to_reserve() returned {num_tokens!r} for a sequence of {least} tokens; it "
+                "has to return None or as many tokens at least"
+            )
+
+
+class AllocatorAnswers:
+    """The answers of an allocator, by references and contents that are counted beside it.
+
+    A block that is handed out while it is in use would let a sequence write over the keys and
+    values of another, and one that is found by other tokens would let it read them.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._references = [0] * num_blocks
+        self._content: dict[BlockId, BlockKey] = {}
+
+    def allocate(self, blocks: Sequence[BlockId], count: int) -> None:
+        last = len(self._references) - 1
+        if len(blocks) != count:
+            raise PluginError(f"it handed out {len(blocks)} blocks where {count} were asked for")
+        for block in blocks:
+            if not 0 <= block <= last:
+                raise PluginError(f"it handed out block {block!r}, and the cache has 0 to {last}")
+            if self._references[block]:
+                raise PluginError(f"it handed out block {block}, which is in use")
+            self._references[block] = 1
+            self._content.pop(block, None)
+
+    reserve = allocate
+
+    def share(self, _: None, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            self._references[block] += 1
+
+    def free(self, _: None, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            self._references[block] -= 1
+
+    def release(self, _: None, blocks: Iterable[BlockId], last_step: int) -> None:
+        self.free(_, blocks)
+
+    def ref_count(self, count: int, block: BlockId) -> None:
+        known = self._references[block]
+        if count != known:
+            raise PluginError(f"ref_count() of block {block} is {count!r}, and it has {known}")
+
+    def look_up(self, found: Sequence[BlockId], keys: Sequence[BlockKey]) -> None:
+        if len(found) > len(keys):
+            raise PluginError(f"look_up() of {len(keys)} keys found {len(found)} blocks")
+        for block, key in zip(found, keys, strict=False):
+            if self._content.get(block) != key:
+                raise PluginError(
+                    f"look_up() found block {block!r}, which does not hold the tokens asked for"
+                )
+
+    def cache(self, held: BlockId, block: BlockId, key: BlockKey) -> None:
+        if held != block:  # the caller's reference has moved to it
+            if self._content.get(held) != key:
+                raise PluginError(f"cache() merged block {block} with {held!r}, of other tokens")
+            self._references[held] += 1
+            self._references[block] -= 1
+        self._content[held] = key
+
+    def uncache(self, _: None, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            self._content.pop(block, None)
