@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Event, get_ident
-from typing import Any, NamedTuple, TypeVar
+from threading import Event, Lock, Thread, current_thread
+from typing import Any, TypeVar
 
 from paged_core.engine.clock import Clock, SystemClock
 from paged_core.engine.engine import Engine
@@ -42,13 +41,13 @@ ended, on the thread that runs the steps. It must not wait for the engine."""
 _log = get_logger()
 
 
-class _Turn(NamedTuple):
-    """What a thread has the engine for, or asks for it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """A thread that has the engine."""
 
-    process: int
-    thread: int
+    thread: Thread
     is_call: bool
-    """Whether it has the engine for a call of its own, and not to serve the inbox alone."""
+    """Whether it is a call of its own, which serves the inbox too, and not the inbox alone."""
 
 
 class EngineDriver:
@@ -82,9 +81,12 @@ class EngineDriver:
         self._on_outcome = on_outcome
         self._between_steps = between_steps
         self._clock = engine.clock if isinstance(engine.clock, Clock) else SystemClock()
-        self._turns: dict[object, _Turn] = {}
-        """In the order in which they were asked for. The first one has the engine; the others are
-        about to give up."""
+        self._turn: _Turn | None = None
+        """The thread that has the engine."""
+        self._taking = Lock()
+        """Held for a moment by a thread that takes the turn."""
+        self._serving = Lock()
+        """Held by a thread that serves the inbox because no other has the engine."""
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._listeners: dict[SequenceGroup, Listener] = {}
         self._idle_since: float | None = None
@@ -201,13 +203,13 @@ class EngineDriver:
 
         try:
             while not self._take_turn(checked_call):
-                first = self._turns.get(self._first_turn())
-                if first is not None and (first.is_call or first.thread == get_ident()):
+                if self._is_owned():
                     raise EngineError(
                         "another thread is using this engine; use it from one at a time, or post() "
                         "to it"
                     )
-                time.sleep(0)  # that one serves the inbox, or gives up
+                with self._serving:
+                    pass  # that thread serves the inbox, and leaves
         finally:
             self._serve_if_free()
         return results[0]
@@ -215,47 +217,48 @@ class EngineDriver:
     def _take_turn(self, call: Callable[[], None] | None = None) -> bool:
         """Serve the inbox and ``call``, unless another turn has the engine; whether that was done.
 
-        The turn is entered within the ``try`` that takes it out, by one operation and in one frame:
-        so Ctrl-C at any place leaves none behind, not even in a traceback that is kept.
-
-        Raises:
-            EngineError: a thread of the process that this one was forked from has the engine.
+        The turn is entered within the ``try`` that takes it out: so Ctrl-C at any place leaves none
+        behind, not even in a traceback that is kept.
         """
-        mine = object()
+        mine = _Turn(current_thread(), call is not None)
         try:
-            self._turns[mine] = _Turn(os.getpid(), get_ident(), is_call=False)
-            if self._first_turn() is not mine:
-                if self._is_forked():
-                    raise EngineError(
-                        "this process was forked while a thread was using this engine; make "
-                        "another one in this process, or start processes with the method 'spawn'"
-                    )
+            with self._taking:
+                if self._turn is None:
+                    self._turn = mine
+            if self._turn is not mine:
                 return False
-            if call is not None:
-                self._turns[mine] = self._turns[mine]._replace(is_call=True)
             self._serve_inbox()
             if call is not None:
                 call()
             return True
         finally:
-            try:
-                if self._closing and self._first_turn() is mine:
-                    self._close()
-            finally:
-                self._turns.pop(mine, None)
+            if self._turn is mine:
+                try:
+                    if self._closing:
+                        self._close()
+                finally:
+                    self._turn = None
 
-    def _first_turn(self) -> object:
-        return next(iter(list(self._turns)), None)  # a copy: other threads enter theirs meanwhile
+    def _is_owned(self) -> bool:
+        """Whether a call has the engine, or this thread, and so will serve the inbox.
 
-    def _is_forked(self) -> bool:
-        """Whether the engine is used by a thread of the process that this one was forked from."""
-        first = self._turns.get(self._first_turn())
-        return first is not None and first.process != os.getpid()
+        Raises:
+            EngineError: a thread of the process that this one was forked from has the engine.
+        """
+        turn = self._turn
+        if turn is None:
+            return False
+        if not turn.thread.is_alive():
+            raise EngineError(
+                "this process was forked while a thread was using this engine; make another one "
+                "in this process, or start processes with the method 'spawn'"
+            )
+        return turn.is_call or turn.thread is current_thread()
 
     def _is_used_here(self) -> bool:
         """Whether this thread is using the engine."""
-        first = self._turns.get(self._first_turn())
-        return first is not None and first[:2] == (os.getpid(), get_ident())
+        turn = self._turn
+        return turn is not None and turn.thread is current_thread()
 
     # ------------------------------------------------------------------ the inbox
 
@@ -322,9 +325,9 @@ class EngineDriver:
 
     def _serve_if_free(self) -> None:
         """Serve the inbox here, unless another thread uses the engine: it will when it leaves."""
-        while not self._inbox.empty():
-            if not self._take_turn() and self._turns:
-                return  # whichever turn there is looks here when it ends
+        while not self._inbox.empty() and not self._is_owned():
+            with self._serving:
+                self._take_turn()
 
     def _tell(self, groups: Iterable[SequenceGroup]) -> None:
         """Call the listeners of these requests; forget those that have ended."""
@@ -353,10 +356,13 @@ class EngineDriver:
         self._inbox.put(lambda: None)  # wakes run()
         if self._is_used_here():
             return
-        if self._is_forked():
+        turn = self._turn
+        if turn is not None and not turn.thread.is_alive():  # this process was forked meanwhile
             self._close()
         while not self._closed.is_set():
-            if not self._take_turn():  # its end closes the engine
+            with self._serving:
+                has_closed = self._take_turn()  # its end closes the engine
+            if not has_closed:
                 self._closed.wait(IDLE_SECONDS)
 
     def _close(self) -> None:
