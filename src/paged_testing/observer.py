@@ -13,7 +13,7 @@ from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import build_memory_engine, serve
-from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request
+from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request
 
 
 class ObserverConformance(ComponentConformance):
@@ -100,7 +100,7 @@ class ObserverConformance(ComponentConformance):
             )
             self.check_closes(engine)
 
-    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
     def test_handles_every_event_and_changes_nothing_when(self, situation: Situation) -> None:
         """Requests are admitted, preempted, swapped out and in, ignored, aborted and finished."""
         values, workload = situation.values({}), situation.workload
