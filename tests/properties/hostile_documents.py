@@ -54,7 +54,7 @@ FRAGMENTS = [
     *("0x_", "0b", "1:59", ".inf", ".nan", "1e999", "-", "_", "\\ud800", "\\0", "\0", "\ufeff"),
     *("[" * 200, "- " * 200, "{a: " * 100, "a." * 200, "9" * 5000, "&a [" * 70, "*a, " * 500),
 ]
-"""What parsers stumble over."""
+"""Values over which parsers stumble."""
 
 values = st.one_of(st.sampled_from(HOSTILE), st.integers(), st.floats(), st.text(max_size=8))
 

@@ -1,4 +1,4 @@
-"""What cannot be read is refused with a PagedCoreError, whatever it is; nothing else is raised."""
+"""Documents that cannot be read are refused with a PagedCoreError; nothing else is raised."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ READERS: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any]]] = {
     ),
     "traces": (read_traces, contents(STEP, (".json",)) | CASE_FILES),
 }
-"""What reads something, and what it is given: keys and values, or a suffix and a content."""
+"""Readers, and what they are given: keys and values, or a suffix and a content."""
 
 
 def attempt(name: str, folder: Path, given: Any) -> None:

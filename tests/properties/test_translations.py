@@ -40,7 +40,7 @@ words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 
 @dataclass
 class Answer:
-    """What a parser made of an answer: deltas, and what they say in all."""
+    """Deltas that a parser made of an answer, and what they say in all."""
 
     deltas: list[ChatDelta] = field(default_factory=list)
     thoughts: str = ""
@@ -48,7 +48,7 @@ class Answer:
     calls: list[list[str]] = field(default_factory=list)
     """Names and arguments."""
     left: str = ""
-    """What the arguments of the last call do not have yet."""
+    """Rest of the arguments of the last call."""
 
 
 @st.composite

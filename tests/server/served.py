@@ -27,8 +27,19 @@ from paged_plugins.server.http.endpoint import EVENTS, Endpoint
 from paged_plugins.server.http.server import HttpServer
 from paged_plugins.server.service import Service, with_served_name
 
-SECONDS = 60.0
-"""After which a test that waits has failed; no test asserts how long anything takes."""
+SECONDS = 120.0
+"""Time after which a test that waits has failed; no test asserts how long anything takes."""
+LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}
+"""A request that takes long, in tokens."""
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "degrees": {"type": "integer", "minimum": -50, "maximum": 50},
+    },
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
 
 
 class Served:
@@ -93,7 +104,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(SECONDS)
 
     def health(self) -> Any:
-        """How the engine is."""
+        """Return the state of the engine."""
 
         async def ask() -> Any:
             return self.client.health()
@@ -167,8 +178,37 @@ def ask(
         connection.close()
 
 
+@contextmanager
+def open_request(
+    served: Served, body: dict[str, Any], path: str = "/v1/completions"
+) -> Iterator[Any]:
+    """Send a request, and hold its connection."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
+    with served.connect() as connection:
+        connection.sendall(head.encode() + data)
+        yield connection
+
+
+def read_until(connection: socket.socket, what: bytes) -> bytes:
+    """Read until something was received; fail at the end of the connection."""
+    data = b""
+    while what not in data:
+        part = connection.recv(4096)
+        assert part, data
+        data += part
+    return data
+
+
+def bias_to(served: Served, text: str) -> dict[str, float]:
+    """Return the logit bias that forces a text of one token."""
+    tokenizer = served.service.front_end.need_tokenizer("a test")
+    (token,) = tokenizer.encode(text, add_special_tokens=False)
+    return {str(token): 30.0}
+
+
 def idle(port: int) -> bool:
-    """Whether the server has no request but the one that asks."""
+    """Return whether the server has no request but the one that asks."""
     load = ask(port, "GET", "/load")[1]
     return not load["num_unfinished"] and not load["server_load"]
 

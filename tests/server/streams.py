@@ -1,4 +1,4 @@
-"""What the events of a stream may be, in which order; and what they make, put together."""
+"""Grammar of the events of streams, and the answers that they make, put together."""
 
 from __future__ import annotations
 

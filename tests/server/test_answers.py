@@ -39,7 +39,7 @@ class Client(StreamingClient):
 
 
 class Connection:
-    """What an answer is written to."""
+    """Connection to which an answer is written."""
 
     def __init__(self) -> None:
         self.keeps_up, self.written = True, list[bytes]()

@@ -18,6 +18,8 @@ import pytest
 from paged_plugins.server.chat_command import Chat
 from server.served import Served
 
+pytestmark = pytest.mark.heavy
+
 CHAT = [sys.executable, "-m", "paged_core", "chat"]
 
 
@@ -71,7 +73,7 @@ def test_a_url_may_end_as_openai_s_clients_want_it(served: Served) -> None:
 
 
 def test_without_its_key_it_says_where_one_is_taken_from(tmp_path: Path) -> None:
-    """It is no help to start another server."""
+    """Starting another server would be no help."""
     keys = tmp_path / "keys"
     keys.write_text("k\n")
     with Served({"api_key_file": str(keys)}) as served:

@@ -13,18 +13,11 @@ import pytest
 
 from paged_core.text.front_end import FrontEnd
 from paged_core.text.prompts import Prompt
-from server.served import Served
+from server.served import SCHEMA, Served, bias_to
+
+pytestmark = pytest.mark.heavy
 
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 12},
-        "degrees": {"type": "integer", "minimum": -50, "maximum": 50},
-    },
-    "required": ["city", "degrees"],
-    "additionalProperties": False,
-}
 TOOLS: Any = [
     {
         "type": "function",
@@ -125,61 +118,6 @@ def test_forms_of_vllm_are_forced(client: openai.OpenAI) -> None:
         )
         assert done.choices[0].text in texts
         assert done.choices[0].finish_reason == "stop"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("field", "options", "said"),
-    [
-        ("response_format.type", {"response_format": {"type": "yaml"}}, "text, json_object or"),
-        ("response_format.x", {"response_format": {"type": "text", "x": 1}}, "no field"),
-        (
-            "response_format.json_schema",
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
-            "has no schema",
-        ),
-        (
-            "structured_outputs",
-            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
-            "has regex",
-        ),
-        ("structured_outputs", {"structured_outputs": {"yaml": "a"}}, "no field 'yaml'"),
-        (
-            "structured_outputs",
-            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-            "give one",
-        ),
-        (None, {"structured_outputs": {"regex": "(("}}, "cannot be compiled by grammar"),
-        (None, {"structured_outputs": {"json": {"not": {}}}}, 'Unimplemented keys: ["not"]'),
-        ("guided_json", {"guided_json": {}}, "use response_format"),
-        ("guided_choice", {"guided_choice": ["a"]}, "use structured_outputs"),
-        ("tools", {"tools": TOOLS}, "name it with the setting tool_parser"),
-        ("tool_choice", {"tool_choice": "required"}, "there is none in tools"),
-        ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}, "tool_choice must be none"),
-        (
-            "tool_choice",
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "names 'x', which is no tool",
-        ),
-        (
-            "response_format",
-            {"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT},
-            "leaves no room for tools",
-        ),
-        ("tools.0.type", {"tools": [{"type": "code"}]}, "must be function"),
-        ("tools.0.function.name", {"tools": [{"type": "function", "function": {}}]}, "1 to 64"),
-        ("tools.1.function.name", {"tools": [TOOLS[0]] * 2}, "two of the tools"),
-    ],
-)
-def test_what_cannot_be_forced_is_refused(
-    served: Served, field: str | None, options: dict[str, Any], said: str, *, stream: bool
-) -> None:
-    body = {"model": "demo", "messages": MESSAGES, "stream": stream, **options}
-    status, error = served.error("/v1/chat/completions", body)
-    assert status == 400
-    assert error["param"] == (field or error["param"])
-    assert said in error["message"]
-    served.wait_until_idle()
 
 
 # ---------------------------------------------------------------------- calls
@@ -317,12 +255,6 @@ def test_documents_and_how_much_to_think_are_told_to_the_template(
     monkeypatch.setattr(FrontEnd, "chat_prompts", noted)
     assert served.ask("POST", path, {"messages": MESSAGES, **options})[0] == 200
     assert given == [told]
-
-
-def bias_to(served: Served, text: str) -> dict[str, float]:
-    tokenizer = served.service.front_end.need_tokenizer("a test")
-    (token,) = tokenizer.encode(text, add_special_tokens=False)
-    return {str(token): 30.0}
 
 
 def test_the_bytes_of_tokens_make_the_text(client: openai.OpenAI) -> None:

@@ -1,4 +1,4 @@
-"""What clients do to a server, on real sockets: it stays as it was."""
+"""Clients that go, stall, flood or forge, on real sockets: the server stays as it was."""
 
 from __future__ import annotations
 
@@ -7,44 +7,22 @@ import socket
 import tracemalloc
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.routing import Route
 
-from server.served import Served, ask, events, wait_until
+from server.served import LONG, Served, ask, events, open_request, read_until, wait_until
+
+pytestmark = pytest.mark.heavy
 
 COMPLETIONS = "/v1/completions"
-LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}
-"""A request that takes long, in tokens."""
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with Served() as served:
         yield served
-
-
-@contextmanager
-def open_request(served: Served, body: dict[str, Any], path: str = COMPLETIONS) -> Iterator[Any]:
-    """Send a request, and hold its connection."""
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
-    with served.connect() as connection:
-        connection.sendall(head.encode() + data)
-        yield connection
-
-
-def read_until(connection: socket.socket, what: bytes) -> bytes:
-    """Read until something was received; fail at the end of the connection."""
-    data = b""
-    while what not in data:
-        part = connection.recv(4096)
-        assert part, data
-        data += part
-    return data
 
 
 def read_to_end(connection: socket.socket) -> bytes:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.server.served import SECONDS, ServeProcess, ask, serve_process
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
 
 
 @contextmanager

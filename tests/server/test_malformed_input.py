@@ -21,6 +21,8 @@ from paged_plugins.server.openai.protocol import (
 )
 from server.served import SECONDS, ServeProcess, ask, idle, serve_process, wait_until
 
+pytestmark = pytest.mark.heavy
+
 GOOD = {"prompt": "What is a block table?", "temperature": 0, "max_tokens": 8}
 FLAT = 48 << 20
 """Bytes that the processes may grow by between the halves of a test."""
@@ -41,6 +43,37 @@ _REQUIRED = {
     "/abort": {"request_id": "x"},
 }
 _PATHS = st.sampled_from([*_FIELDS])
+_SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, "b"]}}, "required": ["a"]}
+_TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}
+_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}
+_GOOD = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.sampled_from(values)
+        for name, values in {
+            "stream": (True, False),
+            "stream_options": ({"include_usage": True}, {"continuous_usage_stats": True}),
+            "n": (1, 2, 3),
+            "best_of": (2, 3),
+            "beam_width": (2,),
+            "logit_bias": ({"5": 100},),
+            "stop": ("a", ["the", "\n"]),
+            "max_tokens": (1, 2, 9),
+            "echo": (True,),
+            "logprobs": (True, 0, 3),
+            "prompt_logprobs": (1,),
+            "truncate_prompt_tokens": (3, -1),
+            "truncation_side": ("right", "left"),
+            "return_token_ids": (True,),
+            "response_format": (_FORMAT, {"type": "json_object"}),
+            "structured_outputs": ({"regex": "[ab]{2}"}, {"choice": ["yes", "no"]}),
+            "tools": ([_TOOL],),
+            "tool_choice": ("none", "required"),
+            "continue_final_message": (True,),
+        }.items()
+    },
+)
+"""Fields that are right, each by itself."""
 
 # ---------------------------------------------------------------------- bodies
 
@@ -60,7 +93,7 @@ _VALUES = st.one_of(
 def _objects(draw: st.DrawFn, path: str) -> bytes:
     """A request that would be good, with fields of odd values, or of odd names."""
     names = st.one_of(st.sampled_from(_FIELDS[path]), st.text(max_size=12))
-    fields = draw(st.dictionaries(names, _VALUES, min_size=1, max_size=3))
+    fields = draw(st.one_of(_GOOD, st.dictionaries(names, _VALUES, min_size=1, max_size=3)))
     return json.dumps({**_REQUIRED[path], **fields}).encode("utf-8", "surrogatepass")
 
 

@@ -11,6 +11,8 @@ import pytest
 from paged_plugins.server.http.endpoint import Endpoint
 from server.served import Served
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def document() -> Iterator[dict[str, Any]]:

@@ -34,9 +34,12 @@ PATIENCE = 60_000
 KEY = "a key of this test"
 PROMPT = "Once upon a time a block table told a scheduler about the cache of keys and values. " * 2
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed (Debian's package `chromium`)"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="chromium is not installed (Debian's package `chromium`)"
+    ),
+]
 
 
 SLOW_STEPS = """
@@ -117,7 +120,7 @@ def opened(browser: Browser, address: str) -> Iterator[Callable[..., Page]]:
 
 
 def number(page: Page, kind: str) -> int:
-    """How many blocks of a kind the legend says that there are."""
+    """Number of blocks of a kind, as the legend tells."""
     return int(page.inner_text(f"#legend [data-kind={kind}]").replace(",", ""))
 
 
@@ -408,50 +411,6 @@ MAP_OF = """async (num_blocks) => {
     map.reset({num_blocks, num_cells: num_blocks, num_host_cells: 0, block_size: 16});
     return map;
 }"""
-
-
-def test_frames_with_4096_blocks(
-    opened: Callable[..., Page], record_property: Callable[[str, object], None]
-) -> None:
-    """Figures and no bounds: frames a second, also if all blocks change ten times a second, and the
-    milliseconds that drawing all of them takes."""
-    page = opened()
-    found = page.evaluate(
-        f"""async () => {{
-            const map = await ({MAP_OF})(4096);
-            const count = async () => {{
-                const began = performance.now();
-                let frames = 0;
-                while (performance.now() - began < 2000) {{
-                    await new Promise(requestAnimationFrame);
-                    frames += 1;
-                }}
-                return frames / (performance.now() - began) * 1000;
-            }};
-            const idle = await count();
-            let hits = 0, drawn = 0, spent = 0;
-            const draw = map.draw.bind(map);
-            map.draw = (now) => {{
-                const began = performance.now();
-                draw(now);
-                spent += performance.now() - began;
-                drawn += 1;
-            }};
-            const change = () => {{
-                hits += 1;
-                map.apply(Array.from({{length: 4096}}, (_, block) =>
-                    [block, (block >> 4) + hits, block & 15, 1 + (block & 1), true, hits]));
-            }};
-            const timer = setInterval(change, 100);
-            const busy = await count();
-            clearInterval(timer);
-            return {{idle, busy, draw: spent / drawn, counts: map.counts}};
-        }}"""
-    )
-    for name in ("idle", "busy", "draw"):
-        record_property(name, round(found[name], 2))
-    print(found)  # noqa: T201 - shown by pytest -s
-    assert found["counts"]["held"] + found["counts"]["shared"] == 4096
 
 
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])

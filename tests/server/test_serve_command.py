@@ -20,6 +20,8 @@ from paged_plugins.server.errors import ApiError
 from paged_plugins.server.testing.services import serving
 from server.served import SECONDS, ask, events, serve_process, wait_until
 
+pytestmark = pytest.mark.heavy
+
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}
 SMALL = ("--num-blocks", "256")

@@ -19,6 +19,8 @@ import pytest
 from integration.damage import lengths
 from server.served import SECONDS, ServeProcess, ask, events, idle, serve_process, wait_until
 
+pytestmark = pytest.mark.long
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 GOOD = {"prompt": "What is a block table?", "temperature": 0, "max_tokens": 8}
 LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 200, "stream": True}
@@ -226,7 +228,7 @@ def test_a_soak_leaves_nothing(tmp_path: Path, examples: int) -> None:
     assert not [*Path("/dev/shm").glob("*paged*")]
 
 
-@pytest.mark.parametrize("number", [60, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [60, 500])
 def test_many_streams_at_once_all_end_well(number: int) -> None:
     """None begins to be read before the last has been asked for."""
 

@@ -21,11 +21,11 @@ import pytest
 
 from server.served import ServeProcess, ask, serve_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 _FOLDER = Path(__file__).parent / "suites"
 _REQUIREMENTS = _FOLDER / "requirements.txt"
 _MODELS = '["demo", "gpt-6-astra", "gpt-3.5-turbo-instruct"]'
-"""What openai's tests call models."""
+"""Names of models in openai's tests."""
 _OPENAI = ("test_completions.py", "test_models.py", "test_responses.py", "chat", "responses")
 _PYTEST = (
     *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-o", "addopts="),

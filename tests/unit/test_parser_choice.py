@@ -102,6 +102,6 @@ def test_a_form_begins_after_thoughts_that_are_certain() -> None:
 
 
 def test_errors_of_templates_are_those_of_requests() -> None:
-    """What :class:`Parsers` passes over."""
+    """Errors that :class:`Parsers` passes over."""
     with pytest.raises(RequestError):
         Tokenizer(STRICT).apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)

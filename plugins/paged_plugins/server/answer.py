@@ -75,7 +75,7 @@ def generations(
 
 
 class Answer:
-    """What the engine generates for one request of the API: a stream for each of its prompts.
+    """Answer to one request of an API, as the engine generates it: a stream for each prompt.
 
     Use it in a ``with`` block: leaving it before the end aborts what has not ended.
 
@@ -117,12 +117,12 @@ class Answer:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Those of them that the cache served."""
+        """Prompt tokens that the cache served."""
         return sum(stream.num_cached_tokens or 0 for stream in self.streams)
 
     @property
     def counts(self) -> dict[str, int | str]:
-        """What the access log says of it."""
+        """Entries of the access log."""
         return {
             "id": self.id,
             "prompt_tokens": self.num_prompt_tokens,
@@ -162,7 +162,7 @@ class Answer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is nothing more to take, now or later."""
+        """Return whether there is nothing more to take, now or later."""
         return not self._fresh and all(stream.has_ended for stream in self.streams)
 
     def _note(self, delta: OutputDelta) -> None:
@@ -225,7 +225,7 @@ class Connection(Protocol):
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the reader takes what is written in time."""
+        """Return whether the reader takes what is written in time."""
 
     def write_chunk(self, data: bytes, /) -> None:
         """Write a part of an answer that has begun."""
@@ -235,7 +235,7 @@ class Connection(Protocol):
 
 
 class Events(Protocol):
-    """What the readers of one answer see of it."""
+    """Encoding of one answer as events."""
 
     def take(self, place: int, delta: OutputDelta, /) -> bytes:
         """Return the events of what a sequence gained; there may be none.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paged_plugins.server.service import Service
 
 OBSERVERS = ("metrics", "live_view")
-"""Of the engine, if the settings name none: what the server's pages report."""
+"""Observers of the engine if the settings name none, from which the server's pages report."""
 _EXPORTER = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Variables of OpenTelemetry: with one of them the engine sends spans, too."""
 

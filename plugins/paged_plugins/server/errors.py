@@ -1,4 +1,4 @@
-"""What goes wrong with a request, as OpenAI's API says it."""
+"""Errors of requests, in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paged_core.log import get_logger
 from paged_core.terminal import printable
 
 _MAX_BYTES = 1024
-"""Of a message; what a client sent may be repeated in it."""
+"""Most bytes of a message, which may repeat what a client sent."""
 _FIELD = re.compile(r"[a-z_]+(?=[\s(,:]|$)")
 _PLACE = re.compile(r"^(.*) - at (?:`key` in )?`\$(?:\.)?(.*)`$", re.DOTALL)
 _TOO_LONG = re.compile(r"room to generate within max_model_len|tokens that a sequence may have")
@@ -41,7 +41,7 @@ _log = get_logger()
 
 
 class ErrorBody(msgspec.Struct, kw_only=True):
-    """What is wrong."""
+    """Description of an error."""
 
     message: str
     type: str
@@ -63,7 +63,7 @@ class ErrorAnswer(msgspec.Struct):
 
 
 class ErrorForm(Protocol):
-    """How an API says what went wrong: a ``msgspec.Struct``, of which this is the class."""
+    """Class of the ``msgspec.Struct`` with which an API answers an error."""
 
     def of(self, error: ApiError, /) -> msgspec.Struct:
         """Return what is answered for an error."""
@@ -103,7 +103,7 @@ class ApiError(Exception):
 
     @property
     def code(self) -> str:
-        """What a log calls it."""
+        """Name of the error in logs."""
         return self.answer.error.code or self.answer.error.param or self.answer.error.type
 
     @property
@@ -201,7 +201,7 @@ _INSTEAD = {
         "only text is served",
     ),
 }
-"""What to do instead of fields and values that other servers have or had."""
+"""Remedies for fields and values that other servers have or had."""
 
 
 def _shortened(message: str) -> str:

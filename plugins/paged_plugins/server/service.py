@@ -1,4 +1,4 @@
-"""What is served: a model behind an engine client, its names, and how much may wait for it."""
+"""Service: a model behind an engine client, its names, and how much may wait for it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Service:
         self.model_names = options.served_model_name or (self.settings.model,)
         self.created = int(time.time())
         self.is_stopping = False
-        """Whether nothing more will be taken, because it is told to end."""
+        """True once nothing more will be taken, because it is told to end."""
         self.num_open = 0
         """Requests of HTTP that are being answered."""
         self.aborts: dict[str, Callable[[], None]] = {}
@@ -86,7 +86,7 @@ class Service:
 
     @property
     def front_end(self) -> FrontEnd:
-        """What makes requests of prompts.
+        """Front end, which makes requests of prompts.
 
         Raises:
             ApiError: the client has not started yet.
@@ -97,7 +97,7 @@ class Service:
 
     @cached_property
     def parsers(self) -> Parsers:
-        """What takes the model's answers apart; it is asked for once the client has started."""
+        """Parsers of the model's answers, asked for once the client has started."""
         return Parsers(self.settings, self.registry, self.front_end.tokenizer)
 
     @cached_property
@@ -211,7 +211,7 @@ class Service:
 
 
 class TokenBytes:
-    """What single tokens add to a text, in UTF-8: some are no more than a part of a character."""
+    """Bytes that single tokens add to a text: some are no more than a part of a character."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -230,5 +230,5 @@ class TokenBytes:
         return self._pieces[token_id] or text.encode()
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is no part of a text."""
+        """Return whether a token is no part of a text."""
         return self._tokenizer is not None and not self._tokenizer.decode([token_id])

@@ -1,4 +1,4 @@
-"""What clients of ``/v1/messages`` send and get, under Anthropic's names.
+"""Requests and answers of ``/v1/messages``, under Anthropic's names.
 
 A field that is not here is refused by its name. ``null`` is the same as leaving a field out.
 """
@@ -42,7 +42,7 @@ class SentText(SentBlock, kw_only=True, tag_field="type", tag="text"):
 
 
 class SentThinking(SentBlock, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model has thought."""
+    """Reasoning content of an earlier answer."""
 
     thinking: str
     signature: str | None = None
@@ -60,7 +60,7 @@ class SentToolUse(SentBlock, kw_only=True, tag_field="type", tag="tool_use"):
 
 
 class SentToolResult(SentBlock, kw_only=True, tag_field="type", tag="tool_result"):
-    """What a call gave."""
+    """Result of a call."""
 
     tool_use_id: str
     content: str | list[SentText] | None = None
@@ -93,7 +93,7 @@ class Tool(Sent):
 
 
 class ToolChoice(Sent):
-    """Whether a tool is to be called."""
+    """Choice of a tool: none, any, or this one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -101,7 +101,7 @@ class ToolChoice(Sent):
 
 
 class Thinking(Sent):
-    """Whether the chat template is to have the model think: ``enable_thinking``."""
+    """Thinking on or off, told to the chat template as ``enable_thinking``."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -125,7 +125,7 @@ class OutputFormat(Sent):
 
 
 class OutputConfig(Sent):
-    """Of the answer."""
+    """Form of the answer, and the effort that it may take."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -148,7 +148,7 @@ class MessagesRequest(Sampled, kw_only=True):
     service_tier: Literal["auto", "standard_only"] | None = None
     """Without effect: there is one."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """What else the template is to know."""
+    """Further options of the chat template."""
 
 
 class CountTokensRequest(Sent, kw_only=True):
@@ -176,7 +176,7 @@ class TextBlock(Answered, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(Answered, tag_field="type", tag="thinking"):
-    """What the model thinks before."""
+    """Reasoning content."""
 
     thinking: str
     signature: str = ""
@@ -188,26 +188,26 @@ class ToolUseBlock(Answered, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: Any
-    """Of a call that was cut: as far as it came."""
+    """Arguments; those of a call that was cut, as far as they came."""
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class OutputTokensDetails(Answered):
-    """Of the tokens of the answer."""
+    """Details of the tokens of the answer."""
 
     thinking_tokens: int
-    """Of thoughts: about as many."""
+    """Tokens of reasoning content, about."""
 
 
 class MessagesUsage(Answered, omit_defaults=True):
-    """How many tokens there were."""
+    """Token counts of a request."""
 
     input_tokens: int
-    """Of the prompt, without those that the cache served."""
+    """Prompt tokens, without those that the cache served."""
     cache_read_input_tokens: int
-    """Those that it served."""
+    """Prompt tokens that the cache served."""
     cache_creation_input_tokens: Literal[0]
     output_tokens: int
     output_tokens_details: OutputTokensDetails | None = None
@@ -236,7 +236,7 @@ class TokenCount(Answered):
 
 
 class AnthropicErrorBody(Answered):
-    """What is wrong."""
+    """Description of an error."""
 
     type: Literal[
         "invalid_request_error",
@@ -281,7 +281,7 @@ class AnthropicError(Answered):
 
 
 class MessageStart(Answered, tag_field="type", tag="message_start"):
-    """It begins; the content is still empty."""
+    """Begin of a message; the content is still empty."""
 
     message: Message
 

@@ -20,7 +20,7 @@ Handler = Callable[..., Awaitable[Response]]
 EVENTS = "text/event-stream"
 _NULL = msgspec.Raw(b"null")
 MAX_DEPTH = 64
-"""Of arrays and objects in each other, where any JSON may be given."""
+"""Most arrays and objects in each other, where any JSON may be given."""
 _COMMON: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "A key is needed, or is wrong.",
@@ -39,9 +39,9 @@ GENERATES = {
     503: "The engine takes no requests now.",
     504: "The deadline of the request has passed.",
 }
-"""What else may be answered by what is generated."""
+"""Further statuses of endpoints that generate."""
 TOKENISES = {status: GENERATES[status] for status in (404, 429, 503)}
-"""What else may be answered by what looks at text alone."""
+"""Further statuses of endpoints that look at text alone."""
 
 
 class Endpoint(Route):

@@ -44,7 +44,7 @@ _CLOSED = 499
 """The status in the log of a request whose client has gone."""
 
 _access_log = get_logger(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
-"""It is there whatever `--log-level` is: a setting turns it off."""
+"""Log of requests, there whatever `--log-level` is: a setting turns it off."""
 
 
 class Keys:
@@ -57,7 +57,7 @@ class Keys:
         return bool(self._digests)
 
     def fit(self, given: bytes | None) -> bool:
-        """Whether a key is one of them, in a time that does not depend on which, or how nearly."""
+        """Return whether a key is one of them, in a time that tells not which, or how nearly."""
         digest, found = _digest(given or b""), False
         for each in self._digests:
             found |= hmac.compare_digest(each, digest)
@@ -83,7 +83,7 @@ class Hosts:
         self._patterns = [name.lower() for name in (*own, *named) if name]
 
     def fit(self, host: str) -> bool:
-        """Whether a request with this Host is for this server."""
+        """Return whether a request with this Host is for this server."""
         name = re.sub(r":\d+$", "", host).lower().removeprefix("[").removesuffix("]")
         try:
             ipaddress.ip_address(name)
@@ -153,7 +153,7 @@ class Gate:
         await self._router(scope, exchange.receive, exchange.send)
 
     def _is_foreign(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a page of another site asks."""
+        """Return whether a page of another site asks."""
         origin = headers.get(b"origin")
         return origin is not None and origin.rpartition(b"//")[2] != headers.get(b"host")
 
@@ -374,7 +374,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def keeps_up(self) -> bool:
-        """Whether what is written is read in time, and the connection is there."""
+        """Return whether the client reads what is written in time, and is connected."""
         return not self.flow.write_paused and not self.transport.is_closing()
 
     def write_chunk(self, data: bytes) -> None:

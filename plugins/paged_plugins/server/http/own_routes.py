@@ -30,7 +30,7 @@ _REPLICA_ERRORS = {
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """How the engine is."""
+    """State of the engine."""
 
     state: str
     """starting, ready, restarting, draining or failed."""
@@ -38,42 +38,42 @@ class Health(msgspec.Struct, kw_only=True):
 
 
 class Version(msgspec.Struct):
-    """Of paged_core."""
+    """Version of paged_core."""
 
     version: str
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What is being served."""
+    """Load of the server and of its engine."""
 
     server_load: int
     """Requests of HTTP that are being answered, without this one."""
     num_unfinished: int
     """Requests that the engine has accepted and that have not ended."""
     num_waiting: int
-    """Those of them without a token yet."""
+    """Unfinished requests without a token yet."""
     num_waiting_tokens: int
-    """Tokens of the prompts of these."""
+    """Prompt tokens of the requests that wait."""
     engine_silent_for: float
     """Seconds since the engine last showed that it lives."""
 
 
 class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What to abort."""
+    """Body of a request to abort an answer."""
 
     request_id: str
     """The id of the answer: cmpl-..., chatcmpl-..."""
 
 
 class Aborted(msgspec.Struct):
-    """What was aborted."""
+    """Outcome of a request to abort an answer."""
 
     aborted: bool
-    """Whether it was being generated."""
+    """True if it was being generated."""
 
 
 class Reset(msgspec.Struct):
-    """What was done."""
+    """Outcome of a reset."""
 
     reset: bool
 
@@ -202,7 +202,7 @@ class OwnRoutes:
 
 
 class OneOfSeveral(Protocol):
-    """How one of several engines is."""
+    """State of one of several engines."""
 
     number: int
     state: ClientState
@@ -226,7 +226,7 @@ class ServesOnSeveral(Protocol):
 
 
 class ReplicaState(msgspec.Struct, kw_only=True):
-    """How one of several engines is."""
+    """State of one of several engines."""
 
     number: int
     state: str
@@ -240,7 +240,7 @@ class ReplicaState(msgspec.Struct, kw_only=True):
 
 
 class ReplicaStates(msgspec.Struct):
-    """How all are."""
+    """States of all engines."""
 
     replicas: list[ReplicaState]
 
@@ -254,7 +254,7 @@ class ReplicaRoutes:
     def __init__(self, client: ServesOnSeveral) -> None:
         self._client = client
         self._begun: dict[int, asyncio.Task[None]] = {}
-        """What is being done to an engine, by its number."""
+        """Drains and starts that run, by the number of the engine."""
 
     def routes(self) -> Sequence[BaseRoute]:
         """Return them."""

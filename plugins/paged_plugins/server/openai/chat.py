@@ -250,7 +250,7 @@ class AnswerParser:
         self._reasoning = None if reasoning is None else reasoning.parser(asked.prompt)
         self._tools = None if tools is None else tools.format.parser(tools.names)
         self._shows_text = tools is None or tools.form is None
-        """Whether text in no call is shown; of a forced call it is the beginning."""
+        """False where calls are forced: text is then the beginning of one, and is not shown."""
         self._shows_thoughts = shows_thoughts
         self._num_calls = 0
 

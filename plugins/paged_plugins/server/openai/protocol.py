@@ -1,4 +1,4 @@
-"""What clients send and get: OpenAI's fields, and vLLM's extras under vLLM's names.
+"""Requests and answers: OpenAI's fields, and vLLM's extras under vLLM's names.
 
 A field that is not here is refused by its name. ``null`` is the same as leaving a field out.
 """
@@ -12,10 +12,10 @@ from msgspec import UNSET, UnsetType
 
 Some = msgspec.Meta(max_length=64)
 _Many = msgspec.Meta(max_length=4096)
-"""What is looked at for each token has a bound."""
+"""Bound of lists that are looked at for each token."""
 _Word = Annotated[str, msgspec.Meta(max_length=1024)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model is to think."""
+"""Effort that a model is to spend on thinking."""
 
 
 class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -23,7 +23,7 @@ class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaul
 
 
 class StreamOptions(Sent):
-    """Of a stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     """Say at the end how many tokens there were."""
@@ -34,7 +34,7 @@ class StreamOptions(Sent):
 
 
 class Sampled(Sent, kw_only=True):
-    """What all requests that generate have in common, whatever their API."""
+    """Fields of all requests that generate, whatever their API."""
 
     model: str | None = None
     """One of the served names; the first, if there is none."""
@@ -61,13 +61,13 @@ class Sampled(Sent, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     """Where tokens are left out: right keeps the first ones."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer's special tokens are put around a text; a chat template has its own."""
+    """Put the tokenizer's special tokens around a text; a chat template has its own."""
     structured_outputs: dict[str, Any] | None = None
 
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    """Of the answer's id, what comes after its kind, such as ``cmpl-`` or ``chatcmpl-``."""
+    """End of the answer's id, after its kind: ``cmpl-``, ``chatcmpl-`` and so on."""
     prompt_cache_key: str | None = None
     """The conversation that it belongs to, for routers of several engines. The header
     ``X-Session-Id`` says the same."""
@@ -76,7 +76,7 @@ class Sampled(Sent, kw_only=True):
 
 
 class Generated(Sampled, kw_only=True):
-    """What completions and chat have in common."""
+    """Fields of completions and chats."""
 
     stream_options: StreamOptions | None = None
 
@@ -116,7 +116,7 @@ class CompletionRequest(Generated, kw_only=True):
     echo: bool | None = None
     """Begin with the prompt."""
     logprobs: int | None = None
-    """Of each token, and of so many best ones."""
+    """Show the log-probability of each token, and of so many best ones."""
     suffix: Literal[""] | None = None
     """Filling in between two texts is not served."""
 
@@ -178,7 +178,7 @@ class ChatRequest(Generated, kw_only=True):
     echo: bool | None = None
     """Begin with the last message, if it is the assistant's."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """What else the template is to know, such as ``enable_thinking``."""
+    """Further options of the chat template, such as ``enable_thinking``."""
     documents: list[dict[str, Any]] | None = None
     """Told to the chat template under this name: what the answer is to be based on."""
     reasoning_effort: Effort | None = None
@@ -222,14 +222,14 @@ class Answered(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PromptTokensDetails(Answered):
-    """Of the tokens of prompts."""
+    """Details of the tokens of prompts."""
 
     cached_tokens: int
     """Served by the cache."""
 
 
 class Usage(Answered):
-    """How many tokens there were."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -247,7 +247,7 @@ class CompletionLogprobs(Answered):
 
 
 class PromptLogprob(Answered):
-    """Of one token of a prompt."""
+    """Log-probability of one token of a prompt."""
 
     logprob: float
     rank: int | None
@@ -284,7 +284,7 @@ class Completion(Answered, omit_defaults=True):
 
 
 class TopLogprob(Answered):
-    """Of a token that might have been."""
+    """Log-probability of a token that might have been."""
 
     token: str
     logprob: float
@@ -292,7 +292,7 @@ class TopLogprob(Answered):
 
 
 class TokenLogprob(TopLogprob):
-    """Of a token."""
+    """Log-probability of a token, and of the best ones in its place."""
 
     top_logprobs: list[TopLogprob]
 
@@ -321,7 +321,7 @@ class MadeToolCall(Answered, omit_defaults=True):
 
 
 class ChatMessage(Answered, omit_defaults=True):
-    """What the model says."""
+    """Message of the assistant."""
 
     role: Literal["assistant"]
     content: str | None
@@ -358,7 +358,7 @@ class ChatCompletion(Answered):
 
 
 class MessageDelta(Answered, omit_defaults=True):
-    """What a message gained."""
+    """Gain of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -368,7 +368,7 @@ class MessageDelta(Answered, omit_defaults=True):
 
 
 class ChatChunkChoice(Answered, omit_defaults=True):
-    """What one answer gained."""
+    """Gain of one answer."""
 
     index: int
     delta: MessageDelta

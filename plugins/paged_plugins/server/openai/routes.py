@@ -36,7 +36,7 @@ _LAST_TOKEN = 2**31 - 1
 
 
 class OpenAIRoutes(Routes):
-    """What clients of OpenAI's API and of vLLM's server ask."""
+    """Paths that clients of OpenAI's API and of vLLM's server ask for."""
 
     def __init__(self, _: OpenAISettings, service: Service) -> None:
         self._service = service

@@ -15,7 +15,7 @@ OBSERVER = "live_view"
 PERIOD = 0.1
 """Seconds between two questions, at least."""
 SHARE = 0.02
-"""Of the engine's time that answers may take: if they take long, they are asked for less often."""
+"""Share of the engine's time that answers may take: long ones are asked for less often."""
 PATIENCE = 3.0
 """Seconds after which an engine that does not answer is said to be silent."""
 PING = 15.0
@@ -25,11 +25,11 @@ ENDS = {ClientState.DRAINING.value, ClientState.FAILED.value}
 """States after which a stream ends: a server that closes waits for what is open."""
 
 State = tuple[str, str | None]
-"""Whether requests are taken, and why not, or why there is no view."""
+"""State of the engine, and the reason if it takes no requests, or if there is no view."""
 
 
 class Update(NamedTuple):
-    """What is new for those who have seen everything up to a cursor."""
+    """News for viewers who have seen everything up to a cursor."""
 
     cursor: int
     state: State

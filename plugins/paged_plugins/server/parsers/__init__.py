@@ -1,1 +1,1 @@
-"""What an answer says besides its text: calls of tools, and what a model thinks before it."""
+"""Parsers of answers: calls of tools, and reasoning content."""

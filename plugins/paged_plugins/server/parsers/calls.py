@@ -27,7 +27,7 @@ class CallReader:
         self._state = _OPEN
         self._value = JsonText()
         self._text = ""
-        """Of the key or value that is being read."""
+        """Text so far of the key or value that is being read."""
         self._key = ""
         self._keys: set[str] = set()
         self._name: str | None = None
@@ -35,13 +35,13 @@ class CallReader:
         """Arguments that came before the name."""
         self._num_passed = 0
         self.has_begun = False
-        """Whether the call was passed on."""
+        """True once the call was passed on."""
         self.left = ""
         """Once it has raised: what of its text was not passed on."""
 
     @property
     def done(self) -> bool:
-        """Whether the call is whole."""
+        """Return whether the call is whole."""
         return self._state == _DONE
 
     def take(self, text: str, start: int, pieces: list[Piece]) -> int:

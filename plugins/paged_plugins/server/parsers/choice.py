@@ -50,24 +50,24 @@ class Parsers:
 
     @cached_property
     def tools(self) -> ToolFormat | None:
-        """How the model writes calls; ``None``: that is not known."""
+        """Form in which the model writes calls; ``None``: that is not known."""
         made: ToolFormat | None = self._made("tool_parser", self._shown_tools)
         return made
 
     @cached_property
     def forced_tools(self) -> ToolFormat:
-        """How a model is made to write calls: any form will do where its own is not known."""
+        """Form in which calls are forced: any will do where the model's own is not known."""
         return self.tools or self._make("tool_parser", "hermes")
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
-        """How the model marks its thoughts; ``None``: it has none, or that is not known."""
+        """Marks of the model's thoughts; ``None``: it has none, or that is not known."""
         made: ReasoningFormat | None = self._made("reasoning_parser", self._shown_thoughts)
         return made
 
     @property
     def is_reasoning_named(self) -> bool:
-        """Whether the settings name how the model marks its thoughts."""
+        """Return whether the settings name the parser of thoughts."""
         return self._name("reasoning_parser") != "auto"
 
     def _name(self, slot: str) -> str:

@@ -30,7 +30,7 @@ class JsonText:
 
     @property
     def done(self) -> bool:
-        """Whether the value is whole."""
+        """Return whether the value is whole."""
         return self._state == _DONE
 
     def take(self, text: str, start: int) -> int:

@@ -25,7 +25,7 @@ class ThinkParser(ReasoningParser):
         self._held = ""
         self._inside = self._skips = inside
         self._may_open = True
-        """Whether nothing but white space has come: the first mark may follow."""
+        """True while nothing but white space has come: the first mark may follow."""
 
     def feed(self, text: str, /) -> Sequence[Thought]:
         self._held += text
@@ -77,7 +77,7 @@ class ThinkFormat(ReasoningFormat):
     """Marks that the model or the prompt writes: ``qwen3`` and many others."""
 
     always = False
-    """Whether an answer begins with thoughts although no mark says so."""
+    """True if an answer begins with thoughts although no mark says so."""
 
     def __init__(self, options: object, /) -> None:
         pass

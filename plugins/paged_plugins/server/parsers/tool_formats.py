@@ -45,10 +45,10 @@ class JsonCallParser(ToolParser):
         self._opening, self._closing = opening, closing
         self._first_marks = [mark for mark in (optional, opening) if mark]
         self._marks = self._first_marks
-        """Those that are still to come before the next call."""
+        """Marks that are still to come before the next call."""
         self._names = names
         self._held = ""
-        """What was fed and not passed on, nor taken by a call that has begun."""
+        """Text that was fed and not passed on, nor taken by a call that has begun."""
         self._place = 0
         """In it: where the call that is being read goes on."""
         self._reader = CallReader(names)
@@ -72,7 +72,7 @@ class JsonCallParser(ToolParser):
         return [Text(held)]
 
     def _is_filling(self, held: str) -> bool:
-        """Whether what is left after a call is no text, but what may stand around calls."""
+        """Return whether the rest after a call is no text, but what may stand around calls."""
         bare = held.strip()
         return not bare or any(
             bool(mark) and mark.startswith(bare) for mark in (self._end, self._closing)
@@ -81,7 +81,7 @@ class JsonCallParser(ToolParser):
     # ------------------------------------------------------------------ where it is
 
     def _in_text(self, found: list[Piece]) -> bool:
-        """Text without calls; the next one may follow."""
+        """Read text without calls; a call may follow."""
         assert self._begin is not None
         before, mark, _ = self._held.partition(self._begin)
         if mark:
@@ -101,14 +101,14 @@ class JsonCallParser(ToolParser):
         return False
 
     def _in_plain_text(self, found: list[Piece]) -> bool:
-        """Text after which no call can follow."""
+        """Read text after which no call can follow."""
         if self._held:
             found.append(Text(self._held))
             self._held = ""
         return False
 
     def _before_call(self, found: list[Piece]) -> bool:
-        """What stands before a call, or the first of several."""
+        """Read the marks before a call, or before the first of several."""
         while self._marks:
             mark, bare = self._marks[0], self._held[self._place :].lstrip()
             if bare.startswith(mark):
@@ -168,7 +168,7 @@ class JsonCallParser(ToolParser):
     # ------------------------------------------------------------------ from one to another
 
     _has_calls_here = False
-    """Whether a call was read since the last mark."""
+    """True once a call was read since the last mark."""
 
     def _start(self, state: Callable[[list[Piece]], bool]) -> None:
         self._state = state

@@ -61,7 +61,7 @@ class ToolFormat(ABC):
     """A way to write calls. Its factory gets the options alone."""
 
     shows_special_tokens: ClassVar[bool] = False
-    """Whether calls are marked by special tokens, which must then be in the text."""
+    """True if special tokens mark calls, which must then be in the text."""
 
     @abstractmethod
     def parser(self, names: Collection[str], /) -> ToolParser:

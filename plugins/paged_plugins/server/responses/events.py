@@ -74,9 +74,9 @@ class GrowingResponse(Growing):
         )
         self._number = 0
         self._unread: list[TokenLogprob] = []
-        """Of tokens of which no section has the text yet."""
+        """Log-probabilities of tokens of which no section has the text yet."""
         self._logprobs: list[TokenLogprob] = []
-        """Of the text that grows."""
+        """Log-probabilities of the text that grows."""
 
     def take(self, delta: ChatDelta, logprobs: ChatLogprobs | None = None) -> Iterator[bytes]:
         """Add what the answer gained.

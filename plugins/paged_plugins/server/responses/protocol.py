@@ -1,4 +1,4 @@
-"""What clients of ``/v1/responses`` send and get, under OpenAI's names.
+"""Requests and answers of ``/v1/responses``, under OpenAI's names.
 
 A field that is not here is refused by its name. ``null`` is the same as leaving a field out.
 """
@@ -47,22 +47,22 @@ class InputItem(Sent):
 
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[Part] | None = None
-    """Of a message or of thoughts."""
+    """Content of a message or of thoughts."""
     phase: Literal["commentary", "final_answer"] | None = None
     """Without effect."""
     summary: list[Part] | None = None
-    """Of thoughts, where their own text is not sent."""
+    """Summary of thoughts, where their own text is not sent."""
     encrypted_content: None = None
 
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
     output: str | list[Part] | None = None
-    """What a call gave."""
+    """Result of a call."""
 
 
 class TextOptions(Sent):
-    """Of the text of the answer."""
+    """Options of the text of the answer."""
 
     format: dict[str, Any] | None = None
     """``text``, ``json_object`` or ``json_schema``."""
@@ -71,7 +71,7 @@ class TextOptions(Sent):
 
 
 class ReasoningOptions(Sent):
-    """Of thoughts."""
+    """Options of thoughts."""
 
     effort: Effort | None = None
     """Told to the chat template as ``reasoning_effort``; none: ``enable_thinking`` is false."""
@@ -82,7 +82,7 @@ class ReasoningOptions(Sent):
 
 
 class ResponsesStreamOptions(Sent):
-    """Of a stream."""
+    """Options of a stream."""
 
     include_obfuscation: Literal[False] | None = None
     """Events are never padded."""
@@ -93,14 +93,14 @@ class ResponsesRequest(Sampled, kw_only=True):
 
     input: str | list[InputItem]
     instructions: str | None = None
-    """What the system says, before everything else."""
+    """Message of the system, before everything else."""
     max_output_tokens: int | None = None
     stop: str | Annotated[list[str], Some] | None = None
     stream_options: ResponsesStreamOptions | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """What else the template is to know, such as ``enable_thinking``."""
+    """Further options of the chat template, such as ``enable_thinking``."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -119,7 +119,7 @@ class ResponsesRequest(Sampled, kw_only=True):
     )
     """The second one is without effect: thoughts are given as they are."""
     top_logprobs: int | None = None
-    """How many of the best tokens ``message.output_text.logprobs`` have for each token."""
+    """Number of best tokens that ``message.output_text.logprobs`` have for each token."""
     metadata: dict[str, str] | None = None
     """Repeated in the answer."""
     service_tier: Literal["auto", "default"] | None = None
@@ -170,7 +170,7 @@ class ReasoningText(Answered, tag_field="type", tag="reasoning_text"):
 
 
 class OutputMessage(Answered, tag_field="type", tag="message"):
-    """What the model says."""
+    """Message of the assistant."""
 
     id: str
     status: Status
@@ -179,7 +179,7 @@ class OutputMessage(Answered, tag_field="type", tag="message"):
 
 
 class OutputReasoning(Answered, tag_field="type", tag="reasoning"):
-    """What the model thinks before."""
+    """Reasoning content."""
 
     id: str
     status: Status
@@ -201,7 +201,7 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class InputTokensDetails(Answered):
-    """Of the tokens of the input."""
+    """Details of the tokens of the input."""
 
     cached_tokens: int
     """Served by the cache."""
@@ -209,14 +209,14 @@ class InputTokensDetails(Answered):
 
 
 class OutputTokensDetails(Answered):
-    """Of the tokens of the output."""
+    """Details of the tokens of the output."""
 
     reasoning_tokens: int
-    """Of thoughts: about as many."""
+    """Tokens of reasoning content, about."""
 
 
 class ResponsesUsage(Answered):
-    """How many tokens there were."""
+    """Token counts of a request."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -232,14 +232,14 @@ class IncompleteDetails(Answered):
 
 
 class ResponseError(Answered):
-    """What went wrong."""
+    """Description of an error."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 
 class InputTokens(Answered):
-    """How many tokens an input has."""
+    """Number of tokens of an input."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
@@ -280,19 +280,19 @@ class Response(Answered):
 
 
 class Event(Answered, tag_field="type"):
-    """What has happened."""
+    """Event of a stream."""
 
     sequence_number: int
 
 
 class Created(Event, tag="response.created"):
-    """It runs."""
+    """First event: the response runs."""
 
     response: Response
 
 
 class InProgress(Created, tag="response.in_progress"):
-    """It goes on."""
+    """Second event: the response goes on."""
 
 
 class Completed(Created, tag="response.completed"):
@@ -308,7 +308,7 @@ class Failed(Created, tag="response.failed"):
 
 
 class ItemEvent(Event):
-    """Of an item of the output."""
+    """Event of an item of the output."""
 
     output_index: int
 
@@ -320,11 +320,11 @@ class ItemAdded(ItemEvent, tag="response.output_item.added"):
 
 
 class ItemDone(ItemAdded, tag="response.output_item.done"):
-    """It has ended."""
+    """End of an item."""
 
 
 class PartEvent(ItemEvent):
-    """Of an item, by its id."""
+    """Event of a part of an item, which is named by its id."""
 
     item_id: str
 
@@ -337,7 +337,7 @@ class PartAdded(PartEvent, tag="response.content_part.added"):
 
 
 class PartDone(PartAdded, tag="response.content_part.done"):
-    """It has ended."""
+    """End of a part."""
 
 
 class TextDelta(PartEvent, tag="response.output_text.delta"):
@@ -349,7 +349,7 @@ class TextDelta(PartEvent, tag="response.output_text.delta"):
 
 
 class TextDone(PartEvent, tag="response.output_text.done"):
-    """It has ended."""
+    """End of the text of a message."""
 
     text: str
     content_index: Literal[0] = 0
@@ -364,7 +364,7 @@ class ReasoningDelta(PartEvent, tag="response.reasoning_text.delta"):
 
 
 class ReasoningDone(PartEvent, tag="response.reasoning_text.done"):
-    """It has ended."""
+    """End of the text of thoughts."""
 
     text: str
     content_index: Literal[0] = 0
@@ -377,7 +377,7 @@ class ArgumentsDelta(PartEvent, tag="response.function_call_arguments.delta"):
 
 
 class ArgumentsDone(PartEvent, tag="response.function_call_arguments.done"):
-    """They are all there."""
+    """End of the arguments of a call."""
 
     arguments: str
 

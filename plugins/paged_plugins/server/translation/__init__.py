@@ -1,1 +1,1 @@
-"""What APIs that are translations onto chat completions have in common."""
+"""Common parts of APIs that are translations onto chat completions."""

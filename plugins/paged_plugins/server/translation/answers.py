@@ -15,11 +15,11 @@ from paged_plugins.server.service import Service
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one section of an answer gained."""
+    """Gain of one section of an answer."""
 
     kind: Literal["thoughts", "text", "call"]
     text: str
-    """Of a call: of its arguments."""
+    """Text gained; a call gains text of its arguments."""
     call: MadeToolCall | None = None
     """The call that begins with this gain."""
 
@@ -51,7 +51,7 @@ class Growing(ABC):
         self._open: str | None = None
         """The kind of the section that grows."""
         self._texts: list[str] = []
-        """Of that section."""
+        """Texts of that section so far."""
 
     def take(self, delta: ChatDelta) -> Iterator[bytes]:
         """Add what the answer gained."""

@@ -16,7 +16,7 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._names: dict[str, str] = {}
-        """Of the functions called, by the ids of the calls."""
+        """Names of the functions called, by the ids of the calls."""
 
     def say(self, role: Role, text: str) -> None:
         """Add text."""

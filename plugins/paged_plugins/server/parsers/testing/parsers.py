@@ -66,7 +66,7 @@ class ToolParserConformance(_ParserConformance):
     """Answers that begin as calls do, and are none: they are text."""
 
     def parsed(self, *pieces: str) -> list[Piece]:
-        """What a parser makes of a text, with pieces of a kind joined."""
+        """Pieces that a parser makes of a text, those of a kind joined."""
         made = self.build()
         assert isinstance(made, ToolFormat)
         parser, found = made.parser(NAMES), list[Piece]()
@@ -131,7 +131,7 @@ class ReasoningParserConformance(_ParserConformance):
     """By prompt and answer: the thoughts, and the rest."""
 
     def parsed(self, prompt: str, *pieces: str) -> list[Thought]:
-        """What a parser makes of a text, with pieces of a kind joined."""
+        """Pieces that a parser makes of a text, those of a kind joined."""
         made = self.build()
         assert isinstance(made, ReasoningFormat)
         parser, found = made.parser(prompt), list[Thought]()
