@@ -122,8 +122,9 @@ class Metadata(TypedFields):
     ) -> int:
         """Return a whole number; in its place may be a list that gives every layer the same."""
         value = self.given(name, default)
-        if not _is_scalar(value) and len(value) and all(each == value[0] for each in value):
-            value = value[0].item() if hasattr(value[0], "item") else value[0]
+        is_array = not _is_scalar(value) and not isinstance(value, list)
+        if is_array and len(value) and (value == value[0]).all():
+            value = value[0].item()
         if not is_integer(value, least, most):
             raise self.wrong(name, f"a whole number of at least {least} and at most {most}")
         return value
