@@ -103,16 +103,3 @@ def test_a_plan_that_reads_is_noticed(read: Callable[[AttentionBatch], object]) 
     backend = Reading(cast("Any", None), AttentionContext(settings=EngineSettings()))
     with pytest.raises(AssertionError, match="waits for the device"):
         run(backend, "cpu")
-
-
-def test_layers_can_be_called_by_the_kernels() -> None:
-    from paged_backends.runners.native.cpu_layers import SupportsKernelCall
-
-    backend = make("cpu")
-    assert isinstance(backend, CpuAttention)
-    bound = backend.bind(LAYER, torch.zeros(backend.cache_shape(LAYER, 60)))
-    assert isinstance(bound, SupportsKernelCall)
-    plain = make("torch")
-    assert not isinstance(
-        plain.bind(LAYER, torch.zeros(plain.cache_shape(LAYER, 60))), SupportsKernelCall
-    )

@@ -7,7 +7,7 @@ Shapes: R rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import torch
@@ -136,47 +136,6 @@ def test_equal_tokens_are_drawn_in_the_order_of_their_ids(draw: Draw) -> None:
 
 
 @both
-def test_a_nucleus_ends_where_it_is_reached(draw: Draw) -> None:
-    """Weights of 1, 1/2 and 1/4 sum up to 7/4: 4/7 of it is reached by the first alone."""
-    logits = torch.log2(torch.tensor([[0.25, 1.0, 0.5]], device=DEVICE))
-    temperature = 1 / torch.log(torch.tensor(2.0)).item()
-    for top_p, expected in ((0.57, 1), (0.58, 2), (0.85, 2), (0.86, 0)):
-        rows = [(temperature, 0.0, 0, top_p, 1 - 2.0**-53)]
-        assert draw(logits, params_of(rows)).tokens_R.tolist() == [expected]
-
-
-@both
-def test_a_nucleus_may_be_most_of_a_large_vocabulary(draw: Draw) -> None:
-    """It does not fit among the tokens that are collected."""
-    logits = logits_of(3, 9000, 7, coarse=True) / 40
-    rows = [(1.0, 0.0, 0, 0.99, 0.98), (2.0, 0.5, 8900, 1.0, 0.95), (1e30, 0.0, 8999, 0.97, 0.5)]
-    tokens = draw(logits, params_of(rows)).tokens_R.tolist()
-    assert all(token in allowed(logits[row].cpu(), rows[row]) for row, token in enumerate(tokens))
-
-
-@both
-def test_what_matters_may_be_anywhere_in_a_large_vocabulary(draw: Draw) -> None:
-    logits = logits_of(6, 13_000, 11)
-    rows = [
-        (1.0, 0.0, top_k, top_p, uniform)
-        for top_k, top_p in ((40, 1.0), (0, 0.8), (300, 0.95))
-        for uniform in (0.4, 0.97)
-    ]
-    tokens = draw(logits, params_of(rows)).tokens_R.tolist()
-    assert all(token in allowed(logits[row].cpu(), rows[row]) for row, token in enumerate(tokens))
-    assert len({token // 4096 for token in tokens}) > 1
-
-
-@both
-def test_min_p_keeps_what_reaches_it(draw: Draw) -> None:
-    logits = torch.full((4, 9), 2.0, device=DEVICE)
-    logits[:, [0, 4]] = -1.0
-    rows = [(0.7, 1.0, 0, 1.0, 0.0), (0.7, 1.0, 0, 1.0, 0.99), (1.0, 1.0, 3, 1.0, 0.99)]
-    rows.append((1.0, 1.0, 0, 0.5, 0.99))
-    assert draw(logits, params_of(rows)).tokens_R.tolist() == [1, 8, 3, 5]
-
-
-@both
 def test_what_is_ruled_out_is_never_drawn(draw: Draw) -> None:
     logits = torch.full((16, 80), float("-inf"), device=DEVICE)
     logits[:, [5, 79]] = torch.tensor([3.0, 0.0], device=DEVICE)
@@ -248,25 +207,9 @@ def test_logits_of_16_bits_are_drawn_from_as_they_are(draw: Draw, dtype: torch.d
     assert torch.equal(found.peaks_R.nan_to_num(), expected.peaks_R.nan_to_num())
 
 
-def test_parameters_may_be_of_less_precision() -> None:
-    logits = logits_of(3, 300, 5)
-    rows = [(1.0, 0.0, 9, 0.8, 0.3), (0.9, 0.0, 0, 0.7, 0.6), (0.8, 0.1, 0, 1.0, 0.2)]
-    params = params_of(rows)
-    short = replace(params, top_p=params.top_p.float(), uniform=params.uniform.float())
-    for draw in (triton_sample, torch_sample):
-        assert torch.equal(draw(logits, short).tokens_R, draw(logits, params).tokens_R)
-
-
 def test_a_device_takes_what_serves_it() -> None:
     logits, params = logits_of(2, 300, 5), params_of([(1.0, 0.0, 9, 0.8, 0.3)] * 2)
     expected = (triton_sample if DEVICE == "cuda" else torch_sample)(logits, params)
     drawn = device_sample(logits, params)
     assert torch.equal(drawn.tokens_R, expected.tokens_R)
     assert torch.equal(drawn.peaks_R, expected.peaks_R)
-
-
-@both
-def test_no_rows(draw: Draw) -> None:
-    rows = params_of([(1.0, 0.0, 0, 1.0, 0.0)])
-    none = DeviceParams(**{field.name: getattr(rows, field.name)[:0] for field in fields(rows)})
-    assert draw(logits_of(0, 9, 0), none).tokens_R.shape == (0,)

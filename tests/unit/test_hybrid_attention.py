@@ -21,13 +21,12 @@ from paged_core.interfaces.attention import SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
-from paged_core.settings.schema import EngineSettings, settings_class
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
 from paged_testing.engines import registry_with
 from unit.attention_calls import LAYER, batch_of, layer, tokens
 from unit.attention_packages import install
 from unit.packed_attention import PACKED
-from unit.test_attention_plans import NoReads
 
 
 def hybrid(prefill: Any, decode: Any, *parts: object) -> HybridAttention:
@@ -133,15 +132,6 @@ def test_a_part_reads_what_the_other_writes_in_the_same_step(
     for index, out in zip(members, scene.run(members, write_cached=False), strict=True):
         np.testing.assert_allclose(out.numpy(), scene.expected(index), atol=2e-5, rtol=2e-5)
     assert seen == [order]
-
-
-def test_a_step_of_both_parts_reads_no_tensor() -> None:
-    """Reading one would wait for the device."""
-    made, batch = torch_twice(), batch_of([(5, 1), (0, 3), (20, 1)])
-    cache = torch.zeros(made.cache_shape(LAYER, 6), dtype=torch.bfloat16)
-    parts = [torch.zeros(5, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2)]
-    with NoReads():
-        made.bind(LAYER, cache).forward(parts[0], parts[1], parts[2], made.plan(batch))
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -271,21 +261,3 @@ def test_every_layer_of_settings_names_its_parts(
     assert config(capsys, "--attention", "hybrid", *parts, json.dumps(table))["decode"] == table
     argv = ("--attention.decode", "torch")
     assert config(capsys, "--config", str(file), *argv)["decode"] == {"name": "torch"}
-
-
-def test_settings_are_given_as_for_a_slot() -> None:
-    made = EngineSettings(attention={"name": "hybrid", "prefill": "cpu", "decode": {"name": "cpu"}})
-    attention = cast("HybridSettings", made.attention)
-    assert attention.prefill == attention.decode
-    assert hash(made) == hash(EngineSettings(attention=made.attention))
-    table = {"name": "cpu", "instruction_set": "avx2"}
-    made = EngineSettings(attention={"name": "hybrid", "decode": table})
-    assert made.model_dump(mode="json")["attention"]["decode"] == table
-    assert EngineSettings(**made.model_dump()) == made
-    parts = cast("HybridSettings", made.attention)
-    assert (str(parts.prefill), str(parts.decode)) == (
-        "flash_attn",
-        json.dumps(table, separators=(",", ":")),
-    )
-    schema = settings_class(Registry.discover()).model_json_schema()
-    assert "HybridSettings" in schema["$defs"]

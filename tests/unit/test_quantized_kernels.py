@@ -189,12 +189,6 @@ def test_scales_keep_eleven_bits() -> None:
     assert float(((found - wanted).abs() / wanted.abs().clamp(1e-9)).max()) <= 1 / 2048
 
 
-def test_scales_that_are_zero() -> None:
-    kernels = load("portable")
-    weight = matrix(WeightFormat(4, 32), 33, 100, magnitude=0.0)
-    assert not kernels.linear(torch.ones(3, 100), kernels.pack_quantized(weight)).any()
-
-
 @pytest.mark.parametrize("which", ["scales_OG", "offsets_OG"])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_scales_that_are_not_finite_are_refused(which: str, number: float) -> None:
@@ -210,11 +204,3 @@ def test_rows_of_another_width_are_refused() -> None:
     packed = kernels.pack_quantized(matrix(WeightFormat(4, 32), 33, 100))
     with pytest.raises(ValueError, match="contiguous rows of 100 numbers"):
         kernels.linear(torch.ones(3, 99), packed)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_it_takes_the_memory_of_codes_and_halves(bits: int) -> None:
-    kernels = load("portable")
-    weight = matrix(WeightFormat(bits, 32), 64, 320, offsets=True)  # type: ignore[arg-type]
-    packed = kernels.pack_quantized(weight)
-    assert packed.data.nbytes == 64 * 320 * bits // 8 + 2 * 2 * 64 * 10

@@ -27,7 +27,7 @@ from paged_backends.sampling.row import uniform
 from paged_core.sampling_params import LogitsProcessor, SamplingParams
 from paged_core.step import TokenLogprobs
 from unit.cpu_kernels import SETS, load
-from unit.sampled_rows import EOS, VOCAB, kept_by_loops, make_logits, make_row, sampler_of
+from unit.sampled_rows import VOCAB, kept_by_loops, make_logits, make_row, sampler_of
 
 ways: list[RandomSample] = [random_sample]
 """How samplers draw at random: the last one counts."""
@@ -156,13 +156,6 @@ def test_all_ways_draw_the_same(scale: float, vocab_size: int) -> None:
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1  # rounding
 
 
-def test_a_token_of_no_probability_is_never_drawn() -> None:
-    logits = torch.full((600, VOCAB), -math.inf)
-    logits[:, [5, 79]] = 0.0
-    rows = [make_row(SamplingParams(temperature=1.0), index=index) for index in range(600)]
-    assert set(make_sampler().sample(logits, rows).token_ids) == {5, 79}
-
-
 def test_however_hot_it_is_what_is_ruled_out_is_never_drawn() -> None:
     logits = torch.full((200, VOCAB), -math.inf)
     logits[:, [5, 79]] = torch.tensor([3.0, 0.0])
@@ -171,19 +164,6 @@ def test_however_hot_it_is_what_is_ruled_out_is_never_drawn() -> None:
         for index in range(200)
     ]
     assert set(make_sampler().sample(logits, rows).token_ids) == {5, 79}
-
-
-def test_penalties_count_the_output_and_see_the_prompt() -> None:
-    logits = torch.zeros(4, VOCAB)
-    logits[:, 10], logits[:, 11], logits[:, 12] = 4.0, 3.5, 3.0
-    prompt, output = [10, 50], [11, 11]
-    rows = [
-        make_row(SamplingParams(repetition_penalty=2.0), output, prompt),
-        make_row(SamplingParams(presence_penalty=2.0), output, prompt),
-        make_row(SamplingParams(presence_penalty=2.0), [10], prompt),
-        make_row(SamplingParams(frequency_penalty=0.3), [10, 10], prompt),
-    ]
-    assert make_sampler().sample(logits, rows).token_ids == [12, 10, 11, 11]
 
 
 def test_a_row_kept_over_steps_sees_its_new_tokens() -> None:
@@ -202,14 +182,6 @@ def test_placeholder_tokens_outside_the_vocabulary_are_not_penalised() -> None:
     row = make_row(SamplingParams(repetition_penalty=1.5), [-1, VOCAB, VOCAB + 3], [VOCAB])
     draws = make_sampler().sample(logits, [row, make_row(SamplingParams())])
     assert draws.token_ids == logits.argmax(-1).tolist()
-
-
-def test_min_tokens_rules_out_every_end() -> None:
-    logits = torch.zeros(2, VOCAB)
-    logits[:, EOS], logits[:, 20], logits[:, 21] = 9.0, 8.0, 7.0
-    params = SamplingParams(min_tokens=2, stop_token_ids=[20])
-    draws = make_sampler().sample(logits, [make_row(params, [1]), make_row(params, [1, 1])])
-    assert draws.token_ids == [21, EOS]
 
 
 # --- randomness -----------------------------------------------------------------------------------
@@ -324,35 +296,6 @@ def test_a_bias_outside_the_vocabulary_fails_its_row() -> None:
 
 
 # --- masks ----------------------------------------------------------------------------------------
-
-
-def test_a_bad_word_is_masked_where_its_start_was_generated() -> None:
-    logits = torch.zeros(5, VOCAB)
-    logits[:, 7] = 2.0
-    logits[:, 9] = 1.0
-    bad = SamplingParams(bad_words_ids=[[5, 6, 7]])
-    rows = [
-        make_row(bad, [5, 6]),
-        make_row(bad, [6]),
-        make_row(bad, [6], [1, 5]),  # the prompt does not count
-        make_row(SamplingParams(), [5, 6]),
-        make_row(SamplingParams(bad_words_ids=[[7], [9]])),
-    ]
-    assert make_sampler().sample(logits, rows).token_ids == [9, 7, 7, 7, 0]
-
-
-def test_only_allowed_tokens_are_drawn() -> None:
-    logits = make_logits(4)
-    some = SamplingParams(allowed_token_ids=[3, 11])
-    sampled = replace(some, temperature=1.0, seed=1)
-    rows = [make_row(some), make_row(sampled), make_row(SamplingParams())]
-    rows.append(make_row(SamplingParams(allowed_token_ids=[VOCAB])))
-    draws = make_sampler().sample(logits, rows)
-    assert draws.token_ids[0] == (3 if logits[0, 3] >= logits[0, 11] else 11)
-    assert draws.token_ids[1] in {3, 11}
-    assert draws.token_ids[2] == int(logits[2].argmax())
-    assert set(draws.failed) == {3}
-    assert "every token is ruled out" in draws.failed[3]
 
 
 @pytest.mark.parametrize("masks", [{"allowed_token_ids": [3, 11, 12]}, {"bad_words_ids": [[3]]}])

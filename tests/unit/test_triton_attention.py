@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -22,7 +20,6 @@ from paged_backends.kernels.key_splits import MAX_SPLITS
 from paged_backends.kernels.triton import availability
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_backends.kernels.triton.cache import decode
-from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
 from paged_testing.attention_scene import attention_batch
 
@@ -134,13 +131,6 @@ def test_tokens_and_sequences_are_in_the_first_dimension_of_a_grid(
 # ------------------------------------------------------------------ splits
 
 
-@pytest.mark.parametrize("window", [None, 300])
-def test_sequences_of_every_length_are_merged(window: int | None) -> None:
-    """Some have all splits, some a part of them, some one that is not full."""
-    layer = replace(LAYER, num_heads=2, num_kv_heads=1, sliding_window=window)
-    check(scene(LaunchedFor(H200), layer, [(length - 1, 1) for length in (256, 257, 1300)]))
-
-
 # ------------------------------------------------------------------ deterministic
 
 
@@ -217,11 +207,6 @@ def test_without_the_interpreter_it_needs_a_new_gpu(monkeypatch: pytest.MonkeyPa
     assert make("triton").check(on_gpu) is None
 
 
-def test_a_cache_that_is_not_contiguous_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be contiguous"):
-        make("triton").bind(LAYER, torch.zeros(2, 4, 2, 16, 32).transpose(0, 1))
-
-
 def test_a_batch_outside_of_the_cache_is_refused() -> None:
     made = make("triton")
     bound = made.bind(LAYER, torch.zeros(head_major_shape(LAYER, 3)))
@@ -248,22 +233,3 @@ def test_auto_prefers_everything_else_to_the_interpreter(monkeypatch: pytest.Mon
     monkeypatch.delenv(INTERPRETER)
     ranks = {part.name: part.rank for part in Registry.discover().candidates("attention")}
     assert ranks["triton"] == 25 > ranks["cpu"]
-
-
-def test_looking_for_reasons_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; from paged_backends.kernels.triton import availability as found; "
-        "found.unavailable_reason(); found.details(); print({'torch', 'triton'} & set(sys.modules))"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize("size", [1, 16, 33])
-def test_the_layout_keeps_heads_aligned(size: int) -> None:
-    layer: LayerSpec = replace(FLOAT8, block_size=size)
-    *_, head_bytes = head_major_shape(layer, 3)
-    assert head_bytes % 16 == 0
-    assert 0 <= head_bytes - size * (layer.head_dim + 1) < 16

@@ -176,8 +176,3 @@ def test_a_nan_is_the_best_token(dtype: torch.dtype) -> None:
     rows[0, 4999], rows[1, 0] = float("nan"), -float("nan")
     rows[:, 17] = float("inf")
     assert TritonOps().best(rows)[0].tolist() == [4999, 0]
-
-
-def test_both_zeros_are_equal() -> None:
-    rows = torch.tensor([[-1.0, -0.0, 0.0, -0.0]], device=DEVICE)
-    assert TritonOps().best(rows)[0].tolist() == [1]
