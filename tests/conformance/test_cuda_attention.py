@@ -56,7 +56,7 @@ class TestCudaFloat32(OnEmulatedGpu):
 
 @pytest.mark.long
 class TestCudaFloat16(OnEmulatedGpu):
-    """What no barrier orders happens in any order."""
+    """Work that no barrier orders happens in any order."""
 
     component: ClassVar[Mapping[str, Any]] = {"name": "emulated", "order": "by chance"}
     dtypes = ("float16",)
@@ -71,7 +71,7 @@ class TestCudaDeterministic(OnEmulatedGpu):
     keeps_bits = True
 
     def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
-        """Of one sequence: a tile for each of 66,000 takes minutes here."""
+        """One sequence: a tile for each of 66,000 takes minutes here."""
         layer = self.layer("bfloat16", num_heads=1, num_kv_heads=1, sliding_window=1)
         scene = self.scene(self.make(), layer, [(0, 66_000)], 14)
         (out,) = scene.run([0])

@@ -41,10 +41,10 @@ class Checked:
     chunks: list[tuple[int, int]]
     layer: dict[str, Any] = field(default_factory=dict)
     sizes: tuple[int, ...] = (1, 4)
-    """Of blocks."""
+    """Sizes of blocks."""
     in_tiles: bool = False
     multiprocessors: int = 132
-    """Of the device: on few, the keys are split into few parts."""
+    """Multiprocessors of the device: on few, the keys are split into few parts."""
 
     def run(self, made: EmulatedAttention, **changes: Any) -> None:
         """Compute it and compare with dense attention."""
@@ -64,7 +64,7 @@ SCENES = {
     "chunks": Checked([(140, 70)]),
     "heads": Checked([(20, 1), (0, 19), (17, 3)], {"num_heads": 8, "num_kv_heads": 2}, sizes=(16,)),
 }
-"""Those that faults name: the kernels for bfloat16 and a head dimension of 64 compute them."""
+"""Scenes that faults name: the kernels for bfloat16 and a head dimension of 64 compute them."""
 LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "grouped": {"num_heads": 6, "head_dim": 128, "block_size": 5},

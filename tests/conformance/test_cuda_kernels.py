@@ -172,7 +172,7 @@ def check_blocks(
 
 
 class KernelCases:
-    """What holds of the kernels wherever they run."""
+    """Cases of single kernels, wherever they run."""
 
     target: ClassVar[Target]
     device: ClassVar[str]
@@ -254,7 +254,7 @@ class KernelCases:
 
     @pytest.mark.parametrize("kernel", ["decode", "tiles"])
     def test_results_beyond_two_billion_numbers(self, kernel: str) -> None:
-        """Of which those of one head in each row are touched."""
+        """Numbers of one head in each row are touched."""
         heads, is_tiles = 4096, kernel == "tiles"
         spec = layer("bfloat16", num_heads=heads, num_kv_heads=heads)
         run = self.launcher(spec, 2)

@@ -33,7 +33,7 @@ class Interpreted(AttentionConformance):
         return super().layer(dtype, **changes)
 
     def scene(self, *args: Any) -> Scene:
-        """What is cached before a scene is only written: the interpreter is slow."""
+        """A scene whose cached tokens are only written: the interpreter is slow."""
         scene = super().scene(*args)
         scene._writer = WritesOnly(scene._writer)
         return scene
@@ -68,7 +68,7 @@ class TestTritonInHalf(Interpreted):
 
 @pytest.mark.long
 class TestTritonInTiles(Interpreted):
-    """What is shown in short by tests/unit/test_triton_attention.py."""
+    """Longer than the cases of tests/unit/test_triton_attention.py."""
 
     dtypes = ("bfloat16",)
     deterministic = True

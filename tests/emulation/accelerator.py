@@ -71,7 +71,7 @@ PACES: Mapping[str, Callable[[], tuple[Pace, Pace]]] = {
     "transfers early": lambda: (_none, _all),
     "random": lambda: (_by_dice(), _by_dice()),
 }
-"""Those of the streams ``compute`` and ``transfers``."""
+"""Paces of the streams ``compute`` and ``transfers``."""
 
 
 class EmulatedStream(Stream):

@@ -58,11 +58,11 @@ class EmulationCompiler:
 
     cpp: CppCompiler
     kernel_flags: tuple[str, ...]
-    """Of kernels; the shim is compiled without."""
+    """Flags of kernels; the shim is compiled without."""
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """That of the C++ compiler, and the flags."""
+        """Identity of the C++ compiler, and the flags."""
         return (*self.cpp.identity, *self.kernel_flags)
 
     def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:

@@ -37,7 +37,7 @@ def flash_attn(provider: str) -> dict[str, Any]:
 
 
 class OnGpu(AttentionConformance):
-    """What models use most comes first: bfloat16, and heads of 128."""
+    """Usual layers come first: bfloat16, and heads of 128."""
 
     device = "cuda"
     dtypes = ("bfloat16", "float16", "float32")

@@ -118,7 +118,7 @@ def assert_whole(llm: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def expected(llama: Path) -> dict[str, list[list[list[int]]]]:
-    """What the steps of a CPU generate."""
+    """Tokens that the steps of a CPU generate."""
     with build(llama, attention="torch", executor="local") as llm:
         return {"greedy": generate(llm, GREEDY), "sampled": generate(llm, SAMPLED)}
 

@@ -1,4 +1,4 @@
-"""What the ``local`` executor owes the engine, beside the right tokens."""
+"""Executor ``local`` keeps its promises to the engine beside the right tokens."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_what_is_no_number_of_bytes_is_refused(given: Any) -> None:
 
 
 def texts(**executor: Any) -> list[str]:
-    """What the demo model writes; its cache is several times what is populated ahead."""
+    """Texts of the demo model; its cache is several times what is populated ahead."""
     prompts = [f"a block table {number} " * 40 for number in range(6)]
     options = {"num_blocks": 256, "threads": 1, "executor": {"name": "local", **executor}}
     with LLM(**options, registry=registry_with(EMULATED_LOCAL)) as llm:

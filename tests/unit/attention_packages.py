@@ -113,7 +113,7 @@ def _check(given: Mapping[str, Any]) -> None:
 
 
 class _Wrapper:
-    """Of FlashInfer 0.7.2."""
+    """A wrapper of FlashInfer 0.7.2."""
 
     calls: list[Call]
     kind: str

@@ -18,7 +18,7 @@ from paged_core.settings.schema import EngineSettings
 
 
 class CapturableSettings(TorchSettings):
-    """Those of ``torch``."""
+    """Options of ``torch``."""
 
     name: Literal["capturable"] = "capturable"  # type: ignore[assignment]
 

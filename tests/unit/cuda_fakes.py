@@ -33,7 +33,7 @@ def image(*kernels: str) -> bytes:
 
 @dataclass(frozen=True)
 class Launch:
-    """What the fake driver noted of a launch."""
+    """A launch as the fake driver noted it."""
 
     kernel: str
     device: int
@@ -65,7 +65,7 @@ class FakeDriver(Driver):
             )
 
     def depth(self) -> int:
-        """How many contexts this thread has made current."""
+        """Number of contexts that this thread has made current."""
         return int(self._fake.fake_depth())
 
 

@@ -19,7 +19,7 @@ _PADDING = 24
 
 
 class PackedSettings(TorchSettings):
-    """Those of ``torch``."""
+    """Options of ``torch``."""
 
     name: Literal["packed"] = "packed"  # type: ignore[assignment]
 

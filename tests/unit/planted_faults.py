@@ -22,7 +22,7 @@ class Planted:
     right: str
     wrong: str
     test: str
-    """What finds it, as pytest names it; in ``tests``."""
+    """The test that finds it, as pytest names it; in ``tests``."""
 
 
 _PIPELINE = "integration/test_device_pipeline.py::test_text_equals_that_of_a_cpu"

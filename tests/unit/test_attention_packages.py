@@ -139,7 +139,7 @@ def test_a_missing_package_and_a_wrong_block_size_are_both_named(
 
 
 def test_flash_attn_4_alone_is_no_flash_attn_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is installed in a folder of the same name."""
+    """Both are installed in a folder of the same name."""
     install(monkeypatch, "fa4")
     assert "flash-attn 2: not installed" in backend("fa2").check(LAYER)
     assert flash_attention.unavailable_reason() is None
@@ -220,7 +220,7 @@ USUAL = {
     "fa4": {**OF_FLASH_ATTN, "window_size": (None, None)},
     "torch": {"scale": 0.125, "window_size": (-1, 0), "enable_gqa": True, "num_splits": None},
 }
-"""What each is told of a plain layer, beside the sequences."""
+"""Options that each is given for a plain layer, beside the sequences."""
 WINDOW = {"sliding_window": 9}
 Told = tuple[str, list[tuple[int, int]], dict[str, Any], bool, dict[str, Any]]
 CALLS: list[Told] = [

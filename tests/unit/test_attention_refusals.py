@@ -1,4 +1,4 @@
-"""What each attention component does not serve, said with what would help."""
+"""Layers that an attention component does not serve are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPONENTS: dict[str, str | dict[str, Any]] = {
     "varlen": {"name": "flash_attn", "provider": "torch"},
     "torch twice": {"name": "hybrid", "prefill": "torch", "decode": "torch"},
 }
-"""Those that are called otherwise."""
+"""Components with options, by a name for the cases."""
 PACKAGES: list[tuple[str, tuple[int, int], dict[str, Any], str]] = [
     ("fa2", (7, 5), {}, "needs compute capability 8.0 or more, and the GPU has 7.5"),
     ("fa3", (8, 0), {}, "runs on compute capability 9.0, and the GPU has 8.0"),

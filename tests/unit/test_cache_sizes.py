@@ -1,4 +1,4 @@
-"""How the cache of a device is sized whose memory is profiled."""
+"""Sizes of the cache of a device whose memory is profiled."""
 
 from __future__ import annotations
 

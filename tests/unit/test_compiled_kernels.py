@@ -144,9 +144,9 @@ def test_a_turn_of_prefill_multiplies_and_computes_few_addresses(
 # ---------------------------------------------------------------------- Triton
 
 SHARED_BYTES = {(8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10}
-"""Of a thread block, by compute capability (CUDA C++ Programming Guide)."""
+"""Shared memory of a thread block, by compute capability (CUDA C++ Programming Guide)."""
 SPILLED_BYTES = 32
-"""Of a thread: a few registers that are read once."""
+"""Stack of a thread: a few registers that are read once."""
 QWEN3 = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 FLOAT8 = {"kv_cache_dtype": "fp8_e4m3"}
 SLOPES, CAP = {"alibi_slopes": (0.5,) * 16}, {"soft_cap": 5.0}
@@ -193,7 +193,7 @@ OTHERS = [{"block_size": 128}, {"block_size": 5}, {"num_heads": 64, "num_kv_head
     ],
 )
 def test_kernels_in_triton_fit_and_spill_nothing(cases: list[Case]) -> None:
-    """Those of attention; and with ``None`` in the place of a layer, those of the runner and of
+    """Kernels of attention; and with ``None`` in the place of a layer, those of the runner and of
     sampling, which are compiled."""
     for (capability, changes), found in zip(cases, compiled(*cases), strict=True):
         kernels = {kernel for kernel, *_ in found}

@@ -1,4 +1,4 @@
-"""What attention ``cpu`` promises of bits, beyond what every backend must do."""
+"""Bits of attention ``cpu``, beyond the contract of every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of ``torch.cuda``, without a GPU; ``tests/gpu`` has what it answers."""
+"""Calls of ``torch.cuda``, without a GPU; ``tests/gpu`` has its answers."""
 
 from __future__ import annotations
 

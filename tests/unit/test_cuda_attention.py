@@ -1,4 +1,4 @@
-"""What component ``cuda`` launches, refuses and says; its results are tested for conformance."""
+"""Launches, refusals and messages of component ``cuda``; its results are tested for conformance."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def hybrid(prefill: Any, decode: Any, *parts: object) -> HybridAttention:
 
 
 class HeadsFirstSettings(TorchSettings):
-    """Those of ``torch``."""
+    """Options of ``torch``."""
 
     name: Literal["heads_first"] = "heads_first"  # type: ignore[assignment]
 
@@ -237,7 +237,7 @@ def test_decoding_is_captured_where_its_part_can_be(monkeypatch: pytest.MonkeyPa
 
 
 def config(capsys: pytest.CaptureFixture[str], *argv: str, **environ: str) -> dict[str, Any]:
-    """What ``paged-core config --json`` says of attention."""
+    """Settings of attention in ``paged-core config --json``."""
     named = {f"PAGED_CORE_{key}": value for key, value in environ.items()}
     assert main(["config", "--json", *argv], named) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)["settings"]["attention"]

@@ -29,7 +29,7 @@ from unit.sampled_rows import (
 
 @cache
 def ways() -> dict[str, RandomSample]:
-    """How samplers draw at random, by name."""
+    """Ways to sample at random, by name."""
     kernels = {name: kernel_random_sample(found.sample) for name, found in loadable().items()}
     return {"torch": random_sample, **kernels}
 
@@ -40,7 +40,7 @@ def fresh(row: Row) -> Row:
 
 
 def is_allowed(token: int, values: list[float], row: Row) -> bool:
-    """Whether a row's parameters allow a token; its processed logits are ``values``."""
+    """Return True if a row's parameters allow a token; its processed logits are ``values``."""
     if not row.sampled:
         return values[token] == pytest.approx(max(values), abs=1e-5)
     params = row.sampling

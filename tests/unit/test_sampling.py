@@ -30,7 +30,7 @@ from unit.cpu_kernels import SETS, load
 from unit.sampled_rows import VOCAB, kept_by_loops, make_logits, make_row, sampler_of
 
 ways: list[RandomSample] = [random_sample]
-"""How samplers draw at random: the last one counts."""
+"""Ways to sample at random: the last one counts."""
 
 
 @pytest.fixture(scope="module", autouse=True, params=["torch", *SETS])

@@ -120,7 +120,7 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 def test_a_draw_is_that_of_a_sort(
     rows: list[tuple[Any, float]], shape: str, size: int, seed: int, dtype: torch.dtype
 ) -> None:
-    """What is kept is the same set, to the token: of equal logits the lower ids are kept first."""
+    """The same tokens are kept: of equal logits the lower ids are kept first."""
     choices = [(*asked, number) for asked, number in rows]
     if shape == "huge" and dtype is torch.float16:
         dtype = torch.bfloat16

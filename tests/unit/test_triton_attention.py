@@ -1,4 +1,4 @@
-"""What the conformance class of ``triton`` does not show: launches for GPUs, splits, captures."""
+"""Launches for GPUs, splits and captures of ``triton``, beside its conformance class."""
 
 from __future__ import annotations
 

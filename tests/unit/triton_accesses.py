@@ -1,4 +1,4 @@
-"""What Triton's interpreter leaves out of a GPU: memory ends, and programs run in any order."""
+"""Two properties of a GPU for Triton's interpreter: memory ends, programs run in any order."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ KERNELS = {
     layer_ops: ("normalize_rows", "prepare_query_and_key", "compute_angles", "gate_rows"),
     sampling: ("best_of_chunks", "take_best", "weigh_chunks", "collect_chunks", "draw_tokens"),
 }
-"""What the functions of a module launch."""
+"""Kernels that the functions of a module launch."""
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 TYPES = {
     **{torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},

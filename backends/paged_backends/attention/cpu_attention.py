@@ -40,7 +40,7 @@ from paged_core.interfaces.layer import LayerSpec
 
 _TYPES = {"float32": 0, "bfloat16": 1}
 _SCALE_BYTES = 2
-"""Of a row in int8: its scale is in bfloat16."""
+"""Bytes of the scale of a row in int8, which is in bfloat16."""
 
 
 Shape = tuple[int, int, int, int, int]
@@ -54,13 +54,13 @@ class Work:
     lists: list[Tensor]
     """Items, joins, shares, members, and memory for partial results, reused layer by layer."""
     addresses: tuple[int, ...]
-    """Of ``starts``, ``lengths``, ``tables`` and ``slots``, and of the lists."""
+    """Addresses of ``starts``, ``lengths``, ``tables`` and ``slots``, and of the lists."""
     counts: tuple[int, ...]
     """The width of the tables; the numbers of tokens, items and joins."""
 
 
 class Plan(KernelBatch):
-    """Of one step; the work is listed once for each shape of layers."""
+    """Plan of one step; the work is listed once for each shape of layers."""
 
     def __init__(
         self, bindings: Bindings, batch: AttentionBatch, tiles_from: int, num_threads: int

@@ -58,7 +58,7 @@ _ALIGNMENT = 16
 
 
 class Plan(KernelBatch):
-    """Of one step: the batch, and what the layers of one kind launch for it."""
+    """Plan of one step: the batch, and the launches of each kind of layer."""
 
     def __init__(self, batch: AttentionBatch) -> None:
         super().__init__(batch)
@@ -80,7 +80,7 @@ class Plan(KernelBatch):
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """What layers of one kind do in one step."""
+    """Kernels that layers of one kind launch in one step."""
 
     kernels: tuple[tuple[Kernel, Grid], ...]
     """One after another."""

@@ -25,7 +25,7 @@ _log = get_logger()
 
 
 class Plan:
-    """Of one step, or of a captured graph and all its replays."""
+    """Plan of one step, or of a captured graph and all its replays."""
 
     def __init__(self, batch: AttentionBatch, *, captured: bool = False) -> None:
         self.sequences = Sequences(batch)

@@ -48,7 +48,7 @@ class Sequences(KernelBatch):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a package is asked to compute."""
+    """Attention that a package is asked for."""
 
     layer: LayerSpec
     slopes_H: Tensor | None
@@ -74,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """What tells one package from the others."""
+    """Differences of one package from the others."""
 
     name: str
     """In the option ``provider``."""
@@ -88,7 +88,7 @@ class Package:
     install: str
     """The command that installs it."""
     options: Callable[[Request], Mapping[str, Any]]
-    """What the function is told beside queries, keys and values."""
+    """Arguments of the function beside queries, keys and values."""
     decode: str | None = None
     """The function for steps that decode only, which splits long sequences."""
     lacks: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Package:
     windows_vary: bool = False
     """Results of layers with a sliding window depend on the rest of the batch, bit for bit."""
     records_build: bool = False
-    """It says what was left out when it was built."""
+    """The package records what was left out when it was built."""
 
 
 class Provider:

@@ -122,7 +122,7 @@ class Lease:
     """The event when the device has what was planned; ``None``: at once, since it is no GPU."""
 
     def is_over(self) -> bool:
-        """Whether the wrapper may be planned again."""
+        """Return True if the wrapper may be planned again."""
         return self.holder() is None and (self.copied is None or self.copied.query())
 
     def plan(self, *args: Any, **options: Any) -> None:
@@ -174,7 +174,7 @@ of any size; without them only some sizes are served."""
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What FlashInfer is told of a layer."""
+    """Properties of a layer that FlashInfer is told."""
 
     num_heads: int
     num_kv_heads: int
@@ -192,7 +192,7 @@ class Kind:
 
 
 class Plan:
-    """Of one step; FlashInfer plans once for each kind of layer."""
+    """Plan of one step; FlashInfer plans once for each kind of layer."""
 
     def __init__(self, wrappers: Wrappers, batch: AttentionBatch) -> None:
         self.writes = SlotWrites(batch.slot_mapping)

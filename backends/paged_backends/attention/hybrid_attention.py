@@ -129,7 +129,7 @@ class Pass:
 
 
 class Plan:
-    """Of one step; the order of the parts is found once for each size of blocks."""
+    """Plan of one step; the order of the parts is found once for each size of blocks."""
 
     def __init__(self, batch: AttentionBatch, plans: Callable[[str, AttentionBatch], Any]) -> None:
         is_decode_S = decodes(batch)
@@ -207,11 +207,11 @@ class HybridAttention(AttentionBackend):
         return self._layout_problem(layer)
 
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """That of both components."""
+        """Return the shape, which both components have."""
         return self._backend("decode").cache_shape(layer, num_blocks)
 
     def block_dim(self) -> int:
-        """That of both components."""
+        """Return the dimension, which both components have."""
         return self._backend("decode").block_dim()
 
     def plan(self, batch: AttentionBatch, /) -> Plan:

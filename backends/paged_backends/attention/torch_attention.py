@@ -65,7 +65,7 @@ class _Piece:
 
 
 class Plan:
-    """Of one step; tiles are made once for each sliding window."""
+    """Plan of one step; tiles are made once for each sliding window."""
 
     def __init__(self, batch: AttentionBatch, *, one_by_one: bool) -> None:
         """``one_by_one``: a tile is one query, so that nothing else decides how it is rounded."""

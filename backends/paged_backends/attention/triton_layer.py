@@ -32,7 +32,7 @@ from paged_core.interfaces.layer import LayerSpec
 
 
 class Plan(KernelBatch):
-    """Of one step, or of a captured one: its tensors may then get other numbers.
+    """Plan of one step, or of a captured one, whose tensors may then get other numbers.
 
     Args:
         batch: whose tensors the kernels read.
@@ -81,7 +81,7 @@ _SLACK = 8
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What launches are made for."""
+    """Device that launches are made for."""
 
     capability: Capability
     num_processors: int

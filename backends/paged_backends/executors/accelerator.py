@@ -56,7 +56,7 @@ class Graph(Protocol):
     """Captured work."""
 
     output: Tensor
-    """What the work returned: the same tensor for every replay, good until any graph of the
+    """Result of the work: the same tensor for every replay, good until any graph of the
     accelerator is replayed."""
 
     def replay(self) -> None:
@@ -75,13 +75,13 @@ class Accelerator(ABC):
     """A device, as an executor uses it."""
 
     runs_ahead: bool
-    """Whether launched work runs while the host goes on, so that it pays to plan ahead."""
+    """True if launched work runs while the host goes on, so that it pays to plan ahead."""
     measures_memory: bool
-    """Whether :meth:`peak` knows."""
+    """True if :meth:`peak` can tell."""
     compute: Stream
-    """What computes; it is the current stream of the thread that made the accelerator."""
+    """Stream that computes: the current one of the thread that made the accelerator."""
     transfers: Stream
-    """What copies between host and device beside it."""
+    """Stream that copies between host and device beside it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -78,7 +78,7 @@ class Batch:
     rows_S: NDArray[np.int64]
     """The sequences' rows in the arrays of :class:`SequenceRows`."""
     generations_S: NDArray[np.int64]
-    """Of these rows, see there."""
+    """Generations of these rows, see there."""
     counts_S: NDArray[np.int64]
     """Tokens to compute in this step."""
     computed_S: NDArray[np.int64]
@@ -86,9 +86,9 @@ class Batch:
     last_S: NDArray[np.int64]
     """Index in T of each sequence's last token of this step."""
     complete_S: NDArray[np.bool_]
-    """Whether all tokens of the sequence are computed after this step, so that one is sampled."""
+    """True where all tokens of the sequence are computed after this step, so that one is sampled."""
     unknown_S: NDArray[np.bool_]
-    """Whether the token to compute is sampled by a step in flight: it is on the device only."""
+    """True where the token to compute is sampled by a step in flight: it is on the device only."""
     tokens_T: NDArray[np.int64]
     """Any number where the token is unknown."""
     positions_T: NDArray[np.int64]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProfile:
-    """What a device has before the cache is allocated, and what it needs beside it."""
+    """Memory of a device before the cache is allocated, and needs beside the cache."""
 
     memory: DeviceMemory
     activations: int
@@ -152,9 +152,9 @@ def _any_params(logits: Tensor) -> DeviceParams:
 
 _GIB = 1 << 30
 _UTILISATION = 0.9
-"""Of all memory of a device that is profiled; the rest is for graphs, fragments and libraries."""
+"""Share of a profiled device's memory; the rest is for graphs, fragments and libraries."""
 _DEVICE_SHARE = 0.8
-"""Of the memory that is free after the weights are loaded; the rest is for activations."""
+"""Share of the memory that the weights leave free; the rest is for activations."""
 _CPU_SHARE = 0.25
 _CPU_LIMIT = 4 * _GIB
 """Unless settings ask for more: the memory of a CPU is shared with all other processes."""
@@ -226,7 +226,7 @@ def decide_cache_size(
 
 
 def needs_profile(settings: EngineSettings) -> bool:
-    """Whether the size of the cache depends on what else the device has to hold."""
+    """Return True if the size of the cache depends on what else the device has to hold."""
     asked = settings.kv_cache_memory
     return settings.num_blocks is None and (asked is None or isinstance(asked, float))
 

@@ -36,9 +36,9 @@ from paged_core.interfaces.runner import SupportsBestTokens
 from paged_core.log import get_logger
 
 _NO_SLOT = -1
-"""Of a row without a sequence: nothing is written for it."""
+"""Slot of a row without a sequence: nothing is written for it."""
 NO_SOURCE = -1
-"""Of a row whose token is known on the host."""
+"""Source of a row whose token is known on the host."""
 
 
 class _Fields(NamedTuple):
@@ -257,7 +257,7 @@ class DecodeGraphs:
         self._captured = {size: self._capture(size) for size in reversed(sizes)}
 
     def fits(self, batch: Batch) -> bool:
-        """Whether there is a graph for ``batch``."""
+        """Return True if there is a graph for ``batch``."""
         return (
             batch.max_query_len == 1
             and len(batch.sequences) <= self._sizes[-1]

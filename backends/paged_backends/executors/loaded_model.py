@@ -22,7 +22,7 @@ from paged_core.step import StepInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """What exists between start and close."""
+    """Model, cache and sequences between start and close."""
 
     accelerator: Accelerator
     runner: Runner

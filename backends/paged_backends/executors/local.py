@@ -54,7 +54,7 @@ from paged_core.step import StepInput, StepResult
 from paged_core.structured_outputs import StructuredOutputs
 
 _SPARE_ROWS = 64
-"""Of sequences that are known beyond those that run, for which the device can sample."""
+"""Rows for sequences that are known beyond those that run, for which the device can sample."""
 
 log = get_logger()
 

@@ -49,7 +49,7 @@ class CacheGroup:
         shape, dtype = backend.cache_shape(layers[0], num_blocks), cache_dtype(layers[0])
         cache = zeros((len(layers), *shape), dtype, layers[0].device)
         self.layers = list(cache.unbind(0))
-        """What the backend binds."""
+        """Caches that the backend binds."""
         self.memories = [BlockMemory(cache, 1 + backend.block_dim())]
         """Where its blocks are."""
         self._blocks = cache.movedim(1 + backend.block_dim(), 0)
@@ -153,7 +153,7 @@ class OwnedCaches:
         num_host_blocks: int,
     ) -> None:
         self.layers = [layout.allocate_cache(layer, num_blocks, layer.device) for layer in layers]
-        """What the backend binds."""
+        """Caches that the backend binds."""
         self.memories: list[BlockMemory] = []
         """Only the backend knows where its blocks are."""
         self._host = [
@@ -206,7 +206,7 @@ class PagedCache:
         num_host_blocks: int,
     ) -> None:
         self.layers: list[Any] = [None] * len(layers)
-        """What the backend binds, layer by layer."""
+        """Caches that the backend binds, layer by layer."""
         self._parts: list[CacheGroup | OwnedCaches] = []
         for places in _alike(layers, backend):
             members = [layers[place] for place in places]

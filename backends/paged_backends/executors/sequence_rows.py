@@ -83,7 +83,7 @@ class SequenceRows:
                 self._free.append(known.row)
 
     def need_host(self, ids: Sequence[SeqId]) -> bool:
-        """Whether the tokens of one of these cannot be sampled on the device."""
+        """Return True if the tokens of one of these cannot be sampled on the device."""
         known = self._known
         return self._num_for_host > 0 and any(known[seq_id].needs_host for seq_id in ids)
 

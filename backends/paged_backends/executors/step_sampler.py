@@ -269,7 +269,7 @@ class DeviceSampler:
         return torch.where(sources_B < 0, tokens_B, newest_B)
 
     def is_greedy(self, batch: Batch) -> bool:
-        """Whether every sequence asks for its best token and nothing else."""
+        """Return True if every sequence asks for its best token and nothing else."""
         return bool(self._rows.plain_C[batch.rows_S].all())
 
     def take_best(self, hidden_RH: Tensor, targets_R: Tensor) -> Tensor:

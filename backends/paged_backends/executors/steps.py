@@ -122,7 +122,7 @@ class StepHandle:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """What is needed to collect a step."""
+    """Work of a step in flight, and what collecting it takes."""
 
     batch: Batch
     sample: DeviceSample

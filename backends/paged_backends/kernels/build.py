@@ -45,7 +45,7 @@ class Build:
     includes: tuple[Path, ...] = ()
     """Further folders whose files these include; a change to any of them counts as well."""
     suffix: str = ".so"
-    """Of the file: a shared library's, or that of code for another processor."""
+    """Suffix of the file: a shared library's, or that of code for another processor."""
 
     def paths(self) -> list[Path]:
         """Return the paths of the units."""
@@ -142,7 +142,7 @@ def library(build: Build, compiler: Compiler | CannotCompile, folder: Path | Non
 
 
 def is_cached(build: Build) -> bool:
-    """Whether the library is in the user's cache, whichever compiler built it."""
+    """Return True if the library is in the user's cache, whichever compiler built it."""
     try:
         return bool(_find(_folder(), build))
     except CannotCompile:

@@ -9,13 +9,13 @@ _DEVICES = (
     *("/dev/nvhost-gpu", "/dev/nvgpu"),
     "/dev/dxg",
 )
-"""What the driver has on Linux, on Jetson, and in Linux on Windows."""
+"""Files of the driver on Linux, on Jetson, and in Linux on Windows."""
 _AMPERE = (8, 0)
 """Asynchronous copies and tensor cores of bfloat16 came with it."""
 
 
 def has_driver() -> bool:
-    """Whether the driver of an NVIDIA GPU is there; PyTorch is not imported."""
+    """Return True if the driver of an NVIDIA GPU is there; PyTorch is not imported."""
     return any(Path(device).exists() for device in _DEVICES)
 
 

@@ -20,7 +20,7 @@ from paged_backends.sampling.row import GREEDY_BELOW, MAX_TEMPERATURE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceParams:
-    """How each row is sampled: tensors [R] on the device of the logits."""
+    """Parameters of each row: tensors [R] on the device of the logits."""
 
     temperature: Tensor
     """float32; below ``GREEDY_BELOW``, or 0, the best token is taken."""
@@ -36,7 +36,7 @@ class DeviceParams:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTokens:
-    """What was sampled, on the device."""
+    """Sampled tokens, on the device."""
 
     tokens_R: Tensor
     """int64; of a row that cannot be sampled from, any token of the vocabulary."""

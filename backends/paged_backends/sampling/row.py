@@ -55,7 +55,7 @@ class TokenCounts:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How often each of :attr:`ids` occurs in the output."""
+        """Number of times that each of :attr:`ids` occurs in the output."""
         return self._counts[: len(self._indices)]
 
 
@@ -67,7 +67,7 @@ MAX_TEMPERATURE = 1e30
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the sampler needs to know of a sequence.
+    """A sequence as the sampler knows it.
 
     Make it once per sequence and keep it while the sequence grows: ``tokens`` is the caller's live
     list, and what depends on the parameters alone is computed only once. A row made anew for every

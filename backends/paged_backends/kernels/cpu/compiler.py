@@ -109,7 +109,7 @@ class InstructionSet:
 
     name: InstructionSetName
     flags: tuple[str, ...]
-    """Of the compiler."""
+    """Flags of the compiler."""
     bit: int
     """Its bit in the result of ``detect.cpp``; 0: every processor has it."""
 

@@ -59,7 +59,7 @@ PANEL = 32
 _LARGEST_EXPONENT = 15
 """Every number below ``2 ** 15`` is in the range of float16."""
 _LEAST_EXPONENT = -100
-"""Of the factor: its reciprocal is in the range of float32."""
+"""Least exponent of the factor: its reciprocal is in the range of float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +75,7 @@ class PackedWeight:
     bias: Tensor | None
     """[O] float32."""
     codes: CodeFormat | None = None
-    """Of a quantised weight; ``None``: it has the dtype of its argument and its result."""
+    """Format of a quantised weight; ``None``: it has the dtype of its argument and its result."""
 
 
 def code_format(matrix: QuantizedMatrix, *, is_widened: bool) -> CodeFormat:

@@ -63,7 +63,7 @@ class Argument:
         self.structure = structure
         self.address = ctypes.addressof(structure)
         self.pointers = (c_void_p * 1)(self.address)
-        """What ``cuLaunchKernel`` takes: an address for each parameter."""
+        """Argument of ``cuLaunchKernel``: an address for each parameter."""
 
 
 def divider(divisor: int) -> tuple[int, int]:
@@ -85,10 +85,10 @@ class KernelError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a compiled kernel says of itself."""
+    """Sizes that a compiled kernel tells the host."""
 
     threads: int
-    """Of a thread block."""
+    """Threads of a thread block."""
     shared_bytes: int
     """Dynamic shared memory of a thread block."""
     rows: int
@@ -115,7 +115,7 @@ class Kernel(Protocol):
 
     @property
     def geometry(self) -> Geometry:
-        """What it says of itself."""
+        """Sizes that it tells the host."""
 
     @property
     def resident(self) -> int:
@@ -133,7 +133,7 @@ class KernelModule(Protocol):
     """Kernels that were loaded together."""
 
     declares: bool
-    """Whether it is to be told which memory kernels may use: see :meth:`declare`."""
+    """True if the module is to be told which memory kernels may use: see :meth:`declare`."""
 
     def kernel(self, name: str, argument_bytes: int, /) -> Kernel:
         """Return a kernel; it is kept.
@@ -164,9 +164,9 @@ HEAD_DIM_MULTIPLE = 8
 MATRIX_ROWS = 16
 """Query heads of one key head that a thread block takes when it decodes on tensor cores."""
 WARPGROUP_DIMS = (64, 128)
-"""Those for which tiles may be multiplied by warpgroups."""
+"""Head dimensions for which warpgroups may multiply tiles."""
 GPU_GROUPS = tuple(range(1, 9))
-"""Those that it may take in float32, by the variant."""
+"""Query heads that such a thread block may take in float32, by the variant."""
 
 COPY_BLOCKS = "paged_copy_blocks"
 
@@ -184,7 +184,7 @@ class Variant:
     cache: str
     """``kv_cache_dtype`` of the layers."""
     warpgroups: bool = False
-    """Whether warpgroups multiply tiles; only where :meth:`warpgroup_problem` allows it."""
+    """True if warpgroups multiply tiles; only where :meth:`warpgroup_problem` allows it."""
 
     @classmethod
     def of(cls, layer: LayerSpec, groups: Sequence[int] = GPU_GROUPS) -> Variant:
@@ -204,17 +204,17 @@ class Variant:
 
     @property
     def decode(self) -> str:
-        """Of that which computes single rows, split over the keys."""
+        """Name of the kernel that computes single rows, split over the keys."""
         return f"paged_decode_{self.dtype}_{self.dim}_{self.group}_{self.cache}"
 
     @property
     def combine(self) -> str:
-        """Of that which puts the results of splits together."""
+        """Name of the kernel that puts the results of splits together."""
         return f"paged_combine_{self.dtype}"
 
     @property
     def tiles(self) -> str | None:
-        """Of that which computes many rows at once; there is none of float32."""
+        """Name of the kernel that computes many rows at once; there is none of float32."""
         if self.dtype == "float32":
             return None
         kind = "warpgroup_tiles" if self.warpgroups else "tiles"
@@ -332,9 +332,9 @@ class BlockCopier:
 
 
 _LEAST_KEYS = 64
-"""Of a split: reading them must outweigh starting it and combining the results."""
+"""Least keys of a split: reading them must outweigh starting it and combining the results."""
 _FIXED_KEYS = 256
-"""Of a split whose results must not depend on the batch."""
+"""Keys of a split whose results must not depend on the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ class KeySplits:
     that depends on n, ``keys`` and ``most`` alone."""
 
     keys: int
-    """Of a part, unless there would be more than ``most``."""
+    """Keys of a part, unless there would be more than ``most``."""
     most: int
     """Parts of a row."""
     count: int

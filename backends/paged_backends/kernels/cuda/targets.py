@@ -38,11 +38,11 @@ def describe(index: int | None) -> str:
 
 
 class Target(Protocol):
-    """What runs the kernels."""
+    """Machine that runs the kernels."""
 
     @property
     def groups(self) -> Sequence[int]:
-        """Those of the variants that there are."""
+        """Groups of the variants that there are."""
 
     def problem(self, device: torch.device, /) -> str | None:
         """Return why it does not serve a device, or ``None``."""

@@ -13,7 +13,7 @@ INTERPRETER = "TRITON_INTERPRET"
 
 
 def is_interpreted() -> bool:
-    """Whether kernels are executed by Triton's interpreter, on the CPU."""
+    """Return True if kernels are executed by Triton's interpreter, on the CPU."""
     return os.environ.get(INTERPRETER, "").lower() in ("1", "true", "yes", "on", "y")
 
 

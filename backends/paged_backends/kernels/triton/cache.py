@@ -119,7 +119,7 @@ def write_tokens(
 
 
 _WORDS = 1024
-"""That a program copies."""
+"""Words that a program copies."""
 
 
 @triton.jit(

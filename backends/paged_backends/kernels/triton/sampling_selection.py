@@ -52,7 +52,7 @@ def best_of_row(best, row, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def is_random(temperature, peak, GREEDY_BELOW: tl.constexpr):
-    """Whether a token is drawn at random: greedy rows and those not finite take the best."""
+    """Return True if a token is drawn at random: greedy rows and those not finite take the best."""
     return (temperature >= GREEDY_BELOW) & (tl.abs(peak) < float("inf"))
 
 
@@ -64,7 +64,7 @@ def bounded(temperature):
 
 @triton.jit
 def is_filtered_by_rank(top_k, top_p, vocab_size):
-    """Whether ``top_k`` or ``top_p`` filters, so that tokens are drawn best first."""
+    """Return True if ``top_k`` or ``top_p`` filters, so that tokens are drawn best first."""
     return ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)
 
 

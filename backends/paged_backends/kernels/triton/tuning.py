@@ -15,7 +15,7 @@ _LITTLE_SHARED_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileSizes:
-    """Of one kernel."""
+    """Tile sizes of one kernel."""
 
     rows: int
     """Queries times heads of a group; for decoding, 16 suffice for most groups."""
@@ -40,7 +40,7 @@ class TileSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How the kernels of one kind of layer are launched."""
+    """Launches of the kernels of one kind of layer."""
 
     write_tokens: int
     """Tokens that a program writes."""
