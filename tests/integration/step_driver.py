@@ -30,6 +30,7 @@ from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.communicator import Communicator
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner
+from paged_core.interfaces.scheduler import StepLimits
 from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
@@ -56,7 +57,7 @@ def settings(folder: Path | str, **changes: Any) -> Any:
         "allow_pickle": False,
         "enforce_eager": False,
         "deterministic": False,
-        "scheduler": SimpleNamespace(max_num_seqs=8),
+        "scheduler": SimpleNamespace(step_limits=StepLimits(num_seqs=8)),
         "grammar": SimpleNamespace(name="llguidance"),
     }
     return SimpleNamespace(**(values | changes))

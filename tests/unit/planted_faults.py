@@ -204,14 +204,15 @@ PLANTED = {
     ),
     "slots are read beyond the batch": Planted(
         "kernels/triton/cache.py",
-        "tl.load(slots + token_N, token_N < num_tokens, -1)",
-        "tl.load(slots + token_N)",
+        "tl.load(slots + token_N, token_N < num_tokens, -1)\n"
+        "    is_written_N = slot_N >= 0\n    dims_D",
+        "tl.load(slots + token_N)\n    is_written_N = slot_N >= 0\n    dims_D",
         f"{_TRITON}::test_attention_in_any_order[decode]",
     ),
     "a row to spare is written before the cache": Planted(
         "kernels/triton/cache.py",
-        "is_written_N = slot_N >= 0",
-        "is_written_N = slot_N >= -1",
+        "is_written_N = slot_N >= 0\n    dims_D",
+        "is_written_N = slot_N >= -1\n    dims_D",
         "unit/test_triton_attention.py::test_a_captured_plan_follows_the_numbers_of_i"
         "ts_tensors[False]",
     ),

@@ -39,7 +39,6 @@ def num_blocks(found: MemoryProfile | None, **changes: Any) -> int:
         "num_blocks": None,
         "kv_cache_memory": None,
         "num_host_blocks": None,
-        "scheduler": SimpleNamespace(max_num_seqs=4),
     }
     settings: Any = SimpleNamespace(**{**values, **changes})
     size = decide_cache_size(
@@ -47,6 +46,7 @@ def num_blocks(found: MemoryProfile | None, **changes: Any) -> int:
         [LARGE],
         make("torch"),
         model_length=None,
+        max_num_seqs=4,
         needs_host_blocks=False,
         profile=found,
     )

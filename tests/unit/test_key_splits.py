@@ -52,7 +52,7 @@ def test_no_other_number_of_about_as_many_waves_takes_less_time(
     [(64, 4096, 1), (8, 16_384, 8), (32, 4096, 2), (1, 131_072, 66), (256, 1024, 1), (3, 100, 1)],
 )
 def test_splits_of_known_batches(sequences: int, longest: int, expected: int) -> None:
-    """Batches of 8 key heads, on 132 multiprocessors that run four at once: 0.97 waves, or one in full."""
+    """8 key heads, on 132 multiprocessors that run four at once: 0.97 waves, or one in full."""
     assert choose_splits(sequences * 8, longest, 64, 4 * 132, unit=16) == expected
 
 

@@ -31,9 +31,8 @@ from paged_backends.attention.step import (
     point_to_rows,
 )
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cpu.bindings import Bindings
+from paged_backends.kernels.cpu.bindings import INT32S, AttentionCall, Bindings
 from paged_backends.kernels.cpu.compiler import NoSuchInstructions
-from paged_backends.kernels.cpu.structs import INT32S, AttentionCall
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec

@@ -18,9 +18,8 @@ from paged_backends.attention.step import BlockBounds, KernelBatch, contiguous_r
 from paged_backends.kernels.key_splits import MAX_SPLITS, choose_splits
 from paged_backends.kernels.triton.attention import attend_splits, attend_tiles, merge_splits
 from paged_backends.kernels.triton.availability import is_interpreted
-from paged_backends.kernels.triton.cache import write_tokens
+from paged_backends.kernels.triton.cache import prepare_and_write, write_tokens
 from paged_backends.kernels.triton.layer_ops import NUMBERS
-from paged_backends.kernels.triton.prepared_writes import prepare_and_write
 from paged_backends.kernels.triton.tuning import (
     INTERPRETED,
     Capability,

@@ -86,7 +86,7 @@ class Batch:
     last_S: NDArray[np.int64]
     """Index in T of each sequence's last token of this step."""
     complete_S: NDArray[np.bool_]
-    """True where all tokens of the sequence are computed after this step, so that one is sampled."""
+    """True where this step computes the last token of the sequence, so that one is sampled."""
     unknown_S: NDArray[np.bool_]
     """True where the token to compute is sampled by a step in flight: it is on the device only."""
     tokens_T: NDArray[np.int64]

@@ -162,7 +162,6 @@ _HOST_SHARE = 0.5
 _PINNED_LIMIT = 8 * _GIB
 """Unless settings ask for more: pinned memory is taken at once, and never paged out."""
 _UNKNOWN_LENGTH = 2048
-_DEFAULT_NUM_SEQS = 256
 
 log = get_logger()
 
@@ -182,6 +181,7 @@ def decide_cache_size(
     backend: AttentionBackend,
     *,
     model_length: int | None,
+    max_num_seqs: int,
     needs_host_blocks: bool,
     profile: MemoryProfile | None = None,
     num_ranks: int = 1,
@@ -194,6 +194,7 @@ def decide_cache_size(
 
     Args:
         model_length: positions of the model; ``None``: it does not say.
+        max_num_seqs: sequences that may run at once.
         needs_host_blocks: whether preemption may swap.
         profile: of the device, if there is one and :func:`needs_profile` says so.
         num_ranks: processes that share the memory of the machine, each with a cache like this.
@@ -206,7 +207,8 @@ def decide_cache_size(
     layout = layout_of(backend)
     block_bytes = sum(layout.block_bytes(layer) for layer in layers)
     device = torch.device(layers[0].device)
-    num_blocks = _device_blocks(settings, block_bytes, device, length, profile, num_ranks)
+    most = max_num_seqs * -(-length // settings.block_size)
+    num_blocks = _device_blocks(settings, block_bytes, device, most, profile, num_ranks)
     pool = num_blocks * settings.block_size
     if settings.max_model_len is None and pool < length:
         log.warning(
@@ -229,11 +231,6 @@ def needs_profile(settings: EngineSettings) -> bool:
     """Return True if the size of the cache depends on what else the device has to hold."""
     asked = settings.kv_cache_memory
     return settings.num_blocks is None and (asked is None or isinstance(asked, float))
-
-
-def max_num_seqs(settings: EngineSettings) -> int:
-    """Return how many sequences may run at once."""
-    return getattr(settings.scheduler, "max_num_seqs", None) or _DEFAULT_NUM_SEQS
 
 
 def longest_sequence(settings: EngineSettings, model_length: int | None) -> int:
@@ -259,7 +256,7 @@ def _device_blocks(
     settings: EngineSettings,
     block_bytes: int,
     device: torch.device,
-    length: int,
+    most: int,
     profile: MemoryProfile | None,
     num_ranks: int,
 ) -> int:
@@ -267,7 +264,7 @@ def _device_blocks(
     asked = settings.num_blocks
     if asked is None:
         budget = _budget(settings, free, device, profile)
-        return _fitting_blocks(settings, block_bytes, budget, device, length)
+        return _fitting_blocks(settings, block_bytes, budget, device, most)
     if asked * block_bytes > free:
         raise SettingsError(
             f"num_blocks: {asked} blocks take {_size(asked * block_bytes)}, and {_size(free)} are "
@@ -309,7 +306,7 @@ def _budget(
 
 
 def _fitting_blocks(
-    settings: EngineSettings, block_bytes: int, budget: int, device: torch.device, length: int
+    settings: EngineSettings, block_bytes: int, budget: int, device: torch.device, most: int
 ) -> int:
     num_blocks = budget // block_bytes
     if num_blocks < 1:
@@ -318,7 +315,7 @@ def _fitting_blocks(
             f"{settings.block_size} tokens takes {_size(block_bytes)}; raise kv_cache_memory or "
             "lower block_size"
         )
-    return min(num_blocks, max_num_seqs(settings) * -(-length // settings.block_size))
+    return min(num_blocks, most)
 
 
 def _host_blocks(

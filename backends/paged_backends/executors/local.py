@@ -6,6 +6,7 @@ collected; ``docs/architecture.md`` says in what order things happen there.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from concurrent.futures import Future
 from functools import partial
@@ -14,7 +15,6 @@ from typing import Any
 import psutil
 import torch
 
-import paged_backends.executors.forks  # noqa: F401 - what it does when a process forks
 from paged_backends.device import choose_device
 from paged_backends.executors.accelerator import Accelerator, HostDevice
 from paged_backends.executors.cache_size import (
@@ -22,14 +22,12 @@ from paged_backends.executors.cache_size import (
     MemoryProfile,
     decide_cache_size,
     longest_sequence,
-    max_num_seqs,
     needs_profile,
     profile_pass,
 )
 from paged_backends.executors.decode_graphs import capture_decode_graphs
-from paged_backends.executors.loaded_model import LoadedModel
 from paged_backends.executors.page_populator import PagePopulator, unpopulated_reason
-from paged_backends.executors.paged_cache import PagedCache
+from paged_backends.executors.paged_cache import LoadedModel, PagedCache
 from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
 from paged_backends.executors.settings import LocalSettings
 from paged_backends.executors.shared_sampling import SharedSampler
@@ -48,11 +46,14 @@ from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.grammar import GrammarBackend, Vocabulary
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import Runner, SupportsModelSize
+from paged_core.interfaces.scheduler import StepLimits
 from paged_core.log import get_logger
 from paged_core.settings.schema import EngineSettings
 from paged_core.step import StepInput, StepResult
 from paged_core.structured_outputs import StructuredOutputs
 
+_DEFAULT_NUM_SEQS = 256
+"""Sequences that may run at once under a scheduler that states no limit."""
 _SPARE_ROWS = 64
 """Rows for sequences that are known beyond those that run, for which the device can sample."""
 
@@ -76,6 +77,7 @@ class LocalExecutor(Executor):
     def start(self) -> Capacity:
         """Load the model, allocate the cache, and return what fits."""
         settings = self._context.settings
+        max_num_seqs = self._context.step_limits.num_seqs or _DEFAULT_NUM_SEQS
         torch.set_num_threads(settings.threads or _default_threads())
         device = choose_device(settings.device, self._context.rank)
         communicator = self._communicator = self._context.make_communicator(str(device))
@@ -85,26 +87,29 @@ class LocalExecutor(Executor):
             _least(communicator, device, 0)  # free memory is measured when all have their weights
         accelerator = self._make_accelerator(torch.device(runner.layers[0].device))
         with torch.inference_mode():
-            profile = _profile(settings, accelerator, runner, backend)
+            profile = _profile(settings, accelerator, runner, backend, self._context.step_limits)
         size = decide_cache_size(
             settings,
             runner.layers,
             backend,
             model_length=runner.max_model_len,
+            max_num_seqs=max_num_seqs,
             needs_host_blocks=self._context.needs_host_blocks,
             profile=profile,
             num_ranks=self._context.size,
         )
         if communicator is not None:
             size = _agreed(communicator, device, size)
-        self._loaded = _load(settings, accelerator, runner, backend, size)
+        self._loaded = _load(settings, accelerator, runner, backend, size, max_num_seqs)
         self._grammars = GrammarCompiler(
             settings.grammar.name,
             partial(self._make_grammar, runner.vocab_size, runner.eos_token_ids),
             self._options.grammar_timeout,
         )
         with torch.inference_mode():
-            self._steps = _make_steps(settings, self._loaded, size, self._grammars, communicator)
+            self._steps = _make_steps(
+                settings, self._loaded, size, max_num_seqs, self._grammars, communicator
+            )
         self._populator = _make_populator(
             self._options.populate_ahead, self._loaded, size.num_blocks
         )
@@ -213,19 +218,22 @@ def _agreed(communicator: Communicator, device: torch.device, size: CacheSize) -
 
 
 def _profile(
-    settings: EngineSettings, accelerator: Accelerator, runner: Runner, backend: AttentionBackend
+    settings: EngineSettings,
+    accelerator: Accelerator,
+    runner: Runner,
+    backend: AttentionBackend,
+    limits: StepLimits,
 ) -> MemoryProfile | None:
     """Measure the largest step where that can be done and matters."""
     if not (accelerator.measures_memory and needs_profile(settings)):
         return None
     length = longest_sequence(settings, runner.max_model_len)
-    budget = getattr(settings.scheduler, "max_num_batched_tokens", None) or max(length, 2048)
     return profile_pass(
         accelerator,
         runner,
         backend,
-        max_num_batched_tokens=budget,
-        max_num_seqs=max_num_seqs(settings),
+        max_num_batched_tokens=limits.num_tokens or max(length, 2048),
+        max_num_seqs=limits.num_seqs or _DEFAULT_NUM_SEQS,
         max_model_len=length,
     )
 
@@ -236,6 +244,7 @@ def _load(
     runner: Runner,
     backend: AttentionBackend,
     size: CacheSize,
+    max_num_seqs: int,
 ) -> LoadedModel:
     """Allocate the cache of a loaded model, and make what steps over it need.
 
@@ -257,7 +266,7 @@ def _load(
         ) from error
     rows = SequenceRows(
         -(-size.max_model_len // settings.block_size),
-        num_device_rows=_num_device_rows(settings) if accelerator.runs_ahead else 0,
+        num_device_rows=max_num_seqs + _SPARE_ROWS if accelerator.runs_ahead else 0,
     )
     return LoadedModel(
         accelerator=accelerator,
@@ -273,14 +282,11 @@ def _load(
     )
 
 
-def _num_device_rows(settings: EngineSettings) -> int:
-    return max_num_seqs(settings) + _SPARE_ROWS
-
-
 def _make_steps(
     settings: EngineSettings,
     model: LoadedModel,
     size: CacheSize,
+    max_num_seqs: int,
     grammars: GrammarCompiler,
     communicator: Communicator | None,
 ) -> HostSteps | DeviceSteps:
@@ -314,7 +320,7 @@ def _make_steps(
         model.accelerator,
         runner,
         model.rows,
-        num_rows=_num_device_rows(settings),
+        num_rows=max_num_seqs + _SPARE_ROWS,
         seed=settings.seed,
         communicator=communicator,
     )
@@ -324,7 +330,7 @@ def _make_steps(
         graphs = capture_decode_graphs(
             model,
             device_sampler,
-            max_num_seqs=max_num_seqs(settings),
+            max_num_seqs=max_num_seqs,
             block_size=settings.block_size,
             max_model_len=size.max_model_len,
         )
@@ -346,6 +352,25 @@ def _make_populator(ahead: int, model: LoadedModel, num_blocks: int) -> PagePopu
         log.debug("cache_not_populated_ahead", reason=unavailable_reason)
         return None
     return PagePopulator(memories, num_blocks, ahead)
+
+
+_PAUSE_HARD = 2
+"""``omp_pause_hard`` of OpenMP 5.0: end the threads."""
+
+
+def _end_threads() -> None:
+    """End the team of OpenMP threads before this process forks.
+
+    A fork copies one thread, and OpenMP in the child would wait for ever for the others. Parent and
+    child each start a new team when they need it; PyTorch and the kernels share one library.
+    """
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
+    if pause is not None:
+        pause(_PAUSE_HARD)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_end_threads)
 
 
 def _default_threads() -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 from paged_backends.executors.accelerator import Event, ModelTimer
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.decode_graphs import DecodeGraphs
-from paged_backends.executors.loaded_model import LoadedModel
+from paged_backends.executors.paged_cache import LoadedModel
 from paged_backends.executors.step_sampler import DeviceSample, DeviceSampler, StepSampler
 from paged_core.interfaces.attention import AttentionBatch
 from paged_core.step import StepInput, StepResult

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from paged_core.engine.contexts import SchedulerContext
+from paged_core.interfaces.scheduler import StepLimits
 from paged_core.plugins.component import ComponentSettings
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 
@@ -19,6 +20,11 @@ class IterationLevelSettings(ComponentSettings):
     max_num_batched_tokens: PositiveInt = Field(
         default=1 << 20, description="tokens computed in one iteration, at most; a memory limit"
     )
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """The most that a step computes."""
+        return StepLimits(self.max_num_seqs, self.max_num_batched_tokens)
 
 
 class IterationLevelScheduler(TokenBudgetScheduler):

@@ -12,7 +12,7 @@ from paged_core.cache.kv_cache import PrefixHit
 from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner import Planner, Room
 from paged_core.engine.waiting_queue import asking
-from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, StepLimits
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_policies.schedulers.sortable_deque import SortableDeque
@@ -46,6 +46,11 @@ class PrefillOrDecodeSettings(ComponentSettings):
         description="swap groups in by the queue order, after waiting requests that come before "
         "them, instead of before any waiting request",
     )
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """The most that a step computes."""
+        return StepLimits(self.max_num_seqs, self.max_num_batched_tokens)
 
 
 class PrefillOrDecodeScheduler(Scheduler):

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from paged_core.engine.contexts import SchedulerContext
+from paged_core.interfaces.scheduler import StepLimits
 from paged_core.plugins.component import ComponentSettings
 from paged_policies.schedulers.prefill_or_decode import (
     PrefillOrDecodeScheduler,
@@ -22,6 +23,11 @@ class StaticBatchSettings(ComponentSettings):
     max_num_batched_tokens: PositiveInt = Field(
         default=1 << 20, description="prompt tokens of a batch, at most; a memory limit"
     )
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """The most that a step computes."""
+        return StepLimits(self.max_num_seqs, self.max_num_batched_tokens)
 
 
 class StaticBatchScheduler(PrefillOrDecodeScheduler):

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner import Planner
 from paged_core.engine.waiting_queue import WaitingQueue, asking
-from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, StepLimits
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, Status
 
@@ -31,6 +31,11 @@ class TokenBudgetSettings(ComponentSettings):
     reserve_full_sequence: bool = Field(
         default=True, description="admit a request only if all of its tokens fit the free blocks"
     )
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """The most that a step computes."""
+        return StepLimits(self.max_num_seqs, self.max_num_batched_tokens)
 
 
 class TokenBudgetScheduler(Scheduler):

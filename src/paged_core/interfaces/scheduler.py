@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from paged_core.interfaces.schedule import Schedule
 from paged_core.sequence import SequenceGroup
 
-__all__ = ["Queues", "Schedule", "Scheduler"]
+__all__ = ["Queues", "Schedule", "Scheduler", "StepLimits", "SupportsStepLimits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,23 @@ class Queues:
     running: Sequence[SequenceGroup]
     waiting: Sequence[SequenceGroup]
     swapped: Sequence[SequenceGroup] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most that a step computes, for which executors provide memory; ``None``: unknown."""
+
+    num_seqs: int | None = None
+    num_tokens: int | None = None
+
+
+@runtime_checkable
+class SupportsStepLimits(Protocol):
+    """Options of a scheduler that state its limits; an executor is started before the scheduler."""
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """The limits."""
 
 
 class StepPlanner(Protocol):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cpu.structs import CodeFormat
+from paged_backends.kernels.cpu.bindings import CodeFormat
 from paged_backends.quantization.matrix import QuantizedMatrix
 
 LINE = 64

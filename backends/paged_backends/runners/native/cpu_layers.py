@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cpu import structs
+from paged_backends.kernels.cpu import bindings
 from paged_backends.kernels.cpu.packed_weight import PANEL, Arena, PackedWeight
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.matrix import QuantizedMatrix
@@ -207,7 +207,7 @@ class FusedLayers:
         first = layers[0].attention_norm
         assert isinstance(first, KernelNorm)
         self._dtype = first.weight.dtype
-        self._structs = (structs.DecoderLayer * len(layers))(
+        self._structs = (bindings.DecoderLayer * len(layers))(
             *(
                 _struct(layer, weights, -1 if rope is None else self._ropes.index(rope))
                 for layer, weights, rope in zip(layers, self._weights, ropes, strict=True)
@@ -219,7 +219,7 @@ class FusedLayers:
         self._lost: BaseException | None = None
         self._checked: Sequence[LayerAttention] | None = None
         self._attention: list[SupportsKernelCall] = []
-        self._call = structs.DecoderCall(
+        self._call = bindings.DecoderCall(
             layers=ctypes.addressof(self._structs),
             num_layers=len(layers),
             width=config.hidden_size,
@@ -231,7 +231,7 @@ class FusedLayers:
             type=_TYPES[self._dtype],
         )
         if share.size > 1:
-            self._call.all_reduce = structs.AllReduce(self._all_reduce)
+            self._call.all_reduce = bindings.AllReduce(self._all_reduce)
 
     def _all_reduce(self, numbers: int) -> None:
         """Sum over the ranks, in the middle of a call; what this raises cannot pass through it."""
@@ -316,12 +316,12 @@ def _shape(layer: Layer, weights: Sequence[PackedWeight]) -> object:
     return dtypes, [(weight.width, weight.columns) for weight in weights]
 
 
-def _struct(layer: Layer, weights: Sequence[PackedWeight], rope: int) -> structs.DecoderLayer:
+def _struct(layer: Layer, weights: Sequence[PackedWeight], rope: int) -> bindings.DecoderLayer:
     """Return the addresses of a layer's weights; ``rope``: place of its tables, -1 for none."""
     heads = layer.attention.heads
     assert isinstance(heads, KernelHeadOp)
     query_key_value, output, up, down = map(_matrix, weights)
-    return structs.DecoderLayer(
+    return bindings.DecoderLayer(
         attention_norm=_norm(layer.attention_norm),
         attention_output_norm=_norm(layer.attention_output_norm),
         mlp_norm=_norm(layer.mlp_norm),
@@ -336,17 +336,17 @@ def _struct(layer: Layer, weights: Sequence[PackedWeight], rope: int) -> structs
     )
 
 
-def _matrix(weight: PackedWeight) -> structs.Matrix:
-    codes = weight.codes or structs.CodeFormat()
+def _matrix(weight: PackedWeight) -> bindings.Matrix:
+    codes = weight.codes or bindings.CodeFormat()
     bias = _vector(weight.bias)
-    return structs.Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns, codes)
+    return bindings.Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns, codes)
 
 
-def _norm(norm: Norm | None) -> structs.Norm:
+def _norm(norm: Norm | None) -> bindings.Norm:
     if norm is None:
-        return structs.Norm()
+        return bindings.Norm()
     assert isinstance(norm, KernelNorm)
-    return structs.Norm(_vector(norm.weight), _vector(norm.bias))
+    return bindings.Norm(_vector(norm.weight), _vector(norm.bias))
 
 
 def _vector(weight: Tensor | None) -> int | None:

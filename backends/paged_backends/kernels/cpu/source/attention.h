@@ -267,7 +267,7 @@ INLINE void write_token(const Attention<T, C>& a, int64_t t) {
   }
 }
 
-// Arguments, filled in by Python: `structs.py` has the same fields.
+// Arguments, filled in by Python: `bindings.py` has the same fields.
 struct AttentionCall {
   const void *query, *key, *value;
   void *out, *cache;

@@ -27,7 +27,7 @@ extern template void attend(const Team&, const Attention<float, CacheCode>&, con
 extern template void attend(const Team&, const Attention<bf16, bf16>&, const AttentionCall&, char*);
 extern template void attend(const Team&, const Attention<bf16, CacheCode>&, const AttentionCall&, char*);
 
-// A packed weight; `structs.py` has the same for this and what follows.
+// A packed weight; `bindings.py` has the same for this and what follows.
 struct Matrix {
   const void* packed;
   const float* bias;  // or null
@@ -258,7 +258,7 @@ static void run(const DecoderCall& call) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Bytes of what Python fills in or makes room for, in the order of `structs.py`.
+// Bytes of what Python fills in or makes room for, in the order of `bindings.py`.
 extern const int64_t paged_core_struct_bytes[];
 const int64_t paged_core_struct_bytes[] = {sizeof(AttentionCall), sizeof(DecoderCall), sizeof(DecoderLayer),
                                            sizeof(CodeFormat), sizeof(Item), sizeof(Join), sizeof(Share), sizeof(Member)};
