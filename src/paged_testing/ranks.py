@@ -6,23 +6,18 @@ import os
 import pickle
 import signal
 from collections.abc import Sequence
-from functools import cache
+from contextlib import suppress
 from importlib import import_module
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from time import monotonic, sleep
 from typing import Any
 
 from paged_core.errors import error_text
+from paged_core.processes.channel import ANSWER
+from paged_core.processes.child import PythonChild
+from paged_core.processes.child_main import Parent
 
-
-@cache
-def _context() -> ForkServerContext:
-    """Return what forks processes of one that has imported the tensor library: that takes long."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", __name__])
-    return context
+_ENDING = 10.0
+"""Seconds that a process which was killed may take to end."""
 
 
 class RankProcess:
@@ -32,16 +27,15 @@ class RankProcess:
     """
 
     def __init__(self) -> None:
-        self._connection, theirs = _context().Pipe()
-        self._process = _context().Process(target=main, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._child = PythonChild("paged_testing.ranks:main", name="a rank")
+        self._channel = self._child.channels[0]
         self.is_lost = False
         """True if a signal was sent to it: then it is of no further use."""
 
     def send(self, *message: Any) -> None:
         """Ask it to ``join`` a group, to ``call`` or to ``leave``."""
-        self._connection.send_bytes(pickle.dumps(message))
+        with suppress(OSError):  # it has ended, which its answer says
+            self._channel.send(ANSWER, pickle.dumps(message))
 
     def answer(self, seconds: float) -> Any:
         """Return its answer.
@@ -49,28 +43,26 @@ class RankProcess:
         Raises:
             AssertionError: there is none within ``seconds``, or it has ended.
         """
-        if not self._connection.poll(seconds):
-            self.is_lost = True
-            raise AssertionError(f"a rank has not returned within {seconds:g} s")
         try:
-            return pickle.loads(self._connection.recv_bytes())
-        except (EOFError, ConnectionError):
+            return pickle.loads(self._channel.receive_within(seconds)[1])
+        except TimeoutError:
             self.is_lost = True
-            raise AssertionError("the process of a rank has ended") from None
+            raise AssertionError(f"a rank has not returned within {seconds:g} s") from None
+        except (EOFError, OSError):
+            self.is_lost = True
+            how, _ = self._child.how_it_ended()
+            raise AssertionError(f"the process of a rank {how}") from None
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal that it will not survive, or stops at."""
         self.is_lost = True
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self._child.pid or 0, number)
         if number == signal.SIGKILL:
-            self._process.join()
+            self._child.wait(_ENDING)
 
     def close(self) -> None:
         """End it."""
-        self._process.kill()
-        self._process.join()
-        self._connection.close()
+        self._child.close()
 
 
 class RankPool:
@@ -103,15 +95,16 @@ class RankPool:
 # ---------------------------------------------------------------------------------- in the process
 
 
-def main(connection: Connection) -> None:
+def main(parent: Parent) -> None:
     """Do what is asked until the other end is closed."""
+    channel = parent.channels[0]
     import_module("torch").set_num_threads(1)
     communicator: Any = None
     while True:
         try:
-            what, *arguments = pickle.loads(connection.recv_bytes())
-        except EOFError:
-            os._exit(0)
+            what, *arguments = pickle.loads(channel.receive()[1])
+        except (EOFError, OSError):
+            return
         answer: Any = None
         try:
             if what == "join":
@@ -124,7 +117,7 @@ def main(connection: Connection) -> None:
                 answer = [_called(communicator, *call) for call in arguments[0]]
         except Exception as error:  # noqa: BLE001 - told to the test
             answer = (type(error).__name__, error_text(error), 0.0)
-        connection.send_bytes(pickle.dumps(answer))
+        channel.send(ANSWER, pickle.dumps(answer))
 
 
 def _called(communicator: Any, kind: str, values: Any, source: int) -> Any:

@@ -35,8 +35,9 @@ from server.test_process_client import (
 )
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("how", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)], ids=["killed", "stopped"]
+)
 def test_what_had_not_begun_is_served_by_the_other(how: signal.Signals, victim: int) -> None:
     async def test(client: RoutedClient) -> None:
         readers = [ask(client, f"Read {n}", LONG) for n in range(4)]

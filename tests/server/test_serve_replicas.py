@@ -73,6 +73,39 @@ def test_a_killed_engine_is_told_and_its_requests_go_to_the_other(tmp_path: Any)
         assert served.wait() == 0
 
 
+def test_a_killed_engine_ends_streams_and_serves_the_rest_again() -> None:
+    with serve_process(*SMALL) as served, ThreadPoolExecutor(1) as pool:
+        port = served.port()
+        engine = engines_of(served.process.pid)[0].pid
+        connection, answer = open_stream(port, {**LONG, "n": 4})
+        while not answer.readline().startswith(b"data: "):
+            pass  # pings
+        whole = {**LONG, "stream": False, "max_tokens": 300}
+        asked = pool.submit(ask, port, "POST", COMPLETIONS, whole)
+        wait_until(lambda: ask(port, "GET", "/load")[1]["num_unfinished"] == 2, "it is not taken")
+        os.kill(engine, signal.SIGKILL)
+        text = answer.read().decode()
+        connection.close()
+        assert events(text)[-1]["error"]["code"] == "engine_lost"
+        assert "[DONE]" not in text
+        states = set[Any]()
+
+        def is_ready() -> bool:
+            status, found, _ = ask(port, "GET", "/ready")
+            states.add((status, found.get("error", {}).get("code")))
+            return status == 200
+
+        wait_until(is_ready, "it is not started again")
+        assert (503, "engine_restarting") in states
+        assert ask(port, "GET", "/health")[0] == 200
+        status, found, _ = asked.result()
+        assert status == 200
+        assert found["usage"]["completion_tokens"] == 300
+        assert engines_of(served.process.pid)[0].pid != engine
+        served.send(signal.SIGTERM)
+        assert served.wait() == 0
+
+
 def states(port: int) -> list[str]:
     """Return how each engine is."""
     return [each["state"] for each in ask(port, "GET", "/replicas")[1]["replicas"]]

@@ -108,7 +108,7 @@ class TestProcess:
         ("model", "message"),
         [
             ("broken", r"vllm: ValueError: cannot load it"),
-            ("dead", r"vllm ended with status 3 and without an answer"),
+            ("dead", r"vllm \(pid \d+\) ended with exit status 3 and without an answer"),
         ],
     )
     def test_one_that_does_not_start(self, model: str, message: str, python: str) -> None:

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.client.news import Gain, News, Start
-from paged_core.errors import EngineError, RequestError, SettingsError
+from paged_core.errors import RequestError
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.engine_process import wire
-from paged_plugins.engine_process.beat import Beater, SharedBeat
 
 SAMPLINGS = (
     SamplingParams(),
@@ -80,76 +79,10 @@ def test_what_is_no_message_is_refused(junk: bytes) -> None:
         wire.decode_to_engine(junk)
 
 
-def test_functions_and_huge_prompts_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_are_refused_by_name() -> None:
     def shout(tokens: object, logits: object) -> object:
         return logits
 
     request = Request(id="a", prompt=(1,), sampling=SamplingParams(logits_processors=[shout]))
     with pytest.raises(RequestError, match="shout"):
         wire.add_message(0, request, 0.0)
-    monkeypatch.setattr(wire, "MOST", 100)
-    with pytest.raises(RequestError, match="100 can be sent"):
-        wire.add_message(0, Request(id="a", prompt=tuple(range(200))), 0.0)
-
-
-def test_what_is_too_large_is_sent_in_pieces_and_the_rest_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    large = [(1, list(range(300)), [0.0] * 300)]
-    news = News(
-        [5],
-        [50],
-        [Start(number=1, num_cached=0), Start(number=2, num_cached=0)],
-        [
-            Gain(number=1, index=0, token_ids=[7], logprobs=large),
-            Gain(number=2, index=0, token_ids=[8]),
-        ],
-        [2],
-    )
-    monkeypatch.setattr(wire, "MOST", 1000)
-    sent: list[News] = []
-    aborted: list[int] = []
-
-    def send(told: wire.Told) -> None:
-        if len(wire.encode(told)) > wire.MOST:
-            raise wire.TooLarge("many bytes")
-        sent.append(told.news)
-
-    wire.tell(news, send, aborted.append)
-    assert aborted == [1]
-    assert [each.number for part in sent for each in part.starts] == [1, 2]
-    assert [each.number for part in sent for each in part.gains] == [2]
-    assert [(number, is_fault) for part in sent for number, _, is_fault in part.refused] == [
-        (1, False)
-    ]
-    assert (sent[-1].numbers, sent[-1].token_ids, sent[-1].ended) == ([5], [50], [2])
-
-
-def test_errors_keep_their_kind_and_foreign_ones_become_ours() -> None:
-    assert isinstance(wire.raised(wire.named_error(SettingsError("no"))), SettingsError)
-    found = wire.raised(wire.named_error(KeyError("x")))
-    assert isinstance(found, EngineError)
-    assert "x" in str(found)
-
-
-def test_the_beat_says_how_long_a_step_may_take() -> None:
-    shared = SharedBeat()
-    try:
-        beater = Beater(shared)
-        assert shared.read().count == 1
-        beater(True)
-        first = shared.read()
-        assert first.in_step
-        assert first.estimate > 60
-        beater(False)
-        beater(True)
-        later = shared.read()
-        assert later.count == 4
-        assert later.in_step
-        assert 0 < later.estimate < first.estimate
-        assert later.overdue < 0
-        beater(False)
-        assert not shared.read().in_step
-        assert shared.read().estimate == 0
-    finally:
-        shared.close()

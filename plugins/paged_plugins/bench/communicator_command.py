@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from time import perf_counter
@@ -17,8 +15,12 @@ import typer
 from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.engine.contexts import CommunicatorContext, RankGroup, make_component
-from paged_core.errors import PagedCoreError, SettingsError, error_text
+from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
+from paged_core.processes.channel import ANSWER, ERROR, free_port
+from paged_core.processes.child import PythonChild
+from paged_core.processes.child_main import Parent
+from paged_core.processes.failures import error_of, told
 from paged_plugins.bench.device import machine, machine_line
 from paged_plugins.command_options import JsonFile, report
 from paged_plugins.progress import progress
@@ -26,10 +28,7 @@ from paged_plugins.progress import progress
 _OPERATIONS = ("all_reduce", "all_gather", "broadcast")
 _SIZES = ("256", "4096", "65536", "1048576")
 _TIMEOUT = 60.0
-_PROGRAM = (
-    "import json, sys; *arguments, sys.path[:] = json.loads(sys.argv.pop()); "
-    "from paged_plugins.bench.communicator_command import rank_main; rank_main(*arguments)"
-)
+_TARGET = "paged_plugins.bench.communicator_command:rank_main"
 
 
 def communicator_command(
@@ -113,43 +112,43 @@ def _measure(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
     """Start the ranks, and return what rank 0 measured.
 
     Raises:
-        SettingsError: a rank failed; the message ends with the last line that it wrote.
+        SettingsError: a rank failed; the message says how.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     group = {"name": uuid4().hex, "host": "127.0.0.1", "port": port, "timeout": _TIMEOUT}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps([job, group, rank, ranks, sys.path])],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
+    children = [
+        PythonChild(_TARGET, job, group, rank, ranks, name=f"rank {rank}") for rank in range(ranks)
     ]
     try:
-        said = [process.communicate() for process in processes]
+        said = [_answer(child) for child in children]
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for rank, (process, (_, problem)) in enumerate(zip(processes, said, strict=True)):
-        if process.returncode:
-            last = (problem.strip().splitlines() or ["no reason given"])[-1]
-            raise SettingsError(f"communicator {job['name']!r}, rank {rank}: {last}")
-    rows: list[dict[str, Any]] = json.loads(said[0][0].splitlines()[-1])
+        for child in children:
+            child.close()
+    for rank, (kind, content) in enumerate(said):
+        if kind == ERROR:
+            reason = str(error_of(content))
+            raise SettingsError(f"communicator {job['name']!r}, rank {rank}: {reason}")
+    rows: list[dict[str, Any]] = json.loads(said[0][1])
     return rows
 
 
-def rank_main(job: dict[str, Any], group: dict[str, Any], rank: int, size: int) -> None:
-    """Be a rank: measure, and print the rows as JSON."""
+def _answer(child: PythonChild) -> tuple[bytes, bytes]:
+    try:
+        return child.channels[0].receive()
+    except (EOFError, OSError):
+        how, _ = child.how_it_ended()
+        return ERROR, told(EngineError(f"{child.name} {how}"))
+
+
+def rank_main(parent: Parent) -> None:
+    """Be a rank: measure, and answer with the rows as JSON."""
+    job, group, rank, size = parent.arguments
     try:
         rows = list(_rows(job, RankGroup(**group), rank, size))
-    except (PagedCoreError, AttributeError, TypeError) as error:
-        sys.exit(error_text(error))
-    sys.stdout.write(f"{json.dumps(rows)}\n")
+    except Exception as error:  # noqa: BLE001 - said by the process that asked
+        parent.channels[0].send(ERROR, told(error))
+    else:
+        parent.channels[0].send(ANSWER, json.dumps(rows).encode())
 
 
 def _rows(job: dict[str, Any], group: RankGroup, rank: int, size: int) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,12 +21,15 @@ from typing import Any, Self
 import psutil
 
 from paged_core.errors import EngineError, SettingsError
+from paged_core.processes.child import LocalChild
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.workloads import by_turn
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 
 _OLDEST = (3, 11)
 _ANSWER_SECONDS = 60
+_ENDING = 10.0
+"""Seconds that an engine may take to end when nothing more is asked of it."""
 _WINDOW = 0.05
 _IDLE_SHARE = 0.2
 """A process is idle if it uses at most this share of a core during ``_WINDOW`` seconds."""
@@ -261,13 +263,12 @@ class PeerProcess:
         if choice.settings is not None:
             task = replace(task, settings=task_settings(choice.settings))
         started = perf_counter()
-        self._process = subprocess.Popen(
+        self._child = LocalChild(
             _command(choice.peer, choice.python, "serve", asdict(task)),
+            choice.name,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
-            env=_environ(choice.python) | {"OMP_NUM_THREADS": str(task.threads)},
-            start_new_session=True,  # Ctrl-C is handled on this side, and ends it
+            environ=_environ(choice.python) | {"OMP_NUM_THREADS": str(task.threads)},
         )
         try:
             ready = self._answer()
@@ -290,10 +291,9 @@ class PeerProcess:
             items.append(
                 {"prompt": prompt, "num_output": request.output, "follows": places[follows]}
             )
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # its last reply is read below
-            self._process.stdin.write(json.dumps(items) + "\n")
-            self._process.stdin.flush()
+            self._child.stdin.write(json.dumps(items).encode() + b"\n")
+            self._child.stdin.flush()
         return self._answer()
 
     def settle(self, seconds: float = 2.0) -> bool:
@@ -316,25 +316,17 @@ class PeerProcess:
         return self
 
     def __exit__(self, kind: object = None, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
-            if kind is None:  # else it may be in the middle of a run
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(10)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process.stdout.close()
+        with suppress(BrokenPipeError):
+            self._child.stdin.close()
+        # one that was interrupted may be in the middle of a run
+        self._child.close(_ENDING if kind is None else 0.0)
+        self._child.stdout.close()
 
     def _processor_seconds(self) -> float:
         """Return the processor time of the process and its children that are alive."""
         total = 0.0
         try:
-            process = psutil.Process(self._process.pid)
+            process = psutil.Process(self._child.pid)
             for one in [process, *process.children(recursive=True)]:
                 times = one.cpu_times()
                 total += times.user + times.system
@@ -343,12 +335,12 @@ class PeerProcess:
         return total
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._child.stdout.readline()
         if not line:
+            how, _ = self._child.how_it_ended()
             raise EngineError(
-                f"{self.name} ended with status {self._process.wait()} and without an answer; "
-                "its messages are on standard error"
+                f"{self._child.name} {how} and without an answer; its messages are on standard "
+                "error"
             )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
