@@ -46,65 +46,47 @@ def unavailable_reason() -> str | None:
     return None
 
 
-def connect(
-    setting: str,
-    address: str,
-    *,
-    num_cpus: int | None = None,
-    shows_logs: bool = False,
-    remedy: str = "",
-) -> Any:
-    """Connect to a cluster; return the module ``ray``.
+class Cluster:
+    """A cluster: that of the program, one that is running, or one that is started here.
 
     Args:
         setting: what asked for it, for errors.
+        address: of a cluster; ``None``: that of the program, or of ``RAY_ADDRESS``, or ``LOCAL``.
         num_cpus: of a cluster that is started here; ``None``: as many as there are.
         shows_logs: whether what workers write is written here, too.
-        remedy: what to do if the cluster cannot be reached.
 
     Raises:
         SettingsError: Ray is not installed, or the cluster cannot be reached.
     """
-    if (reason := unavailable_reason()) is not None:
-        raise SettingsError(f"{setting}: {reason}")
-    import ray
-
-    chosen: dict[str, Any] = {"address": address}
-    if address == LOCAL:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        chosen |= {"include_dashboard": False, "num_cpus": num_cpus}
-    try:
-        ray.init(**chosen, logging_level="error", log_to_driver=shows_logs)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        why = error_text(error).partition("\n")[0]
-        place = "on this machine" if address == LOCAL else f"at {address}"
-        raise SettingsError(f"{setting}: no Ray cluster {place}: {why}{remedy}") from None
-    return ray
-
-
-class Cluster:
-    """A cluster: that of the program, that of ``RAY_ADDRESS``, or one that is started here.
-
-    Args: as of :func:`connect`.
-    """
 
     def __init__(
-        self, setting: str, *, num_cpus: int | None = None, shows_logs: bool = False
+        self,
+        setting: str,
+        address: str | None = None,
+        *,
+        num_cpus: int | None = None,
+        shows_logs: bool = False,
     ) -> None:
         if (reason := unavailable_reason()) is not None:
-            raise SettingsError(f"{setting}: {reason}, or set it to process")
+            raise SettingsError(f"{setting}: {reason}")
         import ray
 
         self.ray: Any = ray
-        self._is_ours = not ray.is_initialized()
-        if self._is_ours:
-            connect(
-                setting,
-                os.environ.get("RAY_ADDRESS") or LOCAL,
-                num_cpus=num_cpus,
-                shows_logs=shows_logs,
-                remedy=_REMEDY,
-            )
+        self._is_ours = address is not None or not ray.is_initialized()
+        if not self._is_ours:
+            return
+        remedy = "" if address else _REMEDY
+        address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+        chosen: dict[str, Any] = {"address": address}
+        if address == LOCAL:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            chosen |= {"include_dashboard": False, "num_cpus": num_cpus}
+        try:
+            ray.init(**chosen, logging_level="error", log_to_driver=shows_logs)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            why = error_text(error).partition("\n")[0]
+            place = "on this machine" if address == LOCAL else f"at {address}"
+            raise SettingsError(f"{setting}: no Ray cluster {place}: {why}{remedy}") from None
 
     def close(self) -> None:
         """Leave it; one that was started here ends."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from paged_core.errors import error_text
 from paged_core.plugins.registry import Registry
-from paged_core.processes.ray_child import connect
+from paged_core.processes.ray_child import Cluster
 from paged_plugins.lab.tasks.task import Ran, Task, code_digest, run
 from paged_plugins.lab.worker import WorkerDied, WorkerProcess
 from paged_plugins.machine import num_cores
@@ -187,15 +187,15 @@ class _RayCluster:
         self._workers = workers
 
     def __enter__(self) -> Self:
-        ray = connect("--ray", self._address, num_cpus=self._workers)
-        self._ray = ray
+        self._cluster = Cluster("--ray", self._address, num_cpus=self._workers)
+        ray = self._ray = self._cluster.ray
         self._remote = ray.remote(max_retries=1)(_run_there)
         self._shared = ray.put(self._registry), code_digest(self._registry)
         self.size = self._workers or _AHEAD * int(ray.cluster_resources().get("CPU", 1))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ray.shutdown()
+        self._cluster.close()
 
     def submit(self, task: Task, /) -> Any:
         return self._remote.remote(task, *self._shared)
