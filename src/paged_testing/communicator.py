@@ -165,7 +165,7 @@ class CommunicatorConformance(ComponentConformance):
     def test_any_calls_give_what_they_should(self) -> None:
         """Calls of all kinds, dtypes and sizes, one after another in one group."""
 
-        def gives(size: int, calls: list[tuple[str, str, tuple[int, ...], int]]) -> None:
+        def gives(size: int, calls: Sequence[tuple[str, str, tuple[int, ...], int]]) -> None:
             group = groups[size]
             parts: list[list[Call]] = [[] for _ in range(size)]
             wanted: list[bytes] = []

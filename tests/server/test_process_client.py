@@ -253,6 +253,29 @@ def test_a_request_is_not_served_again_for_ever() -> None:
     served(test)
 
 
+def test_whatever_a_start_raises_another_is_tried_and_deadlines_pass_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no descriptors")
+
+    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(process_client, "PythonChild", refuse)
+            late = llm.generate("Hello", FOREVER, deadline=client.clock() + 0.6)
+            asked = [asyncio.create_task(last(each)) for each in (late, llm.generate("Hello"))]
+            while client.health().num_unfinished < 2:
+                await asyncio.sleep(0)
+            os.kill(client.pid or 0, signal.SIGKILL)
+            with pytest.raises(EngineLost, match="its deadline passed"):
+                await asked[0]
+            assert "no descriptors" in (client.health().reason or "")
+        assert (await asked[1]).finished
+        assert client.is_ready
+
+    served(test)
+
+
 def test_an_engine_that_cannot_be_started_again_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -207,7 +207,7 @@ class ProcessClient(StreamingClient):
         was = self._state
         kept = self._drop(reason, ClientState.RESTARTING)
         while (pause := self._backoff.pause()) is not None:
-            await asyncio.sleep(pause)
+            await self._pause(pause)
             try:
                 await self._start_process()
                 self._backoff.is_ready()
@@ -228,6 +228,12 @@ class ProcessClient(StreamingClient):
             if not stream.has_ended:
                 self._add(stream)
         return True
+
+    async def _pause(self, seconds: float) -> None:
+        until = self.clock() + seconds
+        while (left := until - self.clock()) > 0:
+            await asyncio.sleep(min(left, _LOOK_SECONDS))
+            self._end_overdue()
 
     def _end_overdue(self) -> None:
         """End requests whose deadline passes while there is no engine that would end them."""
