@@ -27,7 +27,7 @@ class RankProcess:
     """
 
     def __init__(self) -> None:
-        self._child = PythonChild("paged_testing.ranks:main", name="a rank")
+        self._child = PythonChild("paged_testing.ranks:main", name="a rank", reads=True)
         self._channel = self._child.channels[0]
         self.is_lost = False
         """True if a signal was sent to it: then it is of no further use."""

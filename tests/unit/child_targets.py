@@ -16,7 +16,7 @@ def echo(parent: Parent) -> None:
     """Say the argument, and then what is said, until the end."""
     channel = parent.channels[0]
     channel.send(ANSWER, parent.arguments[0].encode())
-    while (message := channel.receive())[0] == ANSWER:
+    while (message := parent.messages.get())[0] == ANSWER:
         channel.send(*message)
 
 
@@ -38,7 +38,6 @@ def kill(parent: Parent) -> None:
 
 def sleep(parent: Parent) -> None:
     """Answer heartbeats alone."""
-    parent.listen(lambda *_: None)
     parent.channels[0].send(ANSWER)
     time.sleep(600)
 

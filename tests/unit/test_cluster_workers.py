@@ -151,7 +151,7 @@ class TestProcess:
     def answer(self, settings: EngineSettings, registry: Registry, *arrivals: Arrival) -> Any:
         """Return what two replicas answer when they have served requests to the end."""
         ours, theirs = map(Channel, socket.socketpair())
-        thread = Thread(target=worker.main, args=(Parent((), (theirs,), Beat()),))
+        thread = Thread(target=worker.main, args=(Parent((), (theirs,), Beat(), reads=True),))
         thread.start()
 
         def ask(*call: Any) -> Any:

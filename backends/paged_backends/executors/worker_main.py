@@ -40,8 +40,7 @@ class Started:
 def main(parent: Parent) -> None:
     """Serve what comes on the channel of steps and on that of forms."""
     channel, grammars = parent.channels
-    messages = Messages()
-    parent.listen(lambda kind, content: messages.put((kind, content)))
+    messages = parent.messages
     _, content = messages.get()
     faults = FaultNames({})
     try:

@@ -9,6 +9,7 @@ import os
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from paged_core.cli.logs import configure_logs
@@ -28,7 +29,8 @@ from paged_plugins.engine_process import wire
 def main(parent: Parent) -> None:
     """Serve until told to end."""
     engine = _EngineMain(parent)
-    parent.listen(engine.take, engine.wake)
+    parent.wake = engine.wake
+    Thread(target=engine.hear, name="paged_core messages", daemon=True).start()
     try:
         engine.serve()
     except BaseException as error:  # noqa: BLE001 - the front end is told, whatever it was
@@ -74,7 +76,14 @@ class _EngineMain:
         if self._service is not None:
             self._service.wake()
 
-    def take(self, kind: bytes, content: bytes) -> None:
+    def hear(self) -> None:
+        """Do what messages ask, until one tells to end."""
+        kind = b""
+        while kind != CLOSE:
+            kind, content = self._parent.messages.get()
+            self._take(kind, content)
+
+    def _take(self, kind: bytes, content: bytes) -> None:
         """Do what a message asks; only to close waits for anything."""
         if kind == wire.START:
             self._orders.put(wire.decode_orders(content))

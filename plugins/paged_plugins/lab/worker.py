@@ -63,7 +63,7 @@ class WorkerProcess:
         name: str = "its process",
     ) -> None:
         made = pickle.dumps((make, arguments))
-        self.child = PythonChild("paged_plugins.lab.worker:main", name=name)
+        self.child = PythonChild("paged_plugins.lab.worker:main", name=name, reads=True)
         self._channel = self.child.channels[0]
         self._channel.send(_MAKE, made)
 

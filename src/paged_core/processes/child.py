@@ -202,6 +202,7 @@ class PythonChild(LocalChild):
         arguments: of it, as JSON.
         num_channels: channels to it.
         cores: logical processors that it may use; empty: all of this process.
+        reads: whether the target reads the first channel by itself, and answers no heartbeats.
         stdout: as for ``subprocess.Popen``.
     """
 
@@ -212,6 +213,7 @@ class PythonChild(LocalChild):
         name: str,
         num_channels: int = 1,
         cores: Sequence[int] = (),
+        reads: bool = False,
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> None:
@@ -221,7 +223,7 @@ class PythonChild(LocalChild):
         theirs = [end.fileno() for _, end in pairs]
         orders = [
             *(sys.path, target, arguments, theirs, lifeline[1].fileno()),
-            *(beat.descriptor, list(cores)),
+            *(beat.descriptor, list(cores), reads),
         ]
         try:
             super().__init__(

@@ -10,53 +10,50 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
 from paged_core.processes.beat import Beat
-from paged_core.processes.channel import CLOSE, PING, PONG, Channel
+from paged_core.processes.channel import PING, PONG, Channel
 from paged_core.processes.child import die_with
 
 _FLUSHING = 5.0
 """Seconds that the other end may take to read the last messages."""
 
 
-@dataclass(frozen=True, slots=True)
 class Parent:
-    """The process that started this one, as this one sees it."""
+    """The process that started this one, as this one sees it.
 
-    arguments: Sequence[Any]
-    channels: Sequence[Channel]
-    beat: Beat
+    A thread answers heartbeats on the first channel, whatever the other threads are at or import,
+    and ends this process when the other end is closed.
 
-    def listen(
-        self, take: Callable[[bytes, bytes], None], wake: Callable[[], None] = lambda: None
+    Args:
+        reads: whether the target reads that channel by itself; then nothing answers heartbeats.
+    """
+
+    def __init__(
+        self, arguments: Sequence[Any], channels: Sequence[Channel], beat: Beat, *, reads: bool
     ) -> None:
-        """Have a thread hand on what comes on the first channel, ``CLOSE`` last.
+        self.arguments, self.channels, self.beat = arguments, channels, beat
+        self.messages: SimpleQueue[tuple[bytes, bytes]] = SimpleQueue()
+        """All else that comes on the first channel."""
+        self.wake: Callable[[], None] = lambda: None
+        """Is called for each heartbeat, to have a loop show that it lives."""
+        if not reads:
+            Thread(target=self._hear, name="paged_core heartbeats", daemon=True).start()
 
-        It answers heartbeats by itself, whatever the other threads are at. This process ends when
-        the other end is closed.
-
-        Args:
-            wake: called for each heartbeat, to have a loop show that it lives.
-        """
-        Thread(
-            target=self._hear, args=(take, wake), name="paged_core messages", daemon=True
-        ).start()
-
-    def _hear(self, take: Callable[[bytes, bytes], None], wake: Callable[[], None]) -> None:
-        channel, kind = self.channels[0], b""
+    def _hear(self) -> None:
+        channel = self.channels[0]
         with suppress(EOFError, OSError):
-            while kind != CLOSE:
+            while True:
                 kind, content = channel.receive()
                 if kind == PING:
                     channel.send(PONG, self.beat.told())
-                    wake()
+                    self.wake()
                 else:
-                    take(kind, content)
-            return
+                    self.messages.put((kind, content))
         os._exit(1)  # the process that started this one is gone: nothing is wanted any more
 
 
@@ -67,6 +64,7 @@ def main(
     lifeline: int,
     beat: int,
     cores: Sequence[int],
+    reads: bool,
 ) -> None:
     """Call the target; the numbers are descriptors that this process inherits."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the process that started this one decides
@@ -78,7 +76,7 @@ def main(
     ends = [Channel(socket.socket(fileno=number)) for number in channels]
     status = 1
     try:
-        run(target, Parent(arguments, ends, Beat(beat)))
+        run(target, Parent(arguments, ends, Beat(beat), reads=reads))
         status = 0
     except Exception:  # noqa: BLE001 - what no target has told the other end of
         traceback.print_exc()

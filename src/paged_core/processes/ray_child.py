@@ -297,7 +297,7 @@ class _Actor:
             for number in range(num_channels + 1)
         )
         adopt(lifeline)
-        run(target, Parent(arguments, [Channel(end) for end in ends], Beat()))
+        run(target, Parent(arguments, [Channel(end) for end in ends], Beat(), reads=False))
 
 
 def _connected(host: str, port: int, hello: str) -> socket.socket:
