@@ -76,7 +76,8 @@ def main(
     ends = [Channel(socket.socket(fileno=number)) for number in channels]
     status = 1
     try:
-        run(target, Parent(arguments, ends, Beat(beat), reads=reads))
+        parent = Parent(arguments, ends, Beat(beat), reads=reads)
+        imported(target)(parent)
         status = 0
     except Exception:  # noqa: BLE001 - what no target has told the other end of
         traceback.print_exc()
@@ -88,10 +89,11 @@ def main(
     os._exit(status)  # threads of libraries are not waited for
 
 
-def run(target: str, parent: Parent) -> None:
-    """Call what a target names."""
+def imported(target: str) -> Callable[[Parent], None]:
+    """Return the function that a target names."""
     module, _, function = target.partition(":")
-    getattr(import_module(module), function)(parent)
+    found: Callable[[Parent], None] = getattr(import_module(module), function)
+    return found
 
 
 def _end_with(lifeline: socket.socket) -> None:

@@ -24,7 +24,7 @@ from paged_core.errors import EngineError, SettingsError, error_text
 from paged_core.processes.beat import Beat
 from paged_core.processes.channel import Channel, free_port
 from paged_core.processes.child import Child
-from paged_core.processes.child_main import Parent, adopt, run
+from paged_core.processes.child_main import Parent, adopt, imported
 
 LOCAL = "local"
 """The address of a cluster that is started on this machine, and ends with the connection."""
@@ -289,6 +289,7 @@ class _Actor:
         """Connect to the program that started it, and call the target."""
         import ray
 
+        called = imported(target)
         node = ray.get_runtime_context().get_node_id()
         place = Place(node, ray.util.get_node_ip_address(), os.getpid(), free_port(""))
         hello = json.dumps(place)
@@ -297,7 +298,7 @@ class _Actor:
             for number in range(num_channels + 1)
         )
         adopt(lifeline)
-        run(target, Parent(arguments, [Channel(end) for end in ends], Beat(), reads=False))
+        called(Parent(arguments, [Channel(end) for end in ends], Beat(), reads=False))
 
 
 def _connected(host: str, port: int, hello: str) -> socket.socket:
