@@ -10,8 +10,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from threading import Barrier
 from time import monotonic
 from typing import Any
 
@@ -26,7 +24,6 @@ from paged_core.engine.contexts import CommunicatorContext, ExecutorContext, Ran
 from paged_core.errors import ExecutorLost, SettingsError, UnsupportedModel
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
-from paged_testing import CommunicatorConformance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -272,116 +269,70 @@ def _sum_of(context: CommunicatorContext, tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def test_the_kit_finds_shared_memory_that_stays() -> None:
-    kit, path = CommunicatorConformance(), Path(f"/dev/shm/left-by-{group_of().name}")
-    before = {str(each) for each in Path("/dev/shm").iterdir()}
-    path.write_bytes(b"left")
-    try:
-        with pytest.raises(AssertionError, match=r"there are still .*left-by-unit"):
-            kit.check_nothing_left(before)
-    finally:
-        path.unlink()
-    kit.check_nothing_left(before)
-
-
 # ---------------------------------------------------------------------- NCCL, without a GPU
 
 
-class Done:
-    """As what NCCL returns: a wait makes the stream wait."""
+class Recorder:
+    """In place of PyTorch's group over NCCL: it records the calls of a rank.
 
-    def wait(self) -> None:
-        pass
-
-
-class ThreadGroup:
-    """As PyTorch's group over NCCL, between threads: what each has given, all get at once.
-
-    Its own sums are in an order of its choice, here from the last rank to the first, and rounded
-    at each addition.
+    The other ranks give what ``others`` says; NCCL's own sums come from the last one to the first.
     """
 
-    def __init__(self, size: int) -> None:
-        self.barrier, self.given = Barrier(size), [torch.empty(0)] * size
-        self.aborted = 0
+    def __init__(self, *others: torch.Tensor) -> None:
+        self.others, self.calls = others, list[str]()
 
-    def of(self, rank: int) -> _Member:
-        return _Member(self, rank)
+    def wait(self) -> None:
+        self.calls.append("wait")
 
+    def _allgather_base(self, out: torch.Tensor, tensor: torch.Tensor) -> Recorder:
+        assert tensor.is_contiguous()
+        self.calls.append("allgather")
+        out.copy_(torch.stack([tensor, *self.others]))
+        return self
 
-class _Member:
-    def __init__(self, group: ThreadGroup, rank: int) -> None:
-        self._group, self._rank = group, rank
-
-    def _meet(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        self._group.given[self._rank] = tensor.clone()
-        self._group.barrier.wait(10)
-        found = [*self._group.given]
-        self._group.barrier.wait(10)
-        return found
-
-    def _allgather_base(self, out: torch.Tensor, tensor: torch.Tensor) -> Done:
-        out.copy_(torch.stack(self._meet(tensor)))
-        return Done()
-
-    def broadcast(self, tensor: torch.Tensor, source: int) -> Done:
-        tensor.copy_(self._meet(tensor)[source])
-        return Done()
-
-    def allreduce(self, tensors: Sequence[torch.Tensor]) -> Done:
-        total, *others = reversed(self._meet(tensors[0]))
-        for each in others:
+    def allreduce(self, tensors: Sequence[torch.Tensor]) -> Recorder:
+        self.calls.append("allreduce")
+        total, *rest = reversed([tensors[0].clone(), *self.others])
+        for each in rest:
             total = total + each
         tensors[0].copy_(total)
-        return Done()
+        return self
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Recorder:
+        self.calls.append(f"broadcast {source}")
+        tensor.copy_(self.others[source - 1])
+        return self
 
     def abort(self) -> None:
-        self._group.aborted += 1
+        self.calls.append("abort")
 
 
-def with_nccl(monkeypatch: pytest.MonkeyPatch, sums: str, work: Any) -> list[Any]:
-    group = ThreadGroup(3)
-    monkeypatch.setattr(nccl, "make_group", lambda context: group.of(context.rank))
-    shared = group_of()
-
-    def rank(number: int) -> Any:
-        context = CommunicatorContext(group=shared, rank=number, size=3, device="cuda:0")
-        made = nccl.NcclCommunicator(NcclSettings(sums=sums), context)
-        found = work(made, number)
-        made.close()
-        made.close()
-        return found
-
-    with ThreadPoolExecutor(3) as pool:
-        found = [*pool.map(rank, range(3))]
-    assert group.aborted == 3
-    return found
-
-
-@pytest.mark.parametrize(("sums", "wanted"), [("ordered", 258.0), ("nccl", 256.0)])
+@pytest.mark.parametrize(
+    ("sums", "wanted", "called"), [("ordered", 258.0, "allgather"), ("nccl", 256.0, "allreduce")]
+)
 def test_nccl_adds_in_order_unless_it_is_let_choose(
-    monkeypatch: pytest.MonkeyPatch, sums: str, wanted: float
+    monkeypatch: pytest.MonkeyPatch, sums: Any, wanted: float, called: str
 ) -> None:
-    values = [1.0, 1.0, 256.0]  # 256 + 1 is 256 in bfloat16, and 256 + 2 is 258
-
-    def work(made: Any, rank: int) -> float:
-        tensor = torch.tensor([values[rank]], dtype=torch.bfloat16)
-        made.all_reduce(tensor)
-        return float(tensor)
-
-    found = with_nccl(monkeypatch, sums, work)
-    assert found == [wanted] * 3
-
-
-def test_nccl_gathers_and_broadcasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(made: Any, rank: int) -> list[Any]:
-        one = torch.tensor([rank, -rank])
-        gathered = made.all_gather(one)
-        made.broadcast(one, 2)
-        return [gathered.tolist(), one.tolist()]
-
-    found = with_nccl(monkeypatch, "ordered", work)
-    assert found == [[[[0, 0], [1, -1], [2, -2]], [2, -2]]] * 3
+    """256 + 1 is 256 in bfloat16, and 256 + 2 is 258."""
+    one, large = (torch.tensor([value], dtype=torch.bfloat16) for value in (1.0, 256.0))
+    group = Recorder(one, large)
+    monkeypatch.setattr(nccl, "make_group", lambda context: group)
+    context = CommunicatorContext(group=group_of(), rank=0, size=3, device="cuda:0")
+    made = nccl.NcclCommunicator(NcclSettings(sums=sums), context)
+    tensor = one.clone()
+    made.all_reduce(tensor)
+    assert float(tensor) == wanted
+    grid = torch.arange(6).to(torch.bfloat16).reshape(2, 3).T
+    group.others = (grid + 1, grid + 2)
+    gathered = made.all_gather(grid)
+    assert torch.equal(gathered, torch.stack([grid, *group.others]))
+    made.broadcast(tensor := torch.zeros(3, 2, dtype=torch.bfloat16), 2)
+    assert torch.equal(tensor, grid + 2)
+    made.close()
+    made.close()
+    assert group.calls == [called, "wait", "allgather", "wait", "broadcast 2", "wait", "abort"]
+    with pytest.raises(ExecutorLost, match="it was closed"):
+        made.all_gather(grid)
 
 
 def test_nccl_refuses_what_is_on_a_cpu_and_names_what_failed(
