@@ -17,7 +17,7 @@ from paged_core.step import StepInput
 
 
 class FaultySettings(LocalSettings):
-    """What goes wrong where."""
+    """Faults, and the ranks that have them."""
 
     name: Literal["faulty_rank"] = "faulty_rank"  # type: ignore[assignment]
     start: float = 0.0

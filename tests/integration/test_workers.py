@@ -27,7 +27,6 @@ from paged_backends.executors import workers
 from paged_backends.executors.workers import WorkersExecutor, shares_of_cores
 from paged_core import LLM
 from paged_core.engine.contexts import ExecutorContext
-from paged_core.engine.driver import EngineDriver
 from paged_core.engine.engine import Engine
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import (
@@ -170,22 +169,6 @@ def test_says_the_same_as_in_this_process(inner: Any) -> None:
             ]
         )
     assert found[0] == found[1]
-
-
-def test_text_is_that_of_local_when_blocks_are_short() -> None:
-    prompts = ["2 + 2 =", "2 + 3 =", "2 + 2 = 4. 2 + 3 =", "What is a block table?", "Hello"]
-    sampling = SamplingParams(max_tokens=24, ignore_eos=True)
-    settings = {**SMALL, "num_blocks": 22, "preemption": "swap", "num_host_blocks": 40}
-    found = []
-    for executor in ("local", "workers"):
-        with LLM(executor=executor, **settings) as llm:
-            outputs = llm.generate(prompts, sampling) + llm.generate(prompts, sampling)
-            found.append([output.outputs[0].text for output in outputs])
-            counted = llm.get_metrics()
-            assert llm.engine.kv_cache.num_free == 22
-    assert found[0] == found[1]
-    assert counted.num_preemptions
-    assert counted.num_cached_tokens
 
 
 @pytest.mark.parametrize("communicator", ["shm", "gloo"])
@@ -337,7 +320,7 @@ LOST = {
 
 @pytest.mark.parametrize("how", LOST)
 class TestARank:
-    """That ends or stops ends them all; the error names it."""
+    """Ends or stops, which ends them all; the error names it."""
 
     def test_at_the_start(self, how: str, tmp_path: Path) -> None:
         number, rank, said = LOST[how]
@@ -466,26 +449,8 @@ def test_is_told_until_it_can_be_started_again(monkeypatch: pytest.MonkeyPatch) 
         assert serve(engine, "D").sequences[0].error is None
 
 
-def test_reaches_those_who_listen_to_a_driver() -> None:
-    with engine_on(slow(step=FOREVER)) as engine:
-        driver, ended = EngineDriver(engine), list[str | None]()
-
-        def hear(group: SequenceGroup) -> None:
-            if not group.live:
-                ended.append(group.sequences[0].error)
-                driver.close()
-
-        for name in "AB":
-            driver.submit(make_request(name, SamplingParams()), listener=hear)
-        (pid,) = pids_of(engine)
-        with soon(signal.SIGKILL, lambda: pid):
-            driver.run()
-        assert len(ended) == 2
-        assert all("SIGKILL" in (error or "") for error in ended)
-
-
 def test_one_that_does_not_read_hangs() -> None:
-    """It is sent a step that is larger than what the sockets hold."""
+    """The step that is sent is larger than what the sockets hold."""
     with engine_on("slow", heartbeat_timeout=2.0) as engine:
         os.kill(pids_of(engine)[0], signal.SIGSTOP)
         bias = SamplingParams(allowed_token_ids=range(10**6), max_tokens=2)

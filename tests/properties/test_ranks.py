@@ -58,7 +58,7 @@ PEAKED = tiny_models.of("Qwen3", head_dim=16, initializer_range=0.5)
 PARTS = 20
 PER_PART = 25
 INSTEAD = {496: 500}
-"""Of 496 a random number is 7e-9 from the border between two tokens: rounding decides."""
+"""Seeds to take instead: a random number of 496 is 7e-9 from the border between two tokens."""
 
 
 @pytest.fixture(scope="module", params=["demo", "qwen3"])

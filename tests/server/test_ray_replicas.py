@@ -91,7 +91,7 @@ def test_an_actor_is_lost(cluster: Any, how: signal.Signals) -> None:
 
 
 def test_a_node_is_lost(cluster: Any) -> None:
-    """What it had goes to the other node, where its engine is started again."""
+    """Requests that it had go to the other node, where its engine is started again."""
     node = cluster.add_node(num_cpus=2, resources={"third": 1})
 
     async def test(client: RoutedClient) -> None:
@@ -110,7 +110,7 @@ def test_a_node_is_lost(cluster: Any) -> None:
 
 
 def _is_on(pid: int, node: Any) -> bool:
-    """Whether a process was started by a node."""
+    """Return whether a process was started by a node."""
     raylets = {info.process.pid for info in node.all_processes.get("raylet", ())}
     with suppress(psutil.Error):
         return bool(raylets & {each.pid for each in psutil.Process(pid).parents()})

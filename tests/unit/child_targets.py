@@ -1,4 +1,4 @@
-"""What children of tests do."""
+"""Functions that children of tests run."""
 
 from __future__ import annotations
 

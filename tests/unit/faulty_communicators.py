@@ -15,7 +15,7 @@ from unit.faulty_settings import FaultySettings
 
 
 class _Shm(ShmCommunicator):
-    """What the others are, but for their fault."""
+    """A communicator that the others are, but for their fault."""
 
     def __init__(self, options: FaultySettings, context: CommunicatorContext, /) -> None:
         super().__init__(ShmSettings(), context)

@@ -156,7 +156,7 @@ _OVER_TCP = """
 
 
 def ranks_over_tcp(timeouts: dict[int, float], size: int) -> list[tuple[str, str]]:
-    """What processes print that meet as ranks of several machines do, each with its deadline."""
+    """Return what processes print that meet as ranks of machines do, each with its deadline."""
     port, pipe = group_of().port, subprocess.PIPE
     # PyTorch's store looks up the names of addresses: that is not to outlast these deadlines.
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RES_OPTIONS": "timeout:1"}
