@@ -44,7 +44,11 @@ class Pulse:
 
 
 class Beat:
-    """Sixty-four bytes that two processes see; the one that starts the other makes them."""
+    """Memory that two processes see; the one that starts the other makes it.
+
+    Args:
+        descriptor: of a beat that another process has made.
+    """
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
@@ -56,6 +60,7 @@ class Beat:
         else:
             self.descriptor = descriptor
             self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+            self.detach()
 
     def write(self, pulse: Pulse) -> None:
         """Show this from now on."""
@@ -77,10 +82,16 @@ class Beat:
         count, age, estimate, in_step = _FORMAT.unpack(told)
         self.write(Pulse(count, time.monotonic() - age, estimate, bool(in_step)))
 
+    def detach(self) -> None:
+        """Close the descriptor: no other process is to be given it."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
     def close(self) -> None:
         """Give the memory back."""
+        self.detach()
         self._memory.close()
-        os.close(self.descriptor)
 
 
 class Beater:

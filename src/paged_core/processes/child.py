@@ -116,7 +116,8 @@ class LocalChild(Child):
         command: to run.
         descriptors: files that it inherits, under their numbers here.
         environ: its environment; ``None``: that of this process.
-        stdin, stdout, stderr, text: as for ``subprocess.Popen``.
+        stdin, stdout: as for ``subprocess.Popen``.
+        lifeline: both ends, ours first, if the command is told of its own.
     """
 
     def __init__(
@@ -128,7 +129,6 @@ class LocalChild(Child):
         environ: Mapping[str, str] | None = None,
         stdin: int = subprocess.DEVNULL,
         stdout: int | None = None,
-        stderr: int | None = None,
         lifeline: tuple[socket.socket, socket.socket] | None = None,
     ) -> None:
         ours, theirs = lifeline or socket.socketpair()
@@ -138,7 +138,6 @@ class LocalChild(Child):
                     command,
                     stdin=stdin,
                     stdout=stdout,
-                    stderr=stderr,
                     env=environ,
                     pass_fds=[theirs.fileno(), *descriptors],
                     process_group=0,
@@ -163,13 +162,8 @@ class LocalChild(Child):
         return self._process.stdout
 
     @property
-    def status(self) -> int | None:
-        """Its exit status, negative for a signal; ``None``: it has not ended."""
-        return self._process.poll()
-
-    @property
     def has_ended(self) -> bool:
-        return self.status is not None
+        return self._process.poll() is not None
 
     def wait(self, seconds: float) -> bool:
         with suppress(subprocess.TimeoutExpired):
@@ -215,7 +209,6 @@ class PythonChild(LocalChild):
         cores: Sequence[int] = (),
         reads: bool = False,
         stdout: int | None = None,
-        stderr: int | None = None,
     ) -> None:
         pairs = [socket.socketpair() for _ in range(num_channels)]
         lifeline = socket.socketpair()
@@ -231,7 +224,6 @@ class PythonChild(LocalChild):
                 name,
                 descriptors=[*theirs, beat.descriptor],
                 stdout=stdout,
-                stderr=stderr,
                 lifeline=lifeline,
             )
         except BaseException:
@@ -242,6 +234,7 @@ class PythonChild(LocalChild):
         finally:
             for _, end in pairs:
                 end.close()
+        beat.detach()
         self.beat = beat
         self.channels = [Channel(ours) for ours, _ in pairs]
 
