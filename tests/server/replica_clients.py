@@ -51,9 +51,11 @@ def with_replicas(
     asyncio.run(main())
 
 
-def ask(client: RoutedClient, prompt: Any, sampling: SamplingParams = SHORT) -> OutputStream:
+def ask(
+    client: RoutedClient, prompt: Any, sampling: SamplingParams = SHORT, **fields: Any
+) -> OutputStream:
     made = client.front_end.generation(
-        prompt, sampling, arrival=client.clock(), request_id=f"r{next(_NUMBERS)}"
+        prompt, sampling, arrival=client.clock(), request_id=f"r{next(_NUMBERS)}", **fields
     )
     return client.generate(made.request, prompt=made.prompt)
 

@@ -75,18 +75,21 @@ def test_both_are_killed_at_once() -> None:
     async def test(client: RoutedClient) -> None:
         unread = [ask(client, f"Unread {n}", LONG) for n in range(6)]
         left, aborted = ask(client, "Left", FOREVER), ask(client, "Aborted", FOREVER)
+        late = ask(client, "Late", FOREVER, deadline=client.clock() + 0.9)
         async with states_of(client) as states:
             for pid in pids(client):
                 os.kill(pid, signal.SIGKILL)
             await until(lambda: client.health().state is ClientState.RESTARTING, "it is not told")
             with pytest.raises(EngineError, match="0 of 2 replicas are ready"):
                 ask(client, "Refused")
-            await until(lambda: len(client._unserved) == 8, "not all are kept")
-            assert client.health().num_waiting == client.health().num_unfinished == 8
+            await until(lambda: len(client._unserved) == 9, "not all are kept")
+            assert client.health().num_waiting == client.health().num_unfinished == 9
             left.close()
             client.abort(aborted.request.id)
             assert (await aborted.wait()).outputs[0].finish_reason == "abort"
-            assert client.health().num_unfinished == 6
+            assert client.health().num_unfinished == 7
+            with pytest.raises(EngineLost, match="its deadline passed"):
+                await late.wait()
             answers = await asyncio.gather(*(stream.wait() for stream in unread))
             assert all(len(each.outputs[0].token_ids) == 120 for each in answers)
             await all_ready(client)

@@ -40,6 +40,8 @@ from paged_plugins.routing.router import RouterContext
 
 _TOGETHER_SECONDS = 0.1
 """Engines that are lost within so long are lost at once: what one had does not go to the other."""
+_LOOK_SECONDS = 0.25
+"""Seconds between two looks at deadlines of requests that no engine has."""
 _COUNT_SECONDS = 0.1
 """Seconds between two counts of the tokens of answers, for the loads."""
 _REPORT_SECONDS = 3.0
@@ -115,6 +117,8 @@ class RoutedClient(Replicas):
         """Streams that have not ended, by the id of the request."""
         self._unserved: list[CopiedStream] = []
         """Streams that no engine has at the moment."""
+        self._serving: asyncio.TimerHandle | None = None
+        """Next look at the streams that no engine has."""
         self._counted_at = 0.0
         self._cluster: Cluster | None = None
         self._pins = KeptPins(self.clock)
@@ -252,6 +256,23 @@ class RoutedClient(Replicas):
             except PagedCoreError as error:
                 stream.fail(error)
                 self.ended(stream)
+        now = self.clock()
+        awaited = [each for each in self._unserved if each.request.deadline is not None]
+        for stream in awaited:
+            if (stream.request.deadline or now) < now:
+                self._unserved.remove(stream)
+                stream.fail(
+                    EngineLost(f"its deadline passed, and no engine runs: {self._whole()[1]}")
+                )
+                self.ended(stream)
+        if awaited:
+            self._serve_later(_LOOK_SECONDS)
+
+    def _serve_later(self, seconds: float) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+        loop = asyncio.get_running_loop()
+        self._serving = loop.call_later(seconds, self._serve_unserved)
 
     def _leave(self, stream: CopiedStream) -> None:
         """The reader of a request that no engine has leaves."""
@@ -306,7 +327,7 @@ class RoutedClient(Replicas):
             self._streams[stream.request.id] = stream
         self._unserved += streams
         if self._unserved:
-            asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, self._serve_unserved)
+            self._serve_later(_TOGETHER_SECONDS)
 
     def ended(self, stream: CopiedStream, /) -> None:
         self._streams.pop(stream.request.id, None)
