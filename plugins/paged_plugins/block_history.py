@@ -14,9 +14,9 @@ from paged_core.errors import SettingsError
 from paged_plugins.workloads.traces.files import checked, json_lines
 
 VERSION = 1
-"""Of the format."""
+"""Version of the format."""
 MAX_BLOCKS = 4_000_000
-"""Of the cache."""
+"""Blocks of the cache, at most."""
 MAX_LINE = 2**26
 """Bytes of a line."""
 
@@ -60,7 +60,7 @@ class Span:
     """The first step in which it does no more; ``None``: it did so to the last."""
 
     def includes(self, step: int) -> bool:
-        """Whether it held the block in that step."""
+        """Return whether it held the block in that step."""
         return self.start <= step and (self.end is None or step < self.end)
 
 
@@ -106,7 +106,7 @@ class BlockHistory:
 
     @property
     def requests(self) -> list[str]:
-        """Those that held blocks, in the order in which they first did."""
+        """Requests that held blocks, in the order in which they first did."""
         return list(self._by_request)
 
     def owners(self, block: int, step: int) -> list[Span]:

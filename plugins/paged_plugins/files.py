@@ -33,7 +33,7 @@ def read_file(path: Path, max_size: int = MAX_SIZE) -> str:
 
 
 class Document:
-    """What a text in YAML, or in JSON, holds, and the lines of its parts."""
+    """The content of a text in YAML, or in JSON, and the lines of its parts."""
 
     def __init__(self, text: str, *, is_json: bool = False, max_size: int = MAX_SIZE) -> None:
         """Raise ValueError if the text cannot be parsed, or goes beyond a bound."""

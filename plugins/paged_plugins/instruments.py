@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what :func:`exposition` returns, for servers."""
+"""Content type of the text that :func:`exposition` returns, for servers."""
 
 Labels = Mapping[str, str]
 
@@ -78,7 +78,7 @@ class Gauge:
 
 
 class Histogram:
-    """How many observations were at most so large, for each of several bounds.
+    """Counts of observations that were at most so large, for each of several bounds.
 
     Args:
         bounds: the upper ends of the buckets, each included, in ascending order; a last bucket,

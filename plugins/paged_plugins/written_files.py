@@ -18,7 +18,7 @@ from paged_core.errors import PagedCoreError, SettingsError
 
 _PARTIAL = re.compile(r"(?P<name>.+)\.(?P<pid>\d{1,9})\.partial", re.DOTALL)
 _MOST_LINKS = 40
-"""Of a chain; the kernel follows no more."""
+"""Links of a chain, at most; the kernel follows no more."""
 _OPEN_FILES = (Path("/proc"), Path("/dev/fd"))
 """Where a path stands for what a process has open."""
 

@@ -188,10 +188,10 @@ def biases(name: str, value: Any) -> dict[int, float]:
 
 
 def _is_truth(value: Any) -> bool:
-    """Whether a value is a truth value of an array library."""
+    """Return whether a value is a truth value of an array library."""
     return isinstance(value.item() if hasattr(value, "item") else value, bool)
 
 
 def _is_a(kind: type, value: object) -> bool:
-    """Whether a number is of a kind, as NumPy's are; a truth value is no number."""
+    """Return whether a number is of a kind, as NumPy's are; a truth value is no number."""
     return isinstance(value, kind) and not isinstance(value, bool)

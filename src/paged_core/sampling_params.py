@@ -89,12 +89,12 @@ _RULES: Mapping[str, Rule] = {
     "structured_outputs": structured_outputs,
 }
 _NO_SAMPLING = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "best_of": None}
-"""What a beam search leaves as it is."""
+"""Parameters that a beam search leaves as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen and when it ends.
+    """Parameters that say how the tokens of one request are chosen and when it ends.
 
     The names are those of vLLM and of the OpenAI API. The default is greedy (``temperature=0``).
 
@@ -182,12 +182,12 @@ class SamplingParams:
 
     @property
     def chooses_at_end(self) -> bool:
-        """Whether what is returned is only known when all of it has ended."""
+        """Return whether the outputs are known only when all sequences have ended."""
         return self.beam_width is not None or self.best_of is not None
 
     @property
     def without_effect(self) -> dict[str, Any]:
-        """What asks for chance although the best token is always taken, by name."""
+        """Names of parameters that ask for chance although the best token is always taken."""
         if self.temperature > 0 or self.beam_width is not None:
             return {}
         neutral = {"n": 1, "top_k": 0, "top_p": 1, "min_p": 0}

@@ -63,7 +63,7 @@ class StepInput:
     sequence_ids: list[SeqId] = field(default_factory=list)
     """The batch, in order."""
     num_tokens: list[int] = field(default_factory=list)
-    """How many tokens of each sequence of ``sequence_ids`` to compute in this step."""
+    """Tokens of each sequence of ``sequence_ids`` to compute in this step."""
     added: list[NewSequence] = field(default_factory=list)
     removed: list[SeqId] = field(default_factory=list)
     edit_ids: list[SeqId] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 COMMANDS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
-"""What a terminal obeys instead of showing it."""
+"""Control characters, which a terminal obeys instead of showing them."""
 _BUT_COLOURS = r"(?!\x1b\[[0-9;]*m)"
 
 

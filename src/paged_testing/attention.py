@@ -88,7 +88,7 @@ class AttentionConformance(ComponentConformance):
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     """Types of the cache that it serves."""
     max_seconds: ClassVar[float] = 200
-    """What it computes with may have to be compiled."""
+    """Seconds of a test: kernels may have to be compiled."""
     device: ClassVar[str] = "cpu"
     kv_cache_dtype: ClassVar[KVCacheDtype] = "auto"
     block_multiple: ClassVar[int] = 1
@@ -96,7 +96,7 @@ class AttentionConformance(ComponentConformance):
     tolerance: ClassVar[dict[str, float]] = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
     """Absolute and relative, by type."""
     keeps_bits: ClassVar[bool] = False
-    """Whether a sequence's result is bit-identical whatever else is in the batch."""
+    """True where a sequence's result is bit-identical whatever else is in the batch."""
     deterministic: ClassVar[bool] = False
     """The setting of that name."""
 
@@ -238,7 +238,7 @@ class AttentionConformance(ComponentConformance):
             self.check_run(scene)
 
     def test_two_batches_in_turn_leave_nothing_behind(self) -> None:
-        """What one plan says of lengths and tables does not hold for the next."""
+        """Lengths and tables of one plan do not hold for the next."""
         backend = self.make()
         both = [
             self.scenes(chunks, 13, backend, block_size=4)

@@ -1,4 +1,4 @@
-"""Whether a component can be tested here: its module is imported, and its check does not refuse."""
+"""Checks that a component can be tested here: it is imported, and does not refuse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged_core.errors import PagedCoreError, PluginError, error_text
 from paged_core.plugins.component import Component, ComponentSettings
 
 RAISED = (Exception, SystemExit, pytest.skip.Exception)
-"""What code of a plugin may raise, but for Ctrl-C."""
+"""Exceptions that code of a plugin may raise, but for Ctrl-C."""
 
 
 class CannotBeTested(Exception):

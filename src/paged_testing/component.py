@@ -75,9 +75,9 @@ class ComponentConformance:
     max_seconds: ClassVar[float] = 60
     """A test that takes longer fails, where pytest-timeout is installed; it says where it is."""
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Of the engines, where a conformance class needs any, such as the model."""
+    """Settings of the engines, where a conformance class needs any, such as the model."""
     may_be_skipped: ClassVar[bool] = False
-    """Whether it is no failure if every case is skipped, such as where a GPU is missing."""
+    """True where it is no failure if every case is skipped, such as without a GPU."""
     _registry: ClassVar[Registry]
     _problem: ClassVar[str | None] = None
     """Why it cannot be tested."""
@@ -242,7 +242,7 @@ class VariesOptions(ComponentConformance):
 
 
 class ServesEveryWorkload(VariesOptions):
-    """What every policy must do: it changes the schedule, and never the output.
+    """The promise of every policy: it changes the schedule, and never the output.
 
     Small engines with this component, and any others, serve workloads on the ``memory`` executor:
     every request finishes with the output that it has alone, and no block leaks.

@@ -171,7 +171,7 @@ class WatchedScheduler(Scheduler):
         self._budget = budget
         self._max_num_seqs = max_num_seqs
         self.decisions: list[tuple[object, ...]] = []
-        """What was decided in each step: ids and numbers that can be compared."""
+        """The decisions of each step: ids and numbers that can be compared."""
         self.preempted: set[str] = set()
         """Ids of requests that were preempted or swapped out in any step."""
 
@@ -185,7 +185,7 @@ class WatchedScheduler(Scheduler):
         return watched
 
     def may_run(self, num_tokens: int) -> bool:
-        """Whether one step may compute so many tokens."""
+        """Return whether one step may compute so many tokens."""
         return self._budget is None or num_tokens <= self._budget
 
     @property
@@ -293,7 +293,7 @@ class WatchedScheduler(Scheduler):
             assert group not in queues.running, f"{group} is preempted, but runs"
 
     def _check_moves(self, plan: Schedule, status_before: dict[SequenceGroup, Status]) -> None:
-        """What the plan says of whole groups is what became of them in this step."""
+        """Check that the groups named in the plan became in this step what it says."""
         queues = self.inner.queues()
         held = {*queues.running, *queues.waiting, *queues.swapped}
         admitted = [group for group, _ in plan.admitted]

@@ -56,7 +56,7 @@ class ExecutorConformance(ComponentConformance):
 
     slot: ClassVar[str] = "executor"
     max_seconds: ClassVar[float] = 300
-    """It may load a model, and compile what computes it."""
+    """Seconds of a test: it may load a model, and compile kernels."""
 
     @contextmanager
     def engine(self, **values: Any) -> Iterator[Engine]:

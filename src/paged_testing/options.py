@@ -66,7 +66,7 @@ def other_options(
 
 @cache
 def _values(kind: type[ComponentSettings]) -> Mapping[str, Sequence[Any]]:
-    """What is tried of each option that can be varied."""
+    """Values to try of each option that can be varied."""
     found: dict[str, Sequence[Any]] = {}
     fields = kind.model_fields
     for name, field in fields.items():

@@ -201,7 +201,7 @@ class VictimCases(ComponentConformance):
         assert chosen is of_list, f"of a tuple it chose {chosen}, of the same list {of_list}"
 
     def test_what_it_was_shown_before_does_not_matter(self) -> None:
-        """It is asked about others, and then about groups that have arrived since."""
+        """Ask it about others, and then about groups that have arrived since."""
         cache, candidates = self._candidates()
         component = self.make(cache)
         for shown in (candidates[:3], candidates[3:], candidates[2:5], candidates[::-1]):

@@ -94,11 +94,11 @@ class RunnerConformance(ComponentConformance):
 
     slot: ClassVar[str] = "runner"
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
-    """Of the engine, such as the model."""
+    """Settings of the engine, such as the model."""
     tolerance: ClassVar[float] = 1e-4
     """Largest difference of logits computed in different batches."""
     max_seconds: ClassVar[float] = 200
-    """It loads a model."""
+    """Seconds of a test: it loads a model."""
 
     def make(self) -> Runner:
         """A fresh runner, loaded; the test is skipped where it is not available."""
@@ -163,7 +163,7 @@ class RunnerConformance(ComponentConformance):
         assert apart <= self.tolerance, f"logits of two rows alone differ by {apart}"
 
     def test_different_tokens_have_different_logits(self) -> None:
-        """Of the same prompt at other positions, too, where a token was put before it."""
+        """Compare the same prompt at other positions, too, where a token was put before it."""
         torch: Any = import_module("torch")
         runner = self.make()
         prompts = ((1, 5, 9), (1, 5, 8), (2, 5, 9), (5, 1, 9))
@@ -183,7 +183,7 @@ class RunnerConformance(ComponentConformance):
         return self.step(runner, DenseAttention(runner.layers, 1), [(0, prompt, 0)])
 
     def logits_alone(self, runner: Runner) -> list[Any]:
-        """Those of each of the prompts."""
+        """Logits of each of the prompts."""
         return [self.logits_of(runner, prompt) for prompt in PROMPTS]
 
     def check_chunks(

@@ -111,11 +111,11 @@ class Situation:
     workload: Workload
     settings: Mapping[str, Any] = field(default_factory=dict)
     outgrown: bool = False
-    """Whether a request grows until it fills the cache; otherwise every one ends by itself."""
+    """True where a request grows until it fills the cache; otherwise every one ends by itself."""
 
     @property
     def num_tokens(self) -> int:
-        """Of the longest request at its end, all of its sequences counted."""
+        """Tokens of the longest request at its end, all of its sequences counted."""
         return max(
             request.sampling.width * (len(request.prompt) + (request.sampling.max_tokens or 0))
             for _, request in self.workload.requests
@@ -324,4 +324,4 @@ FOR_EVERY_POLICY: Mapping[str, Situation] = {
         "prompts have one token",
     )
 }
-"""Those in which other policies than the scheduler decide the most."""
+"""Situations in which other policies than the scheduler decide the most."""

@@ -45,7 +45,7 @@ class BlockMap(Observer):
         self._start: float | None = None
         self._live: dict[str, SequenceGroup] = {}
         self._owners: dict[SeqId, Owner] = {}
-        """Of the sequences of live requests."""
+        """Block tables of the sequences of live requests."""
         self._numbers: dict[str, list[SeqId]] = {}
         """By request: its sequences in the order of their numbers."""
         self._holding: defaultdict[str, dict[SeqId, int]] = defaultdict(dict)

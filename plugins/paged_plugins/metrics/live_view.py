@@ -45,7 +45,7 @@ class LiveView(Observer):
         self._cursor = self._oldest = time.time_ns() // 1_000_000
         self._live: dict[str, SequenceGroup] = {}
         self._prefills: dict[str, int] = {}
-        """Of admitted requests: tokens to be computed before they decode."""
+        """Tokens of admitted requests to be computed before they decode."""
         self._steps: deque[tuple[int, list[float]]] = deque(maxlen=options.steps)
         """The last steps, each with the first cursor after it."""
         self._hits = [0] * self._num_cells
@@ -57,7 +57,7 @@ class LiveView(Observer):
         self._cells = [_EMPTY] * (self._num_cells + self._num_host_cells)
         self._cell_cursors = [self._cursor] * len(self._cells)
         self._rows: dict[int, list[Any]] = {}
-        """What was reported of requests, by number."""
+        """Reports of requests, by number."""
         self._row_cursors: dict[int, int] = {}
         self._ended: deque[tuple[int, int]] = deque()
         """Cursors, and numbers of requests that are not reported any more."""

@@ -20,7 +20,7 @@ _LONGEST = 10_000_000
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one request is."""
+    """The progress of one request."""
 
     group: SequenceGroup
     num_prompt: int

@@ -56,7 +56,7 @@ class Spans(Observer):
         self._tracer = self._provider.get_tracer("paged_core")
         self._model = context.settings.model
         self._epoch: float | None = None
-        """What is added to the engine's clock to have the time of day."""
+        """Seconds to add to the engine's clock for the time of day."""
 
     def on_step(self, step: StepRecord, /) -> None:
         self._epoch = time.time() - step.ended

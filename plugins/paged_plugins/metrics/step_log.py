@@ -13,7 +13,7 @@ from paged_plugins.metrics.plugin import StepLogSettings
 from paged_plugins.written_files import open_log
 
 _DIGITS = 6
-"""Of seconds: microseconds."""
+"""Digits of seconds: microseconds."""
 
 
 class StepLog(Observer):

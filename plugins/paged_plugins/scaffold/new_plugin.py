@@ -46,7 +46,7 @@ USAGES = {
     "router": "paged-core simulate chat --replicas 4 --config engine.yaml",
     "tool_parser": "paged-core serve --config engine.yaml",
 }
-"""What uses a component, where that is not an engine that generates."""
+"""Commands that use a component, where that is not an engine that generates."""
 
 LAYOUT = {
     "pyproject.toml": "pyproject.toml",

@@ -42,7 +42,7 @@ class Session:
 
     @cached_property
     def registry(self) -> Registry:
-        """What is installed, less what is blocked."""
+        """The registry of the installed plugins, less those that are blocked."""
         return Registry.discover(block=self.blocked)
 
     def load(self, name: str) -> TyperCommand | TyperGroup:

@@ -26,7 +26,7 @@ _ABSENT: Mapping[str, tuple[Any, ...]] = {
     "tools": ([], None),
     "suffix": ("", None),
 }
-"""What is not supported, and the values that ask for nothing."""
+"""Fields that are not supported, and their values that ask for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Task:
     ``{"messages": ...}``."""
     sampling: SamplingParams
     fields: Mapping[str, Any]
-    """Of the request: ``priority``, ``cache_salt``."""
+    """Fields of the request: ``priority``, ``cache_salt``."""
     batch: BatchRequest | None = None
     """The line of a batch file that asks for it."""
 

@@ -116,12 +116,12 @@ class Slot:
     default: str | tuple[str, ...] | None = None
     """The component or components if settings name none; ``None``: no component."""
     many: bool = False
-    """Whether the setting is a list of components."""
+    """True where the setting is a list of components."""
     version: int = 1
     """Version of the interface: raised when components must be adapted to a change."""
     summary: str = ""
     auto: bool = False
-    """Whether settings may name ``auto``, see :class:`AutoSettings`."""
+    """True where settings may name ``auto``, see :class:`AutoSettings`."""
 
     def __post_init__(self) -> None:
         if not self.key.isidentifier() or "__" in self.key or self.key != self.key.lower():
@@ -131,7 +131,7 @@ class Slot:
 
     @property
     def noun(self) -> str:
-        """What messages call one of its components."""
+        """The word for one of its components in messages."""
         return self.key.removesuffix("s") if self.many else self.key
 
 

@@ -105,7 +105,7 @@ class Registry:
 
     @cached_property
     def memo(self) -> dict[str, Any]:
-        """What is derived from a registry once and kept with it, by name."""
+        """Values derived from a registry once and kept with it, by name."""
         return {}
 
     @cached_property

@@ -34,7 +34,7 @@ class Pin:
     """Seconds on the engine's clock; ``None``: it is held until it is released."""
     state: PinState = PinState.COMPUTING
     blocks: list[BlockId] = field(default_factory=list)
-    """Those that it holds."""
+    """Blocks that it holds."""
     group: SequenceGroup | None = None
     """The request that computes it."""
     end_reason: str | None = None

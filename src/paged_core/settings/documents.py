@@ -19,9 +19,9 @@ MAX_SIZE = 2**20
 MAX_DEPTH = 64
 """Lists and tables inside each other."""
 MAX_DIGITS = 100
-"""Of a whole number."""
+"""Digits of a whole number, at most."""
 PIPE_SECONDS = 5.0
-"""How long a pipe may be silent before it is given up."""
+"""Seconds that a pipe may be silent before it is given up."""
 
 
 class DocumentError(ValueError):
@@ -156,7 +156,7 @@ def _check_expansion(text: str, max_size: int) -> None:
     """Follow the events of YAML, which nothing is built from yet."""
     size = 0
     sizes: dict[str | None, int] = {}
-    """Of what an anchor names."""
+    """Size of the node that an anchor names."""
     above: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, _Loader):
         line = getattr(event.start_mark, "line", 0) + 1

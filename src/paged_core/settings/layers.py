@@ -26,12 +26,12 @@ class Origin:
 
     @property
     def suffix(self) -> str:
-        """What a message about the value ends with; nothing for a keyword in Python."""
+        """The end of a message about the value; empty for a keyword in Python."""
         return f" ({self})" if self.where else ""
 
 
 class Text(str):
-    """What a variable or the command line says: it is read by the type of the setting."""
+    """Text of a variable or of the command line, read by the type of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def is_null(self) -> bool:
-        """Whether the value is text for ``None``, where a setting allows that."""
+        """Return whether the value is text for ``None``, where a setting allows that."""
         return isinstance(self.value, Text) and self.value.lower() in {"null", "none"}
 
     def decoded(self) -> Any:
@@ -62,7 +62,7 @@ class Entry:
 
 
 Layer = Sequence[Entry]
-"""What one place says: the environment, a file, a profile."""
+"""Values from one place: the environment, a file, a profile."""
 
 
 Merged = Mapping[tuple[str, ...], Entry]

@@ -59,7 +59,7 @@ def _check_device(name: str) -> str:
 
 
 class EngineSettings(BaseModel):
-    """What an engine is built from, as frozen plain data.
+    """Settings that an engine is built from, as frozen plain data.
 
     ``EngineSettings(scheduler="prefill_or_decode", num_blocks=64)`` takes every setting as a
     keyword. A component is given by its name, by a table of options (without a ``name``: of the
@@ -74,7 +74,7 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     registry: ClassVar[Registry | None] = None
-    """It has the components to choose from; ``None`` here, see :func:`settings_class`."""
+    """The registry of the components to choose from; ``None`` here, see :func:`settings_class`."""
 
     profile: str | None = Field(None, description="named settings to start from")
     model: str = Field("demo", description="a hub id, a folder, a GGUF file, or demo")

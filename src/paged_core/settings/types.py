@@ -21,7 +21,7 @@ def members(kind: Any) -> list[Any]:
 
 
 def is_container(kind: Any) -> bool:
-    """Whether a value of this type is written as a list or a table."""
+    """Return whether a value of this type is written as a list or a table."""
     return kind not in _PLAIN and get_origin(kind) is not Literal and kind is not Any
 
 

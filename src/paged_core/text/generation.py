@@ -140,7 +140,7 @@ class Generation:
         self._texts: dict[SeqId, OutputText] = {}
         self._token_texts = None if tokenizer is None else TokenTexts(tokenizer)
         self._logprobs: dict[SeqId | None, list[dict[int, Logprob] | None]] = {}
-        """Those returned so far, by sequence; ``None``: the prompt's."""
+        """Log-probabilities returned so far, by sequence; ``None``: the prompt's."""
         self._num_taken: dict[SeqId, int] = {}
         """Generated tokens that :meth:`take` has returned, by sequence."""
         self._chooses_at_end = request.sampling.chooses_at_end
@@ -153,7 +153,7 @@ class Generation:
 
     @property
     def stop_check(self) -> StopCheck | None:
-        """What the engine is to call after each token; ``None``: nothing."""
+        """The check that the engine is to call after each token; ``None``: none."""
         return self.find_stop if self.request.sampling.stop else None
 
     def find_stop(self, sequence: SequenceState) -> str | None:
@@ -256,7 +256,7 @@ class Generation:
 
     @property
     def _no_text(self) -> str | None:
-        """What takes the place of a text that nothing was decoded for."""
+        """The stand-in for a text that nothing was decoded for."""
         return None if self.request.sampling.detokenize else ""
 
     def _with_ranks(

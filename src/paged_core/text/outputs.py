@@ -12,7 +12,7 @@ from paged_core.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How probable the model found one token at its place."""
+    """The probability that the model gave one token at its place."""
 
     logprob: float
     """Natural logarithm of its probability."""
@@ -65,7 +65,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDelta:
-    """What one sequence of a request gained since it was last looked at."""
+    """The tokens and the text that one sequence of a request gained since the last delta."""
 
     index: int
     """Its place among the sequences of the request."""
@@ -81,7 +81,7 @@ class OutputDelta:
     stop_reason: int | str | None = None
     """The stop token or string that ended it; ``None`` for the model's own end of sequence."""
     error: str | None = None
-    """What went wrong, where the reason is ``error``, ``ignored`` or ``abort``."""
+    """The cause, where the reason is ``error``, ``ignored`` or ``abort``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class CompletionOutput(OutputDelta):
     cumulative_logprob: float | None = None
     """Sum over the generated tokens, where log-probabilities were asked for or needed."""
     score: float | None = None
-    """What the sequences were ranked by, under ``beam_width`` or ``best_of``; the best is first."""
+    """Score by which ``beam_width`` or ``best_of`` ranked the sequences; the best is first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     """One per sequence, in the order of their index."""
     finished: bool
-    """Whether all sequences are."""
+    """Return whether all sequences are finished."""
     metrics: RequestMetrics
     num_cached_tokens: int | None = None
     """Prompt tokens found in the cache at first admission; ``None``: it was never admitted."""
