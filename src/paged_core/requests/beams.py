@@ -21,7 +21,7 @@ class Branch:
     token: int
     cumulative_logprob: float
     logprobs: list[dict[int, float]] | None
-    """Log-probabilities of the generated tokens, this one included, if the request asks for them."""
+    """Log-probabilities of all tokens, this one included, if the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class CompletionOutput(OutputDelta):
     cumulative_logprob: float | None = None
     """Sum over the generated tokens, where log-probabilities were asked for or needed."""
     score: float | None = None
-    """Score by which ``beam_width`` or ``best_of`` ranked the sequences; the best is first."""
+    """Score by which ``beam_width`` or ``best_of`` ranked the sequences, best first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
