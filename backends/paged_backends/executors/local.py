@@ -46,7 +46,7 @@ from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.grammar import GrammarBackend, Vocabulary
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import Runner, SupportsModelSize
-from paged_core.interfaces.scheduler import StepLimits
+from paged_core.interfaces.scheduler import StepLimits, SupportsStepLimits
 from paged_core.log import get_logger
 from paged_core.settings.schema import EngineSettings
 from paged_core.step import StepInput, StepResult
@@ -77,7 +77,11 @@ class LocalExecutor(Executor):
     def start(self) -> Capacity:
         """Load the model, allocate the cache, and return what fits."""
         settings = self._context.settings
-        max_num_seqs = self._context.step_limits.num_seqs or _DEFAULT_NUM_SEQS
+        scheduler = settings.scheduler
+        limits = (
+            scheduler.step_limits if isinstance(scheduler, SupportsStepLimits) else StepLimits()
+        )
+        max_num_seqs = limits.num_seqs or _DEFAULT_NUM_SEQS
         torch.set_num_threads(settings.threads or _default_threads())
         device = choose_device(settings.device, self._context.rank)
         communicator = self._communicator = self._context.make_communicator(str(device))
@@ -87,7 +91,7 @@ class LocalExecutor(Executor):
             _least(communicator, device, 0)  # free memory is measured when all have their weights
         accelerator = self._make_accelerator(torch.device(runner.layers[0].device))
         with torch.inference_mode():
-            profile = _profile(settings, accelerator, runner, backend, self._context.step_limits)
+            profile = _profile(settings, accelerator, runner, backend, limits)
         size = decide_cache_size(
             settings,
             runner.layers,

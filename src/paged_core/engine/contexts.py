@@ -15,7 +15,6 @@ from paged_core.errors import (
     UnsupportedModel,
     error_text,
 )
-from paged_core.interfaces.scheduler import StepLimits, SupportsStepLimits
 from paged_core.log import get_logger
 
 if TYPE_CHECKING:  # listing components imports this, and is to be quick
@@ -183,12 +182,6 @@ class ExecutorContext:
     """How many these are."""
     group: RankGroup | None = None
     """Of these processes; ``None``: there is one."""
-
-    @property
-    def step_limits(self) -> StepLimits:
-        """The limits of steps that the options of the scheduler state."""
-        options = self.settings.scheduler
-        return options.step_limits if isinstance(options, SupportsStepLimits) else StepLimits()
 
     def make_communicator(self, device: str) -> Communicator | None:
         """Join the group of ranks; ``None``: there is no other rank.
