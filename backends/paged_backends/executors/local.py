@@ -77,10 +77,7 @@ class LocalExecutor(Executor):
     def start(self) -> Capacity:
         """Load the model, allocate the cache, and return what fits."""
         settings = self._context.settings
-        scheduler = settings.scheduler
-        limits = (
-            scheduler.step_limits if isinstance(scheduler, SupportsStepLimits) else StepLimits()
-        )
+        limits = _step_limits(settings)
         max_num_seqs = limits.num_seqs or _DEFAULT_NUM_SEQS
         torch.set_num_threads(settings.threads or _default_threads())
         device = choose_device(settings.device, self._context.rank)
@@ -205,6 +202,12 @@ class LocalExecutor(Executor):
             raise EngineError("the executor is not running; start it first")
         with torch.inference_mode():
             return self._steps.collect(handle)
+
+
+def _step_limits(settings: EngineSettings) -> StepLimits:
+    """Return the limits of steps that the options of the scheduler state."""
+    options = settings.scheduler
+    return options.step_limits if isinstance(options, SupportsStepLimits) else StepLimits()
 
 
 def _least(communicator: Communicator, device: torch.device, *numbers: int) -> tuple[int, ...]:
