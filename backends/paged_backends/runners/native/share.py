@@ -74,7 +74,7 @@ class Share:
             UnsupportedModel: its heads cannot be divided among so many ranks.
         """
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        if self.size not in _numbers_of_ranks(config):
+        if not _divides(config, self.size):
             raise UnsupportedModel(
                 f"{place} has {heads} query heads and {kv_heads} KV heads, which {self.size} ranks "
                 f"cannot share; use {listed(_numbers_of_ranks(config))}"
@@ -116,14 +116,20 @@ def listed(sizes: list[int]) -> str:
     return f"{', '.join(most)} or {last} ranks" if most else "one rank"
 
 
+_MAX_LISTED = 1024
+"""Ranks, in a message; a damaged configuration may say 10^9 heads."""
+
+
+def _divides(config: DecoderConfig, size: int) -> bool:
+    """Return whether so many ranks can share the heads of a model."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+
+
 def _numbers_of_ranks(config: DecoderConfig) -> list[int]:
     """Return how many ranks can share the heads of a model."""
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    return [
-        size
-        for size in range(1, heads + 1)
-        if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
-    ]
+    sizes = range(1, min(config.num_heads, _MAX_LISTED) + 1)
+    return [size for size in sizes if _divides(config, size)]
 
 
 def check_output(share: Share, config: DecoderConfig, unit: int, name: str) -> None:
