@@ -49,7 +49,13 @@ def complete(port: int, prompt: str) -> None:
     assert status == 200
 
 
-def test_go_on_after_the_last_one_that_was_seen() -> None:
+def engine_of(served: ServeProcess) -> psutil.Process:
+    found = psutil.Process(served.process.pid).children(recursive=True)
+    (engine,) = (each for each in found if any("process.main" in part for part in each.cmdline()))
+    return engine
+
+
+def test_events_go_on_where_a_viewer_was_over_a_lost_engine_and_end_with_the_server() -> None:
     with serve_process("--num-blocks", "64") as served:
         port = served.port()
         with looking(port) as events:
@@ -64,16 +70,6 @@ def test_go_on_after_the_last_one_that_was_seen() -> None:
         assert news["cells"] and news["steps"]
         assert "Once" not in json.dumps(news)
 
-
-def engine_of(served: ServeProcess) -> psutil.Process:
-    found = psutil.Process(served.process.pid).children(recursive=True)
-    (engine,) = (each for each in found if any("process.main" in part for part in each.cmdline()))
-    return engine
-
-
-def test_say_that_the_engine_was_lost_and_show_the_next_one_whole() -> None:
-    with serve_process("--num-blocks", "64") as served:
-        port = served.port()
         with looking(port) as events:
             assert next(events)["state"] == "ready"
             engine_of(served).kill()
@@ -82,15 +78,9 @@ def test_say_that_the_engine_was_lost_and_show_the_next_one_whole() -> None:
                 seen.append(event)
                 if event["state"] == "ready" and event["view"]:
                     break
-        assert "restarting" in [event["state"] for event in seen]
-        assert seen[-1]["view"]["whole"]
-
-
-def test_end_with_the_server() -> None:
-    with serve_process("--num-blocks", "64") as served:
-        with looking(served.port()) as events:
-            assert next(events)["state"] == "ready"
+            assert "restarting" in [event["state"] for event in seen]
+            assert seen[-1]["view"]["whole"], "of the next one"
             served.send(signal.SIGTERM)
-            states = [event["state"] for event in events]
+            states = [event["state"] for event in events if event["state"] != "ready"]
         assert states[-1:] in ([], ["draining"], ["failed"])
         assert served.wait() == 0

@@ -18,7 +18,7 @@ import pytest
 from paged_core.plugins.registry import Registry
 from paged_plugins.server.errors import ApiError
 from paged_plugins.server.testing.services import serving
-from server.served import SECONDS, ask, events, serve_process, wait_until
+from server.served import SECONDS, ask, events, serve_process
 
 pytestmark = pytest.mark.heavy
 
@@ -164,15 +164,3 @@ def test_a_mistake_is_one_line(options: list[str], what: str) -> None:
     assert len(errors) == 1, done.stderr
     assert re.search(what, errors[0]), errors
     assert "Traceback" not in done.stderr
-
-
-def test_metrics_are_those_of_the_engine() -> None:
-    with serve_process(*SMALL) as served:
-        port = served.port()
-        status, text, headers = ask(port, "GET", "/metrics")
-        if status == 200:
-            assert headers["content-type"].startswith("text/plain")
-            assert "vllm:" in text
-        else:
-            assert status == 404
-        wait_until(lambda: ask(port, "GET", "/ready")[0] == 200, "it is not ready")

@@ -2,26 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from paged_core.plugins.component import Command, Component, Slot
+from paged_core.plugins.component import Command, Component, ComponentSettings, Slot
 from paged_core.plugins.hooks import hookimpl
-from paged_plugins.server.parsers.settings import (
-    DeepseekR1Settings,
-    HermesSettings,
-    Llama3JsonSettings,
-    MistralSettings,
-    NoReasoningSettings,
-    PythonicSettings,
-    Qwen3Settings,
-)
-from paged_plugins.server.settings import (
-    AnthropicSettings,
-    HttpSettings,
-    OpenAISettings,
-    PageSettings,
-    ResponsesSettings,
-)
+from paged_plugins.server import settings
+
+_COMPONENTS: Mapping[str, Sequence[tuple[type[ComponentSettings], str, str]]] = {
+    "routes": (
+        (
+            settings.OpenAISettings,
+            "openai.routes:OpenAIRoutes",
+            "the API of OpenAI with vLLM's extras: models, completions, chat, tokens",
+        ),
+        (
+            settings.ResponsesSettings,
+            "responses.routes:ResponsesRoutes",
+            "OpenAI's Responses API, without anything that is stored",
+        ),
+        (
+            settings.AnthropicSettings,
+            "anthropic.routes:AnthropicRoutes",
+            "Anthropic's API: messages, and how many tokens they have",
+        ),
+        (
+            settings.PageSettings,
+            "page.routes:Page",
+            "the page at /: a chat, and the engine as it works",
+        ),
+    ),
+    "tool_parser": (
+        (
+            settings.HermesSettings,
+            "parsers.tool_formats:HermesFormat",
+            "<tool_call>{...}</tool_call>: Hermes, Qwen",
+        ),
+        (
+            settings.Llama3JsonSettings,
+            "parsers.tool_formats:Llama3JsonFormat",
+            "an answer that is JSON: Llama 3.1 and 3.2",
+        ),
+        (
+            settings.MistralSettings,
+            "parsers.tool_formats:MistralFormat",
+            "[TOOL_CALLS][...]: Mistral",
+        ),
+        (
+            settings.PythonicSettings,
+            "parsers.pythonic:PythonicFormat",
+            "[f(x=1)]: Llama 4 and others",
+        ),
+    ),
+    "reasoning_parser": (
+        (
+            settings.Qwen3Settings,
+            "parsers.reasoning:ThinkFormat",
+            "<think>...</think>, where the model or the prompt writes it",
+        ),
+        (
+            settings.DeepseekR1Settings,
+            "parsers.reasoning:DeepseekR1Format",
+            "thoughts first, up to </think>",
+        ),
+        (
+            settings.NoReasoningSettings,
+            "parsers.reasoning:NoReasoningFormat",
+            "all text is the answer",
+        ),
+    ),
+}
+"""Components without options, by slot: settings, factory and summary."""
 
 
 @hookimpl
@@ -59,76 +109,13 @@ def paged_core_slots() -> Iterator[Slot]:
 def paged_core_components() -> Iterator[Component]:
     yield Component(
         "server",
-        HttpSettings,
+        settings.HttpSettings,
         "paged_plugins.server.http.server:HttpServer",
         summary="HTTP/1.1, by uvicorn",
     )
-    yield Component(
-        "routes",
-        OpenAISettings,
-        "paged_plugins.server.openai.routes:OpenAIRoutes",
-        summary="the API of OpenAI with vLLM's extras: models, completions, chat, tokens",
-    )
-    yield Component(
-        "routes",
-        ResponsesSettings,
-        "paged_plugins.server.responses.routes:ResponsesRoutes",
-        summary="OpenAI's Responses API, without anything that is stored",
-    )
-    yield Component(
-        "routes",
-        AnthropicSettings,
-        "paged_plugins.server.anthropic.routes:AnthropicRoutes",
-        summary="Anthropic's API: messages, and how many tokens they have",
-    )
-    yield Component(
-        "tool_parser",
-        HermesSettings,
-        "paged_plugins.server.parsers.tool_formats:HermesFormat",
-        summary="<tool_call>{...}</tool_call>: Hermes, Qwen",
-    )
-    yield Component(
-        "tool_parser",
-        Llama3JsonSettings,
-        "paged_plugins.server.parsers.tool_formats:Llama3JsonFormat",
-        summary="an answer that is JSON: Llama 3.1 and 3.2",
-    )
-    yield Component(
-        "tool_parser",
-        MistralSettings,
-        "paged_plugins.server.parsers.tool_formats:MistralFormat",
-        summary="[TOOL_CALLS][...]: Mistral",
-    )
-    yield Component(
-        "tool_parser",
-        PythonicSettings,
-        "paged_plugins.server.parsers.pythonic:PythonicFormat",
-        summary="[f(x=1)]: Llama 4 and others",
-    )
-    yield Component(
-        "reasoning_parser",
-        Qwen3Settings,
-        "paged_plugins.server.parsers.reasoning:ThinkFormat",
-        summary="<think>...</think>, where the model or the prompt writes it",
-    )
-    yield Component(
-        "reasoning_parser",
-        DeepseekR1Settings,
-        "paged_plugins.server.parsers.reasoning:DeepseekR1Format",
-        summary="thoughts first, up to </think>",
-    )
-    yield Component(
-        "reasoning_parser",
-        NoReasoningSettings,
-        "paged_plugins.server.parsers.reasoning:NoReasoningFormat",
-        summary="all text is the answer",
-    )
-    yield Component(
-        "routes",
-        PageSettings,
-        "paged_plugins.server.page.routes:Page",
-        summary="the page at /: a chat, and the engine as it works",
-    )
+    for slot, components in _COMPONENTS.items():
+        for options, factory, summary in components:
+            yield Component(slot, options, f"paged_plugins.server.{factory}", summary=summary)
 
 
 @hookimpl
