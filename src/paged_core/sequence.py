@@ -24,7 +24,7 @@ StopCheck = Callable[["SequenceState"], str | None]
 
 
 class Status(Enum):
-    """What state a group is in: admitted by the KVCache, preempted and resumed by the Preemptor."""
+    """State of a group: admitted by the KVCache, preempted and resumed by the Preemptor."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -74,7 +74,7 @@ class SequenceState:
     logprobs: list[dict[int, float]] | None = None
     """Per generated token, the log-probabilities asked for, the chosen token's first."""
     score: float | None = None
-    """What it was ranked by, where the request asked for the best of several."""
+    """Number that it was ranked by, where the request asked for the best of several."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The token id or the string that ended it, unless that was the model's own."""
@@ -107,14 +107,14 @@ class SequenceGroup:
     number: int
     """Submission order; breaks every tie."""
     seq_id: InitVar[SeqId]
-    """Of its first sequence."""
+    """Id of its first sequence."""
     id: str = field(init=False)
     sequences: list[SequenceState] = field(init=False)
     """All of them, in the order of their index once forked."""
     live: list[SequenceState] = field(init=False)
-    """Those that have not finished."""
+    """Sequences that have not finished."""
     forked: bool = field(init=False)
-    """Whether all sequences exist; before that the first represents all of them. A group of beams,
+    """True if all sequences exist; before that the first represents all of them. A group of beams,
     whose number changes, always counts as many as there may be."""
     status: Status = Status.WAITING
     waiting_since: float = field(init=False)
@@ -160,7 +160,7 @@ class SequenceGroup:
 
     @property
     def awaits_step(self) -> bool:
-        """Whether a sequence of a running group has nothing pending until a step in flight ends."""
+        """True if a sequence of a running group has nothing pending until a step in flight ends."""
         return not all(sequence.num_pending for sequence in self.live)
 
     @property

@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.engine.engine import Engine
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError, SettingsError
 from paged_core.interfaces.observer import Observer
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.options import component_options

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pytest
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.engine.contexts import EvictorContext
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.evictor_model import (
     EvictorModel,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_testing import EvictorConformance, IdleBlock
 from paged_testing.evictor_model import other_key
 

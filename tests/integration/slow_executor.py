@@ -16,7 +16,7 @@ from paged_core.step import StepResult
 
 
 class SlowSettings(MemorySettings):
-    """How long what takes, in seconds."""
+    """Durations in seconds."""
 
     name: Literal["slow"] = "slow"  # type: ignore[assignment]
     start: float = 0.0

@@ -49,7 +49,7 @@ Found = list[tuple[list[int], float]]
 
 
 def search(model: Any, prompt: list[int], sampling: SamplingParams, **options: Any) -> Found:
-    """What ``transformers`` finds."""
+    """Return what ``transformers`` finds."""
     stop = sampling.stop_token_ids
     with torch.inference_mode():
         found = model.generate(
@@ -119,7 +119,7 @@ OF_WIDTH_FOUR = [
 
 @pytest.fixture(scope="module")
 def expected(model: Any) -> list[list[Found]]:
-    """What ``transformers`` finds for each search of width four and each prompt."""
+    """Results of ``transformers`` for each search of width four and each prompt."""
     return [[search(model, prompt, sampling) for prompt in PROMPTS] for sampling in OF_WIDTH_FOUR]
 
 

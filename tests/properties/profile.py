@@ -22,7 +22,7 @@ def profile(max_examples: int) -> settings:
 
 @dataclass(frozen=True)
 class Length:
-    """How many examples a property is tried with, and how large they may be."""
+    """Number of examples that a property is tried with, and their size."""
 
     max_examples: int
     is_long: bool

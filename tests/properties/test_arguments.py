@@ -124,7 +124,7 @@ def llm() -> Iterator[LLM]:
 
 
 def refused(call: Callable[[], Any]) -> bool:
-    """Whether it ends with an error of ours; any other propagates."""
+    """Return whether it ends with an error of ours; any other propagates."""
     try:
         call()
     except PagedCoreError as error:

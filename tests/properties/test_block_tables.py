@@ -263,7 +263,7 @@ class BlockTables(RuleBasedStateMachine):
     # ------------------------------------------------------------------ the model
 
     def is_to_fork(self, group: SequenceGroup) -> bool:
-        """Whether a step in flight draws the first tokens of several sequences."""
+        """Return whether a step in flight draws the first tokens of several sequences."""
         return not group.forked and group.live[0].num_unknown > 0
 
     def text(self, sequence: SequenceState) -> list[int]:

@@ -99,7 +99,7 @@ def test_every_combination_serves_or_is_refused(scheduler: Table) -> None:
 
 
 def names_two_components(reason: str, values: dict[str, Any]) -> bool:
-    """Whether a refusal names the components that cannot be combined, by slot and name."""
+    """Return whether a refusal names the components that cannot be combined, by slot and name."""
     named = [
         slot
         for slot in POLICY_SLOTS

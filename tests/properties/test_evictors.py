@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.engine.contexts import EvictorContext
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
+from paged_core.requests.lookup_oracle import LookupOracle
 from properties.evictor_models import (
     arc_hits,
     fewest_misses,

@@ -248,7 +248,7 @@ def check(values: dict[str, Any], workload: Workload) -> None:
 
 
 class TestHardWorkloads:
-    """What once went wrong."""
+    """Workloads that once went wrong."""
 
     @pytest.mark.parametrize(("values", "arrivals"), HARD.values(), ids=HARD)
     def test_where(self, values: dict[str, Any], arrivals: tuple[tuple[int, Request], ...]) -> None:

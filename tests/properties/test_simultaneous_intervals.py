@@ -1,4 +1,4 @@
-"""How often an effect is claimed that is none, and how often one that is."""
+"""Rates at which an effect is claimed that is none, and one that is."""
 
 from __future__ import annotations
 

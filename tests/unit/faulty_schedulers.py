@@ -7,7 +7,7 @@ from random import random
 from typing import Any, ClassVar
 
 from paged_core.engine.planner import Planner
-from paged_core.engine.quanta import Quanta
+from paged_core.engine.preemptor import Quanta
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup, SequenceState, Status

@@ -30,19 +30,19 @@ class FaultyLimitSettings(ComponentSettings):
 
 
 class FaultyHashCachedSettings(HashCachedSettings):
-    """Those of ``hash_cached``."""
+    """Options of ``hash_cached``."""
 
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
 
 
 class FaultyContiguousSettings(ContiguousSettings):
-    """Those of ``contiguous``."""
+    """Options of ``contiguous``."""
 
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
 
 
 class FaultyTokenBudgetSettings(TokenBudgetSettings):
-    """Those of ``token_budget``."""
+    """Options of ``token_budget``."""
 
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
 

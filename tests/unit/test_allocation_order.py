@@ -66,7 +66,7 @@ def test_a_block_whose_content_was_uncached_goes_before_those_that_never_were_in
     [("max", 60), ("power_of_two", 60), ("exact", 35)],
 )
 def test_it_reserves_for_the_final_length(reserve: str, expected: int) -> None:
-    """That of a sequence that is admitted again must not be more than at first."""
+    """Reserve no more for a sequence that is admitted again than at first."""
     allocator = {"name": "contiguous", "reserve": reserve}
     engine = build_memory_engine(
         block_allocator=allocator, block_size=1, num_blocks=64, max_model_len=60

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.engine.contexts import EvictorContext
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.request import Request
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.settings.schema import settings_class
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario

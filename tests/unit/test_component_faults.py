@@ -51,7 +51,7 @@ OPTIONS: dict[type, type[ComponentSettings]] = {
 
 
 class Switch:
-    """What a component does wrong; ``None``: nothing."""
+    """Fault of a component; ``None``: none."""
 
     wrong: Any = None
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.cli.options import SettingsArgs
 from paged_core.engine.contexts import AllocatorContext, EvictorContext, OrderContext
 from paged_core.ids import BlockKey
@@ -18,6 +17,7 @@ from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache,
 from paged_core.interfaces.evictor import Evictor
 from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, SupportsService
 from paged_core.plugins.registry import Registry
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, SteadyState
 from paged_testing.evictor_model import work
 from paged_testing.policy_subjects import empty_cache, waiting_groups

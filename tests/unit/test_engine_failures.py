@@ -172,7 +172,7 @@ class TestObservers:
 
 
 class TestLostExecutors:
-    """What a lost executor does to an engine; :class:`~paged_core.errors.ExecutorLost`."""
+    """Effects of a lost executor on an engine; :class:`~paged_core.errors.ExecutorLost`."""
 
     @staticmethod
     def lose(engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str, *, starts: bool) -> None:

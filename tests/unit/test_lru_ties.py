@@ -1,4 +1,4 @@
-"""How ``lru`` breaks ties, as vLLM V0 and as V1, and the last step that the former looks at."""
+"""Ties of ``lru``, broken as in vLLM V0 and V1, and the last step that the former looks at."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_scenario_that_tells_them_apart(ties: str, cached: int) -> None:
 
 
 def record_added(engine: Engine) -> dict[BlockId, BlockInfo]:
-    """What will be added to the evictor of an engine, by block; filled as the engine runs."""
+    """Return what is added to the evictor of an engine, by block; filled as the engine runs."""
     evictor: Evictor = engine.kv_cache._allocator.inner._evictor  # type: ignore[attr-defined]
     added: dict[BlockId, BlockInfo] = {}
     add = evictor.add

@@ -31,7 +31,7 @@ def level(order: MlfqOrder, group: SequenceGroup, now: float = 0.0) -> int:
 
 
 def start(order: MlfqOrder, group: SequenceGroup, now: float = 0.0) -> None:
-    """It is admitted, its prompt computed, and a token drawn."""
+    """Admit a group, compute its prompt, and draw a token."""
     group.status = Status.RUNNING
     order.served(group, len(group.live[0].tokens), now)
     if group.first_token_at is None:
@@ -159,7 +159,7 @@ def durations(order: str | dict[str, Any], **values: Any) -> dict[str, float]:
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
 def test_short_requests_overtake_a_long_one_that_runs(scheduler: str, preemption: str) -> None:
-    """What FastServe is for: nothing is known of the output, and short requests still go first."""
+    """Purpose of FastServe: nothing is known of the output, and short requests still go first."""
     values = {"scheduler": {"name": scheduler, "max_num_seqs": 1}, "preemption": preemption}
     first_come = durations("fcfs", **values)
     levels = durations({"name": "mlfq", "first_quantum": 4}, **values)

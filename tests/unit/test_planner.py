@@ -1,4 +1,4 @@
-"""What a planner does beyond the decisions of the schedulers that have one."""
+"""Behaviour of a planner beyond the decisions of the schedulers that have one."""
 
 from __future__ import annotations
 

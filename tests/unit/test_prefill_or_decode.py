@@ -10,13 +10,13 @@ from unit.engines import replayed
 
 
 def scheduled(settings: dict[str, Any], *requests: dict[str, Any]) -> list[dict[str, int]]:
-    """What each step computes, by request."""
+    """Return what each step computes, by request."""
     return [step["scheduled"] for step in replayed(settings, *requests)]
 
 
 @pytest.mark.parametrize("cached_is_free", [True, False])
 def test_what_is_cached_takes_nothing_from_the_budget(cached_is_free: bool) -> None:
-    """Of B's and C's 12 tokens 8 are cached: both together take 8 of 16 tokens, or 24."""
+    """Prompts B and C have 12 tokens, of which 8 are cached: both take 8 of 16 tokens, or 24."""
     settings = {
         "num_blocks": 32,
         "block_size": 4,

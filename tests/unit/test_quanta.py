@@ -203,7 +203,7 @@ class TestWhichGroupIsPreempted:
         assert first < last
 
     def test_not_one_that_has_grown_past_what_a_step_takes(self, scheduler: str) -> None:
-        """It could not be started again, and would end early."""
+        """Groups that could not be started again would end early."""
         options: dict[str, Any] = {"max_num_batched_tokens": 16}
         if scheduler == "token_budget":
             options["chunked_prefill"] = False
@@ -265,7 +265,7 @@ TRACES: dict[tuple[str, str], tuple[str, str]] = {
     ("prefill_or_decode", "recompute"): ("A4 A1 - B2 B1 A6 A1", "- - preempted - - - -"),
     ("prefill_or_decode", "swap"): ("A4 A1 - B2 B1 A1 A1", "- - swapped_out - - swapped_in -"),
 }
-"""What each step schedules, and what becomes of A in it; worked out by hand."""
+"""Tokens that each step schedules, and what becomes of A in it; worked out by hand."""
 
 
 @pytest.mark.parametrize(("scheduler", "preemption"), TRACES)

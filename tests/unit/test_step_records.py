@@ -1,4 +1,4 @@
-"""What observers hear of evictions, cached blocks, copies and swaps, and what engines count."""
+"""Reports of evictions, cached blocks, copies and swaps to observers, and counts of engines."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.engine.clock import Clock
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer
 from paged_core.plugins.registry import Registry
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.settings.layers import Layer, Origin
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_core.settings.sources import entries

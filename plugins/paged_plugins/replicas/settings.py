@@ -27,3 +27,8 @@ class RoutedSettings(ComponentSettings):
     devices: tuple[str, ...] = Field(
         (), description="of the engines in turn: cuda:0, cuda:1; none: the setting `device`"
     )
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that are started, by which the core knows this component."""
+        return self.count

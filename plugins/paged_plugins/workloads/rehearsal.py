@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.ids import BlockKey, extend_keys
 from paged_core.interfaces.observer import Observer
 from paged_core.plugins.registry import Registry
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
 

@@ -91,7 +91,7 @@ class ArcEvictor(Evictor):
         return len(self._once) + len(self._again)
 
     def _came_back(self, key: int) -> bool:
-        """Whether content was evicted and is remembered; if so, move the target, and forget it."""
+        """Return whether content was evicted and is remembered; then move the target, forget it."""
         once, again = self._once_ghosts, self._again_ghosts
         if key in once:
             self._target = min(self._target + max(1.0, len(again) / len(once)), float(self._size))

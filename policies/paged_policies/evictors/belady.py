@@ -44,7 +44,7 @@ class BeladyEvictor(Evictor):
         self._infos: dict[BlockId, BlockInfo] = {}
         self._last_first = RankedBlocks()
         self._next_first = RankedBlocks()
-        """Those that are needed again, by the next request that needs them."""
+        """Content that is needed again, by the next request that needs them."""
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         self._infos[block] = info

@@ -58,7 +58,7 @@ class TwoQEvictor(Evictor):
         self._ghosts: OrderedDict[int, None] = OrderedDict()
         self._arrivals = count()
         self._places: dict[BlockId, _Place] = {}
-        """Of blocks that are held, and of those that were removed and may be added again."""
+        """Pages of blocks that are held, or were removed and may be added again."""
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         key = info.content_key

@@ -51,7 +51,7 @@ class MlfqOrder(QueueOrder):
         self._promote_after = options.promote_after
         self.stable = options.promote_after is None
         self._stays: dict[str, _Stay] = {}
-        """Of the requests that have been served."""
+        """Levels of the requests that have been served."""
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         stay = self._stays.get(group.id)
@@ -80,7 +80,7 @@ class MlfqOrder(QueueOrder):
             stay.is_over = True
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        """Whether a running request may be preempted in favour of one that comes first."""
+        """Return whether a running request may be preempted in favour of one that comes first."""
         stay = self._stays.get(group.id)
         return stay is not None and stay.is_over
 

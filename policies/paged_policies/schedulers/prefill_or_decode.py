@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from paged_core.cache.kv_cache import PrefixHit
+from paged_core.checked.calls import asking
 from paged_core.engine.contexts import SchedulerContext
-from paged_core.engine.planner import Planner, Room
-from paged_core.engine.waiting_queue import asking
+from paged_core.engine.planner import Limits, Planner, Room
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, StepLimits
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, SequenceState, Status
@@ -67,7 +67,7 @@ class PrefillOrDecodeScheduler(Scheduler):
     """
 
     preempts_for_head: ClassVar[bool] = True
-    """Whether a running group is preempted for a better waiting one; of use where that may join."""
+    """True if a running group is preempted for a better waiting one; of use where that may join."""
 
     def __init__(self, options: PrefillOrDecodeSettings, context: SchedulerContext, /) -> None:
         self._order = context.queue_order
@@ -119,14 +119,14 @@ class PrefillOrDecodeScheduler(Scheduler):
         return planner.plan
 
     def _is_open(self) -> bool:
-        """Whether prompts may join the running batch."""
+        """Return whether prompts may join the running batch."""
         return True
 
     def _may_admit(self) -> bool:
         return not self._swapped or self._overtakes()
 
     def _overtakes(self) -> bool:
-        """Whether the head of the queue goes before the first swapped group."""
+        """Return whether the head of the queue goes before the first swapped group."""
         if not (self._swap_in_by_order and self._waiting and self._swapped):
             return False
         return self._goes_before(self._waiting[0], self._swapped[0])
@@ -177,8 +177,11 @@ class PrefillOrDecodeScheduler(Scheduler):
             self._waiting.appendleft(group, self.planner.now)
 
 
-class PromptPlanner(Planner):
-    """Starts and grows groups by the rules of vLLM's V0 engine."""
+class PromptLimits(Limits):
+    """Limits by the rules of vLLM's V0 engine; ``budget``: prompt tokens of a step.
+
+    Decoding takes a token of each sequence in any case.
+    """
 
     stops_at_preempted = False
 
@@ -187,83 +190,14 @@ class PromptPlanner(Planner):
         options: PrefillOrDecodeSettings,
         context: SchedulerContext,
         running: list[SequenceGroup],
-        requeue: Callable[[SequenceGroup], None],
     ) -> None:
-        super().__init__(context, running, requeue, num_seqs=options.max_num_seqs)
+        super().__init__(context, running, num_seqs=options.max_num_seqs)
         self.budget = options.max_num_batched_tokens or max(context.max_model_len, 2048)
-        """Prompt tokens of a step; decoding takes a token of each sequence in any case."""
-        self.restoring: SequenceGroup | None = None
-        """The group some of whose sequences are still to be started again."""
         self.spare_blocks = 0 if options.exact_growth else 1
-        self._cached_is_free = options.cached_is_free
-
-    def begin(self, now: float) -> None:
-        super().begin(now)
-        self._prompt_tokens = 0
 
     def refuse(self, group: SequenceGroup) -> str | None:
         width = self.refuse_width(group, self.budget)
         return width or self.preemptor.refuse(group, self.most_blocks)
-
-    # ------------------------------------------------------------------ prompts
-
-    def admit(self, group: SequenceGroup) -> bool:
-        fits = self.would_start(group, self.room())
-        if fits and self._prompt_tokens + self._cost(group.live[0]) <= self.budget:
-            self._joins(group)
-            self.start(group)
-            num_cached = sum(sequence.num_scheduled for sequence in group.live)
-            self.plan.admitted.append((group, num_cached))
-            return True
-        reason = None if fits else self._outgrown(group)
-        if reason is not None:
-            self.give_up(group, reason)
-        return reason is not None
-
-    def start(self, group: SequenceGroup) -> None:
-        """Compute the prompts of a group's sequences while tokens are left.
-
-        No other group runs until all of its sequences are started, so the blocks that were free
-        for it when it was admitted still are.
-        """
-        for sequence in group.live:
-            if sequence.table.blocks:
-                continue
-            cost, length = self._cost(sequence), sequence.num_tokens
-            if self._prompt_tokens + cost > self.budget:
-                self.restoring = group
-                return
-            self._prompt_tokens += cost
-            hit = self.kv_cache.lookup(sequence, length)
-            skipped = self._num_skipped(hit, length)
-            self._begin_sequence(sequence, length - skipped, hit, skipped)
-        self.restoring = None
-
-    def _cost(self, sequence: SequenceState) -> int:
-        """Tokens of the budget that a prompt takes."""
-        length = sequence.num_tokens
-        if not self._cached_is_free:
-            return length
-        return length - self._num_skipped(self.kv_cache.lookup(sequence, length), length)
-
-    def _num_skipped(self, hit: PrefixHit, length: int) -> int:
-        """Tokens that need not be computed: those of the last block always are."""
-        kv_cache = self.kv_cache
-        return min(hit.num_committed, kv_cache.blocks_for(length) - 1) * kv_cache.block_size
-
-    def _outgrown(self, group: SequenceGroup) -> str | None:
-        """Say why a waiting group can never be admitted, or return ``None``."""
-        if self.outgrew_step(group):
-            return (
-                f"its {group.longest} tokens are more than one step takes "
-                "(scheduler.max_num_batched_tokens)"
-            )
-        needed = self.kv_cache.blocks_to_restore(group)
-        if needed > self.most_blocks:
-            return f"it needs {needed} of {self.kv_cache.num_blocks} blocks"
-        return None
-
-    # ------------------------------------------------------------------ rules
 
     @property
     def most_blocks(self) -> int:
@@ -300,7 +234,7 @@ class PromptPlanner(Planner):
         )
 
     def fits(self, group: SequenceGroup) -> bool:
-        """Whether a group could be admitted into a step that computes nothing else."""
+        """Return whether a group could be admitted into a step that computes nothing else."""
         needed = self.kv_cache.blocks_to_restore(group) + self.kv_cache.watermark_blocks
         return (
             needed <= self.kv_cache.num_free
@@ -308,8 +242,89 @@ class PromptPlanner(Planner):
             and group.num_seqs <= self.seqs_left
         )
 
+
+class PromptPlanner(Planner):
+    """Starts and grows groups by the rules of vLLM's V0 engine."""
+
+    def __init__(
+        self,
+        options: PrefillOrDecodeSettings,
+        context: SchedulerContext,
+        running: list[SequenceGroup],
+        requeue: Callable[[SequenceGroup], None],
+    ) -> None:
+        self._rules = PromptLimits(options, context, running)
+        super().__init__(context, running, requeue, self._rules)
+        self.fits = self._rules.fits
+        self.restoring: SequenceGroup | None = None
+        """The group some of whose sequences are still to be started again."""
+        self._cached_is_free = options.cached_is_free
+
+    def begin(self, now: float) -> None:
+        super().begin(now)
+        self._prompt_tokens = 0
+
+    # ------------------------------------------------------------------ prompts
+
+    def admit(self, group: SequenceGroup) -> bool:
+        fits = self.limits.would_start(group, self.limits.room())
+        if fits and self._prompt_tokens + self._cost(group.live[0]) <= self._rules.budget:
+            self.limits.joins(group)
+            self.running.append(group)
+            self.start(group)
+            num_cached = sum(sequence.num_scheduled for sequence in group.live)
+            self.plan.admitted.append((group, num_cached))
+            return True
+        reason = None if fits else self._outgrown(group)
+        if reason is not None:
+            self.give_up(group, reason)
+        return reason is not None
+
+    def start(self, group: SequenceGroup) -> None:
+        """Compute the prompts of a group's sequences while tokens are left.
+
+        No other group runs until all of its sequences are started, so the blocks that were free
+        for it when it was admitted still are.
+        """
+        for sequence in group.live:
+            if sequence.table.blocks:
+                continue
+            cost, length = self._cost(sequence), sequence.num_tokens
+            if self._prompt_tokens + cost > self._rules.budget:
+                self.restoring = group
+                return
+            self._prompt_tokens += cost
+            hit = self.kv_cache.lookup(sequence, length)
+            skipped = self._num_skipped(hit, length)
+            self._begin_sequence(sequence, length - skipped, hit, skipped)
+        self.restoring = None
+
+    def _cost(self, sequence: SequenceState) -> int:
+        """Tokens of the budget that a prompt takes."""
+        length = sequence.num_tokens
+        if not self._cached_is_free:
+            return length
+        return length - self._num_skipped(self.kv_cache.lookup(sequence, length), length)
+
+    def _num_skipped(self, hit: PrefixHit, length: int) -> int:
+        """Tokens that need not be computed: those of the last block always are."""
+        kv_cache = self.kv_cache
+        return min(hit.num_committed, kv_cache.blocks_for(length) - 1) * kv_cache.block_size
+
+    def _outgrown(self, group: SequenceGroup) -> str | None:
+        """Say why a waiting group can never be admitted, or return ``None``."""
+        if self._rules.outgrew_step(group):
+            return (
+                f"its {group.longest} tokens are more than one step takes "
+                "(scheduler.max_num_batched_tokens)"
+            )
+        needed = self.kv_cache.blocks_to_restore(group)
+        if needed > self._rules.most_blocks:
+            return f"it needs {needed} of {self.kv_cache.num_blocks} blocks"
+        return None
+
     def _make_way(self, group: SequenceGroup) -> bool:
-        """Of the groups from this one on; not the first one while it is not alone."""
+        """Preempt among the groups from this one on; not the first one while it is not alone."""
         self.is_short = True
         behind = self.running[self.running.index(group) or 1 :] or [group]
         candidates = [other for other in behind if not other.awaits_step]

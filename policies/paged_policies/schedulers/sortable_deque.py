@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from paged_core.engine.waiting_queue import asking
+from paged_core.checked.calls import asking
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.sequence import SequenceGroup
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from paged_core.checked.calls import asking
 from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner import Planner
-from paged_core.engine.waiting_queue import WaitingQueue, asking
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, StepLimits
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, Status
@@ -89,7 +89,7 @@ class TokenBudgetScheduler(Scheduler):
         planner = self.planner
         planner.begin(now)
         if len(self) <= 1:
-            planner.chunk = 0  # one request alone is not limited
+            planner.limits.chunk = 0  # one request alone is not limited
         if planner.quanta.exist:
             self._end_quanta()
         planner.grow(self._running)
@@ -110,7 +110,7 @@ class TokenBudgetScheduler(Scheduler):
         return not self._swapped or self._overtakes()
 
     def _overtakes(self) -> bool:
-        """Whether the head of the queue goes before the first swapped group; both are in order."""
+        """Return whether the head of the queue goes before the first swapped group."""
         if not (self.planner.quanta.exist and self._swapped and self._waiting):
             return False
         key, now = self._order.key, self.planner.now

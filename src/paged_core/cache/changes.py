@@ -11,7 +11,7 @@ from paged_core.sequence import SequenceState
 
 @dataclass(slots=True)
 class CacheChanges:
-    """What changed since the last step, with the names of :class:`~paged_core.step.StepInput`."""
+    """Changes since the last step, with the names of :class:`~paged_core.step.StepInput`."""
 
     added: dict[SeqId, SequenceState] = field(default_factory=dict)
     removed: list[SeqId] = field(default_factory=list)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 
 from paged_core.cache.changes import CacheChanges
 from paged_core.cache.prefix_cache import CacheListener, PrefixCache, PrefixHit
-from paged_core.errors import OutOfBlocks, blame
+from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.allocator import (
     BlockAllocator,
@@ -60,15 +60,14 @@ class KVCache:
         Nothing may hold blocks any more. The removed sequences will still be named.
         """
         self._allocator = allocator
-        self._bare = getattr(allocator, "inner", allocator)
         self._runs = allocator if isinstance(allocator, SupportsReservation) else None
         self._hears = allocator if isinstance(allocator, SupportsLastStep) else None
         if self._listener is not None:
             self._listener(None, None)
         self.caches_prefixes = isinstance(allocator, SupportsPrefixCache)
-        """Whether the allocator finds blocks by their content."""
+        """True if the allocator finds blocks by their content."""
         self.reserves_runs = self._runs is not None
-        """Whether each sequence gets one run of blocks for its whole life, and shares none."""
+        """True if each sequence gets one run of blocks for its whole life, and shares none."""
         self._prefix_cache = PrefixCache(allocator, self.block_size, self._listener)
         self._free_host = [BlockId(block) for block in reversed(range(self.num_host_blocks))]
         self._changes = CacheChanges(removed=self._changes.removed)
@@ -91,12 +90,7 @@ class KVCache:
     @property
     def num_free(self) -> int:
         """Unreferenced device blocks, cached or not."""
-        try:
-            num_free: int = self._bare.num_free  # asked more often than anything else
-        except Exception as error:
-            blame(error, "block_allocator", self._bare)
-            raise
-        return num_free
+        return self._allocator.num_free
 
     @property
     def num_cached(self) -> int:
@@ -121,7 +115,7 @@ class KVCache:
 
     @property
     def has_transfers(self) -> bool:
-        """Whether blocks are to be moved, even if no sequence is computed."""
+        """True if blocks are to be moved, even if no sequence is computed."""
         changes = self._changes
         return bool(changes.swap_out or changes.swap_in or changes.copies)
 
@@ -141,7 +135,7 @@ class KVCache:
         return self.blocks_for(num_tokens)
 
     def can_start(self, sequence: SequenceState) -> bool:
-        """Whether an allocator that reserves runs has one for ``sequence``; others always can.
+        """Return whether an allocator that reserves runs has one for ``sequence``; others can.
 
         Free blocks are counted by the scheduler; this is about adjacent ones.
         """
@@ -414,7 +408,7 @@ class KVCache:
     # ------------------------------------------------------------------ inside
 
     def _num_idle(self, blocks: Collection[BlockId]) -> int:
-        """Those that are not referenced."""
+        """Count the blocks that are not referenced."""
         ref_count = self._allocator.ref_count
         return sum(not ref_count(block) for block in blocks)
 
@@ -521,5 +515,5 @@ class KVCache:
 
 
 def _may_share(group: SequenceGroup) -> bool:
-    """Whether cached blocks may be used: what is not computed has no logits to report."""
+    """Return whether cached blocks may be used: what is not computed has no logits to report."""
     return group.request.sampling.prompt_logprobs is None

@@ -18,7 +18,7 @@ with ``None`` twice if no block is."""
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What the prefix cache has for the leading tokens of a sequence."""
+    """Blocks that the prefix cache has for the leading tokens of a sequence."""
 
     blocks: Sequence[BlockId] = ()
     """Blocks that hold them; nothing is referenced yet."""
@@ -67,7 +67,7 @@ class PrefixCache:
         self._cached: dict[SeqId, list[BlockId]] = defaultdict(list)
         """By sequence: blocks cached while the present step is planned."""
         self._uncommitted: set[BlockId] = set()
-        """Those of them that this step is to fill."""
+        """Blocks among them that this step is to fill."""
         self._uncommitted_keys: set[BlockKey] = set()
         """The contents of the uncommitted blocks."""
         self._merges: list[Merge] = []

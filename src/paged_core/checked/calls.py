@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from paged_core.errors import PluginError, blame
@@ -60,14 +61,42 @@ def _method(component: Any, name: str, slot: str, check: Callable[..., None] | N
 
 
 def _property(component: Any, name: str, slot: str, check: Callable[..., None] | None) -> Any:
+    get = attrgetter(name)
+
     def read(_: Any) -> Any:
         try:
-            return getattr(component, name)
+            return get(component)
         except Exception as error:
             blame(error, slot, component)
             raise
 
     return property(read)
+
+
+class asking:  # noqa: N801 - used as a statement
+    """A block in which a queue order is asked, and its keys are compared.
+
+    What it raises is marked with the order. ``PluginError`` is raised for keys that cannot be
+    compared.
+    """
+
+    __slots__ = ("_order",)
+
+    def __init__(self, order: object) -> None:
+        self._order = order
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, place: Any) -> None:
+        if error is None:
+            return
+        if isinstance(error, TypeError) and place.tb_next is None:  # no call of the order
+            failure = PluginError(f"key() returned what cannot be compared: {error}")
+            blame(failure, "queue_order", self._order)
+            raise failure from error
+        if isinstance(error, Exception):
+            blame(error, "queue_order", self._order)
 
 
 class VictimAnswers:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from paged_core.client.engine_client import EngineClient
 from paged_core.engine.contexts import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 
-SLOT = "replicas"
-"""Slot of the component that makes the client, if a plugin declares it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientContext:
-    """Parts that the factory of a component of the slot ``replicas`` gets beside its options."""
+    """Parts of a component that makes the client of several engines.
+
+    Options of such a component say how many: ``num_engines``.
+    """
 
     settings: EngineSettings
     registry: Registry
@@ -35,8 +34,8 @@ def make_client(context: ClientContext) -> EngineClient:
     Raises:
         SettingsError, PluginError: it cannot be made here.
     """
-    options: Any = getattr(context.settings, SLOT, None)
-    if options is None:
-        return context.single()
-    client: EngineClient = make_component(context.registry, SLOT, options, context)
-    return client
+    for slot, options in context.settings:
+        if hasattr(options, "num_engines"):
+            client: EngineClient = make_component(context.registry, slot, options, context)
+            return client
+    return context.single()

@@ -19,7 +19,6 @@ from paged_core.log import get_logger
 
 if TYPE_CHECKING:  # listing components imports this, and is to be quick
     from paged_core.cache.kv_cache import KVCache
-    from paged_core.cache.lookup_oracle import LookupOracle
     from paged_core.engine.preemptor import Preemptor
     from paged_core.interfaces.attention import AttentionBackend
     from paged_core.interfaces.communicator import Communicator
@@ -32,6 +31,7 @@ if TYPE_CHECKING:  # listing components imports this, and is to be quick
     from paged_core.interfaces.victim import Victim
     from paged_core.plugins.component import ComponentSettings
     from paged_core.plugins.registry import Registry
+    from paged_core.requests.lookup_oracle import LookupOracle
     from paged_core.settings.schema import EngineSettings
 
 _log = get_logger()
@@ -41,7 +41,7 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorContext:
-    """Of a ``block_allocator``."""
+    """Parts of a ``block_allocator``."""
 
     num_blocks: int
     block_size: int
@@ -51,40 +51,40 @@ class AllocatorContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictorContext:
-    """Of an ``evictor``."""
+    """Parts of an ``evictor``."""
 
     num_blocks: int
     block_size: int
     seed: int
-    """Of the engine, for an evictor that chooses at random."""
+    """Seed of the engine, for an evictor that chooses at random."""
     future: LookupOracle | None = None
-    """What will be looked up, in a replay; ``None``: that is not known, as in any live engine."""
+    """Look-ups to come, in a replay; ``None``: they are not known, as in any live engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderContext:
-    """Of a ``queue_order``."""
+    """Parts of a ``queue_order``."""
 
     kv_cache: KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VictimContext:
-    """Of a ``victim``."""
+    """Parts of a ``victim``."""
 
     kv_cache: KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionContext:
-    """Of a ``preemption``."""
+    """Parts of a ``preemption``."""
 
     block_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerContext:
-    """Of a ``scheduler``."""
+    """Parts of a ``scheduler``."""
 
     kv_cache: KVCache
     queue_order: QueueOrder
@@ -97,7 +97,7 @@ class SchedulerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionContext:
-    """Of an ``attention`` backend."""
+    """Parts of an ``attention`` backend."""
 
     settings: EngineSettings
     registry: Registry | None = None
@@ -109,7 +109,7 @@ class RankGroup:
     """The ranks that compute each step together, as data that each of them gets."""
 
     name: str
-    """Of the group: no other on these machines has it."""
+    """Name of the group: no other on these machines has it."""
     host: str
     """Where rank 0 listens while the group is made, on :attr:`port`."""
     port: int
@@ -118,31 +118,31 @@ class RankGroup:
 
     @property
     def is_on_one_machine(self) -> bool:
-        """Whether all ranks are: rank 0 listens where no other machine can reach it."""
+        """True if all ranks are: rank 0 listens where no other machine can reach it."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorContext:
-    """Of a ``communicator``."""
+    """Parts of a ``communicator``."""
 
     group: RankGroup
     rank: int
     size: int
     device: str
-    """Of the tensors, as torch names it."""
+    """Device of the tensors, as torch names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerContext:
-    """Of a ``runner``."""
+    """Parts of a ``runner``."""
 
     settings: EngineSettings
     rank: int = 0
     """Which of the processes that compute each step together this one is; its device depends on
     it."""
     size: int = 1
-    """How many these are."""
+    """Number of these processes."""
     communicator: Communicator | None = None
     """Between these processes; ``None``: there is one. A runner that is given one computes its
     share of the heads, and returns the same hidden states on every rank."""
@@ -150,14 +150,14 @@ class RunnerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarContext:
-    """Of a ``grammar``."""
+    """Parts of a ``grammar``."""
 
     vocabulary: Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverContext:
-    """Of one of the ``observers``."""
+    """Parts of one of the ``observers``."""
 
     settings: EngineSettings
     num_blocks: int
@@ -167,21 +167,21 @@ class ObserverContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorContext:
-    """Of an ``executor``: data that can be pickled, so that it can build the model and the
+    """Parts of an ``executor``: data that can be pickled, so that it can build the model and the
     attention in another process."""
 
     settings: EngineSettings
     registry: Registry
     needs_host_blocks: bool
-    """Whether the chosen preemption may swap."""
+    """True if the chosen preemption may swap."""
     clock: Callable[[], float] | None = None
     """The engine's clock, if its caller gave one."""
     rank: int = 0
     """Which of the processes that compute each step together this one is."""
     size: int = 1
-    """How many these are."""
+    """Number of these processes."""
     group: RankGroup | None = None
-    """Of these processes; ``None``: there is one."""
+    """Group of these processes; ``None``: there is one."""
 
     def make_communicator(self, device: str) -> Communicator | None:
         """Join the group of ranks; ``None``: there is no other rank.
@@ -201,14 +201,24 @@ class ExecutorContext:
         return communicator
 
     def make_runner(self, communicator: Communicator | None = None) -> Runner:
-        """As :func:`make_runner`."""
-        return make_runner(
-            self.settings,
-            self.registry,
-            rank=self.rank,
-            size=self.size,
-            communicator=communicator,
+        """Build and load the chosen runner, or the best one that can run the model.
+
+        Raises:
+            SettingsError: the chosen one cannot be used here.
+            CheckpointError, UnsupportedModel: the model cannot be loaded.
+        """
+        settings, registry = self.settings, self.registry
+        context = RunnerContext(
+            settings=settings, rank=self.rank, size=self.size, communicator=communicator
         )
+
+        def load(options: ComponentSettings) -> Runner:
+            runner: Runner = make_component(registry, "runner", options, context)
+            with blaming(registry, "runner", options, "loaded"):
+                runner.load()
+            return runner
+
+        return _choose(registry, "runner", settings.runner, load)
 
     def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
         """As :func:`make_attention`."""
@@ -249,35 +259,6 @@ def blaming(registry: Registry, slot: str, options: ComponentSettings, done: str
         raise PluginError(
             f"{slot} {options.name!r}, of {owner}, could not be {done}: {error_text(error)}"
         ) from error
-
-
-def make_runner(
-    settings: EngineSettings,
-    registry: Registry,
-    *,
-    rank: int = 0,
-    size: int = 1,
-    communicator: Communicator | None = None,
-) -> Runner:
-    """Build and load the chosen runner, or the best one that can run the model.
-
-    Args:
-        rank: of this process among ``size`` that compute each step together.
-        communicator: between them.
-
-    Raises:
-        SettingsError: the chosen one cannot be used here.
-        CheckpointError, UnsupportedModel: the model cannot be loaded.
-    """
-
-    def load(options: ComponentSettings) -> Runner:
-        context = RunnerContext(settings=settings, rank=rank, size=size, communicator=communicator)
-        runner: Runner = make_component(registry, "runner", options, context)
-        with blaming(registry, "runner", options, "loaded"):
-            runner.load()
-        return runner
-
-    return _choose(registry, "runner", settings.runner, load)
 
 
 def make_attention(

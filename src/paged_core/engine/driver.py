@@ -47,7 +47,7 @@ class _Turn:
 
     thread: Thread
     is_call: bool
-    """Whether it is a call of its own, which serves the inbox too, and not the inbox alone."""
+    """True if it is a call of its own, which serves the inbox too, and not the inbox alone."""
 
 
 class EngineDriver:
@@ -240,7 +240,7 @@ class EngineDriver:
                     self._turn = None
 
     def _is_owned(self) -> bool:
-        """Whether a call has the engine, or this thread, and so will serve the inbox.
+        """Return whether a call has the engine, or this thread, and so will serve the inbox.
 
         Raises:
             EngineError: a thread of the process that this one was forked from has the engine.
@@ -256,7 +256,7 @@ class EngineDriver:
         return turn.is_call or turn.thread is current_thread()
 
     def _is_used_here(self) -> bool:
-        """Whether this thread is using the engine."""
+        """Return whether this thread is using the engine."""
         turn = self._turn
         return turn is not None and turn.thread is current_thread()
 

@@ -11,13 +11,13 @@ from time import perf_counter
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.checked.answers import check_length_cap, check_plan, count_scheduled
+from paged_core.checked.calls import asking
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.live_requests import LiveRequests
 from paged_core.engine.outcome import EngineMetrics, PlannedStep, StepOutcome
 from paged_core.engine.policies import Policies
 from paged_core.engine.recorder import StepRecorder
-from paged_core.engine.waiting_queue import asking
 from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError, stack_text
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
@@ -68,9 +68,9 @@ class Engine:
         self._policies = policies
         self._faults = faults
         self._fault: str | None = None
-        """What raised, while :meth:`_restart` has not made up for it."""
+        """Message of the error that raised, while :meth:`_restart` has not made up for it."""
         self._is_lost = False
-        """Whether the executor is to be started again."""
+        """True if the executor is to be started again."""
         self._logged = ""
         """The traceback that was logged last."""
         self._interrupt: BaseException | None = None
@@ -92,12 +92,12 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a request is still to be served."""
+        """True if a request is still to be served."""
         return bool(self._requests.groups)
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do or say anything: also if requests ended since the last one."""
+        """True if a step would do or say anything: also if requests ended since the last one."""
         return bool(self._requests.groups or self._ended or self._in_flight)
 
     @property
@@ -106,12 +106,12 @@ class Engine:
         return self._requests.groups.values()
 
     def holds(self, group: SequenceGroup) -> bool:
-        """Whether a group is a request of this engine that has not finished."""
+        """Return whether a group is a request of this engine that has not finished."""
         return self._requests.groups.get(group.id) is group
 
     @property
     def metrics(self) -> EngineMetrics:
-        """What it has counted so far, and what there is now."""
+        """Counts so far, and of what there is now."""
         return replace(
             self._recorder.metrics,
             num_steps=self.num_steps,
@@ -320,7 +320,9 @@ class Engine:
         ids = [group.id for group in groups]
         event = "executor_lost" if self._is_lost else "policies_restarted"
         _log.error(event, requests=ids, reason=reason, prefix_cache="cleared", stack=stack)
-        self.scheduler, self._service = self._policies.make_anew(self.kv_cache, self.capacity)
+        made, kv_cache, capacity = self._policies, self.kv_cache, self.capacity
+        kv_cache.reset(made.make_allocator(capacity))
+        self.scheduler, self._service = made.make_scheduler(kv_cache, capacity.max_model_len)
         self._ignored.clear()
         self._fault = None
         for group in groups:

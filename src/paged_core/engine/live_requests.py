@@ -35,7 +35,7 @@ class LiveRequests:
 
     @property
     def sequence_ids(self) -> Iterable[SeqId]:
-        """Those of all sequences that have not finished."""
+        """Ids of all sequences that have not finished."""
         return self._sequences
 
     # ------------------------------------------------------------------ adding

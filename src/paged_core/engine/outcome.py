@@ -17,7 +17,7 @@ from paged_core.step import NewSequence, StepInput, StepResult
 
 @dataclass(slots=True, eq=False)
 class PlannedStep:
-    """What is kept of a step until its result is applied; the next one may be planned meanwhile."""
+    """Record of a step until its result is applied; the next one may be planned meanwhile."""
 
     number: int
     now: float
@@ -26,14 +26,14 @@ class PlannedStep:
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent on it, by phase."""
     changes: CacheChanges = field(default_factory=CacheChanges)
-    """What was done to block tables for it."""
+    """Changes of block tables for it."""
     ends: list[int] | None = None
     """Beside ``plan.sequences``: how many tokens of each are computed after it. ``None``: as many
     as are scheduled, since no other step is planned before its result is applied."""
     handle: Any = None
-    """What the executor returned for it."""
+    """Handle that the executor returned for it."""
     sequence_ids: list[SeqId] = field(default_factory=list)
-    """Those of the batch, in order."""
+    """Ids of the batch, in order."""
     num_tokens: list[int] = field(default_factory=list)
     """Beside it: how many tokens the executor computes."""
     incomplete: set[SeqId] = field(default_factory=set)
@@ -88,7 +88,7 @@ class PlannedStep:
 
 
 def _new_sequence(sequence: SequenceState, recompute: bool) -> NewSequence:
-    """What an executor must know of a sequence that is new to it."""
+    """Return the data of a sequence that is new to the executor."""
     group = sequence.group
     sampling = group.request.sampling
     searches = sampling.beam_width is not None
@@ -116,13 +116,13 @@ class EngineMetrics:
     num_finished: int = 0
     """Requests that ended, for whatever reason."""
     num_failed: int = 0
-    """Those of them that ended with ``error`` or ``ignored``."""
+    """Requests among them that ended with ``error`` or ``ignored``."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache when a request was first admitted."""
     num_generated_tokens: int = 0
     num_preemptions: int = 0
-    """How often a request was preempted, to be computed again or swapped out."""
+    """Preemptions of requests, to be computed again or swapped out."""
     num_recomputed_tokens: int = 0
     """Tokens that preemptions took and the cache did not give back at the next admission."""
     num_evictions: int = 0
@@ -155,7 +155,7 @@ class StepOutcome:
     tokens: list[int] = field(default_factory=list)
     """Beside it: the token, which ``sequence.tokens`` ends with."""
     progressed: bool = False
-    """Whether the scheduler planned anything or a result was applied; if not, all requests wait."""
+    """True if the scheduler planned anything or a result was applied; if not, all requests wait."""
 
     def add(self, sequences: list[SequenceState | None], tokens: list[int]) -> None:
         """Name sequences that gained a token, beside it; ``None``: that token was dropped."""

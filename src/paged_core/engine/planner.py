@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
+from typing import Any
 
 from paged_core.cache.kv_cache import PrefixHit
+from paged_core.checked.calls import asking
 from paged_core.engine.contexts import SchedulerContext
-from paged_core.engine.planner_rules import PlannerRules, Room
-from paged_core.engine.quanta import Quanta
-from paged_core.engine.waiting_queue import asking
+from paged_core.engine.limits import Limits, Room
+from paged_core.engine.preemptor import Quanta
 from paged_core.errors import OutOfBlocks, PluginError
+from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
-__all__ = ["Planner", "Room"]
+__all__ = ["Limits", "Planner", "Room"]
 
 
-class Planner(PlannerRules):
+class Planner:
     """Plans the steps of a scheduler, which says only who is next and how much.
 
     A step is :meth:`begin`, then :meth:`grow` for running groups, :meth:`resume` and :meth:`admit`
@@ -30,9 +32,10 @@ class Planner(PlannerRules):
     its status names: ``WAITING``, or ``SWAPPED``.
 
     Args:
+        running: the scheduler's running groups, in the order in which they were admitted.
         requeue: puts a preempted group into a queue, ahead of its equals.
-
-    The others are those of :class:`~paged_core.engine.planner_rules.PlannerRules`.
+        limits: answers what a step has room for; ``None``: those of ``options``.
+        options: of :class:`~paged_core.engine.limits.Limits`.
     """
 
     def __init__(
@@ -40,35 +43,46 @@ class Planner(PlannerRules):
         context: SchedulerContext,
         running: list[SequenceGroup],
         requeue: Callable[[SequenceGroup], None],
-        *,
-        num_seqs: int,
-        num_tokens: int | None = None,
-        chunk: int = 0,
-        whole_prompts: bool = False,
-        reserve_full_sequence: bool = True,
+        limits: Limits | None = None,
+        **options: Any,
     ) -> None:
+        self.limits = limits or Limits(context, running, **options)
+        self.running = running
+        self.kv_cache = context.kv_cache
+        self.preemptor = context.preemptor
         self.quanta = Quanta(context.queue_order, context.preemptor)
+        self.num_seqs, self.max_model_len = self.limits.num_seqs, self.limits.max_model_len
         self._order = context.queue_order
         self._victim = context.victim
         self._requeue = requeue
-        super().__init__(
-            context,
-            running,
-            num_tokens=num_tokens,
-            num_seqs=num_seqs,
-            chunk=chunk,
-            whole_prompts=whole_prompts,
-            reserve_full_sequence=reserve_full_sequence,
-        )
+        self._reset(0.0)
 
     def _reset(self, now: float) -> None:
-        super()._reset(now)
+        self.now = now
+        """Seconds on the engine's clock."""
+        self.plan = Schedule()
+        """The step so far."""
+        self.limits.begin(self.plan)
         self.is_short = False
-        """Whether blocks were short in this step, so that what runs gets those that are freed."""
+        """True if blocks were short in this step, so that what runs gets those that are freed."""
         self._yielded: set[SequenceGroup] = set()
         """Groups that were preempted in this step since their quantum was over."""
         self._shares = False
-        """Whether a group was admitted that shares blocks which this step is to fill."""
+        """True if a group was admitted that shares blocks which this step is to fill."""
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that the step may still compute."""
+        return self.limits.tokens_left
+
+    @property
+    def seqs_left(self) -> int:
+        """Sequences that may run beside those that do."""
+        return self.limits.seqs_left
+
+    def refuse(self, group: SequenceGroup) -> str | None:
+        """Say why a group could never run even alone, or return ``None``."""
+        return self.limits.refuse(group)
 
     # ------------------------------------------------------------------ one step
 
@@ -78,8 +92,8 @@ class Planner(PlannerRules):
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can start: no tokens or sequences are left, or blocks were short."""
-        return self.is_short or self.tokens_left <= 0 or self.seqs_left <= 0
+        """True if nothing more can start: no tokens or sequences are left, or blocks were short."""
+        return self.is_short or self.limits.tokens_left <= 0 or self.limits.seqs_left <= 0
 
     def grow(self, groups: Iterable[SequenceGroup]) -> None:
         """Compute more of running groups, in this order, while tokens are left.
@@ -90,7 +104,8 @@ class Planner(PlannerRules):
         """
         batch = {sequence.group for sequence in self.plan.sequences}
         rest = iter([group for group in groups if group not in batch] if batch else tuple(groups))
-        while self.tokens_left > 0 and length_hint(rest):
+        limits = self.limits
+        while limits.tokens_left > 0 and length_hint(rest):
             group = self._decode(rest)
             if group is not None and not self._grow_group(group):
                 break
@@ -101,18 +116,19 @@ class Planner(PlannerRules):
         Returns:
             Whether it leaves the queue: it runs, or it has outgrown the cache and is given up.
         """
-        if self.is_short or group in self._yielded or self.tokens_left <= 0:
+        if self.is_short or group in self._yielded or self.limits.tokens_left <= 0:
             return False
         kv_cache, live = self.kv_cache, group.live
-        count = self.count_to_resume(group, self.tokens_left)
-        needed = self.blocks_to_resume(group, count)
-        if needed > self.most_blocks:
+        count = self.limits.count_to_resume(group, self.limits.tokens_left)
+        needed = self.limits.blocks_to_resume(group, count)
+        if needed > self.limits.most_blocks:
             self.give_up(group, f"it needs {needed} of {kv_cache.num_blocks} blocks")
             return True
-        if not self.would_start(group, self.room()):
+        if not self.limits.would_start(group, self.limits.room()):
             return False
         self.preemptor.resume(self.plan, group)
-        self._joins(group)
+        self.limits.joins(group)
+        self.running.append(group)
         pending = [sequence.num_pending for sequence in live]
         is_behind = not live[0].table.blocks or (len(live) > 1 and max(pending) > 1)
         if all(pending) and not is_behind:  # else it waits for a step in flight, or for the next
@@ -128,15 +144,24 @@ class Planner(PlannerRules):
             Whether it leaves the queue: it runs; or it was preempted before, has outgrown the cache
             or the step, and is given up.
         """
-        if self.is_full or group in self.plan.preempted or group.num_seqs > self.seqs_left:
+        if self.is_full or group in self.plan.preempted or group.num_seqs > self.limits.seqs_left:
             return False
-        cached = self._restore(group) if len(group.live) > 1 else self._start(group.live[0])
+        kv_cache, first, cached = self.kv_cache, group.live[0], None
+        if len(group.live) > 1:
+            cached = self._restore(group)
+        else:
+            hit = kv_cache.lookup(first, first.num_tokens - 1)
+            count = self.limits.first_chunk(first, hit, self.limits.room())
+            if count is not None and kv_cache.can_start(first):
+                cached = len(hit.blocks) * kv_cache.block_size
+                self._begin_sequence(first, count, hit, cached)
         if cached is None:
-            if not self.never_fits(group):
+            if not self.limits.never_fits(group):
                 return False
             self.give_up(group, "it has outgrown the cache or the step")
             return True
-        self._joins(group)
+        self.limits.joins(group)
+        self.running.append(group)
         self.plan.admitted.append((group, cached))
         return True
 
@@ -155,8 +180,8 @@ class Planner(PlannerRules):
             )
         self.running.remove(group)
         self.preemptor.preempt(self.plan, group, self.now)
-        self.tokens_left = self.num_tokens - sum(self.plan.num_tokens)
-        self._seqs_left = None
+        self.limits.tokens_left = self.limits.num_tokens - sum(self.plan.num_tokens)
+        self.limits.leaves()
         self._requeue(group)
 
     def preempt_for(self, group: SequenceGroup, num_tokens: int = 1) -> bool:
@@ -167,7 +192,7 @@ class Planner(PlannerRules):
             step, since groups were admitted that may rely on the batch as it is, or since all that
             could give way wait for a step in flight.
         """
-        while self.blocks_to_grow(group, num_tokens) > self.kv_cache.num_free:
+        while self.limits.blocks_to_grow(group, num_tokens) > self.kv_cache.num_free:
             if self._shares or not self._make_way(group):
                 return False
         return True
@@ -197,7 +222,7 @@ class Planner(PlannerRules):
         """End a group that can never run (again); the user is told why."""
         if group in self.running:
             self.running.remove(group)
-            self._seqs_left = None
+            self.limits.leaves()
         self.preemptor.give_up(self.plan, group, reason)
 
     def spent(self) -> list[SequenceGroup]:
@@ -213,17 +238,20 @@ class Planner(PlannerRules):
         Only if that one comes before them, could not start in this step beside them, and can once
         they are preempted. The last in the order first, and no more than necessary.
         """
-        behind = [g for g in self.quanta.behind(first, spent, self.now) if self.could_return(g)]
+        behind = [
+            g for g in self.quanta.behind(first, spent, self.now) if self.limits.could_return(g)
+        ]
         if not behind:
             return
-        claims = [self.claim(group) for group in self.running]
-        left = self.room() + Room(0, -sum(n for n, _ in claims), -sum(n for _, n in claims), 0)
+        limits = self.limits
+        claims = [limits.claim(group) for group in self.running]
+        left = limits.room() + Room(0, -sum(n for n, _ in claims), -sum(n for _, n in claims), 0)
         chosen: list[SequenceGroup] = []
-        while not self.would_start(first, left):
+        while not self.limits.would_start(first, left):
             if not behind:
                 return
             group = behind.pop()
-            tokens, blocks = self.claim(group)
+            tokens, blocks = self.limits.claim(group)
             blocks += self.kv_cache.distinct_blocks(group)
             left += Room(group.num_seqs, tokens, blocks, -1)
             chosen.append(group)
@@ -241,12 +269,13 @@ class Planner(PlannerRules):
         Returns:
             That one, which is not in the batch; ``None``: no group or no token is left.
         """
-        spare, kv_cache = self.spare_blocks, self.kv_cache
+        limits, kv_cache = self.limits, self.kv_cache
+        spare = limits.spare_blocks
         if spare and kv_cache.num_free < spare:
             return next(rest)
         sequences, other = self.plan.sequences, None
-        fits = self.tokens_left >= length_hint(rest)  # each takes a token
-        for group in rest if fits else islice(rest, self.tokens_left):
+        fits = limits.tokens_left >= length_hint(rest)  # each takes a token
+        for group in rest if fits else islice(rest, limits.tokens_left):
             live = group.live
             if len(live) == 1:
                 sequence = live[0]
@@ -265,7 +294,7 @@ class Planner(PlannerRules):
         num_tokens = self.plan.num_tokens
         num_decoding = len(sequences) - len(num_tokens)
         num_tokens += [1] * num_decoding
-        self.tokens_left -= num_decoding
+        limits.tokens_left -= num_decoding
         return other
 
     def _reserve(self, sequence: SequenceState) -> bool:
@@ -285,12 +314,12 @@ class Planner(PlannerRules):
         if group.status is not Status.RUNNING or not all(pending):
             return True
         if (len(live) > 1 and max(pending) > 1) or not live[0].table.blocks:
-            return self._catch_up(group) or not self.stops_at_preempted
-        count = self.take(pending[0]) if len(live) == 1 else 1
-        if len(live) * count > self.tokens_left:
+            return self._catch_up(group) or not self.limits.stops_at_preempted
+        count = self.limits.take(pending[0]) if len(live) == 1 else 1
+        if len(live) * count > self.limits.tokens_left:
             return False
         if not self.preempt_for(group, count):
-            return not self.stops_at_preempted
+            return not self.limits.stops_at_preempted
         for sequence in live:
             if sequence.num_scheduled + count >= sequence.capacity:
                 self.kv_cache.reserve(sequence, count)
@@ -304,7 +333,7 @@ class Planner(PlannerRules):
             Whether it still runs, and need not wait for the next step.
         """
         for sequence in [sequence for sequence in group.live if sequence.num_pending > 1]:
-            before = self.tokens_left
+            before = self.limits.tokens_left
             while True:
                 try:
                     self._compute_more(sequence)
@@ -313,7 +342,7 @@ class Planner(PlannerRules):
                         return False
                 else:
                     break
-            if before - self.tokens_left < sequence.num_pending:
+            if before - self.limits.tokens_left < sequence.num_pending:
                 break  # the next one may share what this one has yet to compute
         return True
 
@@ -326,45 +355,29 @@ class Planner(PlannerRules):
         if not sequence.table.blocks:  # what this step computes may yet be withdrawn: no sharing
             self._start_again(sequence, committed=True)
             return
-        count = self.take(sequence.num_pending)
+        count = self.limits.take(sequence.num_pending)
         if count:
             self.kv_cache.reserve(sequence, count)
             self._add(sequence, count)
 
     # ------------------------------------------------------------------ starting
 
-    def _joins(self, group: SequenceGroup) -> None:
-        """A group was admitted or resumed."""
-        self._seqs_left = self.seqs_left - group.num_seqs
-        self.running.append(group)
-
-    def _start(self, sequence: SequenceState) -> int | None:
-        """Give a waiting sequence its first blocks; how many tokens were cached, if it fits."""
-        kv_cache = self.kv_cache
-        hit = kv_cache.lookup(sequence, sequence.num_tokens - 1)
-        count = self.first_chunk(sequence, hit, self.room())
-        if count is None or not kv_cache.can_start(sequence):
-            return None
-        cached = len(hit.blocks) * kv_cache.block_size
-        self._begin_sequence(sequence, count, hit, cached)
-        return cached
-
     def _restore(self, group: SequenceGroup) -> int | None:
-        """Start a forked group again, each sequence as its own prompt; as :meth:`_start`.
+        """Start a forked group again, each sequence as its own prompt, if it fits.
 
         One after the other, so that each shares what it has in common with those before it.
         """
-        if not self.would_admit(group, self.room()):
+        if not self.limits.would_admit(group, self.limits.room()):
             return None
         total = 0
         for sequence in group.live:
-            before = self.tokens_left
+            before = self.limits.tokens_left
             try:
                 cached = self._start_again(sequence, committed=False)
             except OutOfBlocks:
                 break  # it catches up when blocks are free
             total += cached
-            if before - self.tokens_left < sequence.num_tokens - cached:
+            if before - self.limits.tokens_left < sequence.num_tokens - cached:
                 break
         return total
 
@@ -377,7 +390,7 @@ class Planner(PlannerRules):
         length = sequence.num_tokens
         hit = self.kv_cache.lookup(sequence, length - 1, committed=committed)
         cached = len(hit.blocks) * self.kv_cache.block_size
-        count = self.take(length - cached)
+        count = self.limits.take(length - cached)
         if not count:
             return 0
         self._begin_sequence(sequence, count, hit, cached)
@@ -398,4 +411,4 @@ class Planner(PlannerRules):
     def _add(self, sequence: SequenceState, num_tokens: int) -> None:
         """Add a sequence to the batch; its blocks are reserved."""
         self.plan.add(sequence, num_tokens)
-        self.tokens_left -= num_tokens
+        self.limits.tokens_left -= num_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.checked.calls import (
     AllocatorAnswers,
     PreemptionAnswers,
@@ -31,6 +30,7 @@ from paged_core.interfaces.queue_order import QueueOrder, SupportsService
 from paged_core.interfaces.scheduler import Scheduler
 from paged_core.interfaces.victim import Victim
 from paged_core.plugins.registry import Registry
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.settings.schema import EngineSettings
 
 
@@ -51,7 +51,7 @@ class Policies:
             SettingsError: the chosen allocator and the preemption do not work together.
         """
         settings = self._settings
-        allocator = self._make_allocator(capacity)
+        allocator = self.make_allocator(capacity)
         if isinstance(allocator, SupportsReservation) and self.make_preemption().may_swap:
             raise SettingsError(
                 f"preemption {settings.preemption.name!r} may swap, but block_allocator "
@@ -89,14 +89,8 @@ class Policies:
         service = order if isinstance(order, SupportsService) else None
         return self._make("scheduler", context), service
 
-    def make_anew(
-        self, kv_cache: KVCache, capacity: Capacity
-    ) -> tuple[Scheduler, SupportsService | None]:
-        """Give an empty cache a new allocator, and return what :meth:`make_scheduler` does."""
-        kv_cache.reset(self._make_allocator(capacity))
-        return self.make_scheduler(kv_cache, capacity.max_model_len)
-
-    def _make_allocator(self, capacity: Capacity) -> BlockAllocator:
+    def make_allocator(self, capacity: Capacity) -> BlockAllocator:
+        """Return an allocator of which all blocks are free."""
         settings = self._settings
         evictor = self._make(
             "evictor",

@@ -1,12 +1,14 @@
-"""Preempting groups, resuming them, and what has to be reserved so that none need be preempted."""
+"""Preemption of groups for blocks and for quanta, their return, and blocks reserved against it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from paged_core.cache.kv_cache import KVCache
+from paged_core.checked.calls import asking
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
+from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum
 from paged_core.interfaces.schedule import Schedule
 from paged_core.sequence import SequenceGroup, Status
 
@@ -65,14 +67,14 @@ class Preemptor:
         plan.ignored.append((group, reason))
 
     def would_swap(self, group: SequenceGroup) -> bool:
-        """Whether :meth:`preempt` would swap a running group: by its mode, if the host has room."""
+        """Return whether :meth:`preempt` would swap a group: by its mode, if the host has room."""
         return (
             self._preemption.mode(group) is PreemptionMode.SWAP
             and self._kv.distinct_blocks(group) <= self._kv.num_free_host
         )
 
     def outgrew_cache(self, group: SequenceGroup) -> bool:
-        """Whether a group that holds blocks could not grow by a token even if it were alone."""
+        """Return whether a group that holds blocks could not grow by a token even alone."""
         held = self._kv.distinct_blocks(group)
         return held + self._kv.blocks_to_grow(group) > self._kv.num_blocks
 
@@ -116,3 +118,66 @@ class Preemptor:
                 "nothing is preempted; ask for fewer tokens or sequences, or raise num_blocks"
             )
         return None
+
+
+class Quanta:
+    """Says which running groups may be preempted since their quantum is over.
+
+    Beside what the order says, a group generates at least one token between its start and a
+    preemption for its quantum, or two groups could preempt each other for ever; and a group whose
+    blocks are reserved for its whole life is not preempted.
+    """
+
+    def __init__(self, order: QueueOrder, preemptor: Preemptor) -> None:
+        self._order = order
+        self._rule: SupportsQuantum | None = order if isinstance(order, SupportsQuantum) else None
+        self._preemptor = preemptor
+        self._marks: dict[str, tuple[float, int]] = {}
+        """Per running group: since when it last waited, and its length when it last started."""
+
+    @property
+    def exist(self) -> bool:
+        """True if the order has any."""
+        return self._rule is not None
+
+    def spent(self, running: Iterable[SequenceGroup], now: float) -> list[SequenceGroup]:
+        """Return the groups whose quantum is over; the order is asked once for each.
+
+        Args:
+            running: all running groups; to be passed in every step in which others wait.
+        """
+        rule = self._rule
+        if rule is None:
+            return []
+        found, marks = [], {}
+        groups = list(running)
+        with asking(rule):
+            over = [rule.quantum_over(group, now) for group in groups]
+        for group, is_over in zip(groups, over, strict=True):
+            mark = self._marks.get(group.id)
+            if mark is None or mark[0] != group.waiting_since:
+                # no token was generated before the first start, nor since another one
+                is_first = group.waiting_since == group.arrival
+                length = len(group.request.prompt) if is_first else group.longest
+                mark = (group.waiting_since, length)
+            marks[group.id] = mark
+            if (
+                is_over
+                and group.longest != mark[1]
+                and all(sequence.num_pending == 1 for sequence in group.live)
+                and not self._preemptor.lifetime(group)
+            ):
+                found.append(group)
+        self._marks = marks
+        return found
+
+    def behind(
+        self, first: SequenceGroup, spent: Iterable[SequenceGroup], now: float
+    ) -> list[SequenceGroup]:
+        """Return those of ``spent`` that come after ``first`` in the order, the last at the end."""
+        key = self._order.key
+        with asking(self._order):
+            own = key(first, now)
+            keyed = [(key(group, now), group) for group in spent]
+            keyed = sorted((pair for pair in keyed if own < pair[0]), key=lambda pair: pair[0])
+        return [group for _, group in keyed]

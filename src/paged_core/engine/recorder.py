@@ -28,12 +28,12 @@ class StepRecorder:
         self.seconds: dict[str, float] = {}
         """Time spent so far, by phase."""
         self.observers = list(observers)
-        """Those that have not been dropped."""
+        """Observers that have not been dropped."""
         self._watch_steps = self._any_overrides("on_step")
         self._watch_requests = self._any_overrides("on_request")
         self._watch_blocks = self._any_overrides("on_block")
         self.watches_cache = self._any_overrides("on_cache")
-        """Whether :meth:`cache` is to be called."""
+        """True if :meth:`cache` is to be called."""
         self._finished: list[SequenceGroup] = []
 
     def request(self, group: SequenceGroup, event: str) -> None:
@@ -63,7 +63,7 @@ class StepRecorder:
                 self._tell("on_block", lambda observer, event=event: observer.on_block(event))
 
     def cache(self, block: BlockId | None, key: BlockKey | None) -> None:
-        """What the prefix cache finds changed."""
+        """Change of what the prefix cache finds."""
         event = CacheEvent(block=block, key=key)
         self._tell("on_cache", lambda observer: observer.on_cache(event))
 

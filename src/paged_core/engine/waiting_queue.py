@@ -7,33 +7,9 @@ from itertools import count
 from operator import itemgetter
 from typing import Any
 
-from paged_core.errors import PluginError, blame
+from paged_core.checked.calls import asking
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.sequence import SequenceGroup
-
-
-class asking:  # noqa: N801 - used as a statement
-    """A block in which a queue order is asked, and its keys are compared.
-
-    What it raises is marked with the order. ``PluginError`` is raised for keys that cannot be
-    compared.
-    """
-
-    __slots__ = ("_order",)
-
-    def __init__(self, order: object) -> None:
-        self._order = order
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, place: Any) -> None:
-        if isinstance(error, TypeError) and place.tb_next is None:  # no call of the order
-            failure = PluginError(f"key() returned what cannot be compared: {error}")
-            blame(failure, "queue_order", self._order)
-            raise failure from error
-        if isinstance(error, Exception):
-            blame(error, "queue_order", self._order)
 
 
 class WaitingQueue:

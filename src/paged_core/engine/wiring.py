@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.checked.answers import check_capacity
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
@@ -17,6 +16,7 @@ from paged_core.interfaces.executor import Executor, SupportsClock, SupportsText
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.settings.schema import EngineSettings
 from paged_core.text.front_end import FrontEnd
 
@@ -84,12 +84,12 @@ def build_engine(
 
 def _check_is_one(settings: EngineSettings) -> None:
     """Refuse settings of several engines where one is built."""
-    count = getattr(getattr(settings, "replicas", None), "count", 1)
-    if count > 1:
-        raise SettingsError(
-            f"replicas.count is {count}, and one engine is built here; set it to 1, or use "
-            "AsyncLLM or `paged-core serve`, which run several"
-        )
+    for slot, part in settings:
+        if getattr(part, "num_engines", 1) > 1:
+            raise SettingsError(
+                f"{slot} asks for {part.num_engines} engines, and one is built here; ask for 1, or "
+                "use AsyncLLM or `paged-core serve`, which run several"
+            )
 
 
 def make_front_end(settings: EngineSettings, executor: Executor, max_model_len: int) -> FrontEnd:

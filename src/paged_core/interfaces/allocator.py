@@ -76,7 +76,7 @@ class SupportsReservation(Protocol):
         """Blocks of the run for a sequence that has ``num_tokens`` and may reach the maximum."""
 
     def can_reserve(self, count: int, /) -> bool:
-        """Whether a run of ``count`` adjacent blocks is free."""
+        """Return whether a run of ``count`` adjacent blocks is free."""
 
     def reserve(self, count: int, /) -> list[BlockId]:
         """Take ``count`` adjacent blocks, each referenced once.

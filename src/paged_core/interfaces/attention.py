@@ -51,7 +51,7 @@ class LayerAttention(Protocol):
 
 
 class AttentionBackend(ABC):
-    """How attention is computed; a whole batch is written before any of it is read."""
+    """Computation of attention; a whole batch is written before any of it is read."""
 
     @abstractmethod
     def check(self, layer: LayerSpec, /) -> str | None:
@@ -97,7 +97,7 @@ class SupportsGraphCapture(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadPreparation:
-    """What is done to queries and keys before attention: an RMSNorm of each head, then the rotary
+    """Preparation of queries and keys for attention: an RMSNorm of each head, then the rotary
     embedding, which turns numbers ``i`` and ``i + head_dim / 2`` of a head."""
 
     query_norm: Tensor | None

@@ -23,7 +23,7 @@ class Communicator(ABC):
     rank: int
     size: int
     can_be_captured: bool = False
-    """Whether operations may be in CUDA graphs: they wait for nothing on the host."""
+    """True if operations may be in CUDA graphs: they wait for nothing on the host."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, /) -> None:

@@ -10,7 +10,7 @@ from paged_core.ids import BlockId
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """What an evictor is told of a block when its last reference is dropped.
+    """Facts that an evictor gets of a block when its last reference is dropped.
 
     Fields with defaults are given if the allocator knows them.
     """
@@ -18,7 +18,7 @@ class BlockInfo:
     num_tokens: int
     """Length of the prefix that ends with this block, in tokens."""
     num_hits: int
-    """How often a request found it in the cache."""
+    """Number of times that a request found it in the cache."""
     last_use: int
     """Counts releases: blocks that one sequence freed together have the same number."""
     cache_order: int = 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What an executor can hold, once started."""
+    """Capacity of an executor, once started."""
 
     num_blocks: int
     num_host_blocks: int
@@ -27,17 +27,17 @@ class Capacity:
     eos_token_ids: frozenset[int] = frozenset()
     """Tokens that end a sequence unless it asks to ignore them."""
     remote: bool = False
-    """Whether steps are sent to another process: a request whose logits processors cannot be
+    """True if steps are sent to another process: a request whose logits processors cannot be
     pickled is then refused when it is added."""
     grammars: bool = False
-    """Whether it holds outputs to a form, and so :class:`SupportsGrammar`."""
+    """True if it holds outputs to a form, and so :class:`SupportsGrammar`."""
 
 
 class Executor(ABC):
     """Runs steps. It keeps a copy of every running sequence, which steps update by changes only."""
 
     runs_in_background: bool = False
-    """Whether :meth:`submit` returns before the step has run: then ``async_scheduling: auto`` plans
+    """True if :meth:`submit` returns before the step has run: then ``async_scheduling: auto`` plans
     the next one meanwhile."""
 
     @abstractmethod

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 CANNOT_GO_ON = "structured_outputs cannot be followed any further"
-"""What an executor says first where it is the form itself, and no fault of a component, that ends a
-sequence: no token is left, or the form takes more than the component allows."""
+"""First words of an executor where the form itself, and no fault of a component, ends a sequence:
+no token is left, or the form takes more than the component allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Vocabulary:
     """The tokens of a model, as far as a grammar must know them."""
 
     token_bytes: Sequence[bytes | None]
-    """What each token adds to a text, in UTF-8, which it may cut anywhere; ``None``: it is no part
+    """Bytes that each token adds to a text, in UTF-8 cut anywhere; ``None``: it is no part
     of a text, such as a special token, and may never come within a form."""
     eos_token_ids: frozenset[int]
     """Tokens that end a sequence; there is one at least."""
@@ -63,7 +63,7 @@ class Matcher(ABC):
     @property
     @abstractmethod
     def is_at_end(self) -> bool:
-        """Whether what was accepted is whole, so that the sequence may end here."""
+        """True if what was accepted is whole, so that the sequence may end here."""
 
 
 class CompiledGrammar(ABC):

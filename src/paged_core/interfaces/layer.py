@@ -56,7 +56,7 @@ class LayerSpec:
     scale: float
     """Multiplies query times key before the softmax."""
     dtype: str
-    """Of queries, keys and values, as torch names it: ``float32``, ``bfloat16``, ``float16``."""
+    """Dtype of queries, keys and values in torch: ``float32``, ``bfloat16``, ``float16``."""
     device: str
     """As torch names it: ``cpu``, ``cuda:0``."""
     block_size: int
@@ -67,7 +67,7 @@ class LayerSpec:
     alibi_slopes: tuple[float, ...] | None = None
     """One slope per query head: adds ``slope * (key position - query position)`` to its scores."""
     kv_cache_dtype: KVCacheDtype = "auto"
-    """How keys and values are stored; ``auto``: in :attr:`dtype`."""
+    """Format in which keys and values are stored; ``auto``: in :attr:`dtype`."""
 
     @property
     def bytes_per_token(self) -> int:

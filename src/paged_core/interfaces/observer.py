@@ -82,7 +82,7 @@ class Observer:
         """A block table changed."""
 
     def on_cache(self, event: CacheEvent, /) -> None:
-        """What the prefix cache finds changed."""
+        """Change of what the prefix cache finds."""
 
     def close(self) -> None:
         """The engine is closing; write what is buffered."""

@@ -9,7 +9,7 @@ from paged_core.sequence import SequenceGroup
 
 
 class PreemptionMode(StrEnum):
-    """What becomes of a victim's keys and values."""
+    """Fate of a victim's keys and values."""
 
     RECOMPUTE = "recompute"
     """Dropped; its tokens are computed again when it is admitted again."""
@@ -25,7 +25,7 @@ class Preemption(ABC):
     """
 
     may_swap: bool = False
-    """Whether :meth:`mode` ever answers ``SWAP``: then host blocks are set up by default."""
+    """True if :meth:`mode` ever answers ``SWAP``: then host blocks are set up by default."""
 
     @abstractmethod
     def mode(self, group: SequenceGroup, /) -> PreemptionMode:

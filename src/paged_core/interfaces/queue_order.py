@@ -12,7 +12,7 @@ class QueueOrder(ABC):
     """Orders groups by a key; equal keys keep the order of the queue."""
 
     stable: bool = True
-    """Whether a group's key stays the same while it waits: then the queue is a heap."""
+    """True if a group's key stays the same while it waits: then the queue is a heap."""
 
     @abstractmethod
     def key(self, group: SequenceGroup, now: float, /) -> Any:
@@ -39,7 +39,7 @@ class SupportsQuantum(Protocol):
     """An order under which a running group may be preempted for one that comes before it."""
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        """Whether the quantum of a running group is over: then it may be preempted.
+        """Return whether the quantum of a running group is over: then it may be preempted.
 
         Asked for every running group in each step in which others wait, so it costs O(1). It
         follows from the group, the time and what was served; asking changes nothing.

@@ -40,7 +40,7 @@ class SupportsStepLimits(Protocol):
 
 
 class StepPlanner(Protocol):
-    """What a scheduler need not say itself; a :class:`~paged_core.engine.planner.Planner` does."""
+    """Answers for a scheduler; a :class:`~paged_core.engine.planner.Planner` gives them."""
 
     num_seqs: int
     """Sequences that may run at once."""
@@ -62,8 +62,8 @@ class Scheduler(ABC):
     """
 
     planner: StepPlanner | None = None
-    """What plans its steps. It also says what is refused, how many sequences may run and how long
-    they may get, unless the scheduler does."""
+    """Planner of its steps, which also says what is refused, how many sequences may run and how
+    long they may get, unless the scheduler does."""
     may_wait: float = 0.0
     """Seconds for which it may plan nothing although requests wait, before it counts as stuck."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 
-from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.engine.clock import Clock
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.engine import Engine
@@ -16,6 +15,7 @@ from paged_core.interfaces.executor import SupportsClock
 from paged_core.interfaces.observer import Observer
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
+from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cost_model import StepWork

@@ -1,4 +1,4 @@
-"""The rules by which a planner starts groups and lets them grow: what that takes, what is left."""
+"""Limits of a step: what it takes to start groups and to let them grow, and what is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a step has left for further groups; below 0 where running ones take too much."""
+    """Room that a step has left for further groups; below 0 where running ones take too much."""
 
     num_seqs: int
     num_tokens: int
@@ -30,10 +30,10 @@ class Room:
         )
 
 
-class PlannerRules:
-    """The limits of a step, and the rules of vLLM's V1 engine: methods that change nothing.
+class Limits:
+    """The limits of a step, by the rules of vLLM's V1 engine: answers, which change nothing.
 
-    A scheduler with other rules overrides them in a planner of its own.
+    A scheduler with other rules overrides them, and gives its limits to its planner.
 
     Args:
         parts: what the factory of the scheduler got.
@@ -46,7 +46,7 @@ class PlannerRules:
     """
 
     stops_at_preempted = True
-    """Whether no more groups grow in a step after one that has to be preempted itself."""
+    """True if no more groups grow in a step after one that has to be preempted itself."""
     spare_blocks = 0
     """Blocks that must be free for each sequence that grows, whether it takes one or not."""
 
@@ -55,11 +55,11 @@ class PlannerRules:
         context: SchedulerContext,
         running: list[SequenceGroup],
         *,
-        num_tokens: int | None,
         num_seqs: int,
-        chunk: int,
-        whole_prompts: bool,
-        reserve_full_sequence: bool,
+        num_tokens: int | None = None,
+        chunk: int = 0,
+        whole_prompts: bool = False,
+        reserve_full_sequence: bool = True,
     ) -> None:
         self.kv_cache = context.kv_cache
         self.preemptor = context.preemptor
@@ -70,17 +70,25 @@ class PlannerRules:
         self._chunk = chunk
         self._whole_prompts = whole_prompts
         self._reserve_full_sequence = reserve_full_sequence
-        self._reset(0.0)
-
-    def _reset(self, now: float) -> None:
-        self.now = now
-        """Seconds on the engine's clock."""
         self.plan = Schedule()
         """The step so far."""
-        self.chunk = self._chunk
+        self.chunk = chunk
         """Tokens of one sequence at most, in this step; the scheduler may change it."""
         self.tokens_left = self.num_tokens
         self._seqs_left: int | None = None
+
+    def begin(self, plan: Schedule) -> None:
+        """Note that a step begins, of which nothing is planned yet."""
+        self.plan, self.chunk = plan, self._chunk
+        self.tokens_left, self._seqs_left = self.num_tokens, None
+
+    def joins(self, group: SequenceGroup) -> None:
+        """Note that a group is about to join the running ones."""
+        self._seqs_left = self.seqs_left - group.num_seqs
+
+    def leaves(self) -> None:
+        """Note that a group has left the running ones."""
+        self._seqs_left = None
 
     @property
     def seqs_left(self) -> int:
@@ -98,12 +106,12 @@ class PlannerRules:
         return self.kv_cache.num_blocks
 
     def room(self) -> Room:
-        """What the step has left now."""
+        """Return the room that the step has left now."""
         num_free, num_running = self.kv_cache.num_free, len(self.running)
         return Room(self.seqs_left, self.tokens_left, num_free, num_running)
 
     def take(self, num_tokens: int) -> int:
-        """How many of ``num_tokens`` of one sequence the step may compute."""
+        """Return how many of ``num_tokens`` of one sequence the step may compute."""
         return min(num_tokens, self.chunk or num_tokens, self.tokens_left)
 
     def refuse(self, group: SequenceGroup) -> str | None:
@@ -141,7 +149,7 @@ class PlannerRules:
         return self.kv_cache.blocks_to_grow(group, num_tokens)
 
     def could_return(self, group: SequenceGroup) -> bool:
-        """Whether a running group could start again after a preemption, or has grown too large."""
+        """Return whether a running group could start again after a preemption."""
         if self.preemptor.would_swap(group):
             return self.blocks_to_resume(group, 1) <= self.most_blocks
         fits = self.kv_cache.blocks_to_restore(group) <= self.most_blocks
@@ -150,7 +158,7 @@ class PlannerRules:
     # ------------------------------------------------------------------ groups that start
 
     def would_start(self, group: SequenceGroup, left: Room) -> bool:
-        """Whether a waiting or swapped group could start in this step, given what is ``left``."""
+        """Return whether a waiting or swapped group could start in this step with this room."""
         if group.num_seqs > left.num_seqs:
             return False
         if group.status is not Status.SWAPPED:
@@ -196,7 +204,7 @@ class PlannerRules:
         return min(count, tokens_left)
 
     def has_runs(self, group: SequenceGroup, left: Room) -> bool:
-        """Whether an allocator that reserves runs of blocks has those of a waiting group."""
+        """Return whether an allocator that reserves runs of blocks has those of a waiting group."""
         kv_cache = self.kv_cache
         if kv_cache.reserves_runs and left.num_running < len(self.running):
             lengths = (sequence.num_tokens for sequence in group.live)  # which runs is not known
@@ -219,7 +227,7 @@ class PlannerRules:
         return held + self.kv_cache.blocks_to_grow(group, num_tokens)
 
     def never_fits(self, group: SequenceGroup) -> bool:
-        """Whether a preempted group has outgrown what it can be started again with."""
+        """Return whether a preempted group has outgrown what it can be started again with."""
         if not group.num_preemptions:
             return False
         if self.kv_cache.blocks_to_restore(group) > self.most_blocks:
@@ -228,7 +236,7 @@ class PlannerRules:
         return self.outgrew_step(group) and not may_be_cached
 
     def outgrew_step(self, group: SequenceGroup) -> bool:
-        """Whether no step takes all the tokens of a waiting group, nor part of them."""
+        """Return whether no step takes all the tokens of a waiting group, nor part of them."""
         length = group.longest
         return (
             self._whole_prompts
