@@ -111,8 +111,7 @@ class EngineDriver:
         If a step raises, it ends: see the class. It may be closed before it begins.
 
         Raises:
-            EngineError: as :meth:`step`.
-            PluginError: as :meth:`Engine.step`.
+            EngineError, PluginError: as :meth:`step` and :meth:`Engine.step`.
         """
         with suppress(_ClosedError):
             self.use(self._run)
@@ -255,11 +254,6 @@ class EngineDriver:
             )
         return turn.is_call or turn.thread is current_thread()
 
-    def _is_used_here(self) -> bool:
-        """Return whether this thread is using the engine."""
-        turn = self._turn
-        return turn is not None and turn.thread is current_thread()
-
     # ------------------------------------------------------------------ the inbox
 
     def post(self, call: Callable[[Engine], Result]) -> Future[Result]:
@@ -298,7 +292,8 @@ class EngineDriver:
         The thread that runs the steps does not wait: it is done when the step has ended.
         """
         done = self.post(lambda engine: engine.abort(request_id))
-        if not self._is_used_here():
+        turn = self._turn
+        if turn is None or turn.thread is not current_thread():
             error = done.exception()
             if error is not None and self._end is None:  # the end has aborted all
                 raise error
@@ -354,11 +349,11 @@ class EngineDriver:
         """
         self._closing, self._end = True, self._end or _CLOSED
         self._inbox.put(lambda: None)  # wakes run()
-        if self._is_used_here():
-            return
-        turn = self._turn
-        if turn is not None and not turn.thread.is_alive():  # this process was forked meanwhile
-            self._close()
+        if (turn := self._turn) is not None:
+            if turn.thread is current_thread():
+                return
+            if not turn.thread.is_alive():  # this process was forked meanwhile
+                self._close()
         while not self._closed.is_set():
             with self._serving:
                 has_closed = self._take_turn()  # its end closes the engine

@@ -70,16 +70,6 @@ class Planner:
         self._shares = False
         """True if a group was admitted that shares blocks which this step is to fill."""
 
-    @property
-    def tokens_left(self) -> int:
-        """Tokens that the step may still compute."""
-        return self.limits.tokens_left
-
-    @property
-    def seqs_left(self) -> int:
-        """Sequences that may run beside those that do."""
-        return self.limits.seqs_left
-
     def refuse(self, group: SequenceGroup) -> str | None:
         """Say why a group could never run even alone, or return ``None``."""
         return self.limits.refuse(group)

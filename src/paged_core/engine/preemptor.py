@@ -131,14 +131,11 @@ class Quanta:
     def __init__(self, order: QueueOrder, preemptor: Preemptor) -> None:
         self._order = order
         self._rule: SupportsQuantum | None = order if isinstance(order, SupportsQuantum) else None
+        self.exist = self._rule is not None
+        """True if the order has any."""
         self._preemptor = preemptor
         self._marks: dict[str, tuple[float, int]] = {}
         """Per running group: since when it last waited, and its length when it last started."""
-
-    @property
-    def exist(self) -> bool:
-        """True if the order has any."""
-        return self._rule is not None
 
     def spent(self, running: Iterable[SequenceGroup], now: float) -> list[SequenceGroup]:
         """Return the groups whose quantum is over; the order is asked once for each.
