@@ -79,14 +79,16 @@ class ComponentConformance:
     may_be_skipped: ClassVar[bool] = False
     """True where it is no failure if every case is skipped, such as without a GPU."""
     _registry: ClassVar[Registry]
+    pytestmark: ClassVar[list[pytest.MarkDecorator]]
     _problem: ClassVar[str | None] = None
     """Why it cannot be tested."""
     _request: pytest.FixtureRequest | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if find_spec("pytest_timeout"):
-            cls.pytestmark = [*getattr(cls, "pytestmark", ()), pytest.mark.timeout(cls.max_seconds)]
+        if hasattr(cls, "component") and find_spec("pytest_timeout"):  # marks are inherited
+            own = vars(cls).get("pytestmark", [])
+            cls.pytestmark = [*own, pytest.mark.timeout(cls.max_seconds)]
         name = "test_not_every_case_is_skipped"  # the last: pytest runs them in order of classes
         setattr(cls, name, getattr(ComponentConformance, name))
 
