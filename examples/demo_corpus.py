@@ -59,7 +59,7 @@ Document = list[Piece]
 
 
 def split_bars(text: str) -> list[str]:
-    """What is between bars."""
+    """The parts between bars."""
     return [item.strip() for item in text.split("|") if item.strip()]
 
 

@@ -192,7 +192,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _loaded_objects_are_left_alone() -> None:
-    """What lives by now, above all what was imported, is not searched by every garbage collection.
+    """Objects that live by now, above all modules, are not searched by every garbage collection.
 
     With PyTorch loaded, a whole collection takes a third of a second, and tests ask for hundreds.
     """

@@ -29,14 +29,14 @@ from paged_backends.kernels.cuda.toolkit import find_compilers
 
 ARCHITECTURE = "sm_90"
 HOLDING = r"HMMA|LDGSTS|MUFU\.EX2"
-"""What a turn of the loop has of attention on tensor cores."""
+"""Instructions in a turn of the loop of attention on tensor cores."""
 AVOIDING = r"MUFU\.RCP"
-"""What it has only with a soft cap."""
+"""Instructions of a turn only with a soft cap."""
 
 WITHOUT_POWERS = r"HMMA|LDGSTS"
 """The same where a part of the powers is left out."""
 _DECODE_KEYS = 16
-"""That a warp decodes in a turn: as many as a product has."""
+"""Keys that a warp decodes in a turn: as many as a product has."""
 
 _SECTION = re.compile(r"\.section\s+\.text\.(\w+)")
 _LABEL = re.compile(r"(\.L_\w+):")
@@ -59,7 +59,7 @@ class Instruction:
 
     @property
     def is_certain(self) -> bool:
-        """Whether what it does, it does for all lanes."""
+        """Return whether the instruction computes one value for all lanes."""
         return not self.predicate and not self.opcode.startswith("BRA.DIV")
 
 

@@ -19,7 +19,7 @@ def figures(result: Any) -> Iterator[str]:
 
 
 def _rows(part: Mapping[str, Any]) -> Iterator[str]:
-    """Of attention."""
+    """Yield the figures of attention."""
     for one in part.get("refused", ()):
         yield f"  {one['component']} {one['heads']}: {one['reason'][:110]}"
     for row in part.get("rows", ()):
@@ -37,7 +37,7 @@ def _rows(part: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _steps(part: Mapping[str, Any]) -> Iterator[str]:
-    """Of decoding, and of a workload."""
+    """Yield the figures of decoding, or of a workload."""
     if "ms_per_step" in part:
         line = f"  {part['batch_size']} sequences: {part['ms_per_step']} ms per step"
         if "ratio" in part:
@@ -52,7 +52,7 @@ def _steps(part: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _contenders(part: Mapping[str, Any]) -> Iterator[str]:
-    """Of a comparison."""
+    """Yield the figures of a comparison."""
     for one in part.get("contenders", ()):
         told = one.get("error") or f"{one['output_tokens_per_s']} output tokens/s"
         yield f"  {one['name']} {one['version'] or ''}: {told}"

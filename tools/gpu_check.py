@@ -24,7 +24,7 @@ from stages import Stage, options
 
 SECONDS = 540.0
 ANSWER = "A block table maps the logical blocks of a sequence to physical blocks"
-"""What the demo model answers, in any dtype."""
+"""Answer of the demo model, in any dtype."""
 KERNELS = {
     "triton": ("attend_splits", "attend_tiles"),
     "cuda": ("paged_decode", "paged_tiles"),
@@ -145,8 +145,8 @@ def throughput(session: Session, folder: str) -> Stage:
 
 
 def tools(session: Session) -> Iterator[Stage]:
-    """What NVIDIA's tools, where they are, say of decoding and of prefill: a profile of each of our
-    attention kernels, and races of those in CUDA C++."""
+    """Stages under NVIDIA's tools, where they are: a profile of each of our attention kernels in
+    decoding and in prefill, and races of those in CUDA C++."""
     small = options("--layers 1 --repeats 1 --no-roofline")
     called = ["-m", "paged_core", "bench", "attention", *small, *heads(session), *session.device]
     called += batches("8x1023", "1x0+512")

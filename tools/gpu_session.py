@@ -1,4 +1,4 @@
-"""What the GPU scripts have in common: options, the environment, and the record of their stages.
+"""Common parts of the GPU scripts: options, the environment, and the record of their stages.
 
     python3 tools/gpu_session.py FOLDER [--python 3.12] [--machine x86_64] [--alone PACKAGE]...
                                  [REQUIREMENT ...]
@@ -46,7 +46,7 @@ class Session:
     folder: Path
     """For what it makes."""
     cpu: bool
-    """Whether to run tiny sizes on the CPU, to try the script itself."""
+    """True if tiny sizes run on the CPU, to try the script itself."""
     only: list[str]
     """Names of the stages to run; empty: all."""
     skip: list[str]

@@ -1,10 +1,11 @@
-"""Measure the CPU kernels against PyTorch: products, attention, and a decode step of two models.
+"""Measure the CPU kernels against PyTorch: products and attention, in the shapes of two models.
 
-    python tools/measure_kernels.py [products|attention|cache|deterministic|step]...
-        [--threads N] [--set NAME] [--quantization int8|int4] [--wall]
+    python tools/measure_kernels.py [products|attention|cache|deterministic]...
+        [--threads N] [--set NAME] [--wall]
 
 ``cache`` compares attention over a cache in int8 with one in bfloat16, ``deterministic`` attention
-whose bits depend on nothing else with that of the defaults.
+whose bits depend on nothing else with that of the defaults. ``paged-core bench decode`` measures
+steps.
 
 The alternatives run in turns; medians of nine rounds. Without --wall, time is processor time of the
 process, which other processes disturb less: use it with one thread.
@@ -28,18 +29,11 @@ from torch.nn import functional
 from paged_backends.attention.cache import layout_of
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings, TorchSettings
-from paged_backends.attention.step import StepAttention
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_backends.kernels.cpu.packed_weight import PackedWeight
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.config import AttentionConfig, DecoderConfig, Rope
-from paged_backends.runners.native.cpu_layers import FusedLayers, KernelLinear, KernelOps
-from paged_backends.runners.native.decoder import Attention, FeedForward, Layer
-from paged_backends.runners.native.ops import Rotary
-from paged_backends.runners.native.share import Share
 from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
@@ -48,8 +42,8 @@ from paged_testing.attention_scene import attention_batch
 
 BF16 = torch.bfloat16
 ROUNDS = 9
-SHAPES = {"135M": (30, 576, 9, 3, 64, 1536, 49152), "0.6B": (28, 1024, 16, 8, 128, 3072, 151936)}
-"""Layers, hidden size, heads, key/value heads, head dimension, feed-forward, vocabulary."""
+SHAPES = {"135M": (9, 3, 64), "0.6B": (16, 8, 128)}
+"""Heads, key/value heads, head dimension."""
 BATCHES = {
     "decode 16 x 256": [(255, 1)] * 16,
     "decode 1 x 300": [(299, 1)],
@@ -130,7 +124,7 @@ def batch_of(chunks: list[tuple[int, int]], block_size: int) -> tuple[AttentionB
 
 
 def layer_of(shape: str) -> LayerSpec:
-    _, _, heads, kv_heads, dim, _, _ = SHAPES[shape]
+    heads, kv_heads, dim = SHAPES[shape]
     return LayerSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -222,7 +216,7 @@ def step_of(
     layers: Sequence[LayerAttention],
     rows: Sequence[Tensor],
 ) -> Callable[[], None]:
-    """What plans a step and runs its layers."""
+    """Return a function that plans a step and runs its layers."""
 
     def run() -> None:
         plan = backend.plan(batch)
@@ -273,112 +267,11 @@ def quantized(weight: Tensor, bits: int) -> QuantizedMatrix:
     return matrix
 
 
-def packed_weight(kernels: Kernels, rows: int, columns: int, bits: int | None) -> PackedWeight:
-    weight = (torch.randn(rows, columns) * columns**-0.5).to(BF16)
-    if bits is None:
-        return kernels.pack(weight)
-    return kernels.pack_quantized(quantized(weight, bits))
-
-
-ROPE = Rope(theta=10000.0)
-
-
-def random_layers(kernels: Kernels, shape: str, bits: int | None) -> FusedLayers:
-    """Layers of this shape with random weights; ``bits`` of ``None`` are those of bfloat16."""
-    count, hidden, heads, kv_heads, dim, inner, vocabulary = SHAPES[shape]
-    config = DecoderConfig(
-        hidden_size=hidden,
-        intermediate_size=inner,
-        vocab_size=vocabulary,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        layers=(AttentionConfig(scale=dim**-0.5, rope=ROPE),) * count,
-        max_model_len=2048,
-        activation="silu",
-        norm="rms",
-        norm_eps=1e-5,
-        embedding_size=hidden,
-        tied=True,
-    )
-    ops = KernelOps(kernels)
-    norm = ops.rms_norm(torch.ones(hidden, dtype=BF16), 1e-5, 0.0)
-
-    def linear(outputs: int, inputs: int) -> KernelLinear:
-        return KernelLinear(kernels, packed_weight(kernels, outputs, inputs, bits))
-
-    layers = [
-        Layer(
-            attention_norm=norm,
-            attention=Attention(
-                index=index,
-                config=config.layers[index],
-                num_heads=heads,
-                num_kv_heads=kv_heads,
-                head_dim=dim,
-                query_key_value=linear((heads + 2 * kv_heads) * dim, hidden),
-                heads=ops.heads(None, None, 1e-5, 0.0),
-                output=linear(hidden, heads * dim),
-            ),
-            attention_output_norm=None,
-            mlp_norm=norm,
-            mlp=FeedForward(
-                up=linear(2 * inner, hidden),
-                activation=ops.gated("silu"),
-                down=linear(hidden, inner),
-            ),
-            mlp_output_norm=None,
-            norm_first=True,
-        )
-        for index in range(count)
-    ]
-    return FusedLayers(config, layers, kernels, Share())
-
-
-def step(kernels: Kernels, clock: Callable[[], float], bits: int | None) -> None:
-    say("| shape | sequences of 256 tokens | layers, ms | head, ms | argmax, ms |")
-    say("| --- | ---: | ---: | ---: | ---: |")
-    for shape, (count, hidden, _, _, dim, _, vocabulary) in SHAPES.items():
-        layer = layer_of(shape)
-        backend = CpuAttention(
-            CpuSettings.model_validate({"instruction_set": kernels.instruction_set}),
-            AttentionContext(settings=EngineSettings()),
-        )
-        backend.check(layer)
-        ones = torch.ones(hidden, dtype=BF16)
-        head = packed_weight(kernels, vocabulary, hidden, bits)
-        decoder = random_layers(kernels, shape, bits)
-        frequencies = 0.9 ** torch.arange(dim / 2)
-        for number in (1, 16, 32):
-            batch, blocks = batch_of([(255, 1)] * number, layer.block_size)
-            cache = backend.cache_shape(layer, blocks)
-            bound = [backend.bind(layer, torch.randn(cache).to(BF16)) for _ in range(count)]
-            rotaries = {ROPE: Rotary.at(torch.full((number,), 255), frequencies)}
-            states = torch.randn(number, hidden).to(BF16)
-            logits = torch.empty(number, vocabulary, dtype=BF16)
-            found = compare(
-                clock,
-                {
-                    "layers": lambda: decoder.run(
-                        states.clone(), rotaries, StepAttention(bound, backend.plan(batch))
-                    ),
-                    "head": lambda: kernels.linear(
-                        kernels.rms_norm(states, ones, 1e-5), head, out=logits
-                    ),
-                    "argmax": lambda: kernels.argmax(logits),
-                },
-                1,
-            )
-            times = " | ".join(f"{second * 1e3:.2f}" for second in found.values())
-            say(f"| {shape} | {number} | {times} |")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", default=["products", "attention", "step"])
+    parser.add_argument("what", nargs="*", default=["products", "attention"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", default="auto", help="instruction set")
-    parser.add_argument("--quantization", choices=["int8", "int4"], help="of the weights of a step")
     parser.add_argument("--wall", action="store_true", help="measure wall-clock time")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -397,10 +290,8 @@ def main() -> None:
             cache(kernels.instruction_set, clock)
         elif what == "deterministic":
             deterministic(kernels.instruction_set, clock)
-        elif what == "products":
-            products(kernels, clock)
         else:
-            step(kernels, clock, {None: None, "int8": 8, "int4": 4}[given.quantization])
+            products(kernels, clock)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ _LONG = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What became of the requests of a run."""
+    """Outcome of the requests of a run."""
 
     requests: list[RequestRecord]
     replica_of: dict[str, int]

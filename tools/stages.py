@@ -33,19 +33,19 @@ class Stage:
 
     name: str
     arguments: Sequence[str]
-    """What follows the interpreter; ``{result}`` stands for the file that it writes, JSON or lines
+    """Arguments of the interpreter; ``{result}`` stands for the file that it writes, JSON or lines
     of JSON, to be put into the record."""
     limit: float
     """Seconds."""
     expected: str = ""
-    """What its output must contain."""
+    """Text that its output must contain."""
     beside: Sequence[Sequence[str]] = ()
     """Other commands, run at the same time; all must pass. They write no result."""
 
 
 @dataclass
 class Record:
-    """What is written: facts, and an entry per stage."""
+    """The file that is written: facts, and an entry per stage."""
 
     path: Path
     folder: Path
@@ -127,7 +127,7 @@ class Record:
 
     @property
     def passed(self) -> bool:
-        """Whether every stage was run, and passed."""
+        """True if every stage was run, and passed."""
         return all(entry["status"] == "passed" for entry in self.stages)
 
 

@@ -128,4 +128,4 @@ class BuddyAllocator(BlockAllocator):
 
 
 BUDDY = Component("block_allocator", BuddySettings, "buddy:BuddyAllocator")
-"""What a plugin would yield."""
+"""The component, as a plugin would yield it."""

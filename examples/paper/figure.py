@@ -29,7 +29,7 @@ class Figure(Strict):
 
     about: str
     published: str
-    """What the paper says of it."""
+    """The paper's own words on it."""
     base: dict[str, Any] = Field(default_factory=dict)
     """Settings of all engines."""
     arms: dict[str, dict[str, Any]]

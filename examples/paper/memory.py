@@ -1,4 +1,4 @@
-"""What the slots of the cache hold."""
+"""Shares of the cache's slots by what they hold."""
 
 from __future__ import annotations
 

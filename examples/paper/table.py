@@ -11,7 +11,7 @@ class Table:
     """Numbers by row and column."""
 
     columns: Sequence[str]
-    """What the name of a row is, and each of its numbers."""
+    """Headings: of the names of rows, and of each number."""
     rows: Mapping[str, Sequence[float]]
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ def conformance_classes() -> Iterator[type[ComponentConformance]]:
 
 @pytest.fixture(scope="module")
 def tested() -> set[tuple[str, str]]:
-    """What has a conformance class, by slot and name."""
+    """Components that have a conformance class, by slot and name."""
     chosen = [(found.slot, found.component) for found in conformance_classes()]
     return {(slot, part if isinstance(part, str) else part["name"]) for slot, part in chosen}
 
@@ -61,7 +61,7 @@ def test_has_a_conformance_test(component: Component, tested: set[tuple[str, str
 
 
 def test_every_slot_has_a_class_in_the_kit() -> None:
-    """Those of a plugin, in the package ``testing`` beside their interface."""
+    """Slots of a plugin have theirs in the package ``testing`` beside their interface."""
     assert {slot for slot, _ in kit_classes()} == set(Registry.discover().slots)
 
 

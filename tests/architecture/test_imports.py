@@ -1,4 +1,4 @@
-"""What is imported when: starting up must not cost what is not used."""
+"""Imports of each command: starting up must not cost what is not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shipped: one version, types, licences, data files, and nothing else."""
+"""Content of the wheel: one version, types, licences, data files, and nothing else."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class TestMlfq(QueueOrderConformance):
 
 
 def level(group: SequenceGroup) -> int:
-    """Of three levels, with a first quantum of 4."""
+    """Options: three levels, with a first quantum of 4."""
     return sum(len(group.request.prompt) > quantum for quantum in (4, 8))
 
 

@@ -68,7 +68,7 @@ class NotUncachingAllocator(HashCachedAllocator):
 
 
 class NewestDuplicateAllocator(HashCachedAllocator):
-    """Of equal blocks it finds the last cached."""
+    """Finds the last cached of equal blocks."""
 
     def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
         found = super().look_up(keys)

@@ -146,7 +146,7 @@ class _InformedEvictor(LruEvictor):
 
 
 class WrongTieEvictor(_InformedEvictor):
-    """Of what one request left, the shortest prefix goes first."""
+    """Evicts the shortest prefix first of what one request left."""
 
     def first(self) -> BlockId:
         infos = self._infos

@@ -13,7 +13,7 @@ from paged_core.step import StepInput, StepResult
 
 
 class FaultyMemorySettings(MemorySettings):
-    """Those of ``memory``."""
+    """Options of ``memory``."""
 
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
 
@@ -93,7 +93,7 @@ class SingleExecutor(MemoryExecutor):
 
 
 class SociableExecutor(MemoryExecutor):
-    """What it says depends on who else is there."""
+    """Samples depend on the other sequences of the batch."""
 
     def collect(self, handle: Any, /) -> StepResult:
         result = super().collect(handle)

@@ -21,7 +21,7 @@ class _Policy:
     def __init__(self, options: Any, parts: Any, /) -> None:
         self.asked = count()
         self.salt = randrange(1 << 30)
-        """Of dice that are rolled once."""
+        """Keys from dice that are rolled once."""
         self.kv_cache = getattr(parts, "kv_cache", None)
 
     def rolled(self, group: SequenceGroup) -> int:

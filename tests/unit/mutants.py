@@ -94,7 +94,7 @@ _OPTIONS = {
     HashCachedAllocator: settings.FaultyHashCachedSettings,
     ContiguousAllocator: settings.FaultyContiguousSettings,
 }
-"""Of mutants of these components."""
+"""Options of mutants of these components."""
 _WITH_EXPECTATION = {
     "WrongTieEvictor": test_evictors.TestLru,
     "RunScanEvictor": test_evictors.TestLruWithTies,

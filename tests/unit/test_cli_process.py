@@ -119,7 +119,7 @@ def test_ctrl_c_at_any_time_is_one_line_and_130_in_200_places() -> None:
 
 
 def test_ctrl_c_is_handled_before_anything_is_imported() -> None:
-    """What Python has not loaded by itself is imported where Ctrl-C is handled."""
+    """Modules that Python has not loaded by itself are imported where Ctrl-C is handled."""
     program = (
         "import sys; before = set(sys.modules); import paged_core.cli; "
         "print(sorted(set(sys.modules) - before))"

@@ -213,7 +213,7 @@ class TestMistakesOfLayers:
         assert refusal(tmp_path, yaml).startswith(message)
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
-        """It was once skipped without a word."""
+        """Such a layer was once skipped without a word."""
         message = f"cannot read settings file {tmp_path}/no.yaml: No such file or directory"
         with pytest.raises(SettingsError, match=message):
             load_settings(registry(), config=tmp_path / "no.yaml", environ={})

@@ -31,7 +31,7 @@ from typing import Any
 Task = SimpleNamespace
 """The task of an engine, with the fields of ``Task`` in ``paged_plugins.bench.peers``."""
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-"""What other engines call a dtype."""
+"""Names of a dtype in other engines."""
 _PR_SET_PDEATHSIG = 1
 _PREPARED = "PEER_PREPARED"
 """The variable that says that the others have been set."""
@@ -62,9 +62,9 @@ class PeerEngine(ABC):
     vocab_size: int | None = None
     """Size of the vocabulary, if the engine reports it."""
     samples = False
-    """Whether it also decodes at temperatures above 0."""
+    """True if it also decodes at temperatures above 0."""
     cache_written: bool | None = None
-    """Whether all of its cache was written before anything is measured; ``None``: not known."""
+    """True if all of its cache was written before anything is measured; ``None``: not known."""
 
     @abstractmethod
     def __init__(self, task: Task) -> None:

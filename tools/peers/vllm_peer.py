@@ -20,7 +20,7 @@ class Vllm(PeerEngine):
     package = "vllm"
     samples = True
     cache_written = True
-    """It allocates its cache as ``torch.zeros``, which writes."""
+    """Its cache is allocated as ``torch.zeros``, which writes."""
 
     @staticmethod
     def environment(task: Task) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What every scheduler, evictor and observer has to do."""
+"""The contract of every scheduler, evictor and observer."""
 
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""What sets it apart from other schedulers: no running request waits for longer than a round."""
+"""Its difference from other schedulers: no running request waits for longer than a round."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ from paged_testing import Workload, build_memory_engine, check_served, serve, si
 
 
 class Turns(Observer):
-    """What each step computes, by request."""
+    """Tokens that each step computes, by request."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, int]] = []

@@ -1,4 +1,4 @@
-"""What it writes."""
+"""The file that the observer writes."""
 
 import csv
 from pathlib import Path

@@ -190,7 +190,7 @@ class RoundRobinScheduler(Scheduler):
         return left
 
     def _fits(self, group: SequenceGroup, num_blocks: int) -> bool:
-        """Whether a group that takes so many blocks may run beside the running ones."""
+        """Return whether a group of so many blocks may run beside the running ones."""
         num_seqs = group.num_seqs + sum(other.num_seqs for other in self._running)
         watermark = self._kv.watermark_blocks if self._running else 0
         return num_seqs <= self.max_num_seqs and num_blocks + watermark <= self._kv.num_free
