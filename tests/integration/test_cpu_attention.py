@@ -171,7 +171,7 @@ print("clean")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", [one.name for one in (*SETS, *EMULATED)])
 def test_no_access_outside_its_slots(name: str, tmp_path: Path) -> None:
     try:

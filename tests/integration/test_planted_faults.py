@@ -12,8 +12,9 @@ from time import perf_counter
 
 import pytest
 
-from lanes import ROOT
 from unit.planted_faults import PLANTED, SOURCES
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -24,7 +25,7 @@ def test_a_fault_is_a_change_of_one_place_and_its_test_is_there(name: str) -> No
     assert f"def {test.split('[')[0]}(" in (ROOT / "tests" / file).read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_catches_a_fault(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
@@ -35,7 +36,7 @@ def test_catches_a_fault(
     shutil.copytree(SOURCES, package, ignore=shutil.ignore_patterns("__pycache__"))
     path = package / fault.file
     path.write_text(path.read_text().replace(fault.right, fault.wrong))
-    options = ("-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-m", "slow or not slow")
+    options = ("-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-m", "long or not long")
     began = perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(ROOT / "tests" / fault.test)],

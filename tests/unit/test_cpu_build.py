@@ -268,7 +268,7 @@ def test_slow_pairs_come_second(
     assert there[-1] == "portable"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiler_that_knows_fewer_sets_gets_the_next(
     tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,7 @@ def test_what_nvrtc_says_is_told(tmp_path: Path) -> None:
         found.build([source], [], tmp_path / "a.cubin")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Nvcc, Nvrtc])
 @pytest.mark.parametrize(
     "variant",

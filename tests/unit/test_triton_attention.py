@@ -46,13 +46,13 @@ LAUNCHES: dict[str, tuple[Any, dict[str, Any]]] = {
     "A100, float8": (A100, {"kv_cache_dtype": "fp8_e4m3"}),
     "RTX 3090": (RTX_3090, {"head_dim": 256}),
 }
-"""All but the first three are slow."""
+"""All but the first three are of the long run."""
 
 
 @pytest.mark.parametrize(
     ("gpu", "changes"),
     [
-        pytest.param(*launch, id=name, marks=[pytest.mark.slow] * (place > 2))
+        pytest.param(*launch, id=name, marks=[pytest.mark.long] * (place > 2))
         for place, (name, launch) in enumerate(LAUNCHES.items())
     ],
 )
