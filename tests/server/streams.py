@@ -121,3 +121,28 @@ def _block(start: Any, events: Any) -> Any:
     else:
         raise AssertionError("it does not stop")
     return {**block, field: text}
+
+
+_WHOLE = ("finish_reason", "stop_reason", "index", "role", "id", "type", "name")
+"""Keys whose values are never cut."""
+
+
+def merged(into: dict[str, Any], gain: dict[str, Any]) -> None:
+    """Add what a choice, a message or a call has gained: texts and lists grow."""
+    for key, value in gain.items():
+        if value is None:
+            into.setdefault(key, None)
+        elif key == "tool_calls":
+            calls = into.get(key) or []
+            into[key] = calls
+            for each in value:
+                if each["index"] == len(calls):
+                    calls.append({})
+                merged(calls[each["index"]], each)
+        elif isinstance(value, dict):
+            into[key] = into.get(key) or {}
+            merged(into[key], value)
+        elif key in _WHOLE or into.get(key) is None:
+            into[key] = value
+        else:
+            into[key] = into[key] + value

@@ -49,22 +49,6 @@ def ask(client: openai.OpenAI, **options: Any) -> Any:
     return client.chat.completions.create(model="demo", messages=MESSAGES, **values)
 
 
-def gathered(stream: Any) -> tuple[str, list[dict[str, Any]], str | None]:
-    """The content, the calls with the growing texts of their arguments, and the end."""
-    content, calls, reason = "", list[dict[str, Any]](), None
-    for chunk in stream:
-        for choice in chunk.choices:
-            content += choice.delta.content or ""
-            reason = choice.finish_reason or reason
-            for gain in choice.delta.tool_calls or ():
-                if gain.index == len(calls):
-                    assert gain.id
-                    calls.append({"id": gain.id, "name": gain.function.name, "grown": [""]})
-                grown = calls[gain.index]["grown"]
-                grown.append(grown[-1] + (gain.function.arguments or ""))
-    return content, calls, reason
-
-
 # ---------------------------------------------------------------------- forms
 
 MANY_WAYS = "\n".join(
@@ -92,8 +76,6 @@ def test_a_json_schema_is_forced(client: openai.OpenAI, temperature: float) -> N
     made = ask(client, response_format=FORMAT, temperature=temperature)
     assert made.choices[0].finish_reason == "stop"
     jsonschema.validate(json.loads(made.choices[0].message.content), SCHEMA)
-    stream = ask(client, response_format=FORMAT, temperature=temperature, stream=True)
-    assert gathered(stream)[0] == made.choices[0].message.content
 
 
 def test_any_object_is_forced(client: openai.OpenAI) -> None:
@@ -134,12 +116,6 @@ def test_a_call_is_forced(client: openai.OpenAI, choice: Any) -> None:
     assert call.function.name in (("weather", "now") if choice == "required" else ("weather",))
     schema = SCHEMA if call.function.name == "weather" else {"type": "object"}
     jsonschema.validate(json.loads(call.function.arguments), schema)
-    content, calls, reason = gathered(
-        ask(client, **options, parallel_tool_calls=False, stream=True)
-    )
-    assert (content, reason) == ("", "tool_calls")
-    assert [each["name"] for each in calls] == [call.function.name]
-    assert calls[0]["grown"][-1] == call.function.arguments
 
 
 @pytest.mark.parametrize("max_tokens", [3, 12])
@@ -147,16 +123,6 @@ def test_the_beginning_of_a_forced_call_is_no_text(client: openai.OpenAI, max_to
     options = {"tools": TOOLS, "tool_choice": "required", "max_tokens": max_tokens}
     made = ask(client, **options).choices[0]
     assert (made.message.content or "", made.finish_reason) == ("", "length")
-    content, _, reason = gathered(ask(client, **options, stream=True))
-    assert (content, reason) == ("", "length")
-
-
-def test_streamed_arguments_grow(client: openai.OpenAI) -> None:
-    options = {"tools": TOOLS, "tool_choice": WEATHER, "temperature": 1.2}
-    _, calls, _ = gathered(ask(client, **options, stream=True))
-    grown = calls[0]["grown"]
-    assert len(set(grown)) > 3, "they come as they are generated"
-    jsonschema.validate(json.loads(grown[-1]), SCHEMA)
 
 
 def test_several_calls_may_be_forced(client: openai.OpenAI) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 
 from paged_core import LLM, SamplingParams
-from paged_plugins.server.openai.protocol import ChatChunk, Completion
-from server.served import Served, ask, events
+from server.served import Served
 
 pytestmark = pytest.mark.heavy
 
@@ -96,10 +94,6 @@ def test_choices_of_several_prompts_are_in_their_order(client: openai.OpenAI) ->
     made = client.completions.create(prompt=prompts, **options)
     assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
     assert [choice.text for choice in made.choices] == alone
-    texts = dict.fromkeys(range(4), "")
-    for chunk in client.completions.create(prompt=prompts, stream=True, **options):
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert list(texts.values()) == alone
 
 
 def test_the_temperature_is_one_unless_it_is_said(client: openai.OpenAI) -> None:
@@ -124,10 +118,6 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI, llm: LLM) -> N
     assert found.text_offset[0] == 0
     assert found.text_offset[1] == len(found.tokens[0])
     assert all(len(top) >= 2 for top in found.top_logprobs)
-    streamed = list(client.completions.create(stream=True, **options))
-    parts: list[Any] = [chunk.choices[0].logprobs for chunk in streamed]
-    assert [token for part in parts for token in part.tokens] == found.tokens
-    assert [offset for part in parts for offset in part.text_offset] == found.text_offset
 
 
 def test_log_probabilities_of_all_tokens_where_the_server_allows_it() -> None:
@@ -167,26 +157,16 @@ def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(
     assert "".join(found.tokens).endswith(choice.text)
     assert found.token_logprobs[0] is None
     assert all(value <= 0 for value in found.token_logprobs[1:])
-    chunks = list(client.completions.create(stream=True, **options))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
-    logprobs: list[Any] = [chunk.choices[0].logprobs for chunk in chunks]
-    assert [token for each in logprobs for token in each.tokens] == found.tokens
-    assert [value for each in logprobs for value in each.token_logprobs] == found.token_logprobs
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_echo_of_token_ids_shows_special_tokens(
-    client: openai.OpenAI, llm: LLM, *, stream: bool
-) -> None:
+def test_an_echo_of_token_ids_shows_special_tokens(client: openai.OpenAI, llm: LLM) -> None:
     ids = [1, *llm.get_tokenizer().encode("A block", add_special_tokens=False), 0]
-    options: Any = {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": 2, "stream": stream}
-    made: Any = client.completions.create(model="demo", **options)
-    choices = [each.choices[0] for each in (made if stream else [made])]
-    text = "".join(choice.text for choice in choices)
-    assert text.startswith("<|begin|>A block<|pad|>")
-    tokens = [token for choice in choices for token in choice.logprobs.tokens]
-    offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
-    assert all(text.startswith(token, at) for token, at in zip(tokens, offsets, strict=True))
+    options: Any = {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": 2}
+    (choice,) = client.completions.create(model="demo", **options).choices
+    assert choice.text.startswith("<|begin|>A block<|pad|>")
+    found: Any = choice.logprobs
+    places = zip(found.tokens, found.text_offset, strict=True)
+    assert all(choice.text.startswith(token, at) for token, at in places)
 
 
 def test_an_echo_alone_generates_nothing_that_is_shown(client: openai.OpenAI) -> None:
@@ -198,11 +178,6 @@ def test_an_echo_alone_generates_nothing_that_is_shown(client: openai.OpenAI) ->
     assert made.usage.completion_tokens == 0
     found: Any = made.choices[0].logprobs
     assert len(found.tokens) == made.usage.prompt_tokens
-    echoed, last = client.completions.create(
-        model="demo", prompt=PROMPT, echo=True, max_tokens=0, stream=True
-    )
-    assert echoed.choices[0].text == PROMPT
-    assert (last.choices[0].text, last.choices[0].finish_reason) == ("", "length")
 
 
 def test_best_of_returns_the_best(client: openai.OpenAI) -> None:
@@ -300,47 +275,6 @@ def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
     assert found[1].cached_tokens >= 16
 
 
-def test_usage_in_every_chunk(served: Served) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    body = {"prompt": PROMPT, "stream": True, "stream_options": options, "max_tokens": 5}
-    *chunks, usage, done = events(ask(served.port, "POST", "/v1/completions", body)[1])
-    counts = [each["usage"]["completion_tokens"] for each in chunks]
-    assert counts == sorted(counts)
-    assert counts[-1] == usage["usage"]["completion_tokens"] == 5
-    assert done == "[DONE]"
-    del options["include_usage"]  # of which it is an option
-    *chunks, done = events(ask(served.port, "POST", "/v1/completions", body)[1])
-    assert all("usage" not in each and each["choices"] for each in chunks)
-
-
-def test_every_chunk_has_the_log_probabilities_of_its_tokens(client: openai.OpenAI) -> None:
-    extra = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    options: Any = {"model": "demo", "prompt": PROMPT, "logprobs": 1, "extra_body": extra}
-    chunks: list[Any] = list(client.completions.create(**options, stream=True))
-    assert chunks[0].choices[0].prompt_token_ids
-    choices = [choice for chunk in chunks for choice in chunk.choices]
-    for choice in choices:
-        ids = [f"token_id:{token}" for token in choice.token_ids]
-        assert choice.logprobs.tokens == ids
-    assert sum(len(choice.token_ids) for choice in choices) == 16
-
-
-@pytest.mark.parametrize("extra", [{}, {"return_token_ids": True, "logprobs": 1}])
-def test_chunks_are_as_the_document_says(served: Served, extra: dict[str, Any]) -> None:
-    body = {"prompt": PROMPT, "stream": True, "stream_options": {"include_usage": True}, **extra}
-    *chunks, done = events(ask(served.port, "POST", "/v1/completions", body)[1])
-    assert len(chunks) > 3
-    assert done == "[DONE]"
-    for each in chunks:
-        msgspec.convert(each, Completion)
-    chat = {"messages": MESSAGES, "stream": True, "max_tokens": 5, **extra}
-    if extra:
-        chat["logprobs"] = True
-    *chunks, done = events(ask(served.port, "POST", "/v1/chat/completions", chat)[1])
-    for each in chunks:
-        msgspec.convert(each, ChatChunk)
-
-
 # ---------------------------------------------------------------------- chat
 
 
@@ -352,19 +286,6 @@ def test_a_chat_is_what_the_library_gives(client: openai.OpenAI, llm: LLM) -> No
     assert made.choices[0].finish_reason == "stop", "up to the model's length"
     assert made.usage is not None
     assert made.usage.prompt_tokens == len(output.prompt_token_ids)
-
-
-def test_a_streamed_chat_is_the_same(client: openai.OpenAI) -> None:
-    options: Any = {"model": "demo", "messages": MESSAGES, "temperature": 0}
-    whole = client.chat.completions.create(**options).choices[0].message.content
-    with client.chat.completions.create(stream=True, **options) as stream:
-        chunks = list(stream)
-    assert chunks[0].choices[0].delta.role == "assistant"
-    texts = [chunk.choices[0].delta.content for chunk in chunks]
-    assert None not in texts, "vLLM's clients add them without looking"
-    assert "".join(text or "" for text in texts) == whole
-    assert chunks[-1].choices[0].finish_reason == "stop"
-    assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
 def test_several_answers_with_log_probabilities(client: openai.OpenAI) -> None:
@@ -439,11 +360,6 @@ def test_an_echo_of_a_chat_begins_with_the_assistant_s_message(
     texts = [begin + text for text in plain]
     assert [each.message.content for each in echoed.choices] == texts
     assert echoed.usage.completion_tokens <= 16
-    streamed = ["", ""]
-    for chunk in ask(said, extra={"echo": True}, stream=True):
-        for each in chunk.choices:
-            streamed[each.index] += each.delta.content or ""
-    assert streamed == texts
     other = {"echo": True, "continue_final_message": False}
     asked, again = (
         ask(MESSAGES, extra=other),
@@ -509,8 +425,3 @@ def test_offsets_of_tokens_are_places_in_the_text(client: openai.OpenAI, prompt:
     assert offsets is not None and tokens is not None
     for token, offset in zip(tokens[1:], offsets[1:], strict=True):
         assert "\ufffd" in token or choice.text.startswith(token, offset)
-    streamed: list[int] = []
-    for chunk in client.completions.create(**asked, stream=True):
-        if (found := chunk.choices[0].logprobs) is not None:
-            streamed += found.text_offset or ()
-    assert streamed == offsets
