@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,6 +167,8 @@ def test_the_default_is_no_more_than_can_be_used(llama: Path) -> None:
     assert found.num_blocks == 8 * 16
     assert (found.num_host_blocks, found.max_model_len) == (0, 256)
     assert (found.vocab_size, found.eos_token_ids) == (300, {2})
+    unlimited = capacity(llama, scheduler=SimpleNamespace(max_num_seqs=2))
+    assert unlimited.num_blocks == 256 * 16, "names of options say nothing"
 
 
 def test_memory_bounds_the_blocks(llama: Path) -> None:

@@ -21,6 +21,8 @@ from paged_backends.executors.cache_size import (
     sequence_lengths,
 )
 from paged_core.errors import SettingsError
+from paged_core.interfaces.scheduler import SupportsStepLimits
+from paged_core.plugins.registry import Registry
 from unit.test_attention_plans import LAYER, make
 
 MIB = 1 << 20
@@ -153,3 +155,10 @@ def test_a_step_that_does_not_fit_is_refused_by_name() -> None:
             max_num_seqs=5,
             max_model_len=24,
         )
+
+
+@pytest.mark.parametrize("name", [one.name for one in Registry.discover().candidates("scheduler")])
+def test_a_scheduler_states_its_limits_whatever_its_options_are_called(name: str) -> None:
+    options = Registry.discover().get("scheduler", name).settings(max_num_seqs=7)
+    assert isinstance(options, SupportsStepLimits)
+    assert options.step_limits.num_seqs == 7
