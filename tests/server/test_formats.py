@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -30,18 +29,6 @@ TOOLS: Any = [
 ]
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
 WEATHER: Any = {"type": "function", "function": {"name": "weather"}}
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served() as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:

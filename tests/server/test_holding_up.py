@@ -19,12 +19,6 @@ pytestmark = pytest.mark.heavy
 COMPLETIONS = "/v1/completions"
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served() as served:
-        yield served
-
-
 def read_to_end(connection: socket.socket) -> bytes:
     """Read until the other side closes."""
     data = b""

@@ -18,18 +18,6 @@ MESSAGES: Any = [{"role": "user", "content": PROMPT}]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served({"served_model_name": ["demo", "other/name"]}) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM(num_blocks=256) as llm:
         yield llm

@@ -14,12 +14,11 @@ from server.served import Served
 pytestmark = pytest.mark.heavy
 
 
-@pytest.fixture(scope="module")
-def document() -> Iterator[dict[str, Any]]:
-    with Served() as served:
-        found: dict[str, Any] = served.ask("GET", "/openapi.json")[1]
-        found["routes"] = list(served.server.routes)
-        yield found
+@pytest.fixture
+def document(served: Served) -> dict[str, Any]:
+    found: dict[str, Any] = served.ask("GET", "/openapi.json")[1]
+    found["routes"] = list(served.server.routes)
+    return found
 
 
 def references(value: Any) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -41,12 +40,6 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"tools": TOOLS, "tool_choice": "required", "max_tokens": 3}),
     (CHAT, {"tools": TOOLS, "tool_choice": "required", "max_tokens": 12}),
 ]
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served() as served:
-        yield served
 
 
 @pytest.mark.parametrize(("path", "options"), ASKED, ids=str)

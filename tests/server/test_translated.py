@@ -51,20 +51,8 @@ both = pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served() as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
 def claude(served: Served) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
