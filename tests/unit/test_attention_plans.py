@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
 from paged_core.plugins.registry import Registry
-from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
 from unit import attention_calls as calls
 from unit.attention_calls import layer
@@ -81,25 +79,3 @@ def test_torch_computes_a_step_of_which_only_the_host_arrays_have_values() -> No
     backend = make("torch")
     assert isinstance(backend, TorchAttention)
     assert run(backend, "meta").shape == (sum(new for _, new in CHUNKS), 4, 8)
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda made: made.query_start.tolist(),
-        lambda made: int(made.seq_lens.max()),
-        lambda made: made.seq_lens.cpu(),
-        lambda made: bool((made.seq_lens > 1).any()),
-        lambda made: made.block_tables[0, 0].item(),
-        lambda made: made.seq_lens.numpy(),
-    ],
-)
-def test_a_plan_that_reads_is_noticed(read: Callable[[AttentionBatch], object]) -> None:
-    class Reading(TorchAttention):
-        def plan(self, made: AttentionBatch, /) -> Any:
-            read(made)
-            return super().plan(made)
-
-    backend = Reading(cast("Any", None), AttentionContext(settings=EngineSettings()))
-    with pytest.raises(AssertionError, match="waits for the device"):
-        run(backend, "cpu")

@@ -4,7 +4,6 @@ after heads were prepared by a kernel of their own, to the byte."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from integration import tiny_models
-from integration.step_driver import settings
-from paged_backends.attention.step import StepAttention
 from paged_backends.kernels.triton.availability import is_interpreted
-from paged_backends.runners.native.runner import NativeRunner
-from paged_backends.runners.settings import NativeSettings
-from paged_core.engine.contexts import RunnerContext
 from paged_core.interfaces.attention import HeadPreparation, SupportsHeadPreparation
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing.attention_scene import attention_batch
@@ -27,7 +20,6 @@ from unit.triton_kernels import LAYER, LaunchedFor
 if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
-from paged_backends.attention import triton_layer
 from paged_backends.kernels.triton.layer_ops import prepare_heads, rotary_angles
 
 KINDS: dict[str, tuple[dict[str, Any], tuple[bool, bool], bool]] = {
@@ -101,53 +93,3 @@ def test_the_same_is_written_and_attended(kind: str, captured: bool) -> None:
     seen = slice(1) if captured else slice(None)
     assert torch.equal(found[seen], expected[seen])
     assert torch.equal(rows[2], value)
-
-
-# ------------------------------------------------------------------ the runner
-
-
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_e4m3"])
-@pytest.mark.parametrize("name", list(tiny_models.NATIVE))
-@torch.inference_mode()
-def test_a_model_writes_and_computes_the_same(
-    name: str, kv_cache_dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny_models.save(name, tmp_path)
-    chosen = settings(tmp_path, dtype="float32", device="cpu")
-    runner = NativeRunner(NativeSettings(kernels="triton"), RunnerContext(settings=chosen))
-    runner.load()
-    backend = LaunchedFor(None)
-    layers = [replace(layer, kv_cache_dtype=kv_cache_dtype) for layer in runner.layers]
-    batch = attention_batch(np.array([[1, 2], [3, 4]], np.int32), [(5, 1), (0, 3)], 16)
-    tokens, positions = torch.tensor([3, 1, 4, 1]), torch.tensor([5, 0, 1, 2])
-    caches = [cache_of(layer) for layer in layers]
-
-    def run(prepares: bool) -> tuple[Tensor, list[Tensor], int]:
-        launches = 0
-
-        class Counted:
-            def __getitem__(self, grid: tuple[int, ...]) -> Any:
-                nonlocal launches
-                launches += 1
-                return kernel[grid]
-
-        kernel = triton_layer.prepare_and_write
-        written = [cache.clone() for cache in caches]
-        bound = [backend.bind(*pair) for pair in zip(layers, written, strict=True)]
-        step = StepAttention(bound, backend.plan(batch))
-
-        def attend(*args: Any) -> Tensor:
-            return step(*args)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(triton_layer, "prepare_and_write", Counted())
-            hidden = runner.forward(tokens, positions, step if prepares else attend)
-        return hidden, written, launches
-
-    expected, expected_caches, none = run(False)
-    found, found_caches, launches = run(True)
-    assert torch.equal(found, expected)
-    for one, other in zip(found_caches, expected_caches, strict=True):
-        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-    has_rotary = name.partition(",")[0] not in ("opt", "gpt2")
-    assert (none, launches) == (0, len(layers) if has_rotary else 0)
