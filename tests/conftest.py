@@ -31,85 +31,18 @@ settings.load_profile("repeatable")  # --hypothesis-profile=exploring takes exam
 
 _TESTS = Path(__file__).parent
 _HEAVY = (
-    "*/test_cuda_*.py",
-    "*/test_onnx*.py",
-    "*/test_triton_*.py",
-    "conformance/test_attention.py",
-    "conformance/test_communicators.py",
-    "conformance/test_documented_examples.py",
-    "conformance/test_grammars.py",
-    "conformance/test_replicas.py",
-    "conformance/test_runners.py",
-    "conformance/test_servers.py",
-    "gpu/test_*.py",
-    "gpu/test_attention.py",
-    "integration/test_beam_search.py",
-    "integration/test_cache_layout.py",
-    "integration/test_checkpoints.py",
-    "integration/test_cpu_attention.py",
-    "integration/test_damaged_checkpoints.py",
-    "integration/test_device_*.py",
-    "integration/test_forks.py",
-    "integration/test_generate_command.py",
-    "integration/test_gguf.py",
-    "integration/test_large_settings.py",
-    "integration/test_local_executor.py",
-    "integration/test_model_families.py",
-    "integration/test_native_runner.py",
-    "integration/test_paper.py",
-    "integration/test_quality_bounds.py",
-    "integration/test_quantized_checkpoints.py",
-    "integration/test_quantized_native.py",
-    "integration/test_ranks_of_native.py",
-    "integration/test_ranks_on_ray.py",
     "integration/test_simulated_decisions.py",
-    "integration/test_structured_outputs.py",
-    "integration/test_third_party.py",
-    "integration/test_tutorial.py",
-    "properties/test_arguments.py",
-    "properties/test_hostile_documents.py",
-    "properties/test_ranks.py",
     "properties/test_simultaneous_intervals.py",
-    "server/test_*.py",
     "unit/test_bench_*.py",
     "unit/test_calibration.py",
-    "unit/test_cli_process.py",
     "unit/test_cluster*.py",
-    "unit/test_communicators.py",
-    "unit/test_cpu_*.py",
-    "unit/test_device_sampling.py",
-    "unit/test_float8.py",
-    "unit/test_gguf_*.py",
-    "unit/test_gpu_tools.py",
-    "unit/test_hybrid_attention.py",
-    "unit/test_int8_cache.py",
+    "unit/test_failed_runs.py",
     "unit/test_lab_*.py",
-    "unit/test_new_plugin.py",
-    "unit/test_quantization.py",
-    "unit/test_quantized_*.py",
-    "unit/test_recipes.py",
-    "unit/test_sampled_rows.py",
-    "unit/test_sampling.py",
-    "unit/test_sampling_selection.py",
     "unit/test_search.py",
     "unit/test_simulate_command.py",
     "unit/test_study.py",
-    "unit/test_template_bounds.py",
-    "unit/test_torch_attention.py",
-    "unit/test_widened_codes.py",
-    "unit/test_written_cache.py",
-    "architecture/test_docs.py::test_every_page_is_built_without_a_warning",
-    "architecture/test_docs.py::test_what_a_page_shows_runs",
-    "conformance/test_executors.py::TestWorkers",
-    "unit/test_driver_inbox.py::TestCtrlC",
-    "unit/test_failed_runs.py",
-    "unit/test_written_files.py",
-    "unit/test_processes.py",
-    "architecture/test_imports.py::test_doctor_imports_no_model_code",
-    "conformance/test_runners.py::TestOnnx*",
-    "unit/test_testing_kit.py::test_catches",
 )
-"""Files and cases that are not of the core: `make test-all` runs them."""
+"""Files that are not of the core: `make test-all` runs them."""
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}::*") for p in _HEAVY):
             item.add_marker(pytest.mark.heavy)
         is_other = any(one not in usual for one in instruction_sets(item))
-        if is_other or any(item.iter_markers("slow")) or any(item.iter_markers("lane")):
+        if is_other or any(item.iter_markers("slow")):
             item.add_marker(pytest.mark.long)
 
 

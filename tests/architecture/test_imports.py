@@ -42,6 +42,7 @@ def test_importing_the_package_imports_no_plugin() -> None:
     assert not loaded & {*HEAVY, "typer", "rich", "paged_policies", "paged_backends"}
 
 
+@pytest.mark.heavy
 def test_doctor_imports_no_model_code() -> None:
     loaded = modules_after("from paged_core.cli import main; assert main(['doctor']) == 0")
     assert {"torch", "paged_backends.runners.transformers.runner"} <= loaded

@@ -9,7 +9,7 @@ import pytest
 
 from paged_testing import CommunicatorConformance
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
 
 
 class TestShm(CommunicatorConformance):

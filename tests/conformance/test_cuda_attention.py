@@ -16,6 +16,8 @@ from paged_core.plugins.registry import Registry
 from paged_testing import AttentionConformance
 from paged_testing.engines import registry_with
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:

@@ -28,6 +28,9 @@ from paged_backends.kernels.cuda.targets import Target
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from properties.covering import pairwise
 
+pytestmark = pytest.mark.heavy
+
+
 DTYPES = ("float32", "bfloat16", "float16")
 MODES = ("float32 decode", "bfloat16 decode", "float16 decode", "bfloat16 tiles", "float16 tiles")
 """Types, and the kernels that attend in them."""

@@ -30,6 +30,9 @@ from paged_testing import (
     registry_with,
 )
 
+pytestmark = pytest.mark.heavy
+
+
 SHOWN: dict[type[ComponentConformance], str] = {
     BlockAllocatorConformance: "HighestFirst",
     EvictorConformance: "ShortestPrefix",

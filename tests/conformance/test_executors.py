@@ -25,6 +25,7 @@ class TestLocal(ExecutorConformance):
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
 
 
+@pytest.mark.heavy
 class TestWorkers(ExecutorConformance):
     """Every field of a step and of a result gets to another process and back."""
 
@@ -37,6 +38,7 @@ class TestProcess(TestWorkers):
     component: ClassVar[str | Mapping[str, Any]] = {"name": "process", "inner": "memory"}
 
 
+@pytest.mark.heavy
 class TestTensorParallel(ExecutorConformance):
     """Two ranks get every step, and all of them answer it."""
 

@@ -11,6 +11,8 @@ from paged_core.errors import RequestError
 from paged_core.structured_outputs import StructuredOutputs
 from paged_testing import GrammarConformance
 
+pytestmark = pytest.mark.heavy
+
 
 class TestLlguidance(GrammarConformance):
     component = "llguidance"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paged_plugins.replicas.testing import ReplicasConformance
+
+pytestmark = pytest.mark.heavy
 
 
 class TestRouted(ReplicasConformance):

@@ -10,7 +10,7 @@ import pytest
 from paged_testing import RunnerConformance
 from unit.cpu_kernels import SETS, load
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
 EVERY_SET = [pytest.param(name, marks=pytest.mark.long) for name in SETS]
 
 

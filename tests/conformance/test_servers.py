@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paged_plugins.server.testing import RoutesConformance, ServerConformance
+
+pytestmark = pytest.mark.heavy
 
 
 class TestHttp(ServerConformance):

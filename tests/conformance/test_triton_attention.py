@@ -14,6 +14,7 @@ from paged_testing.attention_scene import Scene
 from unit.writes_only import WritesOnly
 
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.skipif(
         not is_interpreted(),
         reason="there is a GPU, on which tests/gpu/test_attention.py runs the kernels",

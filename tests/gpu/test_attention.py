@@ -26,6 +26,9 @@ from paged_testing import AttentionConformance
 from paged_testing.attention_scene import Scene, attention_batch
 from unit.attention_calls import batch_of, check, check_capture, layer, make, tokens
 
+pytestmark = pytest.mark.heavy
+
+
 LAYER = layer(num_heads=16, num_kv_heads=8, head_dim=128, scale=128**-0.5, device="cuda")
 
 

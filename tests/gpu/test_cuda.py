@@ -9,6 +9,9 @@ import pytest
 from integration import tiny_models
 from integration.step_driver import StepDriver, make_executor, run_at_random, settings
 
+pytestmark = pytest.mark.heavy
+
+
 NUM_TOKENS = 8
 
 

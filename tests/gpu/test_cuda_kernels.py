@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformance.test_cuda_kernels import KernelCases
 from paged_backends.kernels.cuda.targets import GpuTarget
+
+pytestmark = pytest.mark.heavy
 
 
 class TestCudaKernels(KernelCases):

@@ -19,6 +19,8 @@ from paged_core.plugins.registry import Registry
 from paged_testing.engines import registry_with
 from unit.capturable_attention import CAPTURABLE
 
+pytestmark = pytest.mark.heavy
+
 
 def build(folder: Path, **values: Any) -> LLM:
     known = {"num_blocks": 400, "max_model_len": 44, "device": "cuda", "dtype": "float32"}

@@ -26,6 +26,9 @@ from paged_backends.sampling.device_sampling import DeviceParams, device_sample
 from paged_core.engine.contexts import RunnerContext
 from unit.attention_calls import repeated
 
+pytestmark = pytest.mark.heavy
+
+
 FAMILIES = ["llama", "qwen3", "gemma2", "gemma3", "gpt2", "opt, norms last"]
 
 

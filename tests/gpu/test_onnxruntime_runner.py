@@ -24,6 +24,9 @@ if unavailable_reason() is not None:
 from paged_backends.runners.onnx.packages import cuda_problem
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 
+pytestmark = pytest.mark.heavy
+
+
 if torch.cuda.is_available() and cuda_problem() is not None:
     pytest.skip(f"{cuda_problem()}", allow_module_level=True)
 

@@ -14,6 +14,8 @@ from paged_backends.kernels.cuda.kernel import DEVICE_SOURCES, SOURCES
 from paged_backends.kernels.cuda.targets import GpuTarget, architecture
 from paged_backends.kernels.cuda.toolkit import find_compilers
 
+pytestmark = pytest.mark.heavy
+
 
 def compiled(name: str, architecture: str, folder: Path) -> GpuModule:
     build = Build(

@@ -15,6 +15,9 @@ from paged_testing import AttentionConformance
 from paged_testing.engines import registry_with
 from unit.packed_attention import PACKED, PackedAttention
 
+pytestmark = pytest.mark.heavy
+
+
 PROMPTS = [[3, 5, 7, 11, 13, 17, 19], [23, 29, 31], [5] * 9, [8, 9, 10, 11, 12]]
 SAMPLING = SamplingParams(n=3, temperature=1.0, seed=7, max_tokens=10, ignore_eos=True)
 SMALL: dict[str, Any] = {

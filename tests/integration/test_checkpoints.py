@@ -29,6 +29,8 @@ from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_core import LLM
 from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -24,6 +24,9 @@ from paged_backends.kernels.cpu.compiler import (
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
 
+pytestmark = pytest.mark.heavy
+
+
 PROMPTS = ["Once upon a time", "2 + 2 =", "Hello", "The lighthouse keeper wrote"]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 

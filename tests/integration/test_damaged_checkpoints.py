@@ -26,6 +26,9 @@ from paged_core.errors import CheckpointError, PagedCoreError
 from unit.test_tokenizer import KINDS
 from unit.test_tokenizer import save as save_tokenizer
 
+pytestmark = pytest.mark.heavy
+
+
 RUNNERS = ["native", "transformers"]
 
 

@@ -30,6 +30,9 @@ from paged_testing import ExecutorConformance
 from paged_testing.engines import registry_with
 from unit.capturable_attention import CAPTURABLE, CapturableAttention
 
+pytestmark = pytest.mark.heavy
+
+
 SAMPLED = [
     SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=seed, **params)
     for seed, params in enumerate(

@@ -24,6 +24,9 @@ from paged_core.step import NewSequence, StepInput
 from unit.capturable_attention import CapturableAttention
 from unit.test_attention_plans import NoReads
 
+pytestmark = pytest.mark.heavy
+
+
 SIZE = 4
 PROMPTS = [[3, 5, 7, 11, 13, 17, 19], [23, 29, 31], [40, 41, 42, 43, 44]]
 NUM_TOKENS = 6

@@ -16,6 +16,9 @@ from paged_core.cli import main
 from paged_policies.orders.fcfs import FcfsOrder
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 
+pytestmark = pytest.mark.heavy
+
+
 PROMPTS = ["Once upon a time", "What is paged attention?", "Count from one to ten:", "Hello!"]
 KEYS = {"prompt", "prompt_token_ids", "num_cached_tokens", "outputs"}
 OUTPUT_KEYS = {

@@ -36,6 +36,9 @@ from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, UnsupportedModel
 
+pytestmark = pytest.mark.heavy
+
+
 OWN = {
     "llama, llama3 rope, biases": tiny_models.of(
         "Llama", rope_parameters=tiny_models.LLAMA3, attention_bias=True

@@ -11,10 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paged_core import LLM, SamplingParams
 from paged_core.errors import PagedCoreError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import choices, settings_class
+
+pytestmark = pytest.mark.heavy
+
 
 NUMBERS = (2**31, 2**62)
 SLOTS = ("evictor", "queue_order", "scheduler", "victim", "executor")

@@ -28,6 +28,9 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.step import StepInput
 from paged_testing import registry_with
 
+pytestmark = pytest.mark.heavy
+
+
 PROMPT = [3, 5, 7, 11, 13, 17, 19]
 OTHER = [23, 29, 31]
 

@@ -11,6 +11,9 @@ from integration import tiny_models
 from integration.step_driver import load_runner, served_at_random, settings
 from paged_core.errors import UnsupportedModel
 
+pytestmark = pytest.mark.heavy
+
+
 NUM_TOKENS = 8
 RUNNERS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "transformers": ({}, [1, 4, 16, 256]),

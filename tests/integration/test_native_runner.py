@@ -27,6 +27,9 @@ from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 from paged_core.interfaces.runner import Runner
 from unit import cpu_kernels
 
+pytestmark = pytest.mark.heavy
+
+
 NUM_TOKENS = 8
 
 

@@ -20,6 +20,9 @@ from integration.gguf_files import GgufModel
 from integration.step_driver import load_runner, prompt_logits, settings
 from paged_core import LLM, SamplingParams
 
+pytestmark = pytest.mark.heavy
+
+
 NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 

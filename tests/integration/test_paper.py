@@ -17,6 +17,9 @@ from architecture.snippets import ROOT
 from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
 
+pytestmark = pytest.mark.heavy
+
+
 FOLDER = ROOT / "examples" / "paper"
 PAGE = ROOT / "docs" / "reproductions.md"
 
@@ -81,7 +84,7 @@ def test_the_latency_explodes_in_the_order_of_the_memory_that_is_wasted(paper: A
     assert all(2 * better < worse for better, worse in pairwise(latencies))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_paging_sustains_a_higher_rate(rows: Any) -> None:
     ratios = {name: row[1] for name, row in rows("request_rate", 0.3).items()}
     assert 1.3 < ratios["Orca oracle"] < ratios["Orca pow2"] < ratios["Orca max"] < 8
@@ -102,7 +105,7 @@ def test_swapping_costs_much_where_blocks_are_small(paper: Any) -> None:
     assert moved[0] > 5 * computed[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_very_large_blocks_serve_short_sequences_worse(rows: Any) -> None:
     measured = rows("block_size", 1.0)
     assert measured["256"][2] > 1.2 * measured["16"][2]
@@ -128,7 +131,7 @@ def test_the_command_prints_a_table(paper: Any, capsys: pytest.CaptureFixture[st
     assert "there are memory_shares" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_so_on_a_real_engine(rows: Any) -> None:
     whole, small = rows("chunked_prefill_demo", 1.0).values()
     longest = 3

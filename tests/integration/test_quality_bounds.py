@@ -18,6 +18,9 @@ from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.quality_command import default_variants
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 
 

@@ -20,6 +20,9 @@ from integration.step_driver import load_runner, prompt_logits, settings
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 
+pytestmark = pytest.mark.heavy
+
+
 SHAPE = {
     "hidden_size": 128,
     "intermediate_size": 320,

@@ -29,6 +29,9 @@ from paged_core import LLM
 from paged_core.errors import CheckpointError, SettingsError
 from paged_core.interfaces.runner import Runner
 
+pytestmark = pytest.mark.heavy
+
+
 NUM_TOKENS = 8
 PROMPT = tiny_models.PROMPTS[2]
 INT8: dict[str, Any] = {"quantization": "int8", "group_size": 32}

@@ -39,6 +39,9 @@ from paged_testing.attention_scene import attention_batch
 from paged_testing.runner import DenseAttention
 from unit import attention_calls, cpu_kernels
 
+pytestmark = pytest.mark.heavy
+
+
 PROMPT = tiny_models.PROMPTS[2]
 FAMILIES = {
     **tiny_models.NATIVE,

@@ -17,6 +17,7 @@ from paged_core.processes.ray_child import Place, greeted
 
 ray = pytest.importorskip("ray")
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.usefixtures("compiled_kernels"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
 ]

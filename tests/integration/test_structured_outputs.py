@@ -27,6 +27,9 @@ from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_testing import registry_with
 
+pytestmark = pytest.mark.heavy
+
+
 SCHEMAS: Mapping[str, Any] = {
     "object": {
         "type": "object",

@@ -17,6 +17,9 @@ import pytest
 
 from paged_plugins.scaffold.new_plugin import SUMMARIES
 
+pytestmark = pytest.mark.heavy
+
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "paged-core-example"
 PARTS = {

@@ -23,6 +23,9 @@ from paged_core.engine.contexts import RunnerContext
 from paged_testing import registry_with
 from unit.triton_device import DEVICE
 
+pytestmark = pytest.mark.heavy
+
+
 pytest.importorskip("triton")
 
 

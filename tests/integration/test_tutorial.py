@@ -12,6 +12,9 @@ from architecture.snippets import ROOT, blocks, run, run_page, write
 from paged_core import LLM, SamplingParams
 from paged_core.plugins.registry import Registry
 
+pytestmark = pytest.mark.heavy
+
+
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 

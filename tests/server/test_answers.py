@@ -18,6 +18,8 @@ from paged_core.text.front_end import FrontEnd
 from paged_plugins.server.answer import Answer, EventStream, generations
 from paged_plugins.server.service import Service
 
+pytestmark = pytest.mark.heavy
+
 
 class Client(StreamingClient):
     """A client whose engine is the test."""

@@ -35,6 +35,7 @@ KEY = "a key of this test"
 PROMPT = "Once upon a time a block table told a scheduler about the cache of keys and values. " * 2
 
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.long,
     pytest.mark.skipif(
         CHROMIUM is None, reason="chromium is not installed (Debian's package `chromium`)"

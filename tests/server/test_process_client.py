@@ -25,6 +25,9 @@ from paged_plugins.engine_process import client as process_client
 from paged_plugins.engine_process.client import ProcessClient
 from server.outputs import comparable, last
 
+pytestmark = pytest.mark.heavy
+
+
 SETTINGS = {"num_blocks": 256, "max_model_len": 256, "threads": 1}
 FOREVER = SamplingParams(max_tokens=240, ignore_eos=True)
 PROMPTS = ["What is a block table?", "Hello", "3 + 4 ="]

@@ -29,6 +29,9 @@ from server.replica_clients import (
 from server.served import serve_process
 from server.test_serve_command import SMALL
 
+pytestmark = pytest.mark.heavy
+
+
 ray = pytest.importorskip("ray")
 
 

@@ -40,6 +40,8 @@ from server.test_process_client import (
     Loop,
 )
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Loop, RoutedClient]]:

@@ -12,6 +12,9 @@ from paged_plugins.lab.cost_models.linear import LinearCost
 from paged_plugins.workloads.spec import parse_spec
 from unit.peer_scripts import TOOLS, script
 
+pytestmark = pytest.mark.heavy
+
+
 tool = script("replicas_and_simulation", TOOLS)
 
 NUM_REPLICAS = 2

@@ -34,6 +34,8 @@ from server.test_process_client import (
     FOREVER,
 )
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.mark.parametrize(
     ("how", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)], ids=["killed", "stopped"]

@@ -10,9 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
+import pytest
 
 from server.served import ask, events, serve_process, wait_until
 from server.test_serve_command import COMPLETIONS, LONG, SMALL, open_stream
+
+pytestmark = pytest.mark.heavy
 
 
 def engines_of(pid: int) -> list[psutil.Process]:

@@ -10,7 +10,10 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="uses a POSIX shell and signals")
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(os.name == "nt", reason="uses a POSIX shell and signals"),
+]
 
 COMMAND = [sys.executable, "-m", "paged_core"]
 HELPS = ["", "plugins", "config", "schema", "generate", "bench throughput", "replay", "new-plugin"]
@@ -113,7 +116,7 @@ def test_ctrl_c_at_any_time_is_one_line_and_130() -> None:
     check_interrupts(4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_at_any_time_is_one_line_and_130_in_200_places() -> None:
     check_interrupts(200)
 

@@ -25,7 +25,7 @@ from paged_core.errors import ExecutorLost, SettingsError, UnsupportedModel
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
 
 
 def group_of(host: str = "127.0.0.1", timeout: float = 5, name: str = "unit") -> RankGroup:

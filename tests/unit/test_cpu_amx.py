@@ -24,6 +24,9 @@ from paged_testing.attention_scene import Scene
 from unit.cpu_kernels import load
 from unit.test_cpu_attention import backend, layer
 
+pytestmark = pytest.mark.heavy
+
+
 TILE_DEPTH = 32
 TILES = ["avx512_amx", "avx512_amx_emulated", "portable_amx_emulated"]
 

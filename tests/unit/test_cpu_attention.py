@@ -11,6 +11,8 @@ from paged_testing.attention_scene import Scene
 from unit import attention_calls as calls
 from unit.cpu_kernels import SETS, load
 
+pytestmark = pytest.mark.heavy
+
 
 def layer(dtype: str, **changes: object) -> LayerSpec:
     return calls.layer(**{"num_heads": 6, "dtype": dtype, **changes})

@@ -32,6 +32,9 @@ from paged_core import LLM
 from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.plugins.registry import Registry
 
+pytestmark = pytest.mark.heavy
+
+
 SMALLEST = cpp_build("one", ["detect.cpp"])
 """The smallest library there is."""
 

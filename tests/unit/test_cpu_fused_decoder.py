@@ -23,6 +23,9 @@ from paged_testing.attention_scene import attention_batch
 from unit.attention_calls import make
 from unit.cpu_kernels import SETS, load
 
+pytestmark = pytest.mark.heavy
+
+
 BLOCK = 4
 LENGTHS = [(9, 1), (0, 5), (3, 1), (2, 4)]
 """Cached and new tokens of each sequence."""

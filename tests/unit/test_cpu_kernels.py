@@ -11,6 +11,9 @@ from torch.nn import functional
 
 from unit.cpu_kernels import SETS, load
 
+pytestmark = pytest.mark.heavy
+
+
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 each_set = pytest.mark.parametrize("name", SETS)

@@ -25,6 +25,8 @@ from paged_core.errors import SettingsError
 from unit.capturable_attention import CapturableAttention
 from unit.fake_torch_cuda import CPU, FakeStream, FakeTensor, install
 
+pytestmark = pytest.mark.heavy
+
 
 def test_work_is_called_at_once_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = install(monkeypatch)

@@ -26,6 +26,9 @@ from unit import attention_calls as calls
 from unit.attention_calls import LAYER, check, check_capture
 from unit.cuda_fakes import FakeDriver, FakeModule, Launch, fake_module
 
+pytestmark = pytest.mark.heavy
+
+
 MULTIPROCESSORS = 132
 TILE_ROWS = 128
 

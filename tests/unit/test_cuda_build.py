@@ -27,6 +27,9 @@ from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, find_compilers, loa
 from unit.cuda_fakes import FakeDriver, fake_library, fake_module, image
 from unit.test_cpu_build import script
 
+pytestmark = pytest.mark.heavy
+
+
 VARIANT = Variant("bfloat16", 128, 16, "auto")
 COPY = f"paged_copy_blocks 256 0 0 {ctypes.sizeof(BlockCopies)}"
 

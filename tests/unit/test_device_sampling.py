@@ -29,7 +29,7 @@ from unit.triton_device import DEVICE
 
 pytest.importorskip("triton")
 
-pytestmark = pytest.mark.usefixtures("watched_accesses")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("watched_accesses")]
 
 Draw = Callable[[Tensor, DeviceParams], DeviceTokens]
 

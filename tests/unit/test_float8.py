@@ -15,6 +15,9 @@ from paged_backends.attention.float8 import pack, unpack
 from paged_testing.attention_scene import Scene
 from unit.attention_calls import layer, make
 
+pytestmark = pytest.mark.heavy
+
+
 EXACT = layer(head_dim=8, dtype="float32", block_size=4)
 FLOAT8 = replace(EXACT, kv_cache_dtype="fp8_e4m3")
 

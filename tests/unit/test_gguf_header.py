@@ -29,6 +29,9 @@ from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.families import decoder_config
 from paged_core.errors import CheckpointError
 
+pytestmark = pytest.mark.heavy
+
+
 # ---------------------------------------------------------------------- values
 
 

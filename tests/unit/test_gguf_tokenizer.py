@@ -20,6 +20,9 @@ from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import CheckpointError
 from unit.test_tokenizer import CORPUS, byte_level, save
 
+pytestmark = pytest.mark.heavy
+
+
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 PIECES = ["▁", *"abdehilnort.,é", "▁t", "th", "he", "▁the", "▁th", "an", "and", "▁and", "in", "▁▁"]

@@ -18,7 +18,10 @@ from unit.peer_scripts import TOOLS, script
 
 offline, stages = script("offline", TOOLS), script("stages", TOOLS)
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for Linux")
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(os.name == "nt", reason="the scripts are for Linux"),
+]
 
 
 def executed(name: str, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -99,7 +102,7 @@ def test_a_stage_that_there_is_not_is_not_passed_over(tmp_path: Path) -> None:
     assert "there is no such stage here; there were checkpoint, " in record["atention"]["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpu_check", "gpu_bench"])
 def test_every_stage_passes_on_a_cpu(name: str, tmp_path: Path) -> None:
     packages, found = tmp_path / "packages", tmp_path / "found.json"

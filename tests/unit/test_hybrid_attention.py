@@ -28,6 +28,8 @@ from unit.attention_calls import LAYER, batch_of, layer, tokens
 from unit.attention_packages import install
 from unit.packed_attention import PACKED
 
+pytestmark = pytest.mark.heavy
+
 
 def hybrid(prefill: Any, decode: Any, *parts: object) -> HybridAttention:
     options = HybridSettings(prefill=prefill, decode=decode)

@@ -17,6 +17,9 @@ from unit import test_cpu_attention
 from unit.cpu_kernels import SETS
 from unit.test_cpu_attention import layer
 
+pytestmark = pytest.mark.heavy
+
+
 DTYPES = ["float32", "bfloat16"]
 backend = cache(test_cpu_attention.backend)
 

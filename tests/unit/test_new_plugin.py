@@ -14,6 +14,9 @@ from paged_core.cli import main
 from paged_core.plugins.registry import Registry
 from paged_plugins.scaffold.new_plugin import LAYOUT, SUMMARIES
 
+pytestmark = pytest.mark.heavy
+
+
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "plugins" / "paged_plugins" / "scaffold" / "templates" / "plugin"
 
@@ -46,7 +49,7 @@ def check_style(folder: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_it_writes_has_types_and_so_has_the_example(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     for slot in SUMMARIES:

@@ -22,6 +22,9 @@ from paged_backends.runners.onnx.graph import Graph, GraphLinears, GraphOps
 from paged_backends.runners.onnx.sessions import Session, SessionMaker
 from paged_core.errors import UnsupportedModel
 
+pytestmark = pytest.mark.heavy
+
+
 F32 = torch.float32
 
 

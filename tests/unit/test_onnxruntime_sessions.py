@@ -19,6 +19,9 @@ from paged_backends.runners.onnx import packages, sessions
 from paged_backends.runners.onnx.sessions import Session, SessionMaker, reason_of
 from paged_core.errors import EngineError, SettingsError
 
+pytestmark = pytest.mark.heavy
+
+
 CPU = torch.device("cpu")
 COPY = """<ir_version: 10, opset_import: ["": 21]>
 g (float[T, 4] rows) => (float[T, 4] copy) {copy = Identity(rows)}"""

@@ -26,6 +26,9 @@ from paged_core.processes.channel import ANSWER, CLOSE, PING, PONG, Channel, Hea
 from paged_core.processes.child import PythonChild
 from paged_core.processes.failures import error_of, named_error, raised, told
 
+pytestmark = pytest.mark.heavy
+
+
 TARGET = "unit.child_targets:{}"
 LONG = 30.0
 

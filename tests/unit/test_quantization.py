@@ -30,6 +30,9 @@ from paged_backends.quantization.quantize import quantize, quantize_into
 from paged_backends.quantization.weight_format import WeightFormat
 from unit.test_quantized_kernels import formats, matrix
 
+pytestmark = pytest.mark.heavy
+
+
 FORMATS = [WeightFormat(bits, size) for bits in (4, 8) for size in (32, 64, 128)]  # type: ignore[arg-type]
 ROUNDING = {4: 0.13, 8: 0.009}
 """Relative error of a matrix of normally distributed weights, at most, in groups of 128."""

@@ -19,6 +19,9 @@ from paged_backends.quantization.matrix import QuantizedWeights, Rows, shape_of
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 
+pytestmark = pytest.mark.heavy
+
+
 INT8 = WeightFormat(8, 32)
 MATRICES: list[Rows] = [[torch.arange(640.0).view(10, 64)], [torch.ones(3, 64), torch.ones(2, 64)]]
 OTHERS: list[Rows] = [[torch.full_like(part, 7.0) for part in rows] for rows in MATRICES]

@@ -15,6 +15,9 @@ from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import WeightFormat
 from unit.cpu_kernels import SETS, load
 
+pytestmark = pytest.mark.heavy
+
+
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 """Error of a result, relative to it."""
 

@@ -17,6 +17,9 @@ import yaml
 from architecture.snippets import ROOT, blocks
 from paged_testing import VictimConformance, registry_with
 
+pytestmark = pytest.mark.heavy
+
+
 FOLDER = ROOT / "examples" / "recipes"
 PAGE = ROOT / "docs" / "recipes.md"
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -26,6 +26,8 @@ from unit.sampled_rows import (
     sampler_of,
 )
 
+pytestmark = pytest.mark.heavy
+
 
 @cache
 def ways() -> dict[str, RandomSample]:

@@ -29,6 +29,9 @@ from paged_core.step import TokenLogprobs
 from unit.cpu_kernels import SETS, load
 from unit.sampled_rows import VOCAB, kept_by_loops, make_logits, make_row, sampler_of
 
+pytestmark = pytest.mark.heavy
+
+
 ways: list[RandomSample] = [random_sample]
 """Ways to sample at random: the last one counts."""
 

@@ -26,6 +26,9 @@ triton = pytest.importorskip("triton")
 from paged_backends.kernels.triton import sampling, sampling_selection  # noqa: E402
 from paged_backends.kernels.triton.sampling_selection import bounded, weights_of  # noqa: E402
 
+pytestmark = pytest.mark.heavy
+
+
 tl = triton.language
 
 LAST = 1 - 2.0**-53

@@ -12,6 +12,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from paged_backends.text.chat_template import ChatTemplate
 from paged_core.errors import RequestError
 
+pytestmark = pytest.mark.heavy
+
+
 GROWING = (
     "{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}{{% set ns.x = {grown} %}}"
     "{{% endfor %}}{{{{ ns.x }}}}"

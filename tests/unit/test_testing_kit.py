@@ -100,6 +100,7 @@ CAUGHT_BY = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_catches(
     mutant: Mutant,

@@ -8,6 +8,8 @@ from paged_backends.attention import torch_attention
 from paged_testing.attention_scene import Scene
 from unit.attention_calls import check, layer, make
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_equals_dense_attention_when_a_chunk_takes_several_tiles(

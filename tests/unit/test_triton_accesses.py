@@ -18,6 +18,8 @@ from unit.test_triton_faults import SCENES, SMALL, run
 from unit.triton_accesses import watched
 from unit.triton_kernels import H200, LaunchedFor, scene
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.mark.parametrize("name", SCENES)
 def test_attention_in_any_order(name: str) -> None:

@@ -31,7 +31,7 @@ from paged_backends.attention.triton_layer import Gpu
 from unit.attention_calls import check, check_capture, make
 from unit.triton_kernels import A100, FLOAT8, H200, LAYER, RTX_3090, LaunchedFor, scene
 
-pytestmark = pytest.mark.usefixtures("watched_accesses")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("watched_accesses")]
 
 # ------------------------------------------------------------------ launches for GPUs
 

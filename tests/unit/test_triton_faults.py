@@ -21,6 +21,9 @@ import paged_backends
 from unit.attention_calls import check
 from unit.triton_kernels import FLOAT8, H200, LAYER, LaunchedFor, scene
 
+pytestmark = pytest.mark.heavy
+
+
 KERNELS = Path(paged_backends.__file__).parent / "kernels" / "triton"
 LAYERS = Path(paged_backends.__file__).parent / "attention" / "triton_layer.py"
 

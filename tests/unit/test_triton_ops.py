@@ -19,7 +19,7 @@ from unit.triton_device import DEVICE
 
 TritonOps: type[Ops] = pytest.importorskip("paged_backends.runners.native.triton_ops").TritonOps
 
-pytestmark = pytest.mark.usefixtures("watched_accesses")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("watched_accesses")]
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 dtypes = st.sampled_from(DTYPES)

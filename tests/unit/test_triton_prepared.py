@@ -22,6 +22,9 @@ if not is_interpreted():
 
 from paged_backends.kernels.triton.layer_ops import prepare_heads, rotary_angles
 
+pytestmark = pytest.mark.heavy
+
+
 KINDS: dict[str, tuple[dict[str, Any], tuple[bool, bool], bool]] = {
     "as in Qwen3": ({"dtype": "bfloat16"}, (True, True), True),
     "rotary": ({"dtype": "float16", "num_heads": 6, "num_kv_heads": 1}, (False, False), True),

@@ -27,6 +27,9 @@ from unit.cpu_kernels import load
 from unit.test_cpu_amx import TILES, as_tiles_add
 from unit.test_quantized_kernels import few, formats, matrix, rows_of
 
+pytestmark = pytest.mark.heavy
+
+
 each_set = pytest.mark.parametrize("name", TILES)
 EMULATED = TILES[1:]
 

@@ -10,6 +10,8 @@ from paged_core.llm import LLM
 from paged_core.step import StepInput
 from paged_plugins.bench.measurement import Bench
 
+pytestmark = pytest.mark.heavy
+
 
 def test_every_block_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(executor="memory", num_blocks=600) as llm:

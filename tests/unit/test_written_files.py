@@ -14,6 +14,9 @@ import pytest
 from paged_core.cli import main
 from paged_plugins.written_files import WriteFailed, replacing, try_replacing, write_bytes
 
+pytestmark = pytest.mark.heavy
+
+
 ABLATION = """\
 axes: {victim: [newest, fewest_computed]}
 workloads: [{name: w, requests: 2, lengths: {prompt: 8, output: 2}}]
