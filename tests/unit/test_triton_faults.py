@@ -1,4 +1,7 @@
-"""Faults planted in the Triton kernels are noticed: each by the scene that is named for it."""
+"""Faults planted in the Triton kernels are noticed: each by the scene that is named for it.
+
+The scenes run over the kernels as they are in ``test_triton_accesses.py``, with the heavy tests.
+"""
 
 from __future__ import annotations
 
@@ -117,12 +120,12 @@ FAULTS = {
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Returns the kind of layer that launches a copy of the kernels with a fault in it."""
 
-    def plant(fault: Fault | None) -> Any:
+    def plant(fault: Fault) -> Any:
         package = tmp_path / "faulty_kernels"
         package.mkdir()
         for file in [*KERNELS.glob("*.py"), LAYERS]:
             source = file.read_text().replace("paged_backends.kernels.triton", package.name)
-            if fault is not None and file.stem == fault.file:
+            if file.stem == fault.file:
                 assert fault.right in source, "the kernel is written otherwise now"
                 source = source.replace(fault.right, fault.wrong)
             (package / file.name).write_text(source)
@@ -140,13 +143,9 @@ def run(kind: Any, name: str) -> None:
     check(scene(LaunchedFor(gpu, kind=kind), layer, chunks))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_noticed(name: str, planted: Any) -> None:
     fault = FAULTS[name]
     with pytest.raises(AssertionError, match="values are wrong"):
         run(planted(fault), fault.noticed_in)
-
-
-@pytest.mark.parametrize("name", SCENES)
-def test_without_a_fault_nothing_is_noticed(name: str, planted: Any) -> None:
-    run(planted(None), name)
