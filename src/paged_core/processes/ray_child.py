@@ -195,18 +195,17 @@ class _Killer:
 
     def __call__(self) -> None:
         self.is_called.set()
+        if self._owner == os.getpid():
+            import ray
+
+            with suppress(Exception):  # the cluster may be gone
+                ray.kill(self._actor)
+            if self.place is not None and self.place.host == self._here:
+                with suppress(ProcessLookupError, PermissionError):  # if stopped, it hears no Ray
+                    os.kill(self.place.pid, signal.SIGKILL)
         lifeline, self.lifeline = self.lifeline, None
         if lifeline is not None:
             lifeline.close()
-        if self._owner != os.getpid():
-            return
-        import ray
-
-        with suppress(Exception):  # the cluster may be gone
-            ray.kill(self._actor)
-        if self.place is not None and self.place.host == self._here:
-            with suppress(ProcessLookupError, PermissionError):  # one that is stopped hears no Ray
-                os.kill(self.place.pid, signal.SIGKILL)
 
 
 def _meet(
