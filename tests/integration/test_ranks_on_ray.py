@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     "block_size": 4,
     "max_model_len": 96,
 }
-ON_RAY = {"name": "tensor_parallel", "ranks": 2, "placement": "ray", "heartbeat_timeout": 4.0}
+ON_RAY = {"name": "tensor_parallel", "ranks": 2, "placement": "ray", "heartbeat_timeout": 10.0}
 PROMPTS = ["2 + 2 =", "What is a block table?"]
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.7, seed=2, top_k=10)
 
