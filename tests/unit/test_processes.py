@@ -26,9 +26,6 @@ from paged_core.processes.channel import ANSWER, CLOSE, PING, PONG, Channel, Hea
 from paged_core.processes.child import PythonChild
 from paged_core.processes.failures import error_of, named_error, raised, told
 
-pytestmark = pytest.mark.heavy
-
-
 TARGET = "unit.child_targets:{}"
 LONG = 30.0
 
@@ -78,6 +75,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ENDINGS)
 def test_says_how_it_ended(name: str) -> None:
     target, argument, said = ENDINGS[name]
@@ -90,6 +88,7 @@ def test_says_how_it_ended(name: str) -> None:
         assert str(child.pid) in child.name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("target", ["hold_the_lock", "sleep", "start_others"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["", "stopped"])
 def test_is_killed_with_all_that_it_started(target: str, stopped: bool) -> None:
@@ -105,6 +104,7 @@ def test_is_killed_with_all_that_it_started(target: str, stopped: bool) -> None:
         assert not [each for each in group if each.is_running()]
 
 
+@pytest.mark.heavy
 def test_ends_when_it_is_collected() -> None:
     child = PythonChild(TARGET.format("sleep"), name="a child")
     pid = child.pid
@@ -116,6 +116,7 @@ def test_ends_when_it_is_collected() -> None:
     assert not psutil.pid_exists(pid or 0)
 
 
+@pytest.mark.heavy
 def test_outlives_the_thread_that_started_it() -> None:
     made: list[PythonChild] = []
     thread = Thread(target=lambda: made.append(PythonChild(TARGET.format("sleep"), name="it")))
@@ -126,6 +127,7 @@ def test_outlives_the_thread_that_started_it() -> None:
     made[0].close()
 
 
+@pytest.mark.heavy
 def test_a_fork_neither_ends_nor_closes_what_its_parent_started() -> None:
     with child_of("echo", "said") as child:
         channel = child.channels[0]
@@ -157,6 +159,7 @@ ENDS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("target", "ending"),
     [*(("sleep", name) for name in ENDS), ("hold_the_lock", "killed")],
@@ -237,6 +240,7 @@ def test_a_heartbeat_is_asked_for_in_silence_and_missed_if_none_comes() -> None:
         assert heartbeat.is_missed()
 
 
+@pytest.mark.heavy
 def test_a_child_shows_that_it_lives_while_its_other_threads_are_at_work() -> None:
     with child_of("sleep") as child:
         channel = child.channels[0]
