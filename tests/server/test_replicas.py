@@ -253,7 +253,7 @@ def test_one_engine_is_served_as_without_replicas() -> None:
 
 
 def test_one_engine_alone_is_refused_for_several() -> None:
-    with pytest.raises(SettingsError, match=r"replicas\.count is 2.*AsyncLLM"):
+    with pytest.raises(SettingsError, match=r"replicas asks for 2 engines, .*AsyncLLM"):
         LLM(replicas={"count": 2}, **SETTINGS)
 
 
