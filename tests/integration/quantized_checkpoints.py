@@ -51,7 +51,9 @@ class Method:
     """-1: one group."""
     symmetric: bool = False
     act_order: bool = False
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    random: np.random.Generator = field(
+        default_factory=lambda: np.random.default_rng(0), repr=False
+    )
 
     def quantized(self, weight_OI: Array) -> Codes:
         """Quantise a matrix, to the nearest."""
