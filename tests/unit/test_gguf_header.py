@@ -17,13 +17,8 @@ from gguf import GGUFValueType as Type
 from integration.gguf_files import random_blocks
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.gguf.architecture import config_of
-from paged_backends.checkpoint.gguf.header import (
-    READ,
-    BlockType,
-    GgufHeader,
-    Metadata,
-    read_header,
-)
+from paged_backends.checkpoint.gguf.header import READ, BlockType, GgufHeader, Metadata
+from paged_backends.checkpoint.gguf.reader import read_header
 from paged_backends.checkpoint.gguf.tensors import QUANTIZED, QuantizedTensor
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.families import decoder_config

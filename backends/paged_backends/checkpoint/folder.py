@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_backends.checkpoint.gguf.architecture import config_of
-from paged_backends.checkpoint.gguf.header import GgufHeader, read_header
+from paged_backends.checkpoint.gguf.header import GgufHeader
 from paged_backends.checkpoint.json_file import damaged, read_json_object
 from paged_backends.checkpoint.weight_files import find_weight_files, read_headers
 from paged_core.errors import CheckpointError, UnsupportedModel
@@ -178,6 +178,8 @@ class Checkpoint:
                     f"{folder} is a GGUF file, which runners native and onnxruntime read; set "
                     "runner to one of them"
                 )
+            from paged_backends.checkpoint.gguf.reader import read_header  # imports ``gguf``
+
             header = read_header(folder)
             return cls(folder.parent, config_of(header), {}, header)
         path = folder / "config.json"

@@ -17,7 +17,6 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from paged_backends.checkpoint.folder import resolve_checkpoint
-from paged_backends.checkpoint.gguf.header import read_header
 from paged_backends.checkpoint.json_file import damaged, one_line, read_json_object
 from paged_backends.text.chat_template import ChatTemplate
 from paged_backends.text.detokenizer import ByteDetokenizer, IncrementalDetokenizer, TokenBytes
@@ -169,6 +168,8 @@ def _piece_bytes(piece: str | None) -> bytes:
 
 def _from_gguf(path: Path) -> CheckpointTokenizer | None:
     """Return the tokenizer of a GGUF file; a ``tokenizer.json`` beside it takes precedence."""
+    from paged_backends.checkpoint.gguf.reader import read_header  # imports the package ``gguf``
+
     stored, beside = GgufTokenizer(read_header(path)), path.parent / "tokenizer.json"
     if beside.exists():
         config = {**stored.templates(), **_read(path.parent / "tokenizer_config.json")}

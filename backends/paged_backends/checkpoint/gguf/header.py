@@ -77,18 +77,6 @@ class GgufHeader:
     tensors: Mapping[str, StoredTensor]
 
 
-def read_header(path: Path) -> GgufHeader:
-    """Read the header of a file, checked against its size.
-
-    Raises:
-        CheckpointError: the file cannot be read, is truncated or corrupt, is one of several, or
-            holds a tensor of a type that is not read.
-    """
-    from paged_backends.checkpoint.gguf.reader import read  # it imports the package ``gguf``
-
-    return read(path)
-
-
 @dataclass(frozen=True, slots=True)
 class Metadata(TypedFields):
     """The values of a file, by names that may all begin alike.

@@ -118,8 +118,13 @@ def _check_count(count: int) -> None:
         raise ValueError(f"it announces {count} entries, and at most {_MAX_ENTRIES} are read")
 
 
-def read(path: Path) -> GgufHeader:
-    """Read a header; see :func:`.header.read_header`."""
+def read_header(path: Path) -> GgufHeader:
+    """Read the header of a file, checked against its size.
+
+    Raises:
+        CheckpointError: the file cannot be read, is truncated or corrupt, is one of several, or
+            holds a tensor of a type that is not read.
+    """
     try:
         if path.stat().st_size < 4:
             raise ValueError("it does not begin with GGUF")
