@@ -38,7 +38,6 @@ _HEAVY = (
     "unit/test_cluster*.py",
     "unit/test_failed_runs.py",
     "unit/test_lab_*.py",
-    "unit/test_search.py",
     "unit/test_simulate_command.py",
     "unit/test_study.py",
 )

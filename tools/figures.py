@@ -15,7 +15,7 @@ def figures(result: Any) -> Iterator[str]:
         if isinstance(part, dict):
             yield from _rows(part)
             yield from _steps(part)
-            yield from _contenders(part)
+            yield from _arms(part)
 
 
 def _rows(part: Mapping[str, Any]) -> Iterator[str]:
@@ -51,10 +51,13 @@ def _steps(part: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {part['workload']}: {part['output_tokens_per_s']} output tokens/s"
 
 
-def _contenders(part: Mapping[str, Any]) -> Iterator[str]:
+def _arms(part: Mapping[str, Any]) -> Iterator[str]:
     """Yield the figures of a comparison."""
-    for one in part.get("contenders", ()):
-        told = one.get("error") or f"{one['output_tokens_per_s']} output tokens/s"
-        yield f"  {one['name']} {one['version'] or ''}: {told}"
-    if part.get("ratio_to_best"):
-        yield f"  this engine / {part['best_peer']}: {part['ratio_to_best']}"
+    for arm in part.get("arms", ()):
+        rates = [
+            run["measures"]["throughput_tokens_per_s"]
+            for run in part["runs"]
+            if run["arm"] == arm["arm"]
+        ]
+        told = arm["failed"] or f"{sum(rates) / len(rates):.1f} output tokens/s"
+        yield f"  {arm['arm']}: {told}"

@@ -45,17 +45,19 @@ def decode(session: Session, folder: str) -> Iterator[Stage]:
 
 def compare(session: Session, folder: str) -> Iterator[Stage]:
     """The same requests on this engine and on another one, in one run for each other engine."""
-    requests = options("--num-requests 256 --input-len 100:1024 --output-len 100:1024 --repeats 2")
+    requests = (
+        "requests: 256\nlengths: {prompt: {uniform: [100, 1024]}, output: {uniform: [100, 1024]}}"
+    )
+    how = options("--dtype bfloat16 --temperature 0.6 --one-at-a-time --seeds 2")
     peers = {"nano_vllm": "nanovllm", "transformers_continuous": "transformers"}
     if session.cpu:
-        requests = options("--num-requests 3 --input-len 4:16 --output-len 2:4 --repeats 1")
-        requests += options("--num-blocks 64 --kv-cache-memory 1GiB --threads 1")
+        requests = "requests: 3\nlengths: {prompt: {uniform: [4, 16]}, output: {uniform: [2, 4]}}"
+        how += options("--num-blocks 64 --kv-cache-memory 1GiB --threads 1")
         del peers["nano_vllm"]
-    how = options("--dtype bfloat16 --temperature 0.6 --one-at-a-time")
     for peer, package in peers.items():
         if find_spec(package) is not None:
-            chosen = ["--model", folder, "--peer", peer, *how, *requests]
-            yield session.bench(f"compare {peer}", 400, "compare", *chosen)
+            chosen = ["--model", folder, "--peer", peer, *how]
+            yield session.compare(f"compare {peer}", 400, requests, *chosen)
 
 
 if __name__ == "__main__":

@@ -175,12 +175,12 @@ def peers(session: Session) -> Iterator[Stage]:
     checkpoint on disk."""
     folder = str(write_shape(session.folder / "random-qwen3", tiny=session.cpu))
     yield Stage("checkpoint", [str(ROOT / "tools" / "random_checkpoint.py"), folder], 20)
-    requests = options("--num-requests 64 --input-len 100:512 --output-len 32:64 --repeats 1")
+    requests = "requests: 64\nlengths: {prompt: {uniform: [100, 512]}, output: {uniform: [32, 64]}}"
+    how = options("--peer transformers_continuous --dtype bfloat16 --one-at-a-time --seeds 1")
     if session.cpu:
-        requests = options("--num-requests 3 --input-len 4:16 --output-len 2:4 --repeats 1")
-        requests += options("--num-blocks 64 --kv-cache-memory 1GiB --threads 1")
-    peer = options("--peer transformers_continuous --dtype bfloat16 --one-at-a-time")
-    yield session.bench("compare", 40, "compare", "--model", folder, *peer, *requests)
+        requests = "requests: 3\nlengths: {prompt: {uniform: [4, 16]}, output: {uniform: [2, 4]}}"
+        how += options("--num-blocks 64 --kv-cache-memory 1GiB --threads 1")
+    yield session.compare("compare", 40, requests, "--model", folder, *how)
 
 
 def model(folder: str) -> list[str]:

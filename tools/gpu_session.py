@@ -34,6 +34,15 @@ from offline import (
 )
 from stages import Record, Stage, say
 
+_TO_FILE = """
+import sys
+from contextlib import redirect_stdout
+from paged_core.cli import main
+with open(sys.argv.pop(1), "w") as file, redirect_stdout(file):
+    status = main(sys.argv[1:])
+sys.exit(status)
+"""
+"""Runs a command, and writes what it prints to the file that is its first argument."""
 _PATIENCE = 5
 """Times the limits, on a CPU."""
 
@@ -65,6 +74,17 @@ class Session:
         """Return a benchmark on the device whose result is recorded."""
         arguments = ["-m", "paged_core", "bench", command, *options, *self.device]
         return Stage(name, [*arguments, "--output", "{result}"], limit)
+
+    def compare(self, name: str, limit: float, requests: str, *options: str) -> Stage:
+        """Return a comparison with other engines on the device whose result is recorded.
+
+        Args:
+            requests: the workload, YAML.
+        """
+        workload = self.folder / f"{name.replace(' ', '-')}.yaml"
+        workload.write_text(f"name: requests\n{requests}\n", "utf-8")
+        arguments = ["compare", str(workload), *options, *self.device, "--json"]
+        return Stage(name, ["-c", _TO_FILE, "{result}", *arguments], limit)
 
     def run(self, stage: Stage) -> Any:
         """Run a stage if it is among those asked for; return its result."""

@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paged_core.errors import error_text
+from paged_core.errors import SettingsError, error_text
+from paged_core.settings.schema import EngineSettings
 
 _PACKAGES = (
     *("paged-core", "transformers", "triton"),
@@ -37,6 +38,27 @@ def summary() -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": platform.platform(),
     }
+
+
+def device_of(settings: EngineSettings) -> str:
+    """Return the device as torch names it; ``auto``: the first GPU with CUDA, or else the CPU.
+
+    Raises:
+        SettingsError: it is a CUDA device, and torch finds none.
+    """
+    import torch
+
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not device.startswith("cuda"):
+        return device
+    if not torch.cuda.is_available():
+        raise SettingsError(
+            f"device {device}: torch {torch.__version__} finds no CUDA device; `paged-core doctor` "
+            "says what there is"
+        )
+    return device if ":" in device else f"cuda:{torch.cuda.current_device()}"
 
 
 def describe_host() -> dict[str, Any]:

@@ -67,7 +67,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: ZipFile)
         for path in (folder / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    there |= {PurePosixPath("paged_plugins/bench/peer_scripts", path.name) for path in PEERS}
+    there |= {PurePosixPath("paged_plugins/lab/tasks/peer_scripts", path.name) for path in PEERS}
     assert shipped - info == there
     names = {path.name for path in info}
     assert {"LICENSE", "NOTICE", "entry_points.txt", "METADATA"} <= names

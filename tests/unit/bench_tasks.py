@@ -1,4 +1,4 @@
-"""What tests of ``paged-core bench`` begin with: the command, a task for peers, a layer."""
+"""The command, a load for engines in processes, a layer: for tests of ``paged-core bench``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.interfaces.layer import LayerSpec
-from paged_plugins.bench.peers import Task
+from paged_plugins.lab.tasks.peers import Load
 
 LAYER = LayerSpec(
     num_heads=4,
@@ -35,8 +35,8 @@ def runner(*command: str) -> Callable[..., str]:
     return run
 
 
-def bench_task(model: object = "m", **changes: Any) -> Task:
-    """Return a small task in float32; ``changes`` are fields that differ."""
+def load(model: object = "m", **changes: Any) -> Load:
+    """Return a small load in float32; ``changes`` are fields that differ."""
     fields: dict[str, Any] = {
         "dtype": "float32",
         "threads": 1,
@@ -46,4 +46,4 @@ def bench_task(model: object = "m", **changes: Any) -> Task:
         "settings": {},
         **changes,
     }
-    return Task(model=str(model), **fields)
+    return Load(model=str(model), **fields)

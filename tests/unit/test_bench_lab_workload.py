@@ -12,7 +12,8 @@ from paged_backends.text.tokenizer import CheckpointTokenizer
 from paged_core import LLM
 from paged_core.engine.clock import VirtualClock
 from paged_plugins.bench.measurement import complete
-from paged_plugins.bench.workloads import NAMED, LabWorkload, by_turn, is_batch
+from paged_plugins.bench.workloads import LabWorkload
+from paged_plugins.workloads.batch import NAMED, by_turn, is_batch
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from unit.bench_tasks import runner
@@ -43,7 +44,7 @@ def test_requests_arrive_at_their_times(path: Path) -> None:
     groups = {name: each.generation.group for name, each in done.items()}
     arrivals = {"a": 101.5, "b": 103.5, "c": 101.5, "d": 130.0}
     assert {name: group.arrival for name, group in groups.items()} == arrivals
-    assert {name: each.arrival for name, each in done.items()} == arrivals
+    assert {name: 100 + each.record.arrival for name, each in done.items()} == arrivals
     first, second, third = (groups[name].request for name in "abc")
     assert (first.tenant, first.priority, second.deadline) == ("t", 4, 113.0)
     assert (third.cache_salt, third.sampling.n, len(groups["c"].sequences)) == ("s", 2, 2)

@@ -7,7 +7,7 @@ import pytest
 from paged_core import LLM
 from paged_core.errors import EngineError
 from paged_plugins.bench.measurement import Bench, Completed, complete
-from paged_plugins.bench.workloads import BatchWorkload, Draw, by_turn
+from paged_plugins.workloads.batch import BatchWorkload, Draw, by_turn
 from paged_plugins.workloads.request import WorkloadRequest, linked, token_ids
 
 CHAT: list[Draw] = [
@@ -28,9 +28,11 @@ def test_a_conversation_is_a_chain(follows: int) -> None:
     assert linked([]) == []
 
 
-def full_prompt(done: dict[str, Completed], name: str, follows: str | None) -> list[int]:
+def full_prompt(
+    done: dict[str, Completed], request: WorkloadRequest, follows: str | None
+) -> list[int]:
     """The prompt of a request, from what was generated for the one that it follows."""
-    own = token_ids(done[name].request.prompt, None)
+    own = token_ids(request.prompt, None)
     if follows is None:
         return own
     group = done[follows].generation.group
@@ -44,7 +46,7 @@ class TestAnEngine:
             done = complete(llm, firsts, lambda: advanced.append(llm.engine.num_steps))
         for request, follows in by_turn(firsts):
             output = done[request.id].generation.output()
-            assert output.prompt_token_ids == full_prompt(done, request.id, follows)
+            assert output.prompt_token_ids == full_prompt(done, request, follows)
             assert len(output.outputs[0].token_ids) == request.output
         # each turn draws its first token in the step after that in which the turn before ended
         assert advanced == [2, 4, 4, 7, 8]
@@ -56,7 +58,9 @@ class TestAnEngine:
         first, later = done["0"].generation.group, done["2"].generation.group
         assert first.finished_at is not None
         assert later.arrival >= first.finished_at
-        assert all(0 <= seconds < run.elapsed for seconds in run.first_token)
+        for each in run.record.requests:
+            assert each.first_token is not None
+            assert 0 <= each.first_token - each.arrival < run.elapsed
 
     def test_does_not_go_on_after_a_turn_that_ended_early(self) -> None:
         with LLM(executor="memory", num_blocks=64, max_model_len=6) as llm:

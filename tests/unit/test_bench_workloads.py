@@ -13,7 +13,7 @@ from paged_core.cli import main
 from paged_core.interfaces.layer import ModelSize
 from paged_plugins.bench.device import Rates, least_seconds, measure_rates
 from paged_plugins.bench.measurement import peak_memory, reset_peak
-from paged_plugins.bench.workloads import NAMED, BatchWorkload, Draw, by_turn, drawn
+from paged_plugins.workloads.batch import NAMED, BatchWorkload, Draw, by_turn, drawn
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from unit.bench_tasks import LAYER, runner
 
@@ -236,12 +236,3 @@ def assert_trace(path: Path, num_steps: int) -> None:
     assert len(steps) >= num_steps
     assert {"schedule", "prepare", "model", "sample"} <= {bar["name"] for bar in bars}
     assert any(bar["name"].startswith("request ") for bar in bars)
-
-
-def test_latency(capsys: Capture) -> None:
-    sizes = ("--batch-size", "2", "--input-len", "5", "--output-len", "3", "--repeats", "2")
-    found = json.loads(run(capsys, "latency", *sizes, "--threads", "1", "--json"))
-    assert (found["batch_size"], found["input_len"], found["output_len"]) == (2, 5, 3)
-    assert set(found["latency_ms"]) == {"p50", "p90", "p99"}
-    assert found["ttft_ms"]["p50"] <= found["latency_ms"]["p50"]
-    assert "first token" in run(capsys, "latency", *sizes, "--threads", "1")

@@ -15,7 +15,7 @@ from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.report.formats import html, markdown
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.statistics.comparison import Comparison
 from paged_policies.orders.sjf import SjfOrder
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 from unit.lab_runs import asks, run
@@ -115,14 +115,11 @@ def test_a_comparison_says_nothing_about_an_arm_that_failed(
     options = (*OPTIONS, *HERE, "--html", str(page))
     assert paged("compare", workload, "--vary", "queue_order=fcfs,sjf,edf", *options) == FAILED
     out = capsys.readouterr().out
-    assert out.count("sjf  failed\n") == 1
     assert "equal in all arms that did not fail: throughput, hit rate, " in out
     start = "queue_order=sjf failed, so nothing is concluded about it: "
     said = next(line for line in out.splitlines() if line.startswith(start))
     assert " of 48 requests ended with an error" in said
-    assert "queue_order=edf: nothing moved" in out
-    assert "queue_order: nothing moved" not in out
-    assert "sjf" not in out.partition(said)[2].partition("queue_order=edf")[2]
+    assert out.count("queue_order=sjf") == 1, "in no row"
     source = page.read_text("utf-8")
     assert ">failed<" in source
     assert "queue_order=sjf failed, so nothing" in source
@@ -140,14 +137,9 @@ def test_nothing_is_compared_with_an_arm_that_failed(capsys: Capture, workload: 
         paged("compare", workload, "--vary", "queue_order=sjf,fcfs,edf", *OPTIONS, *HERE) == FAILED
     )
     out = capsys.readouterr().out
-    lines = out.splitlines()
-    num_tables = sum("completion p50" in line or "evictions" in line for line in lines)
-    assert lines.count("sjf  failed") == num_tables, "once in each"
-    assert "equal in all arms" not in out, "none is compared with another"
-    assert any(line.startswith("fcfs") and "tokens/s" in line for line in lines), "values stay"
     assert "about it, nor about what is compared with it: " in out
-    for claim in ("moved;", "beats", "loses", "nothing moved", "equals"):
-        assert claim not in out.partition("sjf  failed")[2]
+    for claim in ("equal in all arms", "better", "worse", "undecided"):
+        assert claim not in out, "none is compared with another"
 
 
 def write_study(folder: Path, **changes: Any) -> str:
@@ -183,7 +175,7 @@ def test_a_study_is_told_and_failed_runs_are_tried_again(
 
 
 def reports(results: Results) -> list[str]:
-    told = Conclusions.of(results)
+    told = Comparison.of(results)
     return [html(told), markdown(told)]
 
 
@@ -194,7 +186,7 @@ def test_a_report_shows_a_failed_arm_as_failed(capsys: Capture, tmp_path: Path) 
     results = load_results(folder)
     for page in reports(results):
         assert "failed, so nothing is concluded about it" in page
-    table = [line for line in markdown(Conclusions.of(results)).splitlines() if "TTFT p50" in line]
+    table = [line for line in markdown(Comparison.of(results)).splitlines() if "TTFT p50" in line]
     assert [each.split(" | ")[2] for each in table] == ["failed"]
     assert paged("lab", "report", str(folder)) == FAILED
     out = capsys.readouterr().out
@@ -207,41 +199,12 @@ def test_a_report_of_a_base_that_failed_has_the_values_of_the_others(tmp_path: P
     path = write_study(tmp_path, axes=axes, base={**SETTINGS, "queue_order": "sjf"})
     assert paged("lab", "run", path, "--output", str(tmp_path / "results"), *HERE) == FAILED
     results = load_results(tmp_path / "results")
-    text = markdown(Conclusions.of(results))
+    text = markdown(Comparison.of(results))
     row = next(line for line in text.splitlines() if "TTFT p50" in line).split(" | ")
     assert row[1] == "failed"
     assert row[2].split()[1] == "ms"
     assert "nor about what is compared with it" in text
-    assert ">failed<" in html(Conclusions.of(results))
-
-
-def test_a_search_leaves_it_out(capsys: Capture, tmp_path: Path) -> None:
-    def search(base: str, *options: str) -> int:
-        path = tmp_path / "search.yaml"
-        values: dict[str, Any] = {
-            "base": {**SETTINGS, "queue_order": base},
-            "axes": {"queue_order": ["fcfs", "sjf", "edf"]},
-            "workloads": [WORKLOAD],
-            "minimize": "e2e_ms_p50",
-        }
-        path.write_text(yaml.safe_dump(values | {"seeds": 2, "confirm": 6}), "utf-8")
-        return paged("lab", "search", str(path), *HERE, *options)
-
-    assert search("fcfs") == FAILED
-    out, err = capsys.readouterr()
-    assert "left out: queue_order=sjf: " in err
-    assert TYPO in err
-    assert "queue_order=sjf" not in out
-    assert "queue_order: nothing is concluded about it, as arms with sjf failed\n" in out
-    assert "mattered" not in out
-    assert search("fcfs", "--json") == FAILED
-    found = json.loads(capsys.readouterr().out)
-    assert TYPO in found["left_out"]["queue_order=sjf"]
-    assert (found["axes"], found["axes_not_judged"]) == ([], {"queue_order": ["sjf"]})
-    assert search("sjf") == FAILED
-    err = capsys.readouterr().err
-    assert err.splitlines()[-1].startswith("error: the base failed: ")
-    assert TYPO in err
+    assert ">failed<" in html(Comparison.of(results))
 
 
 SCENARIO: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from paged_core.settings.layers import Entry, Origin
 from paged_plugins.lab.measures import SHOWN
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.results.results import Results, run_study
-from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import PlannedArm, block_size_note, parse_variation, varied_arms
 from paged_plugins.lab.study.study import Study
 from paged_plugins.lab.tasks.pool import open_runner
@@ -57,32 +58,30 @@ def compared(
         return run_study(study, runner)
 
 
-def conclusions(vary: str, workload: dict[str, Any], **settings: Any) -> Conclusions:
+def comparison(vary: str, workload: dict[str, Any], **settings: Any) -> Comparison:
     registry = registry_with(*PLANTED)
     arms = varied_arms(
         [parse_variation(vary)],
         SettingsArgs(registry, {}),
         layer(executor="simulated", num_blocks=64, **settings),
     )
-    return Conclusions.of(compared(arms, workload, 6, registry), SHOWN)
+    return Comparison.of(compared(arms, workload, 6, registry), SHOWN)
 
 
-def moved(found: Conclusions, arm: str) -> set[str]:
+def moved(found: Comparison, arm: str) -> set[str]:
     return {each.measure for each in found.differences if each.moved and each.arm == arm}
 
 
 def test_a_worse_evictor_is_found_and_a_copy_of_the_base_moves_nothing() -> None:
-    found = conclusions("evictor=lru,lru_twin,wasteful", TURNS)
+    found = comparison("evictor=lru,lru_twin,wasteful", TURNS)
     assert moved(found, "evictor=lru_twin") == set()
-    assert "evictor=lru_twin: nothing moved" in found.sentences
     for each in found.differences:
         if each.arm == "evictor=lru_twin":
             assert (each.change, each.low, each.high) == (0, 0, 0)
     assert moved(found, "evictor=wasteful") == {"hit_rate", "evictions"}
-    sentence = next(text for text in found.sentences if text.startswith("evictor=wasteful: "))
-    assert sentence.startswith("evictor=wasteful: hit rate -")
-    assert "evictions +" in sentence
-    assert sentence.endswith("; nothing else moved")
+    verdicts = {each.measure: each.verdict for each in found.differences if each.arm[8] == "w"}
+    assert (verdicts["hit_rate"], verdicts["evictions"]) == ("worse", "worse")
+    assert {*verdicts.values()} <= {"worse", "undecided", "equal"}
 
 
 def test_a_run_that_gives_no_result_makes_its_arm_failed() -> None:
@@ -93,7 +92,7 @@ def test_a_run_that_gives_no_result_makes_its_arm_failed() -> None:
     assert list(results.failures) == ["evictor=lru", "evictor=mru"]
     start = "2 runs gave no result, the first: SettingsError: "
     assert all(str(failure).startswith(start) for failure in results.failures.values())
-    assert not Conclusions.of(results).differences
+    assert not Comparison.of(results).differences
 
 
 def test_no_arm_runs_at_a_better_time_than_others() -> None:
@@ -105,7 +104,7 @@ def test_no_arm_runs_at_a_better_time_than_others() -> None:
     assert len(set(starts.values())) == 1
 
 
-def test_the_command_prints_a_table_and_the_answer(
+def test_the_command_prints_a_table_with_verdicts(
     burst: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vary = ["--vary", "queue_order=fcfs,sjf", "--vary", "num_blocks=64,1000"]
@@ -113,10 +112,22 @@ def test_the_command_prints_a_table_and_the_answer(
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[0].startswith("burst: 24 runs, 6 seeds, ")
-    assert max(map(len, lines[: lines.index("")])) <= 100
-    assert "num_blocks=64\nfcfs " in printed
-    assert any(line.startswith("queue_order=sjf at num_blocks=1000: ") for line in lines)
-    assert any(line.startswith("queue_order, completion p50: sjf beats fcfs") for line in lines)
+    columns = lines[1].split()
+    assert columns == [
+        "arm",
+        "compared",
+        "with",
+        "measure",
+        "reference",
+        "value",
+        "change",
+        "interval",
+    ]
+    (row,) = [
+        line for line in lines if "sjf, num_blocks=64 " in line and " completion p50 " in line
+    ]
+    assert re.search(r"fcfs, num_blocks=64 .* -\d+% +\[-\d+, -\d+\] +better *$", row)
+    assert any(line.startswith("equal in all arms: ") for line in lines)
 
 
 def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +136,7 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
     document = json.loads(capsys.readouterr().out)
     assert list(document) == [
         *("workload", "seeds", "confidence", "minimum_seeds", "arms", "measures", "differences"),
-        *("sentences", "runs", "replicas", "chosen"),
+        *("limits", "runs", "replicas", "chosen"),
     ]
     assert document["arms"][1] == {
         "arm": "num_blocks=1000",
@@ -141,7 +152,7 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
         None,
         False,
     )
-    assert document["sentences"][0].startswith("one seed is too few")
+    assert document["limits"] == ["1 seed: too few to decide anything with 95% confidence; run 6"]
     assert {run["seed"] for run in document["runs"]} == {0}
 
 
@@ -234,7 +245,8 @@ def test_the_page_shows_what_the_command_says(
     block = page.split("```\n$ paged-core compare ")[number].split("```")[0]
     command, shown = block.split("\n", 1)
     assert main(["compare", *command.split()], {}) == OK
-    assert capsys.readouterr().out == shown
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.rstrip() for line in printed] == shown.splitlines()
 
 
 def test_all_results_are_kept_for_a_report(burst: str, tmp_path: Path) -> None:
@@ -255,5 +267,5 @@ def test_all_results_are_kept_for_a_report(burst: str, tmp_path: Path) -> None:
 def test_a_page_says_the_same(burst: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["compare", burst, "--vary", "num_blocks=64,1000", "--html", str(page)], {}) == OK
-    assert "num_blocks, hit rate" not in (text := page.read_text("utf-8"))
-    assert "num_blocks=1000: " in text
+    assert "num_blocks=<wbr>1000" in (text := page.read_text("utf-8"))
+    assert "What does changing num_blocks do on burst?" in text

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from paged_plugins.lab.measures import value_text
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.statistics.differences import (
     Difference,
@@ -18,7 +19,6 @@ from paged_plugins.lab.statistics.differences import (
     differences,
     minimum_seeds,
 )
-from paged_plugins.lab.statistics.phrases import change_text, size_text, value_text
 from paged_plugins.lab.study.arms import Arm
 
 MEASURE_NAMES = ("hit_rate", "e2e_ms_p50", "ttft_ms_p50", "preemptions", "evictions")
@@ -201,5 +201,5 @@ def test_extreme_values_are_written_in_one_short_line(base: float, value: float)
     results = Results(arms=arms, workloads=["w"], seeds=range(6), runs=runs)
     (found,) = differences(results)
     assert isfinite(found.change)
-    for text in (change_text(found), size_text(found), value_text("e2e_ms_p50", value)):
+    for text in (found.change_text, value_text("e2e_ms_p50", value)):
         assert len(text) < 20

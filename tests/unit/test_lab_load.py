@@ -20,7 +20,7 @@ from paged_plugins.lab.load.steady import SteadyState
 from paged_plugins.lab.report.formats import markdown
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import BASE
 from paged_plugins.lab.study.study import read_ablation
 from paged_plugins.lab.study.unused import OF_MODELS, OF_ROOFLINES
@@ -363,7 +363,7 @@ def test_a_study_has_replicas_a_load_and_a_cache_and_its_report_says_so(tmp_path
     assert record is not None
     assert len(record.replicas) == 2
     assert record.totals.peak_blocks <= results.chosen[0]["cache"]["num_blocks"]
-    text = markdown(Conclusions.of(results))
+    text = markdown(Comparison.of(results))
     assert "- replicas: 2" in text
     text = text.replace("\\", "")
     assert "0.9 of what scheduler.max_num_seqs=2 can serve without a limit of blocks" in text
@@ -468,6 +468,7 @@ def test_what_is_called_unused_changes_nothing() -> None:
         *("seed", "async_scheduling", "kv_cache", "executor", "observers", "cost_model", "router"),
         *("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption"),
         "communicator",  # of several ranks
+        "checks",  # find faults, and change nothing
         "grammar",  # the requests of workloads ask for no form
     }
     assert set(EngineSettings.model_fields) | {"cost_model", "router"} == known | set(OTHER)

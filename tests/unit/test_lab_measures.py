@@ -40,6 +40,7 @@ TOTALS = RunTotals(
     recomputed_tokens=11,
     num_preemptions=2,
     num_evictions=3,
+    peak_memory=1 << 20,
     held_share=0.5,
     reserved_share=0.25,
     internal_share=0.125,

@@ -23,8 +23,8 @@ from paged_plugins.lab.report.pictures.drawing import drawing, wrapped
 from paged_plugins.lab.report.pictures.latencies import load, rate_sweeps
 from paged_plugins.lab.report.pictures.timelines import FREE, SHARED, owners
 from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.statistics.differences import differences
-from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import BASE
 from paged_plugins.written_files import WriteFailed
 from unit import studies
@@ -113,19 +113,18 @@ def studied(started: str) -> Results:
 
 
 def said_of(results: Results) -> str:
-    return markdown(Conclusions.of(results))
+    return markdown(Comparison.of(results))
 
 
 def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> None:
     results = studied("2026-01-01")
     page = page_of(results, tmp_path)
     told = words(page.text)
-    answers = Conclusions.of(results).sentences
-    assert answers
-    for sentence in answers:
-        assert sentence in told
-    assert told.index(answers[0]) < told.index("How to read this") < told.index("Differences")
-    for said in ("8 seeds", "95% confidence", "has moved if its interval leaves out 0"):
+    decided = re.findall(r"scheduler=slow base chat (\S+ ?\S*) \+\S+ \[[^]]*\] worse", told)
+    assert {"TTFT p50", "completion p50"} <= {*decided}
+    assert "victim=same base" not in told
+    assert told.index("worse") < told.index("How to read this") < told.index("Differences")
+    for said in ("8 seeds", "95% confidence", "is decided if its interval leaves out 0"):
         assert said in told
     assert "paged-core lab run ablation.yaml" in told
     assert "block_size: 16 evictor: {name: lru}" in told
@@ -138,7 +137,7 @@ def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> 
     assert any("on average" in label for label in labels)
     told_of = [key for key, _ in page.attributes if key in {"aria-label", "aria-hidden"}]
     assert len(told_of) == page.tags["svg"] + len(re.findall('class="scroll" tab', page.source))
-    assert html(Conclusions.of(studied("2027-12-31"))) == page.source  # equal results, equal bytes
+    assert html(Comparison.of(studied("2027-12-31"))) == page.source  # equal results, equal bytes
 
 
 def test_names_from_files_are_shown_and_do_nothing(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_names_from_files_are_shown_and_do_nothing(tmp_path: Path) -> None:
     assert not re.search(r"(?<!\\)\]\(", outside)
     rows = re.findall(r"^\|.*$", outside, re.MULTILINE)
     columns = {line.replace("\\|", "").count("|") for line in rows}
-    assert columns == {3, 4}
+    assert columns == {3, 4, 7}
 
 
 @pytest.mark.parametrize(
@@ -201,14 +200,14 @@ def test_what_moved_is_called_better_or_worse() -> None:
 
 def test_fewer_measures_make_fewer_comparisons() -> None:
     results = drawn_results({"victim=slow": 1.5}, seeds=6)
-    text = markdown(Conclusions.of(results, ["e2e_ms_p50", "hit_rate"]))
+    text = markdown(Comparison.of(results, ["e2e_ms_p50", "hit_rate"]))
     assert "all 2 intervals of this report" in text
     assert "TTFT" not in text.partition("## What was run")[0]
 
 
 @pytest.mark.parametrize(
     ("seeds", "said"),
-    [(1, "One seed bounds nothing"), (5, "A claim needs 6 seeds: with 5, nothing"), (6, "moved")],
+    [(1, "One seed bounds nothing"), (5, "A decision needs 6 seeds: with 5, all"), (6, "missed")],
 )
 def test_the_number_of_seeds_says_what_can_be_claimed(seeds: int, said: str) -> None:
     assert said in said_of(drawn_results({"victim=slow": 1.5}, seeds=seeds))
@@ -217,7 +216,7 @@ def test_the_number_of_seeds_says_what_can_be_claimed(seeds: int, said: str) -> 
 def test_missing_runs_are_said() -> None:
     results = drawn_results({"victim=slow": 1.5}, seeds=7)
     assert "2 runs failed or were left out" in said_of(replace(results, runs=results.runs[2:]))
-    assert "left out" not in said_of(results).partition("- A measure has moved")[0]
+    assert "left out" not in said_of(results).partition("- A difference is decided")[0]
 
 
 def test_simulated_times_are_called_so() -> None:
@@ -369,7 +368,7 @@ def test_differences_are_computed_once(tmp_path: Path, monkeypatch: pytest.Monke
         calls.append(arguments)
         return differences(*arguments, **options)
 
-    monkeypatch.setattr("paged_plugins.lab.statistics.sentences.differences", counted)
+    monkeypatch.setattr("paged_plugins.lab.statistics.comparison.differences", counted)
     assert main(["lab", "report", str(results)], {}) == 0
     assert len(calls) == 1
 
@@ -385,7 +384,9 @@ def test_the_command_reports_a_folder(tmp_path: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert f"wrote {results / 'report.md'}\nwrote {results / 'report.html'}\n" in said
     text = (results / "report.md").read_text("utf-8")
-    assert said.partition("\n")[0] in text.replace("\\", "")
+    limit = "2 seeds: too few to decide anything with 95% confidence; run 6"
+    assert said.startswith("equal in all arms: ") or limit in said
+    assert f"- {limit}" in text
     page = (results / "report.html").read_text("utf-8")
     assert len(page) < 2_000_000
     assert "Which request held which block?" in page

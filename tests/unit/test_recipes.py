@@ -129,3 +129,15 @@ def test_the_page_shows_the_settings_of_the_file(path: Path) -> None:
     settings = yaml.safe_load(path.read_text("utf-8"))["settings"]
     shown = [yaml.safe_load(block.body) for block in blocks(PAGE) if block.language == "yaml"]
     assert any(table.items() <= settings.items() for table in shown)
+
+
+@pytest.mark.long
+def test_a_search_ends_with_a_comparison_on_fresh_seeds() -> None:
+    pytest.importorskip("optuna", reason="the recipe that needs it says so")
+    path = FOLDER / "search.py"
+    (shown,) = (block for block in blocks(PAGE) if block.file == path.name)
+    assert shown.body.strip() == path.read_text("utf-8").strip()
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert "arm    compared with" in done.stdout or "equal in all arms" in done.stdout

@@ -13,7 +13,7 @@ from paged_core.engine.clock import VirtualClock
 from paged_core.engine.driver import EngineDriver
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
-from paged_plugins.bench.workloads import by_turn, longest
+from paged_plugins.workloads.batch import by_turn, longest
 from paged_plugins.workloads.request import WorkloadRequest, linked
 from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, ServingLoop
 from paged_testing.engines import build_memory_engine

@@ -257,7 +257,6 @@ def test_a_simulation_is_not_calibrated(capsys: Capture, tmp_path: Path) -> None
     "command",
     [
         ["calibrate", "--output"],
-        ["lab", "search", "search.yaml", "--output"],
         ["compare", "chat", "--vary", "evictor=lru,mru", "--html"],
     ],
 )

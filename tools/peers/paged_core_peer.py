@@ -48,6 +48,11 @@ class PagedCore(PeerEngine):
                 for item in items
             ],
         )
+        begun = min(output.metrics.arrival for output in outputs)
+        self.times = [
+            (output.metrics.first_token - begun, output.metrics.finished - begun)
+            for output in outputs
+        ]
         return [output.outputs[0].token_ids for output in outputs]
 
 

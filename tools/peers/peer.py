@@ -1,8 +1,8 @@
 """An engine in a comparison, in a process of its own: the side that runs it.
 
-``paged-core bench compare`` runs the scripts of this folder with the Python of the environment that
-has the engine. They import the standard library and each other, and the engine's own package when
-it is loaded::
+``paged-core compare --peer`` runs the scripts of this folder with the Python of the environment
+that has the engine. They import the standard library and each other, and the engine's own package
+when it is loaded::
 
     python SCRIPT check QUESTION    says what is missing
     python SCRIPT serve TASK        loads a model and completes requests
@@ -29,7 +29,8 @@ from types import SimpleNamespace
 from typing import Any
 
 Task = SimpleNamespace
-"""The task of an engine, with the fields of ``Task`` in ``paged_plugins.bench.peers``."""
+"""The task of an engine, with the fields of ``Load`` in
+``paged_plugins.lab.tasks.peers``."""
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 """Names of a dtype in other engines."""
 _PR_SET_PDEATHSIG = 1
@@ -65,6 +66,9 @@ class PeerEngine(ABC):
     """True if it also decodes at temperatures above 0."""
     cache_written: bool | None = None
     """True if all of its cache was written before anything is measured; ``None``: not known."""
+    times: Sequence[tuple[float, float]] | None = None
+    """Seconds from the beginning of the last run at which the first and the last token of each item
+    came; ``None``: not known."""
 
     @abstractmethod
     def __init__(self, task: Task) -> None:
@@ -147,8 +151,9 @@ def measure(engine: PeerEngine, items: Sequence[Item]) -> dict[str, Any]:
     """Run all items that follow none, then all that follow these, and so on.
 
     Returns:
-        ``elapsed``, in seconds, ``peak_memory``, in bytes since the process started, and
-        ``outputs``, the tokens of each item.
+        ``elapsed``, in seconds, ``peak_memory``, in bytes since the process started, ``outputs``,
+        the tokens of each item, and ``times``: when each was asked, and when its first and its last
+        token came, in seconds from the start; ``None``: not known.
     """
     turn_of: list[int] = []
     ends: list[int] = []
@@ -164,6 +169,7 @@ def measure(engine: PeerEngine, items: Sequence[Item]) -> dict[str, Any]:
     texts: dict[int | None, list[int]] = {None: []}
     """Prompts and answers."""
     outputs: dict[int, list[int]] = {}
+    times: dict[int, tuple[float, float, float]] = {}
     started = perf_counter()
     for turn in turns:
         prompts = [[*texts[items[place].follows], *items[place].prompt] for place in turn]
@@ -171,14 +177,18 @@ def measure(engine: PeerEngine, items: Sequence[Item]) -> dict[str, Any]:
             Item(prompt, items[place].num_output)
             for prompt, place in zip(prompts, turn, strict=True)
         ]
+        begun = perf_counter() - started
         for place, prompt, output in zip(turn, prompts, engine.run(due), strict=True):
             outputs[place] = output
             texts[place] = prompt + output
+        for place, (first, last) in zip(turn, engine.times or (), strict=False):
+            times[place] = begun, begun + first, begun + last
     elapsed = perf_counter() - started
     return {
         "elapsed": elapsed,
         "peak_memory": _peak_memory(),
         "outputs": [outputs[place] for place in range(len(items))],
+        "times": [times[place] for place in range(len(items))] if times else None,
     }
 
 

@@ -17,8 +17,9 @@ from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.attention_case import BARE, AttentionCase
 from paged_plugins.bench.attention_grid import WARM_UP, AttentionGrid, told
-from paged_plugins.bench.device import Rates, device_of, machine, machine_line, measure_rates
+from paged_plugins.bench.device import Rates, machine, machine_line, measure_rates
 from paged_plugins.command_options import JsonFile, report
+from paged_plugins.machine import device_of
 from paged_plugins.progress import progress
 
 _CASES = ("16x255", "1x2047", "1x0+512", "8x512+32")

@@ -6,19 +6,16 @@ import typer
 
 from paged_plugins.bench.attention_command import attention_command
 from paged_plugins.bench.communicator_command import communicator_command
-from paged_plugins.bench.compare_command import compare_command
 from paged_plugins.bench.decode_command import decode_command
 from paged_plugins.bench.quality_command import quality_command
 from paged_plugins.bench.scheduler_command import scheduler_command
 from paged_plugins.bench.serve_command import serve_command
-from paged_plugins.bench.throughput_command import latency_command, throughput_command
+from paged_plugins.bench.throughput_command import throughput_command
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("throughput")(throughput_command)
-app.command("latency")(latency_command)
 app.command("decode")(decode_command)
 app.command("serve")(serve_command)
-app.command("compare")(compare_command)
 app.command("quality")(quality_command)
 app.command("scheduler")(scheduler_command)
 app.command("attention")(attention_command)

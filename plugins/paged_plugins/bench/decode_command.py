@@ -26,8 +26,9 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.text.generation import Generation
 from paged_plugins.bench.device import Rates, machine, machine_line, measure_rates
 from paged_plugins.bench.throughput_command import open_bench
-from paged_plugins.bench.workloads import Workload, drawn
+from paged_plugins.bench.workloads import Workload
 from paged_plugins.command_options import JsonFile, report
+from paged_plugins.workloads.batch import drawn
 from paged_plugins.workloads.request import token_ids
 
 _WARM_UP = 8

@@ -14,9 +14,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import ModelSize
-from paged_core.settings.schema import EngineSettings
 from paged_plugins.machine import summary
 from paged_plugins.workloads.request import WorkloadRequest
 
@@ -30,27 +28,6 @@ _OTHER_BYTES = 1 << 29
 _SIZE = {"cuda": 8192}
 _OTHER_SIZE = 2048
 """Of the matrices: enough to fill the device."""
-
-
-def device_of(settings: EngineSettings) -> str:
-    """Return the device as torch names it; ``auto``: the first GPU with CUDA, or else the CPU.
-
-    Raises:
-        SettingsError: it is a CUDA device, and torch finds none.
-    """
-    import torch
-
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not device.startswith("cuda"):
-        return device
-    if not torch.cuda.is_available():
-        raise SettingsError(
-            f"device {device}: torch {torch.__version__} finds no CUDA device; `paged-core doctor` "
-            "says what there is"
-        )
-    return device if ":" in device else f"cuda:{torch.cuda.current_device()}"
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 from typing import Any, Self
 
@@ -28,7 +28,10 @@ from paged_core.sequence import SequenceGroup
 from paged_core.step import StepInput
 from paged_core.text.generation import Generation
 from paged_plugins.bench.device import least_seconds, measure_rates
-from paged_plugins.bench.workloads import Workload, by_turn, is_batch, longest
+from paged_plugins.bench.workloads import Workload
+from paged_plugins.lab.measures import ServiceLevel, measures
+from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals, ended_record
+from paged_plugins.workloads.batch import by_turn, is_batch, longest
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, ServingLoop
 
@@ -77,19 +80,17 @@ def reset_peak() -> None:
 class Run:
     """One repeat of a workload."""
 
-    elapsed: float
-    """Seconds from the first request submitted to the last token; detokenisation comes after."""
+    record: RunRecord
+    """Of its requests; ``elapsed`` is from the first request submitted to the last token, and
+    detokenisation comes after."""
     seconds: dict[str, float]
     """By phase, and ``detokenise``; the rest of ``elapsed`` is ``other``."""
-    num_steps: int
-    num_cached: int
-    """Prompt tokens found in the prefix cache when their requests were first admitted."""
-    num_preemptions: int
-    first_token: list[float]
-    """Time to first token in seconds, per request."""
-    per_token: list[float]
-    """Mean time per further token in seconds, per request that generates several."""
     outputs: list[list[int]]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the first request submitted to the last token."""
+        return self.record.totals.elapsed
 
 
 @dataclass(slots=True)
@@ -192,15 +193,15 @@ class Bench:
         }
         seconds["other"] = max(0.0, elapsed - sum(seconds.values()))
         seconds["detokenise"] = detokenise
-        first, each = _latencies(completed)
-        return Run(
-            elapsed=elapsed,
-            seconds=seconds,
+        records = [each.record for each in completed]
+        totals = RunTotals(
             num_steps=llm.engine.num_steps - num_steps,
-            num_cached=sum(output.num_cached_tokens or 0 for output in outputs),
-            num_preemptions=sum(one.generation.group.num_preemptions for one in completed),
-            first_token=first,
-            per_token=each,
+            elapsed=elapsed,
+            num_preemptions=sum(each.num_preemptions for each in records),
+        )
+        return Run(
+            record=RunRecord(requests=records, totals=totals),
+            seconds=seconds,
             outputs=[output.outputs[0].token_ids for output in outputs],
         )
 
@@ -234,6 +235,8 @@ class Bench:
         phases = {
             phase: round(median(run.seconds[phase] for run in runs), 6) for phase in runs[0].seconds
         }
+        together = RunRecord(requests=[each for run in runs for each in run.record.requests])
+        found = measures(together, ServiceLevel())
         digest = hashlib.sha1(json.dumps(runs[0].outputs).encode(), usedforsecurity=False)
         return {
             "workload": workload.name,
@@ -248,11 +251,13 @@ class Bench:
             "elapsed_s_min_max": [round(f(run.elapsed for run in runs), 4) for f in (min, max)],
             "output_tokens_per_s": round(num_output / elapsed, 1),
             "total_tokens_per_s": round((num_input + num_output) / elapsed, 1),
-            "ttft_ms": percentiles([value for run in runs for value in run.first_token]),
-            "tpot_ms": percentiles([value for run in runs for value in run.per_token]),
-            "steps": round(median(run.num_steps for run in runs)),
-            "cached_tokens": round(median(run.num_cached for run in runs)),
-            "preemptions": round(median(run.num_preemptions for run in runs)),
+            "ttft_ms": _percentiles(found, "ttft"),
+            "tpot_ms": _percentiles(found, "tpot"),
+            "steps": round(median(run.record.totals.num_steps for run in runs)),
+            "cached_tokens": round(
+                median(sum(each.num_cached for each in run.record.requests) for run in runs)
+            ),
+            "preemptions": round(median(run.record.totals.num_preemptions for run in runs)),
             "components": self.components(),
             "quantized_products": size.quantized_products if (size := self.size()) else None,
             "cache_written": self.cache_written or (self.device or "cpu") != "cpu",
@@ -297,10 +302,8 @@ class Bench:
 class Completed:
     """A finished request."""
 
-    request: WorkloadRequest
     generation: Generation
-    arrival: float
-    """On the engine's clock; the engine got it up to a step later."""
+    record: RequestRecord
 
 
 def complete(
@@ -360,9 +363,8 @@ class _Completion(ServingLoop):
                     f"({sequence.error or sequence.finish_reason}); raise max_model_len or "
                     "num_blocks"
                 )
-        self.done[group.id] = Completed(
-            arrival.request, self._generations.pop(group.id), self.start + arrival.at
-        )
+        record = ended_record(group, arrival, self.start)
+        self.done[group.id] = Completed(self._generations.pop(group.id), record)
         self._advance()
 
 
@@ -380,19 +382,6 @@ def _sampling(request: WorkloadRequest) -> SamplingParams:
     )
 
 
-def _latencies(completed: Sequence[Completed]) -> tuple[list[float], list[float]]:
-    """Return the times to first token and the times per further token, in seconds."""
-    first, each = [], []
-    for one in completed:
-        times = one.generation.output().metrics
-        assert times.first_token is not None
-        assert times.finished is not None
-        first.append(times.first_token - one.arrival)
-        if one.request.output > 1:
-            each.append((times.finished - times.first_token) / (one.request.output - 1))
-    return first, each
-
-
 def _num_shared(firsts: Sequence[WorkloadRequest]) -> int:
     """Return the length of the common prefix of the prompts of all first turns."""
     if len(firsts) < 2:
@@ -405,11 +394,7 @@ def _num_shared(firsts: Sequence[WorkloadRequest]) -> int:
     return count
 
 
-def percentiles(values: list[float]) -> dict[str, float | None]:
-    """Return p50, p90 and p99 in milliseconds; ``None`` if ``values`` is empty."""
-    if not values:
-        return dict.fromkeys(("p50", "p90", "p99"))
-    if len(values) < 2:
-        values = values * 2
-    cuts = quantiles(values, n=100, method="inclusive")
-    return {f"p{share}": round(1000 * cuts[share - 1], 2) for share in (50, 90, 99)}
+def _percentiles(found: Mapping[str, float], kind: str) -> dict[str, float | None]:
+    """Return p50, p90 and p99 of a latency in milliseconds; ``None``: no request has it."""
+    values = {share: found.get(f"{kind}_ms_{share}") for share in ("p50", "p90", "p99")}
+    return {share: value and round(value, 2) for share, value in values.items()}

@@ -25,10 +25,11 @@ from paged_plugins.bench.serve_load import (
 )
 from paged_plugins.bench.serve_measures import LATENCIES, TITLES, measures, read_goals
 from paged_plugins.bench.serve_plot import check_plot, plot
-from paged_plugins.bench.workloads import NAMED, LabWorkload
+from paged_plugins.bench.workloads import LabWorkload
 from paged_plugins.command_options import JsonFile, check_writable, refuse_settings, report
 from paged_plugins.http_client import HttpClient, fastest_loop
 from paged_plugins.progress import progress
+from paged_plugins.workloads.batch import NAMED
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.request import WorkloadRequest
 
@@ -42,8 +43,7 @@ def serve_command(
         str,
         typer.Option(
             metavar="NAME|FILE",
-            help=f"{', '.join(_GENERATED)}, W1 to W{len(NAMED)}, {', '.join(names())}, or a "
-            "file of them.",
+            help=f"{', '.join(_GENERATED)}, {', '.join(names())}, or a file of them.",
         ),
     ] = "random",
     num_prompts: Annotated[int | None, typer.Option(min=1, help="Requests (200, or all).")] = None,
@@ -168,7 +168,7 @@ def _named(workload: str, vocab_size: int) -> list[WorkloadRequest]:
         return NAMED[workload].requests(vocab_size=vocab_size)
     if workload in names() or Path(workload).exists():
         return LabWorkload(workload_spec(workload)).requests(vocab_size=vocab_size)
-    known = ", ".join([*_GENERATED, *NAMED, *names()])
+    known = ", ".join([*_GENERATED, *names()])
     raise SettingsError(
         f"no workload is called {workload!r:.80}, and there is no such file; there are {known}"
     )

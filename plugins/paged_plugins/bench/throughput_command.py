@@ -1,10 +1,9 @@
-"""``paged-core bench throughput`` and ``bench latency``: workloads on one engine."""
+"""``paged-core bench throughput``: workloads on one engine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Annotated, Any
 
 import typer
@@ -13,21 +12,19 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_plugins.bench.device import machine, machine_line
-from paged_plugins.bench.measurement import Bench, percentiles
+from paged_plugins.bench.measurement import Bench
 from paged_plugins.bench.workloads import (
-    NAMED,
     InputLength,
     LabWorkload,
     NumRequests,
     OutputLength,
     SharedPrefix,
     Workload,
-    by_turn,
     drawing,
-    drawn,
 )
-from paged_plugins.command_options import JsonFile, report, reported_rows
+from paged_plugins.command_options import JsonFile, reported_rows
 from paged_plugins.progress import progress
+from paged_plugins.workloads.batch import NAMED, by_turn
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 
@@ -51,8 +48,8 @@ def throughput_command(
         list[str] | None,
         typer.Option(
             metavar="NAME|FILE",
-            help=f"{', '.join(NAMED)} (default: all whose requests fit the model), "
-            f"{', '.join(names())}, or a file that `lab workload` reads. Repeatable, "
+            help=f"{', '.join(names())} (default: {', '.join(NAMED)}, if their requests fit the "
+            "model), or a file that `lab workload` reads. Repeatable, "
             "comma-separated.",
         ),
     ] = None,
@@ -110,7 +107,7 @@ def _told_apart(given: Sequence[str]) -> tuple[list[Workload], list[WorkloadSpec
             elif part in names() or Path(part).exists():
                 from_lab.append(workload_spec(part))
             else:
-                known = ", ".join([*NAMED, *names()])
+                known = ", ".join(names())
                 raise SettingsError(
                     f"no workload is called {part!r:.80}, and there is no such file; there are "
                     f"{known}"
@@ -124,7 +121,7 @@ def _fitting(bench: Bench) -> list[Workload]:
     Raises:
         SettingsError: it can serve none.
     """
-    chosen = [workload for workload in NAMED.values() if bench.fits(workload)]
+    chosen: list[Workload] = [each for each in NAMED.values() if bench.fits(each)]
     if not chosen:
         bench.check_lengths(list(NAMED.values()))
     left_out = [name for name, workload in NAMED.items() if workload not in chosen]
@@ -217,58 +214,3 @@ def _short(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def latency_command(
-    given: SettingsArgs,
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests that arrive at once.")] = 1,
-    input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
-    output_len: Annotated[
-        int, typer.Option(min=1, help="Tokens that each request generates.")
-    ] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Batches, one after another.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: JsonFile = None,
-    trace: TraceFile = None,
-) -> None:
-    """Measure one batch at a time: time to first token, time per token, and the whole batch."""
-    workload = drawn(batch_size, (input_len, input_len), (output_len, output_len))
-    with (
-        open_bench(given, [workload], trace=trace) as bench,
-        progress(repeats, "measuring") as done,
-    ):
-        runs = []
-        for turn in range(repeats):
-            runs.append(bench.run(workload.requests(turn, vocab_size=bench.vocab_size)))
-            done()
-        found: dict[str, Any] = {
-            "machine": machine(bench.device or "cpu"),
-            "model": bench.llm.settings.model,
-            "dtype": bench.dtype,
-            "batch_size": batch_size,
-            "input_len": input_len,
-            "output_len": output_len,
-            "repeats": repeats,
-            "mean_ms": round(1000 * mean(run.elapsed for run in runs), 3),
-            "latency_ms": percentiles([run.elapsed for run in runs]),
-            "ttft_ms": percentiles([value for run in runs for value in run.first_token]),
-            "tpot_ms": percentiles([value for run in runs for value in run.per_token]),
-        }
-    report(found, output, as_json, _print_latency)
-
-
-def _print_latency(found: dict[str, Any]) -> None:
-    title = (
-        f"{found['model']} in {found['dtype'] or 'no dtype'}: {found['batch_size']} at once, "
-        f"{found['input_len']} tokens in, {found['output_len']} out, {found['repeats']} times\n"
-        f"{machine_line(found['machine'])}"
-    )
-    named = {"whole": "latency_ms", "first token": "ttft_ms", "per token": "tpot_ms"}
-    print_table(
-        title,
-        ["milliseconds", "p50", "p90", "p99"],
-        [
-            [name, *("-" if value is None else f"{value:.2f}" for value in found[key].values())]
-            for name, key in named.items()
-        ],
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -90,6 +91,7 @@ MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
             Measure("internal_share", "internal fragmentation", "share", "lower"),
             Measure("external_share", "external fragmentation", "share", "lower"),
             Measure("peak_blocks", "peak blocks", ""),
+            Measure("peak_memory_mib", "peak memory", "MiB", "lower", shown=True),
             Measure("jain", "Jain index", "", "higher"),
             Measure("max_slowdown", "max slowdown", "", "lower"),
             Measure("replica_jain", "Jain index of replicas", "", "higher"),
@@ -108,6 +110,25 @@ BALANCE: Final = ("replica_jain", "replica_max_over_mean")
 """Measures that a cluster alone has."""
 SHOWN: Final = tuple(name for name, measure in MEASURES.items() if measure.shown)
 """Names of those that are compared without being asked for."""
+
+
+_LONG = 1e15
+
+
+def number_text(value: float, digits: int, sign: str = "") -> str:
+    """Return a number with its thousands apart; one too long to be read by its exponent."""
+    return f"{value:{sign},.{digits}f}" if abs(value) < _LONG else f"{value:{sign}.3g}"
+
+
+def value_text(measure: str, value: float) -> str:
+    """Return a value of a measure with its unit: ``41.2%``, ``1,234 ms``, ``17``."""
+    unit = MEASURES[measure].unit
+    if unit == "share":
+        return f"{100 * value:.1f}%"
+    if not isfinite(value):
+        return "-"
+    digits = 0 if value == int(value) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{number_text(value, digits)} {unit}".rstrip()
 
 
 _PERCENTILES = (50, 90, 99)
@@ -200,10 +221,14 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
     if num_prompt := sum(each.num_prompt for each in admitted):
         found["hit_rate"] = sum(each.num_cached for each in admitted) / num_prompt
     found |= fairness(served)
-    found |= work_done(totals, len(record.replicas) or 1)
+    if totals.num_steps or not served:  # else its steps are not told
+        found |= work_done(totals, len(record.replicas) or 1)
+        if not record.replicas:
+            found |= {name: getattr(totals, name) for name in MEMORY_SHARES}
+    found["makespan_s"] = totals.elapsed
     found |= balance(record.replicas)
-    if not record.replicas:
-        found |= {name: getattr(totals, name) for name in MEMORY_SHARES}
+    if totals.peak_memory:
+        found["peak_memory_mib"] = totals.peak_memory / (1 << 20)
     found["failed"] = float(len(record.requests) - len(served))
     return {name: found[name] for name in MEASURES if name in found}
 
@@ -250,6 +275,11 @@ def _request_latencies(record: RunRecord) -> dict[str, float]:
         per_token = each.time_per_token if is_served else None
         if per_token is not None:
             times["tpot"].append(per_token)
+    served = [each for each in record.requests if each.is_served]
+    if served and all(each.first_token is None for each in served):  # it is not told
+        del times["ttft"]
+    if served and all(each.admitted is None for each in served):
+        del times["queueing"]
     found = {}
     for name, values in times.items():
         milliseconds = 1e3 * np.asarray(values)

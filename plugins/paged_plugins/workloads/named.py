@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_core.errors import SettingsError, did_you_mean
 from paged_plugins.files import read_document
+from paged_plugins.workloads.batch import NAMED
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
 
 _YAML = (".yaml", ".yml")
@@ -106,6 +107,9 @@ _DEFINITIONS: dict[str, dict[str, Any]] = {
         ],
     },
 }
+
+
+_DEFINITIONS |= {name: {"batch": name} for name in NAMED}
 
 
 def names() -> list[str]:

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from paged_core.errors import SettingsError
 from paged_plugins.files import Document, mistakes
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Replay
+from paged_plugins.workloads.batch import NAMED
 from paged_plugins.workloads.request_class import (
     MOST_PREFIXES,
     MixedClass,
@@ -39,6 +40,9 @@ class WorkloadSpec(RequestClass):
     once."""
     trace: TraceSpec | None = None
     """The file that has the requests; then nothing about them is drawn, unless their arrivals."""
+    batch: StrictStr | None = None
+    """The name of a batch of :mod:`paged_plugins.workloads.batch`, which has the requests; then
+    nothing about them is drawn."""
     mix: Annotated[tuple[MixedClass, ...], Field(max_length=100)] = ()
     """Classes of requests, each with the keys of a class and its weight; what a class leaves out is
     as the workload says it."""
@@ -61,6 +65,14 @@ class WorkloadSpec(RequestClass):
             raise PydanticCustomError(
                 "trace", f"the trace says what is asked; leave `{drawn[0]}` out"
             )
+        if self.batch is not None:
+            drawn += sorted(self.model_fields_set & {"trace", "arrivals", "requests"})
+            if drawn:
+                raise PydanticCustomError(
+                    "batch", f"the batch says what is asked; leave `{drawn[0]}` out"
+                )
+            if self.batch not in NAMED:
+                raise PydanticCustomError("batch", f"batches are {', '.join(NAMED)}")
         if sum(each.prefixes.num_shared for each in self.mix or (self,)) > MOST_PREFIXES:
             raise PydanticCustomError("prefixes", f"more than {MOST_PREFIXES:,} shared texts")
         return self
@@ -71,6 +83,8 @@ class WorkloadSpec(RequestClass):
         Args:
             count_tokens: how many tokens a text of a trace has; by default an estimate.
         """
+        if self.batch is not None:
+            return NAMED[self.batch]
         if self.trace:
             return TraceWorkload(self.name, self.trace, self.requests, self.arrivals, count_tokens)
         own = {key: getattr(self, key) for key in RequestClass.model_fields}
@@ -141,7 +155,7 @@ class WorkloadSpec(RequestClass):
         classes: list[tuple[RequestClass, dict[str, Any]]] = [(self, written)]
         if self.mix:
             classes = list(zip(self.mix, written["mix"], strict=True))
-        for each, values in classes if self.trace is None else ():
+        for each, values in classes if self.trace is None and self.batch is None else ():
             values["lengths"] = each.lengths.model_dump(mode="json", exclude_defaults=True)
         return written
 

@@ -33,8 +33,8 @@ from paged_plugins.lab.calibration.scenes import (
 from paged_plugins.lab.calibration.validation import validate
 from paged_plugins.lab.commands.options import AsJson, CpuTime
 from paged_plugins.lab.cost_models.linear import WeightsFile, write_weights
+from paged_plugins.lab.measures import value_text
 from paged_plugins.lab.runs.run_workload import warm_up
-from paged_plugins.lab.statistics.phrases import value_text
 from paged_plugins.machine import cpu_model
 from paged_plugins.progress import progress
 

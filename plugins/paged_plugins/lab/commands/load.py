@@ -26,8 +26,7 @@ from paged_plugins.lab.load.capacity import (
     find_capacity,
 )
 from paged_plugins.lab.load.fractions import capacity_text, choice_sentences, fitted, rate_unit
-from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.statistics.phrases import value_text
+from paged_plugins.lab.measures import MEASURES, value_text
 from paged_plugins.lab.study.study import Fractions, Study
 from paged_plugins.lab.study.unused import refuse_unused
 from paged_plugins.lab.tasks.pool import num_workers, open_runner

@@ -33,11 +33,10 @@ from paged_plugins.lab.commands.options import (
     executor_layer,
 )
 from paged_plugins.lab.load.fractions import choice_sentences
-from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures
+from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures, value_text
 from paged_plugins.lab.results.tables import parquet_table, request_values
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
-from paged_plugins.lab.statistics.phrases import Phrase, value_text
 from paged_plugins.lab.study.arms import Arm, PlannedArm
 from paged_plugins.lab.study.study import Fractions, Study
 from paged_plugins.lab.study.unused import refuse_unused
@@ -97,14 +96,14 @@ def _print(title: str, took: str, record: RunRecord | ClusterRecord, found: _Fou
     echo(title + took if num_failed < num_requests else title)
     if record.num_errors:
         why = errors_text(record.num_errors, num_requests, record.error)
-        echo(Phrase.RUN_FAILED.format(why=why))
+        echo(f"failed: {why}; what follows is of the others, and no measure of these settings")
     if num_refused := num_failed - record.num_errors:
         requests = counted(num_refused, "request")
-        echo(Phrase.RUN_REFUSED.format(requests=requests, reason=record.failure))
+        echo(f"not served: {requests}, refused or ignored, the first: {record.failure}")
     if num_failed == num_requests:
         return  # there is nothing to measure
     if num_failed and isinstance(record, ClusterRecord):
-        echo(Phrase.OTHERS_MEASURED)
+        echo("TTFT, TPOT, completion and queueing are those of the other requests")
     rows = [
         [MEASURES[name].title, value_text(name, value)]
         for name, value in found.items()

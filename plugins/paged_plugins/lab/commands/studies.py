@@ -1,15 +1,14 @@
-"""``compare``, ``lab run``, ``lab search`` and ``lab report``: the doors to studies."""
+"""``compare``, ``lab run`` and ``lab report``: the doors to studies."""
 
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import echo, print_json
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
-from paged_plugins.command_options import JsonFile, check_writable, refuse_settings
+from paged_plugins.command_options import check_writable, refuse_settings
 from paged_plugins.lab.commands.load import fit
 from paged_plugins.lab.commands.options import (
     STUDY_FILE,
@@ -38,7 +37,6 @@ from paged_plugins.lab.commands.options import (
 )
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import MEASURES, SHOWN, ServiceLevel
-from paged_plugins.lab.report.plain import document, table_lines
 from paged_plugins.lab.results.folder import (
     ResultsFolder,
     make_folder,
@@ -46,12 +44,9 @@ from paged_plugins.lab.results.folder import (
     write_folder,
 )
 from paged_plugins.lab.results.results import Advance, run_missing, run_study
-from paged_plugins.lab.search.report import document as search_document
-from paged_plugins.lab.search.report import print_search
-from paged_plugins.lab.search.search import most_runs, planned_rungs, read_search, run_search
-from paged_plugins.lab.statistics.phrases import Phrase
-from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.statistics.comparison import DECIDED, Comparison, print_differences
 from paged_plugins.lab.study.arms import (
+    Arm,
     PlannedArm,
     block_size_note,
     parse_variation,
@@ -59,20 +54,51 @@ from paged_plugins.lab.study.arms import (
 )
 from paged_plugins.lab.study.study import MAX_RUNS, Fractions, Study, read_ablation
 from paged_plugins.lab.study.unused import refuse_unused
+from paged_plugins.lab.tasks.peers import (
+    OURS,
+    PEERS,
+    Choice,
+    ResidentEngines,
+    load_of,
+    named_peers,
+)
 from paged_plugins.lab.tasks.pool import Runner, num_workers, open_runner
+from paged_plugins.machine import device_of
 from paged_plugins.progress import counted, progress
 from paged_plugins.workloads.named import workload_spec
-from paged_plugins.written_files import write_json, write_text
+from paged_plugins.written_files import write_text
 
-_PLAIN_WIDTH = 100
-"""Columns, where the output is no terminal."""
 Vary = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         metavar="KEY=A,B",
         help="A setting and its values, which may be tables, as in 'scheduler={name: token_budget, "
         "max_num_seqs: 8},prefill_or_decode'; the others are compared with the first. Repeatable: "
         "within each combination.",
+    ),
+]
+PeerNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer",
+        metavar="NAME[=PYTHON]",
+        help=f"Another engine as an arm, in real time, each in a process of its own: "
+        f"{', '.join(PEERS)}. Repeatable; PYTHON is that of an environment that has it.",
+    ),
+]
+OneAtATime = Annotated[
+    bool,
+    typer.Option(
+        "--one-at-a-time",
+        help="With --peer: load each engine after the one before has ended (default on CUDA).",
+    ),
+]
+Temperature = Annotated[float, typer.Option(min=0, help="With --peer. 0: greedy.")]
+WriteCache = Annotated[
+    bool,
+    typer.Option(
+        "--write-cache",
+        help="With --peer: write this engine's whole cache once before anything is measured.",
     ),
 ]
 Measure = Annotated[
@@ -98,7 +124,11 @@ Output = Annotated[
 def compare_command(
     given: SettingsArgs,
     workload: WorkloadName,
-    vary: Vary,
+    vary: Vary = None,
+    peer: PeerNames = None,
+    one_at_a_time: OneAtATime = False,
+    temperature: Temperature = 0.0,
+    write_cache: WriteCache = False,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm.")] = 6,
     real: Real = False,
     replicas: Replicas = None,
@@ -112,17 +142,22 @@ def compare_command(
     html: Html = None,
     output: Output = None,
 ) -> int:
-    """Vary settings under one workload, and say what that changes beyond chance.
+    """Vary settings, or the engine, under one workload, and say what that changes beyond chance.
 
     Every arm serves the same requests with the same seeds, on a virtual clock: the real policies,
     and a cost model for the time of a step. Differences are paired over the seeds; with 95%
-    confidence none of all the intervals misses; a star marks what is not chance. Of an arm in which
-    a request ends with an error nothing is concluded, and the exit status is 1.
+    confidence none of all the intervals misses, and the last column says better, worse, or
+    undecided where it may be chance. Of an arm in which
+    a request ends with an error nothing is concluded, and the exit status is 1. With --peer, this
+    engine and others run the model in turns, on the same token ids, all requests at once.
     """
-    variations = [parse_variation(each) for each in vary]
-    arms = varied_arms(
-        variations, given, executor_layer("compare", given.registry, real=real, replicas=replicas)
-    )
+    real = real or bool(peer)
+    variations = [parse_variation(each) for each in vary or ()]
+    if not (variations or peer):
+        raise SettingsError("there is nothing to compare; give --vary or --peer")
+    below = executor_layer("compare", given.registry, real=real, replicas=replicas)
+    arms = varied_arms(variations, given, below)
+    engines = _engines(peer or (), arms, temperature)
     if replicas is not None and real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
     keys = [*(each.key for each in variations), *(entry.key for entry in given.options)]
@@ -150,6 +185,18 @@ def compare_command(
     )
     study.check_fractions()
     chosen = chosen_measures(measure, study.slo, is_cluster=replicas is not None) or SHOWN
+    resident = None
+    if engines:
+        device = device_of(arms[0].settings)
+        load_of_all = load_of(
+            arms[0].settings, study.workloads, device=device, temperature=temperature
+        )
+        resident = ResidentEngines(
+            engines,
+            replace(load_of_all, write_cache=write_cache),
+            one_at_a_time=one_at_a_time or device != "cpu",
+            tell=partial(echo, err=True),
+        )
     if html is not None:
         from paged_plugins.lab.report import drawing
 
@@ -160,7 +207,7 @@ def compare_command(
     study = fit(study, given.registry, workers=workers)
     count = num_workers(num_runs, workers, is_real=real)
     with _running(given.registry, arms, num_runs, "comparing", workers=count) as (runner, advance):
-        results = run_study(study, runner, advance, keeps_records=bool(html or output))
+        results = run_study(study, resident or runner, advance, keeps_records=bool(html or output))
     for name in (measure and chosen) or ():
         if results.runs and not any(name in run.measures for run in results.runs):
             raise SettingsError(f"--measure {name}: no run has it; leave it out")
@@ -169,16 +216,33 @@ def compare_command(
         results = replace(results, manifest=manifest.model_dump(mode="json"))
         if output is not None:
             write_folder(output, study, results, given.registry, manifest)
-    found = Conclusions.of(results, chosen)
+    found = Comparison.of(results, chosen)
     if html is not None:
         from paged_plugins.lab.report import html as page
 
         write_text(html, page(found))
     if as_json:
-        print_json(document(found))
+        print_json(found.document())
     else:
         _print(found, num_runs)
     return FAILED if results.failures else OK
+
+
+def _engines(peers: Sequence[str], arms: list[PlannedArm], temperature: float) -> dict[str, Choice]:
+    """Return the engines of arms that run in processes of their own, by label, and append the arms
+    of other engines; none without these.
+    """
+    if not peers:
+        return {}
+    base = arms[0]
+    if base.settings.model == "demo":
+        raise SettingsError("--model demo is known to this engine only; give a folder or a hub id")
+    engines = {one.arm.label: Choice(OURS, None, one.settings, one.arm.label) for one in arms}
+    for choice in named_peers(peers, base.settings.model, base.settings.dtype, temperature):
+        engines[choice.name] = choice
+        arm = Arm(label=choice.name, axis="engine", compared_with=base.arm.label)
+        arms.append(PlannedArm(arm, base.settings))
+    return engines
 
 
 @contextmanager
@@ -201,22 +265,15 @@ def _running(
         yield runner, advance
 
 
-def _print(found: Conclusions, num_runs: int) -> None:
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
+def _print(found: Comparison, num_runs: int) -> None:
     results = found.results
-    heading = Phrase.COMPARED.format(
-        workload=results.workloads[0],
-        num_runs=num_runs,
-        seeds=counted(len(results.seeds), "seed"),
-        confidence=found.confidence,
-    )
-    lines = [heading]
     for told in choice_sentences(results.chosen, results.arms[0].title):
-        lines += wrap(told, width, subsequent_indent="  ", break_long_words=False)
-    lines += ["", *table_lines(results, found.differences, width), ""]
-    for sentence in found.sentences:
-        lines += wrap(sentence, width, subsequent_indent="  ", break_long_words=False)
-    echo("\n".join(lines))
+        echo(told)
+    print_differences(
+        found,
+        f"{results.workloads[0]}: {num_runs} runs, {counted(len(results.seeds), 'seed')}, "
+        f"differences with {found.confidence:.0%} intervals for all of them together",
+    )
 
 
 Ablation = Annotated[
@@ -283,45 +340,6 @@ def beginning(study: Study, num_missing: int, workers: int | None) -> str:
     return "; ".join(parts)
 
 
-def search_command(
-    given: SettingsArgs,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The search, YAML.", show_default=False)
-    ],
-    workers: Workers = None,
-    ray: OnRay = None,
-    as_json: AsJson = False,
-    output: JsonFile = None,
-) -> int:
-    """Search all combinations of settings for the best, in simulation.
-
-    By successive halving: all combinations take part in the first round, with few requests; the
-    better ones go on, with more. The best are run again with fresh seeds and compared with the
-    base. Settings are those of the file alone. A combination that fails is left out, and makes the
-    exit status 1.
-    """
-    refuse_settings(given, STUDY_FILE)
-    search, arms = read_search(file, given.registry)
-    study = fit(search.study(arms), given.registry, workers=workers, cluster=ray, say=True)
-    search = search.model_copy(update={"workloads": tuple(study.workloads)})
-    planned = planned_rungs(search, len(arms))
-    total = most_runs(search, planned)
-    echo(f"up to {total} runs: {', then '.join(map(str, planned))}", err=True)
-    count = num_workers(total, workers, is_real=False, cluster=ray)
-    with _running(*(given.registry, arms, total, "searching"), workers=count, cluster=ray) as (
-        runner,
-        advance,
-    ):
-        found = run_search(search, arms, runner, advance, study.num_blocks)
-    if output is not None:
-        write_json(output, search_document(found))
-    if as_json:
-        print_json(search_document(found))
-    else:
-        print_search(found)
-    return FAILED if found.problems else OK
-
-
 def report_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="As `lab run` has written it.")],
     html: Annotated[
@@ -345,10 +363,11 @@ def report_command(
         typer.Option(metavar="FILE", help="Draw what the observer block_map has written, too."),
     ] = None,
 ) -> int:
-    """Report results: the answer, differences with confidence intervals, plots, what was run.
+    """Report results: differences with confidence intervals, plots, what was run.
 
-    Without options, `report.md` and `report.html` are written into the folder. The answer is
-    printed too. Of an arm that failed nothing is concluded, and the exit status is 1.
+    Without options, `report.md` and `report.html` are written into the folder. The differences that
+    are decided are printed too. Of an arm that failed nothing is concluded, and the exit status is
+    1.
     """
     from paged_plugins.block_history import BlockHistory
     from paged_plugins.lab.report import html as page
@@ -361,13 +380,12 @@ def report_command(
     blocks = None if block_map is None else BlockHistory(block_map)
     if html is None and markdown is None:
         html, markdown = folder / "report.html", folder / "report.md"
-    told, made = Conclusions.of(results, measures), {}
+    told, made = Comparison.of(results, measures), {}
     if markdown is not None:
         made[markdown] = tables(told)
     if html is not None:
         made[html] = page(told, blocks)
-    for sentence in told.sentences:
-        echo(sentence)
+    print_differences(told, is_shown=DECIDED)
     for path, text in made.items():
         write_text(path, text)
         echo(f"wrote {path}")

@@ -14,9 +14,9 @@ from paged_core.errors import EngineError, SettingsError
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.load.blocks import unlimited
 from paged_plugins.lab.load.steady import SteadyState
+from paged_plugins.lab.measures import value_text
 from paged_plugins.lab.results.results import Advance
 from paged_plugins.lab.statistics.differences import critical_value
-from paged_plugins.lab.statistics.phrases import value_text
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.lab.tasks.task import Task
 from paged_plugins.workloads.spec import WorkloadSpec

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from paged_plugins.lab.measures import MEASURES, Measure
+from paged_plugins.lab.measures import MEASURES, Measure, value_text
 from paged_plugins.lab.report.origin import Told, changes, notes, origin
 from paged_plugins.lab.results.results import FAILED, Results
+from paged_plugins.lab.statistics.comparison import DECIDED, Comparison
 from paged_plugins.lab.statistics.differences import Difference
-from paged_plugins.lab.statistics.phrases import Phrase, listed, value_text
-from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.progress import counted
 
@@ -106,8 +105,7 @@ class DifferenceTable:
     def equal_text(self) -> str:
         """Name these, with their values."""
         rows = "; ".join(f"{row.measure.title} {row.base}" for row in self.equal)
-        told = Phrase.EQUAL_IN_ALL.format(measures=rows)
-        return told[0].upper() + told[1:]
+        return f"Equal in all arms: {rows}"
 
 
 Found = Mapping[tuple[str, str, str], Difference]
@@ -169,10 +167,10 @@ class Contents:
     title: str
     scope: str
     """How much was run."""
-    answers: Sequence[str]
-    """What is better for each axis; without axes, what each arm moved."""
-    arms: Sequence[str]
-    """What each arm moved, if the answers do not say it."""
+    limits: Sequence[str]
+    """What limits the differences."""
+    decided: Sequence[Difference]
+    """Those that are claimed, of the measures that are shown without being asked."""
     notes: Sequence[str]
     """How to read the tables, and how far to trust them."""
     tables: Sequence[DifferenceTable]
@@ -189,16 +187,20 @@ class Contents:
     found: Found
 
 
-def contents(told: Conclusions) -> Contents:
-    """Return what a report of conclusions says."""
+def contents(told: Comparison) -> Contents:
+    """Return what a report of a comparison says."""
     results = told.results
     found = {(each.arm, each.workload, each.measure): each for each in told.differences}
     kinds, (facts, blocks) = families(results, _MOST_COLUMNS), origin(results)
     return Contents(
         title=_title(results, kinds),
         scope=_scope(results, told.differences),
-        answers=told.answers or told.arms,
-        arms=told.arms if told.answers else (),
+        limits=told.limits,
+        decided=[
+            each
+            for each in told.differences
+            if each.verdict in DECIDED and MEASURES[each.measure].shown
+        ],
         notes=list(notes(results, told.confidence, len(found))),
         tables=_tables(results, kinds, found, [each for each in MEASURES.values() if each.shown]),
         full_tables=_tables(results, kinds, found, MEASURES.values()),
@@ -229,11 +231,16 @@ def group_title(results: Results, workload: str, family: Family | None = None) -
 
 def _title(results: Results, kinds: Sequence[Family]) -> str:
     axes = list(dict.fromkeys(arm.axis for family in kinds for arm in family.arms))
-    where = f" on {listed(results.workloads)}" if len(results.workloads) in {1, 2} else ""
+    where = f" on {_listed(results.workloads)}" if len(results.workloads) in {1, 2} else ""
     named = [axis for axis in axes if axis]
     if named and len(named) == len(axes) <= 3:
-        return Phrase.WHAT_CHANGES.format(axes=listed(named), where=where)
-    return Phrase.WHAT_DIFFERS.format(num_arms=len(results.arms), where=where)
+        return f"What does changing {_listed(named)} do{where}?"
+    return f"What do {len(results.arms)} arms differ in{where}?"
+
+
+def _listed(items: Sequence[str]) -> str:
+    """Return ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))
 
 
 def _scope(results: Results, different: Sequence[Difference]) -> str:
@@ -242,6 +249,6 @@ def _scope(results: Results, different: Sequence[Difference]) -> str:
         counted(len(results.workloads), "workload"),
         counted(len(results.seeds), "seed"),
         counted(len(results.runs), "run"),
-        Phrase.NUM_MOVED.format(moved=sum(each.moved for each in different), total=len(different)),
+        f"{sum(each.moved for each in different):,} of {len(different):,} differences decided",
     )
     return " · ".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -11,14 +11,13 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from paged_plugins.block_history import BlockHistory
-from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.measures import MEASURES, value_text
 from paged_plugins.lab.report.contents import Contents, DifferenceTable, contents
 from paged_plugins.lab.report.pictures import galleries
 from paged_plugins.lab.report.pictures.drawing import printable
 from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.statistics.differences import Difference
-from paged_plugins.lab.statistics.phrases import change_text, interval_text, value_text
-from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.written_files import write_text
 
 _BREAKS = re.compile(r"=(?=\w{9})|(?<=\w{3})_(?=\w{3})")
@@ -44,11 +43,11 @@ def write_html(
         SettingsError: matplotlib is not installed.
         WriteFailed: the file cannot be written.
     """
-    write_text(path, html(Conclusions.of(results, measures), blocks))
+    write_text(path, html(Comparison.of(results, measures), blocks))
 
 
-def html(told: Conclusions, blocks: BlockHistory | None = None) -> str:
-    """Return the report of conclusions as a page; equal results make equal pages.
+def html(told: Comparison, blocks: BlockHistory | None = None) -> str:
+    """Return the report of a comparison as a page; equal results make equal pages.
 
     Args:
         blocks: who held which block in one run, to be drawn too.
@@ -65,12 +64,12 @@ def html(told: Conclusions, blocks: BlockHistory | None = None) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"breakable": _breakable, "change": change_text, "value": value_text}
-    environment.filters["interval"] = _interval
+    environment.filters |= {"breakable": _breakable, "interval": _interval, "value": value_text}
     told = told.with_named_base()
     found = contents(told)
     page = environment.get_template("page.html").render(
         contents=found,
+        measures=MEASURES,
         has_full_tables=len(found.found) <= _MOST_DIFFERENCES,
         galleries=galleries(told.results, found, blocks),
         css=files(_PACKAGE).joinpath("page.css").read_text("utf-8"),
@@ -79,7 +78,7 @@ def html(told: Conclusions, blocks: BlockHistory | None = None) -> str:
 
 
 def _interval(difference: Difference) -> str:
-    return interval_text(difference) if difference.has_interval else ""
+    return difference.interval_text if difference.has_interval else ""
 
 
 def _breakable(label: str) -> Markup:
@@ -92,25 +91,24 @@ _SPECIAL = re.compile(r"([\\`*<>#|~$&]|(?<!\w)_|_(?!\w)|\](?=[(\[:]))")
 
 def write_markdown(results: Results, path: Path, *, measures: Collection[str] = MEASURES) -> None:
     """Write the report of ``results``, without plots; WriteFailed if that fails."""
-    write_text(path, markdown(Conclusions.of(results, measures)))
+    write_text(path, markdown(Comparison.of(results, measures)))
 
 
-def markdown(told: Conclusions) -> str:
-    """Return the report of conclusions as Markdown, without plots."""
+def markdown(told: Comparison) -> str:
+    """Return the report of a comparison as Markdown, without plots."""
     return printable("\n".join(_lines(contents(told.with_named_base()))) + "\n")
 
 
 def _lines(told: Contents) -> Iterator[str]:
     yield from (f"# {escaped(told.title)}", "", escaped(told.scope), "")
-    for sentence in told.answers:
-        yield f"- {escaped(sentence)}"
+    for limit in told.limits:
+        yield f"- {escaped(limit)}"
+    yield from _decided(told.decided)
     yield from ("", "## How to read this", "")
     for note in told.notes:
         yield f"- {escaped(note)}"
     if told.full_tables:
         yield from ("", "## Differences", "")
-        for sentence in told.arms:
-            yield f"- {escaped(sentence)}"
         for table in told.full_tables:
             yield from ("", *_table(table))
     yield from ("", "## What was run", "", "| arm | settings that it changes |", "| --- | --- |")
@@ -122,6 +120,17 @@ def _lines(told: Contents) -> Iterator[str]:
     for key, value in told.blocks:
         yield from ("", f"### {escaped(key)}", "")
         yield from (f"    {line}" for line in value.splitlines())  # no fence is safe from it
+
+
+def _decided(some: Sequence[Difference]) -> Iterator[str]:
+    """Yield a table of the differences that are claimed."""
+    if some:
+        yield from ("", "| arm | compared with | workload | measure | change | |")
+        yield "| --- | --- | --- | --- | ---: | --- |"
+    for each in some:
+        words = (each.arm, each.compared_with, each.workload, MEASURES[each.measure].title)
+        change = f"{each.change_text} {_interval(each)}"
+        yield f"| {' | '.join(map(escaped, (*words, change, each.verdict)))} |"
 
 
 def _table(table: DifferenceTable) -> Iterator[str]:
@@ -139,8 +148,8 @@ def _table(table: DifferenceTable) -> Iterator[str]:
 
 
 def _cell(found: Difference) -> str:
-    change = " ".join(filter(None, (change_text(found), escaped(_interval(found)))))
-    return f"**{change} {found.verdict}**" if found.verdict else change
+    change = " ".join(filter(None, (found.change_text, escaped(_interval(found)))))
+    return f"**{change} {found.verdict}**" if found.moved else change
 
 
 def escaped(text: str) -> str:

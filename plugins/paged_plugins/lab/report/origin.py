@@ -12,7 +12,6 @@ from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import LATENCIES
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import minimum_seeds
-from paged_plugins.lab.statistics.phrases import Phrase
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted
@@ -31,13 +30,12 @@ def origin(results: Results) -> tuple[Told, Told]:
     rest, as YAML.
     """
     limits = [
-        Phrase.LIMIT.format(measure=LATENCIES[kind], limit=limit)
-        for kind, limit in results.slo.limits.items()
+        f"{LATENCIES[kind]} at most {limit:g} ms" for kind, limit in results.slo.limits.items()
     ]
     facts = {
         "workloads": ", ".join(results.workloads),
         "seeds": ", ".join(map(str, results.seeds)),
-        "service level": ", ".join(limits) or Phrase.NO_LIMITS,
+        "service level": ", ".join(limits) or "none, so there is no goodput",
     }
     blocks = {}
     first = results.arms[0].label
@@ -78,18 +76,39 @@ def notes(results: Results, confidence: float, num_differences: int) -> Iterator
     num_runs = sum(len(runs) for (arm, _), runs in results.runs_of.items() if arm in sound)
     missing = len(sound) * len(results.workloads) * num_seeds - num_runs
     if missing:
-        yield Phrase.MISSING_RUNS.format(runs=counted(missing, "run"))
-    yield Phrase.SAME_REQUESTS.format(seeds=counted(num_seeds, "seed"))
+        yield (
+            f"{counted(missing, 'run')} failed or were left out: a difference is of the seeds that "
+            "both arms have."
+        )
+    yield (
+        f"Every arm served the same requests with the same {counted(num_seeds, 'seed')}. A "
+        "difference is taken within each seed, then averaged."
+    )
     yield from choice_sentences(results.chosen, results.arms[0].title)
     settings = results.manifest.get("settings", {}).get(results.arms[0].label, {})
     if settings.get("executor", {}).get("name") == SIMULATED:
         model = settings.get("cost_model") or {}
         options = [f"{key} {show(value)}" for key, value in model.items() if key != "name"]
-        yield Phrase.SIMULATED.format(model=model.get("name"), options=", ".join(options))
+        yield (
+            "Times are those of a simulation: a step takes what cost model "
+            f"{model.get('name')} ({', '.join(options)}) predicts. Intervals are of the draw of "
+            "requests, not of the prediction."
+        )
     if num_seeds < 2:
-        yield Phrase.NO_INTERVALS
+        yield "One seed bounds nothing: there are no intervals, and all is undecided."
         return
-    yield Phrase.INTERVALS.format(percent=100 * confidence, num_differences=num_differences)
+    yield (
+        f"[low, high] is the {100 * confidence:g}% confidence interval of a difference, by a "
+        "bootstrap over seeds. It is corrected for the number of comparisons: with "
+        f"{100 * confidence:g}% confidence all {num_differences:,} intervals of this report hold "
+        "at once."
+    )
     enough = minimum_seeds(confidence)
-    claim = Phrase.NO_CLAIM if num_seeds < enough else Phrase.CLAIM
-    yield claim.format(enough=enough, num_seeds=num_seeds)
+    if num_seeds < enough:
+        yield f"A decision needs {enough} seeds: with {num_seeds}, all is undecided."
+        return
+    yield (
+        "A difference is decided if its interval leaves out 0; then it is called better or worse, "
+        "and set in bold. One that is undecided need not be none: the interval says how large a "
+        "difference may have been missed."
+    )

@@ -1,4 +1,4 @@
-"""The results of a study: what tables, sentences and reports are made of, and runs of it."""
+"""The results of a study: what tables and reports are made of, and runs of it."""
 
 from __future__ import annotations
 

@@ -123,6 +123,8 @@ class RunTotals:
     peak_blocks: Count = 0
     """Most blocks that requests of one engine held in a step; idle ones that are cached could be
     given up, and are not among them."""
+    peak_memory: Count = 0
+    """Bytes that the process of an engine held at most; 0: not known."""
     swapped_blocks: Count = 0
     """Out and in together."""
     copied_blocks: Count = 0

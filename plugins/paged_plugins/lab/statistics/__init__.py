@@ -1,1 +1,1 @@
-"""Differences between the arms of a study, with their uncertainty, in numbers and in words."""
+"""Differences between the arms of a study, with their uncertainty, in numbers and as tables."""

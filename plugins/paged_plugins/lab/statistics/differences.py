@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from paged_plugins.lab.measures import MEASURES, Measure
+from paged_plugins.lab.measures import MEASURES, Measure, number_text
 from paged_plugins.lab.results.results import Results
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class PairedEffect:
         return _ROUNDING * float(size)
 
 
-Verdict = Literal["better", "worse", "differs", ""]
+Verdict = Literal["better", "worse", "differs", "equal", "undecided"]
 
 _LEAST_CHANGE = 0.01
 """Percent or points: what is smaller is not claimed, as no decision depends on it."""
@@ -182,10 +182,53 @@ class Difference(Pair):
 
     @property
     def verdict(self) -> Verdict:
-        """Which way it moved, if it did."""
+        """Which way it moved, if it did; of a measure without a better way, that it differs."""
         if not self.moved:
-            return ""
+            return "equal" if self.is_equal else "undecided"
         return "differs" if self.is_better is None else "better" if self.is_better else "worse"
+
+    @property
+    def unit(self) -> str:
+        """The unit of the change."""
+        measure = MEASURES[self.measure]
+        return "%" if self.relative else "points" if measure.is_share else measure.unit
+
+    @property
+    def change_text(self) -> str:
+        """The change with its unit: ``+2.1 points``, ``-3%``, ``+12 ms``."""
+        space = "" if self.relative or not self.unit else " "
+        return f"{_signed(self.change, self._digits)}{space}{self.unit}"
+
+    @property
+    def interval_text(self) -> str:
+        """The confidence interval: ``[+1.3, +2.9]``; of one seed ``[?, ?]``."""
+        low, high = (
+            _signed(end, self._digits) if isfinite(end) else "?" for end in (self.low, self.high)
+        )
+        return f"[{low}, {high}]"
+
+    @property
+    def _digits(self) -> int:
+        """Decimals of the change and its interval: where it moved, enough to tell its ends from
+        0.
+        """
+        numbers = [
+            abs(each)
+            for each in (self.change, self.low, self.high)
+            if isfinite(each) and (self.moved or each == self.change)
+        ]
+        digits = 0 if max(numbers) >= 10 and self.relative else 1
+        while self.moved and round(min(numbers), digits) == 0 and digits < _MOST_DIGITS:
+            digits += 1
+        return digits
+
+
+_MOST_DIGITS = 4
+
+
+def _signed(value: float, digits: int) -> str:
+    """Return a number with its sign, ``-0.0`` if rounding alone makes it 0; ``0`` if it is."""
+    return number_text(value, digits, "+") if value else "0"
 
 
 def differences(

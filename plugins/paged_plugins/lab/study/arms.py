@@ -39,6 +39,8 @@ BASE = "base"
 """Label of the arm that the others are compared with."""
 
 
+OWN = "paged_core"
+"""Label of this engine, where other engines are arms beside it."""
 LineOf = Callable[..., int | None]
 """``line(*path)``: where in a file that is; ``None``: it is not known."""
 
@@ -247,11 +249,14 @@ def varied_arms(
     """Return an arm for every combination, with its settings.
 
     The first setting is the axis: within each combination of the others, its values are compared
-    with its first one.
+    with its first one. Without any there is one arm, this engine.
 
     Raises:
         SettingsError: a combination is no valid settings, two are equal, or they are too many.
     """
+    if not variations:
+        settings = given.resolve(below).settings
+        return [PlannedArm(Arm(label=OWN, compared_with=OWN), settings)]
     axis, *others = variations
     keys = [each.key for each in variations]
     for number, key in enumerate(keys):

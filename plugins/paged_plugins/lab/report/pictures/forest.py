@@ -27,7 +27,7 @@ from paged_plugins.lab.results.results import Results
 if TYPE_CHECKING:
     from paged_plugins.lab.statistics.differences import Difference
 
-_COLORS = {"better": BLUE, "worse": VERMILLION, "differs": INK, "": INK}
+_COLORS = {"better": BLUE, "worse": VERMILLION}
 _ROW, _LABEL = 15.0, 29.0
 """Points: of a difference, and of the label of an arm at least."""
 _MOST_ROWS = 40
@@ -65,8 +65,8 @@ def forest(results: Results, found: Found, most: int) -> Gallery:
     return Gallery(
         question="Which arm moved what, and by how much?",
         how_to_read=(
-            "Mark and line: a difference and its confidence interval. Filled: it moved, and is"
-            " better (blue) or worse (vermillion). Hollow: it did not move. Measures that are equal"
+            "Mark and line: a difference and its confidence interval. Filled: better (blue)"
+            " or worse (vermillion). Hollow: undecided. Measures that are equal"
             " in all arms are not drawn."
         ),
         groups=[PictureGroup(legend=marks, pictures=pictures)],
@@ -88,7 +88,7 @@ def _picture(
     figure, axes = new_axes((58 + top) / 72)
     axes.axvline(0, color=INK, linewidth=1)
     for place, each in zip(chain(*labels.values()), rows, strict=True):
-        color, at = _COLORS[each.verdict], (place, place)
+        color, at = _COLORS.get(each.verdict, INK), (place, place)
         if each.has_interval:
             axes.plot([each.low, each.high], at, color=color, linewidth=1.4)
         face = color if each.moved else PAPER

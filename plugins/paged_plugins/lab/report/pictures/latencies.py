@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.measures import MEASURES, value_text
 from paged_plugins.lab.report.contents import Family
 from paged_plugins.lab.report.pictures.drawing import (
     STYLES,
@@ -21,7 +21,6 @@ from paged_plugins.lab.report.pictures.drawing import (
     new_axes,
 )
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.statistics.phrases import value_text
 
 _TITLES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "Completion"}
 _POINTS = 81

@@ -1,4 +1,4 @@
-"""Other engines to compare with: what there is, and each in a process of its own.
+"""Engines as arms of a study, each resident in a process of its own: this one, and others.
 
 An engine is run by a script, with the Python of whatever environment has it; ``peer.py`` beside the
 scripts is the other side of what is said here.
@@ -10,10 +10,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any, Self
@@ -23,8 +22,11 @@ import psutil
 from paged_core.errors import EngineError, SettingsError
 from paged_core.processes.child import LocalChild
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.bench.workloads import by_turn
+from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
+from paged_plugins.lab.tasks.task import Ran, Task
+from paged_plugins.workloads.batch import NUM_IDS, by_turn, is_batch, longest
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
+from paged_plugins.workloads.spec import WorkloadSpec
 
 _OLDEST = (3, 11)
 _ANSWER_SECONDS = 60
@@ -93,7 +95,7 @@ PEERS = _table(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Load:
     """Model and settings that an engine is to load."""
 
     model: str
@@ -134,11 +136,6 @@ class Choice:
         return self.label or self.peer.name
 
 
-def task_settings(settings: EngineSettings) -> dict[str, Any]:
-    """Return settings as the process of an engine is told them."""
-    return settings.model_dump(mode="json", exclude_unset=True)
-
-
 def named_peers(
     named: Sequence[str], model: str, dtype: str, temperature: float = 0.0
 ) -> list[Choice]:
@@ -172,27 +169,6 @@ def named_peers(
             raise SettingsError(f"peer {name!r} has no checkpoint: {missing}")
         chosen[name] = Choice(peer, python)
     return list(chosen.values())
-
-
-def installed_peers(
-    model: str, dtype: str, tell: Callable[[str], None], temperature: float = 0.0
-) -> list[Choice]:
-    """Return the peers of this environment that can load the model.
-
-    Args:
-        tell: called with a message for each installed peer that has no converted checkpoint, or
-            cannot decode at the temperature.
-    """
-    chosen = []
-    for peer in PEERS.values():
-        if find_spec(peer.package) is None:
-            continue
-        found = ask(peer, None, model, dtype, temperature)
-        if problem := found["problem"] or found["missing"]:
-            tell(f"left out {peer.name}: {problem}")
-        else:
-            chosen.append(Choice(peer))
-    return chosen
 
 
 def ask(
@@ -237,7 +213,7 @@ def _command(peer: Peer, python: str | None, what: str, values: dict[str, Any]) 
     The scripts are beside this module in an installed package, and in ``tools`` in a checkout.
     """
     shipped = Path(__file__).with_name("peer_scripts")
-    folder = shipped if shipped.is_dir() else Path(__file__).parents[3] / "tools" / "peers"
+    folder = shipped if shipped.is_dir() else Path(__file__).parents[4] / "tools" / "peers"
     script = str(folder / f"{peer.script}.py")
     return [python or sys.executable, script, what, json.dumps({"name": peer.kind, **values})]
 
@@ -252,23 +228,24 @@ class PeerProcess:
     """One engine; leaving its ``with`` ends the process.
 
     Args:
-        task: what all engines are to load; settings of the choice replace those in it.
+        load: what all engines are to load; settings of the choice replace those in it.
 
     Raises:
         EngineError: it cannot load the model, or dies; its own messages are on standard error.
     """
 
-    def __init__(self, choice: Choice, task: Task) -> None:
+    def __init__(self, choice: Choice, load: Load) -> None:
         self.name = choice.name
         if choice.settings is not None:
-            task = replace(task, settings=task_settings(choice.settings))
+            settings = choice.settings.model_dump(mode="json", exclude_unset=True)
+            load = replace(load, settings=settings)
         started = perf_counter()
         self._child = LocalChild(
-            _command(choice.peer, choice.python, "serve", asdict(task)),
+            _command(choice.peer, choice.python, "serve", asdict(load)),
             choice.name,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            environ=_environ(choice.python) | {"OMP_NUM_THREADS": str(task.threads)},
+            environ=_environ(choice.python) | {"OMP_NUM_THREADS": str(load.threads)},
         )
         try:
             ready = self._answer()
@@ -346,3 +323,184 @@ class PeerProcess:
         if "error" in answer:
             raise EngineError(f"{self.name}: {answer['error']}")
         return answer
+
+
+# ---------------------------------------------------------------------- engines as arms
+
+
+_LENGTH_STEP = 1024
+_CACHE_GIB = 4
+_ANY_TOKEN = 1 << 31
+
+
+def load_of(
+    settings: EngineSettings, workloads: Sequence[WorkloadSpec], *, device: str, temperature: float
+) -> Load:
+    """Return what all engines are to load for workloads; ``max_model_len`` is the longest request,
+    rounded up to a multiple of 1,024 tokens.
+
+    Raises:
+        SettingsError: a workload is none of requests that arrive at once, or the model or its dtype
+            may be another one in each engine.
+    """
+    if settings.dtype == "auto":
+        raise SettingsError(
+            "--dtype auto may select a different dtype in each engine; give bfloat16 or float32"
+        )
+    length = 0
+    for workload in workloads:
+        firsts = list(workload.build().draw(0))
+        if not is_batch(firsts):
+            raise SettingsError(
+                f"workload {workload.name}: engines in processes of their own are given all "
+                "requests at once; choose one without arrivals, such as W1"
+            )
+        length = max(length, longest(firsts))
+    memory = settings.kv_cache_memory
+    if isinstance(memory, float):
+        memory = int(memory * psutil.virtual_memory().available)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Load(
+        model=settings.model,
+        dtype=settings.dtype,
+        threads=settings.threads or min(psutil.cpu_count(logical=False) or 1, usable or 1),
+        max_model_len=-(-length // _LENGTH_STEP) * _LENGTH_STEP,
+        longest_request=length,
+        cache_gib=max(1, round(memory / (1 << 30))) if memory else _CACHE_GIB,
+        settings=settings.model_dump(mode="json", exclude_unset=True),
+        device=device,
+        temperature=temperature,
+    )
+
+
+class ResidentEngines:
+    """Runs the tasks of arms on an engine each, which is resident while its tasks run.
+
+    All engines are loaded before the first task, and take turns; or one at a time, each for all of
+    its tasks. The tasks of one that fails fail, and the others go on.
+
+    Args:
+        engines: by the label of the arm.
+        load: for all of them.
+        tell: called with what is to be known of an engine besides its results.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Choice],
+        load: Load,
+        *,
+        one_at_a_time: bool,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._choices = engines
+        self._load = load
+        self._one_at_a_time = one_at_a_time
+        self._tell = tell
+        self._vocab_size: int | None = None
+        self._outputs: dict[str, list[list[int]]] = {}
+        """The answers of each arm to the first requests."""
+
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[Ran]:
+        """Run tasks in their order, or arm by arm; yield each when it has ended."""
+        groups = [tasks]
+        if self._one_at_a_time:
+            arms = dict.fromkeys(task.arm for task in tasks)
+            groups = [[task for task in tasks if task.arm == arm] for arm in arms]
+        for group in groups:
+            yield from self._run(group)
+        first = next(iter(self._outputs.values()), [])
+        for arm, answers in list(self._outputs.items())[1:]:
+            same = sum(one == other for one, other in zip(answers, first, strict=True))
+            self._tell(f"{arm}: {same} of {len(first)} answers have the tokens of the first arm's")
+
+    def _run(self, tasks: Sequence[Task]) -> Iterator[Ran]:
+        engines: dict[str, PeerProcess | str] = {}
+        with ExitStack() as stack:
+            for arm in dict.fromkeys(task.arm for task in tasks):
+                try:
+                    engines[arm] = self._started(stack, arm)
+                except EngineError as error:
+                    engines[arm] = str(error)
+            for task in tasks:
+                engine = engines[task.arm]
+                if isinstance(engine, str):
+                    yield Ran(task, None, engine)
+                    continue
+                try:
+                    record = self._record(engine, task)
+                except EngineError as error:
+                    engines[task.arm] = str(error)
+                    yield Ran(task, None, str(error))
+                    continue
+                engine.settle()
+                yield Ran(task, record, None)
+
+    def _started(self, stack: ExitStack, arm: str) -> PeerProcess:
+        engine = stack.enter_context(PeerProcess(self._choices[arm], self._load))
+        self._vocab_size = self._vocab_size or engine.vocab_size
+        written = {None: "not known", True: "yes", False: "no"}[engine.cache_written]
+        self._tell(
+            f"{arm}: {engine.version}, started in {engine.start_seconds:.1f} s; cache written "
+            f"before: {written}"
+        )
+        prompt = (range(3, 27),)
+        engine.run([WorkloadRequest(id=str(i), prompt=prompt, output=4) for i in range(2)])
+        if not engine.settle():
+            self._tell(
+                f"{arm} uses the processor while it waits for requests, which slows down the "
+                "others; compare with it alone (--one-at-a-time)"
+            )
+        return engine
+
+    def _record(self, engine: PeerProcess, task: Task) -> RunRecord:
+        """Run a task; EngineError if the engine fails, or generates a wrong number of tokens."""
+        vocab_size = self._vocab_size or _ANY_TOKEN
+        firsts = [
+            _with_tokens(first, vocab_size) for first in task.workload.build().draw(task.seed)
+        ]
+        answer = engine.run(firsts)
+        requests = [request for request, _ in by_turn(firsts)]
+        for output, request in zip(answer["outputs"], requests, strict=True):
+            if len(output) != request.output:
+                raise EngineError(
+                    f"{engine.name} generated {len(output)} tokens instead of {request.output}, so "
+                    "its time cannot be compared"
+                )
+        self._outputs.setdefault(task.arm, answer["outputs"])
+        return _record_of(requests, answer)
+
+
+def _with_tokens(first: WorkloadRequest, vocab_size: int) -> WorkloadRequest:
+    """Return a request, and those that follow it, with token ids of a vocabulary as its content."""
+    ids = token_ids(first.prompt, None)
+    tokens = [each % vocab_size for each in ids]
+    if max(ids, default=0) >= NUM_IDS:  # drawn content, of which none is a token id
+        tokens = token_ids(first.prompt, vocab_size)
+    followers = tuple(_with_tokens(each, vocab_size) for each in first.followers)
+    return replace(first, prompt=(tuple(tokens),), followers=followers)
+
+
+def _record_of(requests: Sequence[WorkloadRequest], answer: Mapping[str, Any]) -> RunRecord:
+    """Return the record of a run of which the time of the whole batch is known, and that of each
+    request where the engine tells it.
+    """
+    elapsed = answer["elapsed"]
+    times = answer.get("times") or [[0.0, None, elapsed]] * len(requests)
+    records = [
+        RequestRecord(
+            id=request.id,
+            arrival=arrival,
+            admitted=None,
+            first_token=first,
+            finished=ended,
+            num_prompt=request.num_new,
+            num_cached=0,
+            num_output=request.output,
+            num_preemptions=0,
+            finish_reason="length",
+        )
+        for request, (arrival, first, ended) in zip(requests, times, strict=True)
+    ]
+    totals = RunTotals(elapsed=elapsed, peak_memory=answer["peak_memory"])
+    return RunRecord(requests=records, totals=totals)

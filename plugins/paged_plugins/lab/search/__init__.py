@@ -1,1 +1,0 @@
-"""Search for the combination of settings that serves an objective best."""

@@ -1,0 +1,232 @@
+"""A comparison of the arms of a study: its differences as a table, as plain data, and what limits
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from paged_core.cli.output import echo, print_table
+from paged_plugins.lab.measures import MEASURES, value_text
+from paged_plugins.lab.results.results import Results, RunResult
+from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds
+from paged_plugins.progress import counted
+
+DECIDED = frozenset({"better", "worse", "differs"})
+"""Verdicts that claim a difference."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results, and how far the arms differ in some measures."""
+
+    results: Results
+    differences: Sequence[Difference]
+    confidence: float
+
+    @classmethod
+    def of(
+        cls, results: Results, measures: Collection[str] | None = None, confidence: float = 0.95
+    ) -> Comparison:
+        """Return the comparison in some measures; the fewer, the narrower the intervals.
+
+        Args:
+            measures: names of those to compare; ``None``: all.
+        """
+        return cls(results, differences(results, confidence, measures=measures), confidence)
+
+    def with_named_base(self) -> Comparison:
+        """Return it with the base called by its settings; see :class:`Results`."""
+        base, name = self.results.arms[0].label, self.results.arms[0].title
+        named = [
+            replace(
+                each,
+                arm=name if each.arm == base else each.arm,
+                compared_with=name if each.compared_with == base else each.compared_with,
+            )
+            for each in self.differences
+        ]
+        return replace(self, results=self.results.with_named_base(), differences=named)
+
+    @cached_property
+    def limits(self) -> list[str]:
+        """What limits the differences: too few seeds, arms that failed, requests that were refused,
+        draws without chance.
+        """
+        results, enough = self.results, minimum_seeds(self.confidence)
+        found = []
+        if len(results.seeds) < enough:
+            found.append(
+                f"{counted(len(results.seeds), 'seed')}: too few to decide anything with "
+                f"{self.confidence:.0%} confidence; run {enough}"
+            )
+        found += _failed_arms(results)
+        for workload in results.workloads:
+            runs = {
+                arm: some
+                for (arm, name), some in results.runs_of.items()
+                if name == workload and arm not in results.failures
+            }
+            found += [*_refusals(workload, runs), *_without_chance(workload, runs)]
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """Return all of a comparison on one workload as plain data."""
+        results = self.results
+        return {
+            "workload": results.workloads[0],
+            "seeds": list(results.seeds),
+            "confidence": self.confidence,
+            "minimum_seeds": minimum_seeds(self.confidence),
+            "arms": [
+                {
+                    "arm": arm.label,
+                    "changes": dict(arm.changes),
+                    "compared_with": arm.compared_with,
+                    "failed": str(results.failures[arm.label])
+                    if arm.label in results.failures
+                    else None,
+                }
+                for arm in results.arms
+            ],
+            "measures": {
+                name: {
+                    "title": MEASURES[name].title,
+                    "unit": MEASURES[name].unit,
+                    "better": MEASURES[name].better,
+                }
+                for name in dict.fromkeys(each.measure for each in self.differences)
+            },
+            "differences": [_described(each) for each in self.differences],
+            "limits": self.limits,
+            "runs": [
+                {
+                    "arm": run.arm,
+                    "seed": run.seed,
+                    "measures": dict(run.measures),
+                    "requests": run.num_requests,
+                    "errors": run.num_errors,
+                }
+                for run in results.runs
+            ],
+            "replicas": results.num_replicas,
+            "chosen": [dict(each) for each in results.chosen],
+        }
+
+
+def _described(each: Difference) -> dict[str, Any]:
+    return {
+        "arm": each.arm,
+        "measure": each.measure,
+        "base": each.base,
+        "value": each.value,
+        "change": each.change,
+        "unit": each.unit,
+        "low": each.low if each.has_interval else None,
+        "high": each.high if each.has_interval else None,
+        "moved": each.moved,
+        "verdict": each.verdict,
+    }
+
+
+def _failed_arms(results: Results) -> Iterator[str]:
+    compared_with = {arm.compared_with for arm in results.arms if arm.compared_with != arm.label}
+    for label, failure in results.failures.items():
+        others = ", nor about what is compared with it" if label in compared_with else ""
+        yield f"{label} failed, so nothing is concluded about it{others}: {failure}"
+
+
+def _refusals(workload: str, runs: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
+    """Say that requests were refused or ignored: arms that refuse the same ones differ in nothing
+    else.
+    """
+    counts = [
+        fmean(run.measures.get("failed", 0.0) - run.num_errors for run in some)
+        for some in runs.values()
+    ]
+    means = sorted(filter(None, counts))
+    if means:
+        least, most = (value_text("failed", each) for each in (means[0], means[-1]))
+        first = next((run.failure for some in runs.values() for run in some if run.failure), None)
+        yield (
+            f"{workload}: {least if least == most else f'{least} to {most}'} requests a run were "
+            "refused or ignored in "
+            f"{'all' if len(means) == len(counts) else f'{len(means)} of {len(counts)}'} arms"
+            + (f", the first: {first}" if first else "")
+        )
+
+
+def _without_chance(workload: str, runs: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
+    """Say that seeds change nothing, such as of a trace: then no interval bounds chance."""
+    if any(len(some) > 1 for some in runs.values()) and all(
+        each.measures == some[0].measures for some in runs.values() for each in some
+    ):
+        yield (
+            f"{workload}: all seeds gave the same result, so what moved is true of exactly these "
+            "requests, and no interval says how far it holds for others"
+        )
+
+
+def print_differences(
+    found: Comparison, heading: str = "", *, is_shown: Collection[str] | None = None
+) -> None:
+    """Print the differences on each workload as a table, and what limits them.
+
+    Measures that are equal in all arms are named below it.
+
+    Args:
+        heading: what the differences are of.
+        is_shown: the verdicts of those to print; ``None``: all.
+    """
+    if heading:
+        echo(heading)
+    for workload in found.results.workloads:
+        own = [each for each in found.differences if each.workload == workload]
+        differing = {each.measure for each in own if not each.is_equal}
+        rows = [
+            _row(each)
+            for each in own
+            if each.measure in differing and (is_shown is None or each.verdict in is_shown)
+        ]
+        if rows:
+            several = len(found.results.workloads) > 1
+            columns = (
+                "arm",
+                "compared with",
+                "measure",
+                "reference",
+                "value",
+                "change",
+                "interval",
+                "",
+            )
+            print_table(f"\n{workload}" if several else "", columns, rows)
+        equal = [title for name, title in _titles(own).items() if name not in differing]
+        if equal:
+            others = " that did not fail" if found.results.failures else ""
+            echo(f"equal in all arms{others}: {', '.join(equal)}")
+    if not found.differences and not found.results.failures:
+        echo("no measure that was asked for has a value in two arms")
+    for limit in found.limits:
+        echo(limit)
+
+
+def _titles(some: Sequence[Difference]) -> dict[str, str]:
+    return {each.measure: MEASURES[each.measure].title for each in some}
+
+
+def _row(each: Difference) -> list[str]:
+    return [
+        each.arm,
+        each.compared_with,
+        MEASURES[each.measure].title,
+        value_text(each.measure, each.base),
+        value_text(each.measure, each.value),
+        each.change_text,
+        each.interval_text if each.has_interval and not each.is_equal else "",
+        each.verdict,
+    ]
