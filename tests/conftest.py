@@ -6,7 +6,6 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,20 +28,6 @@ settings.register_profile("exploring", _PATIENT)
 settings.register_profile("repeatable", _PATIENT, derandomize=True)
 settings.load_profile("repeatable")  # --hypothesis-profile=exploring takes examples by chance
 
-_TESTS = Path(__file__).parent
-_HEAVY = (
-    "integration/test_simulated_decisions.py",
-    "properties/test_simultaneous_intervals.py",
-    "unit/test_bench_*.py",
-    "unit/test_calibration.py",
-    "unit/test_cluster*.py",
-    "unit/test_failed_runs.py",
-    "unit/test_lab_*.py",
-    "unit/test_simulate_command.py",
-    "unit/test_study.py",
-)
-"""Files that are not of the core: `make test-all` runs them."""
-
 
 @pytest.fixture(scope="module")
 def watched_accesses() -> Iterator[None]:
@@ -57,19 +42,14 @@ def watched_accesses() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves out: ``heavy`` and ``long`` tests.
+    """Mark tests of an instruction set as ``long``.
 
-    A test of an instruction set is long, but for the best of this machine, the portable one, and
-    the emulation of tile registers with it.
+    Not those of the best of this machine, the portable one, and the emulation of tile registers
+    with it.
     """
     usual = (_best_set(), "portable", EMULATED[-1].name)
     for item in items:
-        file = item.path.relative_to(_TESTS).as_posix()
-        name = file + item.nodeid.partition("[")[0][item.nodeid.index("::") :]
-        if any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}::*") for p in _HEAVY):
-            item.add_marker(pytest.mark.heavy)
-        is_other = any(one not in usual for one in instruction_sets(item))
-        if is_other or any(item.iter_markers("slow")):
+        if any(one not in usual for one in instruction_sets(item)):
             item.add_marker(pytest.mark.long)
 
 

@@ -124,3 +124,27 @@ def test_every_module_says_what_it_is(package: str) -> None:
     for path in folder.rglob("*.py"):
         text = path.read_text("utf-8")
         assert not text.strip() or ast.get_docstring(ast.parse(text)), path
+
+
+VAGUE = re.compile(r"\W*(What|Of|Those|That|It|Whether|How)\b")
+"""Openings that need the code to be understood: a docstring begins with a noun or a verb."""
+
+
+def docstrings(path: Path) -> Iterator[ast.Constant]:
+    """Yield the docstrings of a file, those of attributes included."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        body = getattr(node, "body", None)
+        for each in body if isinstance(body, list) else ():
+            if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
+                yield each.value
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    vague = [
+        f"{path.relative_to(ROOT)}:{found.lineno}"
+        for path in repository_files()
+        if path.suffix == ".py"
+        for found in docstrings(path)
+        if isinstance(found.value, str) and VAGUE.match(found.value)
+    ]
+    assert not vague, f"begin with {VAGUE.pattern}: {', '.join(vague)}"

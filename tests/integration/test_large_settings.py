@@ -41,7 +41,7 @@ def given() -> Iterator[dict[str, Any]]:
 
 
 def outcome(settings: dict[str, Any]) -> str:
-    """What an engine with such settings does."""
+    """Return the outcome of an engine with such settings: its answers, or its refusal."""
     try:
         with LLM("demo", **settings) as llm:
             llm.generate([1, 2], SamplingParams(max_tokens=2))

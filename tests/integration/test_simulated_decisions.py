@@ -21,6 +21,9 @@ from paged_plugins.lab.runs.work_count import WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
 from unit.lab_runs import REGISTRY, SECOND
 
+pytestmark = pytest.mark.heavy
+
+
 SIMULATED = {"executor": "simulated", "cost_model": SECOND}
 
 TIGHT: Mapping[str, Mapping[str, Any]] = {
@@ -130,7 +133,7 @@ def decide(values: Mapping[str, Any], seed: int) -> tuple[list[object], RunRecor
 @pytest.mark.parametrize(
     "tight",
     [
-        pytest.param(tight, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        pytest.param(tight, id=name, marks=[] if name in QUICK else pytest.mark.long)
         for name, tight in TIGHT.items()
     ],
 )

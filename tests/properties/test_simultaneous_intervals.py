@@ -7,6 +7,9 @@ import pytest
 
 from paged_plugins.lab.statistics.differences import critical_value
 
+pytestmark = pytest.mark.heavy
+
+
 NUM_SEEDS = 6
 
 

@@ -29,7 +29,7 @@ class Crowd:
     pauses: tuple[float, ...]
     """Think times; multiples of a step let requests arrive when steps end."""
     lengths: tuple[int, ...] = (1, 9, 20, 150)
-    """Of prompts."""
+    """Tokens of prompts."""
     steps_apart: int = 2
     """Between the starts of conversations, in the mean."""
     name: str = "crowd"
@@ -91,7 +91,7 @@ class LookingRouter(Router):
     """Notes what it is shown, and sends everything to the first replica."""
 
     seen: ClassVar[list[list[tuple[int, int]]]] = []
-    """Of the last one that was made: requests and tokens of each replica, for each request."""
+    """Views of the last router made: requests and tokens of each replica, for each request."""
 
     def __init__(self, options: ComponentSettings, parts: object, /) -> None:
         self.seen.clear()

@@ -22,6 +22,9 @@ from paged_plugins.bench.attention_case import BARE, AttentionCase, BareAttentio
 from paged_plugins.bench.device import Rates
 from unit.bench_tasks import LAYER, runner
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -9,7 +9,7 @@ import pytest
 from paged_core.cli import main
 
 Capture = pytest.CaptureFixture[str]
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
 
 
 def run(capsys: Capture, *argv: str, status: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""What the benchmarks ask of ``torch.cuda``, over fakes in the place of a device."""
+"""Calls of the benchmarks to ``torch.cuda``, over fakes in the place of a device."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from paged_plugins.bench.attention_case import AttentionCase
 from paged_plugins.bench.attention_grid import AttentionGrid, AttentionRun
 from paged_plugins.bench.device import Rates, seconds_on
 from unit.bench_tasks import LAYER
+
+pytestmark = pytest.mark.heavy
 
 
 class Event:
@@ -37,7 +39,7 @@ class Event:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done with the device."""
+    """Calls that the device received."""
     noted: list[str] = []
 
     @contextmanager

@@ -17,6 +17,9 @@ from paged_plugins.bench.decode_command import DecodeSteps, GpuActivity, gpu_act
 from paged_plugins.bench.device import Rates
 from unit.bench_tasks import runner
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 
 SMALL = ("--batch-size", "3", "--context", "20", "--steps", "2", "--num-blocks", "40")

@@ -18,6 +18,9 @@ from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from unit.bench_tasks import runner
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 run = runner("throughput")
 

@@ -27,6 +27,9 @@ from paged_plugins.bench.quality_scores import RowDifference, Tally, score
 from paged_plugins.bench.variants import Variant
 from unit.bench_tasks import runner
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 
 DEMO = Path(__file__).parents[2] / "backends/paged_backends/demo"

@@ -15,6 +15,9 @@ from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, NullExecutor, SteadyState
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 
 SMALL = (
@@ -161,7 +164,7 @@ class TestSteadyState:
 def keys_asked_for(
     monkeypatch: pytest.MonkeyPatch, scheduler: str, queue_order: str, num_waiting: int
 ) -> list[int]:
-    """How often each of ten steps asks the queue order for a key."""
+    """Return the number of keys that each of ten steps asks of the queue order."""
     engine = build(scheduler, queue_order, num_waiting)
     order: Any = Registry.discover().get("queue_order", queue_order).load()
     genuine = order.key

@@ -10,6 +10,9 @@ from paged_plugins.bench.measurement import Bench, Completed, complete
 from paged_plugins.workloads.batch import BatchWorkload, Draw, by_turn
 from paged_plugins.workloads.request import WorkloadRequest, linked, token_ids
 
+pytestmark = pytest.mark.heavy
+
+
 CHAT: list[Draw] = [
     *(([1, 2, 3], 4, None), ([4, 5], 2, None)),
     *(([6], 3, 0), ([7, 8], 2, 1)),

@@ -17,6 +17,9 @@ from paged_plugins.workloads.batch import NAMED, BatchWorkload, Draw, by_turn, d
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from unit.bench_tasks import LAYER, runner
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 
 SIZE = ModelSize(

@@ -37,6 +37,9 @@ from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, read_weights
 from paged_plugins.lab.settings import LinearSettings
 from unit.lab_runs import REGISTRY, simulated
 
+pytestmark = pytest.mark.heavy
+
+
 PLANTED = {
     "fixed": 2e-3,
     "per_prefill_token": 4e-5,

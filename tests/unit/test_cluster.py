@@ -35,6 +35,9 @@ from paged_testing import registry_with
 from unit.cluster_doubles import CROWDS, IDLE, LOOKING, SERVED, STEP, Crowd, LookingRouter
 from unit.faulty_settings import registry_of
 
+pytestmark = pytest.mark.heavy
+
+
 REGISTRY = registry_with()
 ROUTERS = [*sorted(REGISTRY.of("router")), {"name": "prefix_affinity", "index": "exact"}]
 
@@ -271,7 +274,7 @@ class TestProperties:
 class TestMemory:
     @pytest.mark.parametrize(
         ("num", "factor", "most"),
-        [(30, 5, 1.4), pytest.param(200, 10, 1.25, marks=pytest.mark.slow)],
+        [(30, 5, 1.4), pytest.param(200, 10, 1.25, marks=pytest.mark.long)],
     )
     def test_does_not_grow_with_the_length_of_the_trace(
         self, num: int, factor: int, most: float

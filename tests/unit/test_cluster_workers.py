@@ -41,6 +41,9 @@ from unit.cluster_doubles import CROWDS, IDLE, IGNORING, STEP, Crowd
 from unit.sequential_cluster import SequentialCluster
 from unit.test_cluster import REGISTRY, ROUTERS, asks, engine_settings, listed, served
 
+pytestmark = pytest.mark.heavy
+
+
 IGNORES = registry_with(IGNORING)
 
 
@@ -204,7 +207,7 @@ class TestProcess:
             process.send("run", 1.0)
             process.receive()
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_ends_with_ctrl_c(self, tmp_path: Path) -> None:
         """On a terminal all processes get it."""
         workload = tmp_path / "long.yaml"

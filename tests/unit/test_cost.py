@@ -26,7 +26,7 @@ from paged_testing.workloads import simple_request
 REGISTRY = Registry.discover()
 SMALL, LARGE = 1 << 8, 1 << 11
 LOGARITHMIC = 11 / 8 * 1.25
-"""How much more the large case may cost: as the logarithms of the sizes, and some."""
+"""Largest growth of the cost of the large case: as the logarithms of the sizes, and some."""
 
 
 def build(slot: str, name: str, parts: object) -> Any:

@@ -90,7 +90,7 @@ def test_many_rows_add_in_the_same_order(name: str, rows: int) -> None:
 @pytest.mark.parametrize("columns", [1, 32, 70])
 @pytest.mark.parametrize("power", [-67, -70])
 def test_a_sum_that_is_denormal_is_a_zero(name: str, columns: int, power: int) -> None:
-    """Of tile registers always a positive one, and of their emulation one of the sum's sign."""
+    """Zeros of tile registers are positive, and those of their emulation have the sum's sign."""
     kernels = load(name)
     x = torch.full((3, columns), 2.0**power).bfloat16()
     weight = torch.stack([x[0], -x[0], 0 * x[0]])

@@ -21,6 +21,9 @@ from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 from unit.lab_runs import asks, run
 from unit.studies import ABLATION, WORKLOAD
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 SETTINGS: dict[str, Any] = {"profile": "vllm-v1", "num_blocks": 64}
 HERE = ("--workers", "1")

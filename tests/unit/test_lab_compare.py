@@ -25,6 +25,9 @@ from paged_plugins.workloads.spec import parse_spec
 from paged_testing.engines import registry_with
 from unit.planted_policies import PLANTED
 
+pytestmark = pytest.mark.heavy
+
+
 BURST = """
 requests: 40
 lengths: {prompt: {uniform: [16, 200]}, output: {uniform: [20, 60]}}
@@ -236,7 +239,7 @@ def test_blocks_of_several_sizes_make_caches_of_several_sizes() -> None:
     assert note("num_blocks=64,128", block_size=8) is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", [1, 2])
 def test_the_page_shows_what_the_command_says(
     number: int, capsys: pytest.CaptureFixture[str]
@@ -263,7 +266,7 @@ def test_all_results_are_kept_for_a_report(burst: str, tmp_path: Path) -> None:
     assert main(command, {}) == BAD_USAGE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_page_says_the_same(burst: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["compare", burst, "--vary", "num_blocks=64,1000", "--html", str(page)], {}) == OK

@@ -21,6 +21,9 @@ from paged_plugins.lab.statistics.differences import (
 )
 from paged_plugins.lab.study.arms import Arm
 
+pytestmark = pytest.mark.heavy
+
+
 MEASURE_NAMES = ("hit_rate", "e2e_ms_p50", "ttft_ms_p50", "preemptions", "evictions")
 
 
@@ -143,7 +146,7 @@ def test_more_comparisons_make_wider_intervals() -> None:
 
 
 def test_copies_of_a_comparison_make_no_wider_ones() -> None:
-    """What is perfectly correlated is one comparison."""
+    """Perfectly correlated measures are one comparison."""
     effects = np.random.default_rng(0).normal(size=(6, 1))
     assert critical_value(np.tile(effects, 50), 0.95) == pytest.approx(
         critical_value(effects, 0.95)

@@ -32,6 +32,9 @@ from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 from unit.lab_runs import REGISTRY, asks, run, simulated
 from unit.studies import write
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 QUEUE: dict[str, Any] = {
     "name": "queue",

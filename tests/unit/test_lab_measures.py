@@ -1,4 +1,4 @@
-"""What a run is judged by."""
+"""Measures by which a run is judged."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from paged_plugins.lab.measures import (
 )
 from paged_plugins.lab.runs.run_record import ReplicaTotals, RequestRecord, RunRecord, RunTotals
 from paged_plugins.lab.runs.time_histogram import bucket, percentile
+
+pytestmark = pytest.mark.heavy
+
 
 A = RequestRecord(
     id="a",

@@ -36,6 +36,9 @@ from paged_plugins.workloads.request import WorkloadRequest
 from unit import foreign_python
 from unit.bench_tasks import load
 
+pytestmark = pytest.mark.heavy
+
+
 CHAT: list[Draw] = [([5, 6, 7], 3, None), ([8, 9], 5, None), ([4], 2, 1), ([3, 2], 4, 0)]
 
 
@@ -124,7 +127,7 @@ def script(path: Path, body: str) -> str:
 
 
 class TestPython:
-    """What is asked of the environment of a peer."""
+    """Questions to the environment of a peer."""
 
     def test_finds_what_is_installed_there_alone(
         self, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

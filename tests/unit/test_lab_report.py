@@ -30,6 +30,9 @@ from paged_plugins.written_files import WriteFailed
 from unit import studies
 from unit.drawn_results import drawn_results
 
+pytestmark = pytest.mark.heavy
+
+
 HOSTILE = "<script>alert(1)</script>\"'&|`$x^2$_*\x00\ud800]("
 _VOID = {"wbr", "meta", "link", "br", "img", "input", "hr"}
 _LOADING = {"src", "href", "srcset", "data", "action", "poster"}

@@ -1,4 +1,4 @@
-"""What cannot be written is refused before anything is measured."""
+"""A file that cannot be written is refused before anything is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file says reaches a terminal as text: in errors, in logs and in tables."""
+"""Content of files reaches a terminal as text: in errors, in logs and in tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scenario can say of requests: follow-ups, prefixes, workloads, steps that take time."""
+"""Requests of a scenario: follow-ups, prefixes, workloads, steps that take time."""
 
 from __future__ import annotations
 

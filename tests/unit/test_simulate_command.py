@@ -16,6 +16,9 @@ from paged_plugins.lab.commands import calibrate
 from paged_plugins.progress import counting
 from unit.test_cluster_workers import copies_for_processes
 
+pytestmark = pytest.mark.heavy
+
+
 Capture = pytest.CaptureFixture[str]
 BLOCKS = ("--num-blocks", "64")
 SMALL = """\
@@ -220,7 +223,7 @@ def test_what_cannot_be_measured_is_said(capsys: Capture, tmp_path: Path) -> Non
     assert "per_copied_block was not measured, and takes no time" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_is_compared_with_its_simulation(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -36,6 +36,9 @@ from paged_plugins.lab.tasks.task import run as execute
 from unit.studies import ABLATION, WORKLOAD, tables, write
 from unit.study_faults import DEADLY
 
+pytestmark = pytest.mark.heavy
+
+
 REGISTRY = Registry.discover()
 
 
@@ -615,7 +618,7 @@ def test_how_many_workers_there_are(
     assert num_workers(num_tasks, asked, is_real=is_real) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_runs_go_one_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workload = WORKLOAD | {"requests": 2, "lengths": {"prompt": 8, "output": 2}}
     path = write(tmp_path, executor="local", workloads=[workload], seeds=1)
@@ -657,7 +660,7 @@ def test_without_ray_the_remedy_is_named(
     assert "pip install 'paged-core[ray]'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_ray_cluster_changes_nothing(finished: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     path, folder = write(tmp_path), tmp_path / "results"
@@ -666,7 +669,7 @@ def test_a_ray_cluster_changes_nothing(finished: Path, tmp_path: Path) -> None:
     assert tables(folder) == tables(finished)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_of_a_ray_cluster_that_dies_fails_its_run_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

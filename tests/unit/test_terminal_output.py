@@ -1,4 +1,4 @@
-"""What files and plugins say is shown by commands, and commands no terminal."""
+"""Commands show the texts of files and plugins, which command no terminal."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ class TestClasses:
 
 
 def printed(code: str) -> str:
-    """What a program prints, in a process of its own."""
+    """Return the output of a program, in a process of its own."""
     return subprocess.check_output([sys.executable, "-c", code], text=True).strip()
 
 
@@ -318,7 +318,7 @@ class TestSeeds:
         assert slow == pytest.approx([4 * each for each in fast])
 
     def test_they_are_the_same_in_another_process_and_version(self) -> None:
-        """What is drawn here was drawn before: streams must not change with a release."""
+        """Draws are as they were before: streams must not change with a release."""
         code = (
             "from paged_plugins.workloads.spec import parse_spec\n"
             "arrivals = {'gamma': {'rate': 4, 'burstiness': 0.5}}\n"

@@ -310,7 +310,7 @@ class TestCommand:
         assert "all at once" in shown.out
         assert "estimated, 4 characters a token" in shown.err
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_texts_are_counted_with_the_tokenizer_of_a_model(
         self, tmp_path: Path, capsys: Capture
     ) -> None:

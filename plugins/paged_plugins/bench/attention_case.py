@@ -159,7 +159,7 @@ class BareSdpa:
 
     name: str = "sdpa"
     backend: str | None = None
-    """Of ``torch.nn.attention.SDPBackend``; ``None``: which PyTorch chooses, on any device."""
+    """Name in ``torch.nn.attention.SDPBackend``; ``None``: PyTorch chooses, on any device."""
 
     def problem(self, layer: LayerSpec) -> str | None:
         """Return why it cannot be called here, or ``None``."""

@@ -25,7 +25,7 @@ from paged_plugins.progress import progress
 _CASES = ("16x255", "1x2047", "1x0+512", "8x512+32")
 _HEADS = "16:8:128"
 _FAILED = "it failed"
-"""How the reason of a component that should serve begins."""
+"""Beginning of the reason of a component that should serve."""
 _PATTERN = re.compile(r"(\d+):(\d+):(\d+)")
 
 

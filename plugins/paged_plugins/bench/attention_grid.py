@@ -31,7 +31,7 @@ _SCALED = (96, 127)
 
 @dataclass(slots=True)
 class _Contender:
-    """What runs a step of one component, and the seconds that every repeat takes."""
+    """Steps of one component, and the seconds that every repeat takes."""
 
     name: str
     plan: Callable[[], Any]
@@ -56,7 +56,7 @@ class _Contender:
 
 @dataclass(frozen=True, slots=True)
 class AttentionGrid:
-    """How batches are measured: their components in turns, repeat by repeat."""
+    """Measurement of batches: their components in turns, repeat by repeat."""
 
     num_shared: int
     """Cached tokens that all sequences share as a prefix."""
@@ -64,7 +64,7 @@ class AttentionGrid:
     """Layers to run in turn; ``None``: as many as exceed the caches of the device."""
     repeats: int
     rates: Rates | None
-    """What the device can do at most; ``None``: unknown, and so are the shares."""
+    """Limits of the device; ``None``: unknown, and so are the shares."""
 
     def rows(
         self,

@@ -27,7 +27,7 @@ _OTHER_BYTES = 1 << 29
 """More than any caches hold."""
 _SIZE = {"cuda": 8192}
 _OTHER_SIZE = 2048
-"""Of the matrices: enough to fill the device."""
+"""Side of the matrices: enough to fill the device."""
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:

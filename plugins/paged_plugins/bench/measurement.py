@@ -81,7 +81,7 @@ class Run:
     """One repeat of a workload."""
 
     record: RunRecord
-    """Of its requests; ``elapsed`` is from the first request submitted to the last token, and
+    """Record of its requests; ``elapsed`` is from the first one submitted to the last token, and
     detokenisation comes after."""
     seconds: dict[str, float]
     """By phase, and ``detokenise``; the rest of ``elapsed`` is ``other``."""
@@ -101,7 +101,7 @@ class Bench:
     load_peak: int = field(default_factory=peak_memory)
     """Peak memory in bytes while the engine started."""
     cache_written: bool = False
-    """Whether :meth:`write_cache` has run; on a GPU, allocating the cache writes it."""
+    """True once :meth:`write_cache` has run; on a GPU, allocating the cache writes it."""
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +127,7 @@ class Bench:
         return self.llm.engine.capacity.vocab_size or _ANY_VOCABULARY
 
     def fits(self, workload: Workload) -> bool:
-        """Whether the workload's longest request is within ``max_model_len``."""
+        """Return whether the workload's longest request is within ``max_model_len``."""
         return longest(workload.requests()) <= self.llm.engine.capacity.max_model_len
 
     def check_lengths(self, workloads: Sequence[Workload]) -> None:

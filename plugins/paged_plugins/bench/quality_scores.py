@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LARGEST_LOGARITHM = 700.0
-"""Of a perplexity: of more there is no floating-point number."""
+"""Logarithm of a perplexity: of more there is no floating-point number."""
 _MAX_LOGITS = 1 << 26
 """Held at once of an engine, beside as many of the base: 256 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowScores:
-    """What an engine predicts of the tokens of a window, from its second token on."""
+    """Predictions of an engine for the tokens of a window, from its second token on."""
 
     prefilled: list[float]
     """Natural log-probabilities of the prompt's tokens but the first."""
     decoded: list[float]
-    """Those of the decoded tokens."""
+    """Log-probabilities of the decoded tokens."""
     best_tokens: list[int]
     """The most probable token at each of these places."""
     logits_DV: Tensor  # noqa: N815 - the shape of a tensor is the upper-case end of its name
-    """Of the decoded tokens, float32."""
+    """Logits of the decoded tokens, float32."""
 
 
 def score(llm: LLM, windows: Sequence[Window]) -> list[WindowScores]:
@@ -96,7 +96,7 @@ class ForcedTokens:
     """A logits processor that makes a request generate the given tokens, and keeps its logits."""
 
     logits_DV: Tensor  # noqa: N815 - as in WindowScores
-    """Of all tokens, once the request has ended."""
+    """Logits of all tokens, once the request has ended."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
@@ -113,10 +113,10 @@ class ForcedTokens:
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """How far two rows of logits [V] are apart."""
+    """Distance of two rows of logits [V]."""
 
     mean: float
-    """Of the absolute differences."""
+    """Mean of the absolute differences."""
     largest: float
     divergence: float
     """Kullback-Leibler divergence of the row from the base's, in nats."""
@@ -140,7 +140,7 @@ class Tally:
     num_same: int = 0
     """Places where the base's best token is the best here."""
     differences: list[RowDifference] = field(default_factory=list)
-    """Of each decoded token."""
+    """Difference at each decoded token."""
 
     def add(self, scores: WindowScores, base: WindowScores) -> None:
         """Take the scores of a window, and those of the base of the same window."""

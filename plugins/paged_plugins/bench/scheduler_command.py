@@ -31,7 +31,7 @@ from paged_plugins.progress import progress
 _SLOTS = ("scheduler", "queue_order", "block_allocator")
 _COLUMNS = (*_SLOTS, "num_running", "num_waiting", "us_per_step", "us_per_sequence")
 _DEFAULTS = {"queue_order": ["fcfs"], "block_allocator": ["hash_cached", "uncached"]}
-"""What is measured where nothing is named; of other slots, all components."""
+"""Components measured where nothing is named; of other slots, all."""
 _FILLING_STEPS = 1000
 _VOCABULARY = 1 << 15
 _TOKEN = 1

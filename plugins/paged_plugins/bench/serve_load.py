@@ -1,4 +1,4 @@
-"""What ``bench serve`` sends to a server, and what it notes of each answer."""
+"""Requests that ``bench serve`` sends to a server, and its notes on each answer."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Load:
 
 
 def _has_only_text(data: str) -> bool:
-    """Whether an event surely is the text of a choice; within a text, quotes are escaped."""
+    """Return whether an event surely is the text of a choice; within a text, quotes are escaped."""
     return (
         '"choices":[{' in data
         and '"text":"' in data

@@ -1,4 +1,4 @@
-"""What ``bench serve`` makes of the answers: the measures of ``vllm bench serve``, by its names."""
+"""Measures of the answers to ``bench serve``: those of ``vllm bench serve``, by its names."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
 
     def requests(self, repeat: int = 0, *, vocab_size: int = NUM_IDS) -> list[WorkloadRequest]:
         """Return the requests of one repeat that follow no other, in arrival order. The ids in
@@ -48,7 +48,7 @@ class LabWorkload:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         return self.spec.name
 
     def requests(self, repeat: int = 0, *, vocab_size: int = NUM_IDS) -> list[WorkloadRequest]:

@@ -25,7 +25,7 @@ from paged_plugins.workloads.serving import Arrival, Arrivals, deciding_sequence
 _TIE_SECONDS = 1e-6
 """Between arrivals before one step, so that they are in the order of the scenario."""
 _GOES_ON = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
-"""How a request ends that others may follow."""
+"""Ends of a request that others may follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a trace does not contain, filled in while the scenario is replayed."""
+    """Facts that a trace does not contain, filled in while the scenario is replayed."""
 
     refused: dict[str, str] = field(default_factory=dict)
     """Requests that were refused or ignored, with the reason."""
@@ -76,7 +76,7 @@ class Outcome:
     unfinished: list[str] = field(default_factory=list)
     """Requests that were unfinished when ``max_steps`` was reached."""
     requests: list[RequestTimes] = field(default_factory=list)
-    """Those that ran, in the order in which they ended."""
+    """Requests that ran, in the order in which they ended."""
 
 
 class LastStep(Observer):

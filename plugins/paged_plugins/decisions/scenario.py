@@ -274,7 +274,7 @@ class Case:
     trace: list[dict[str, Any]] | None
     path: Path
     lines: Mapping[tuple[str, ...], int | None]
-    """Of its settings and their options, in the file."""
+    """Lines of its settings and their options in the file."""
 
 
 def read_case(path: Path) -> Case:

@@ -18,7 +18,7 @@ from paged_plugins.files import read_file
 from paged_plugins.written_files import open_log
 
 VERSION = 2
-"""Of the format that is written."""
+"""Version of the format that is written."""
 DECISIONS = (
     "scheduled",
     "cached",
@@ -40,7 +40,7 @@ TIMES = ("time", "seconds", "idle")
 KEYS = ("version", "step", *DECISIONS, *TIMES)
 """Keys of one line, in order."""
 _DIGITS = 9
-"""Of seconds: nanoseconds."""
+"""Decimal places of seconds: nanoseconds."""
 
 MAX_TRACE_SIZE = 2**30
 """Bytes of a file of traces."""

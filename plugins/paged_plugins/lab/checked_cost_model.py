@@ -11,7 +11,7 @@ from paged_core.errors import PluginError, SettingsError, error_text
 from paged_plugins.lab.cost_model import CostModel, StepWork
 
 _MOST_SECONDS = 1e9
-"""Of a step: more is taken for a mistake."""
+"""Longest step: more is taken for a mistake."""
 
 
 class CheckedCostModel(CostModel):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModelContext:
-    """What the factory of a cost model gets in addition to its options."""
+    """Context that the factory of a cost model gets in addition to its options."""
 
     settings: EngineSettings
 
@@ -23,7 +23,7 @@ IDLE_SECONDS = 0.005
 
 @dataclass(slots=True, kw_only=True)
 class StepWork:
-    """What a step computes and moves."""
+    """Work of a step: tokens computed and blocks moved."""
 
     prefill_tokens: int = 0
     """Tokens of sequences that compute several, or do not draw one yet."""

@@ -30,7 +30,7 @@ class ServiceLevel:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Those that are given, by the kind of latency; without any, there is no goodput."""
+        """Limits that are given, by the kind of latency; without any, there is no goodput."""
         given = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
         return {kind: limit for kind, limit in given.items() if limit is not None}
 
@@ -50,11 +50,11 @@ class Measure:
     better: Literal["higher", "lower"] | None = None
     """Which way is better; ``None``: neither, it explains others."""
     shown: bool = field(default=False, kw_only=True)
-    """Whether a table shows it without being asked."""
+    """True if a table shows it without being asked."""
 
     @property
     def is_share(self) -> bool:
-        """Whether differences are given in points rather than in percent."""
+        """True if differences are given in points rather than in percent."""
         return self.unit == "share"
 
 
@@ -149,7 +149,7 @@ def percentiles(kind: str, counts: Mapping[int, int]) -> dict[str, float]:
 
 
 _SERVICE_OF_OUTPUT = 2
-"""What a generated token counts for, in prompt tokens: Sheng et al., "Fairness in serving large
+"""Weight of a generated token, in prompt tokens: Sheng et al., "Fairness in serving large
 language models", OSDI 2024."""
 
 

@@ -19,7 +19,7 @@ from paged_plugins.lab.runs.work_count import CountedSequence, WorkCount
 from paged_plugins.lab.settings import SimulatedSettings
 
 _POSITION_BITS = 22
-"""Of a token id; the bits above are a hash of the sequence."""
+"""Bits of the position in a token id; the bits above are a hash of the sequence."""
 _FIRST = 1 << 59
 """Token ids begin here, above those of any prompt; below ``1 << 60`` Python's integers are small
 and fast."""
@@ -41,7 +41,7 @@ class Answers:
 
     @property
     def are_plain(self) -> bool:
-        """Whether each sequence draws one token and nothing more."""
+        """Return whether each sequence draws one token and nothing more."""
         return not self._special
 
     def learn(self, step: StepInput) -> None:
@@ -121,7 +121,7 @@ def _rank(last: int, count: int) -> dict[int, float]:
 
 
 def _asks_more(sampling: SamplingParams) -> bool:
-    """Whether more than sampled tokens is to be reported of a sequence."""
+    """Return whether more than sampled tokens is to be reported of a sequence."""
     return sampling.needed_logprobs is not None or _refusal(sampling) is not None
 
 
@@ -154,7 +154,7 @@ class SteadyBatch:
         self._num_steps = 0
 
     def repeats(self, step: StepInput) -> bool:
-        """Whether ``step`` is another one of this batch."""
+        """Return whether ``step`` is another one of this batch."""
         return (
             step.sequence_ids == self._ids
             and step.num_tokens == self._ones

@@ -27,7 +27,7 @@ class CheckedRouter(Router):
 
     @property
     def wants_block_events(self) -> bool:
-        """Whether :meth:`blocks_changed` is to be called, see :class:`SupportsBlockEvents`."""
+        """True if :meth:`blocks_changed` is to be called, see :class:`SupportsBlockEvents`."""
         return self._events is not None
 
     def joined(self, replica: int, num_blocks: int, /) -> None:

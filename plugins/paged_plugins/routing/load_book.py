@@ -14,9 +14,9 @@ class Load:
 
     number: int
     num_requests: int = 0
-    """That were routed to it and have not ended."""
+    """Requests that were routed to it and have not ended."""
     num_tokens: int = 0
-    """Of their prompts, and of their answers so far."""
+    """Tokens of their prompts, and of their answers so far."""
     num_routed: int = 0
     """Requests routed to it so far, and those that the others had at least when it joined."""
 
@@ -50,7 +50,7 @@ class RoutedRequest:
         self._load.num_tokens += num_tokens
 
     def ended(self) -> None:
-        """It has ended on the replica, or was refused by it; to be called once."""
+        """Take the request off the replica, where it ended or was refused; to be called once."""
         self._load.num_requests -= 1
         self._load.num_tokens -= self._num_tokens
         self._router.finished(self.request, self._load.number)
@@ -65,9 +65,9 @@ class LoadBook:
 
     def __init__(self, router: Router) -> None:
         self.loads: dict[int, Load] = {}
-        """Of the replicas that have joined, by number."""
+        """Loads of the replicas that have joined, by number."""
         self.offered: dict[int, Load] = {}
-        """Those of them that take requests, in the order of their numbers."""
+        """Loads of those that take requests, in the order of their numbers."""
         self._router = router
         self._has_routed = False
 

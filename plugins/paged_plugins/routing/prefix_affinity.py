@@ -75,7 +75,7 @@ class HeldBlocks:
 
 
 class SentPrefixes:
-    """What was sent to each replica, as an estimate of what it holds.
+    """Prefixes that were sent to each replica, as an estimate of its cache.
 
     A block is sent no later than what follows it in a prompt, and forgotten no earlier: a replica
     that knows a block knows the whole prefix before it.
@@ -186,7 +186,7 @@ class ExactRouter(AffinityRouter):
         super().__init__(options, context)
         self.held = HeldBlocks()
         self._keys: dict[int, set[int]] = {}
-        """Of the blocks that each replica holds."""
+        """Keys of the blocks that each replica holds."""
 
     def joined(self, replica: int, num_blocks: int, /) -> None:
         self._keys[replica] = set()

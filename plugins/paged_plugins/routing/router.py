@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 from paged_core.request import Request
 
 VERSION = 2
-"""Of this interface."""
+"""Version of this interface."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterContext:
-    """What the factory of a router gets beside its options."""
+    """Context that the factory of a router gets beside its options."""
 
     block_size: int
     """Tokens of a block of each replica."""
@@ -23,7 +23,7 @@ class RouterContext:
 
 
 class ReplicaLoad(Protocol):
-    """What a router may know of a replica when a request arrives.
+    """Load of a replica, as far as a router may know it when a request arrives.
 
     It is counted from the requests that were routed, not from what engines report, and not changed
     by a router. What a step in flight computes is not known before it ends.
@@ -111,4 +111,4 @@ class SupportsBlockEvents(Protocol):
     """
 
     def blocks_changed(self, replica: int, changes: Iterable[BlockChange], /) -> None:
-        """What the cache of a replica holds has changed, in this order."""
+        """Note changes of the content of a replica's cache, in this order."""

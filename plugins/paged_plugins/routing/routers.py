@@ -30,7 +30,7 @@ class RoundRobinRouter(Router):
 
     def __init__(self, options: RoundRobinSettings, context: RouterContext, /) -> None:
         self._numbers: list[int] = []
-        """Of the replicas that are there, in order."""
+        """Numbers of the replicas that are there, in order."""
         self._last = -1
         """The number that was chosen last."""
 
@@ -88,7 +88,7 @@ class PowerOfTwoRouter(Router):
     def __init__(self, options: PowerOfTwoSettings, context: RouterContext, /) -> None:
         self._random = Random(context.seed)
         self._numbers: list[int] = []
-        """Of the replicas that are there, in order."""
+        """Numbers of the replicas that are there, in order."""
 
     def joined(self, replica: int, num_blocks: int, /) -> None:
         insort(self._numbers, replica)

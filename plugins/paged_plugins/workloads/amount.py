@@ -240,7 +240,7 @@ class LogNormal(_Distribution):
     min: Positive = 1.0
     max: Positive = float(MOST)
     _shares: tuple[float, float] = PrivateAttr()
-    """Of the whole distribution, below ``min`` and below ``max``."""
+    """Shares of the whole distribution below ``min`` and below ``max``."""
 
     def model_post_init(self, _: Any, /) -> None:
         self._shares = (self._below(self.min), self._below(self.max))

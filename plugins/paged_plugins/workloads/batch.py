@@ -60,7 +60,7 @@ def longest(firsts: Sequence[WorkloadRequest]) -> int:
 
 
 def is_batch(firsts: Sequence[WorkloadRequest]) -> bool:
-    """Whether they are what the roofline is known of: nothing waits but later turns of chains."""
+    """Return whether the roofline is known of them: nothing waits but later turns of chains."""
     return all(
         not request.at and request.n == 1 and len(request.followers) <= 1
         for first in firsts

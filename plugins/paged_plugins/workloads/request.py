@@ -18,7 +18,7 @@ Part = range | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
-    """What one request asks, when it arrives, and which requests follow its answer.
+    """Content of one request, its arrival, and the requests that follow its answer.
 
     Content is given as content ids, in ranges where they are consecutive, so that two prompts share
     exactly the ids that they have in common; :func:`token_ids` makes token ids of them.

@@ -36,7 +36,7 @@ class Lengths(SpecModel):
 
 
 class TraceLengths(SpecModel):
-    """Those of the requests of a trace, each as likely as the others."""
+    """Lengths of the requests of a trace, each as likely as the others."""
 
     trace: TraceSpec
 
@@ -113,7 +113,7 @@ class SystemPrompts(SpecModel):
     tokens: Amount
     count: Prefixes_ = 1
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    """How often one of these is used, compared with the other entries of a list."""
+    """Frequency of these requests, compared with the other entries of a list."""
     exponent: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Popularity among the ``count``: Zipf with this exponent; 0: all are used alike."""
 

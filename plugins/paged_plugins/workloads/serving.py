@@ -25,7 +25,7 @@ from paged_core.sequence import SequenceGroup, SequenceState
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 
 _TEMPERATURE = 20.0
-"""Of requests for several sequences: so high that these differ whatever the model, as they do in a
+"""Temperature of several sequences: so high that these differ whatever the model, as they do in a
 simulation; equal ones would share blocks."""
 
 
@@ -76,7 +76,7 @@ class Refusal(NamedTuple):
 
     reason: str
     is_error: bool
-    """Whether a component raised over it; else it can never be served."""
+    """True if a component raised over it; else it can never be served."""
 
     @classmethod
     def of(cls, error: RequestError | PluginError) -> Refusal:

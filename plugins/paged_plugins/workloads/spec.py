@@ -36,7 +36,7 @@ class WorkloadSpec(RequestClass):
     """Requests in all, those that follow others among them; by default all of a trace, and
     otherwise 100."""
     arrivals: Arrivals | None = None
-    """Of the requests that follow no other; by default as a trace has them, and otherwise all at
+    """Arrivals of requests that follow no other; by default as a trace has them, otherwise all at
     once."""
     trace: TraceSpec | None = None
     """The file that has the requests; then nothing about them is drawn, unless their arrivals."""
@@ -139,7 +139,7 @@ class WorkloadSpec(RequestClass):
         yield from (each.trace for each in lengths if isinstance(each, TraceLengths))
 
     def has_text(self) -> bool:
-        """Whether tokens are counted in texts of a trace.
+        """Return whether tokens are counted in texts of a trace.
 
         Raises:
             TraceError: a trace cannot be read, or its format is unknown.

@@ -32,7 +32,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
 
     def draw(self, seed: int, /) -> Iterator[WorkloadRequest]:
         """Yield the requests that follow no other, by their time ``at``, one at a time: memory
@@ -60,7 +60,7 @@ class DrawnWorkload:
     num_requests: int
     """In all; the last family is cut to it."""
     arrivals: Arrivals
-    """Of the classes that have no process of their own."""
+    """Arrivals of the classes that have no process of their own."""
     classes: Sequence[MixedClass]
     count_tokens: TokenCount
     """For lengths of a trace that has texts."""
@@ -227,7 +227,7 @@ class FamilyDraw:
 
 
 class _SharedPrefixes:
-    """What prompts of one class share, and which of it each prompt begins with."""
+    """Prefixes that prompts of one class share, and the one that each prompt begins with."""
 
     def __init__(self, spec: Prefixes, seed: int, aspect: str, content: ContentIds) -> None:
         lengths = stream(seed, f"{aspect} prefix lengths").random

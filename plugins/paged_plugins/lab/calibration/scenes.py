@@ -13,7 +13,7 @@ from paged_core.settings.schema import EngineSettings
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXTS = (16, 64, 192, 512, 1024, 2048)
 _PROMPTS = (8, 24, 48, 96, 140, 250, 320, 400, 700, 900, 1500)
-"""Of scenes that are about the prompt alone."""
+"""Tokens of prompts, in scenes that are about the prompt alone."""
 _LATE = (8, 24, 64, 160, 400)
 _MOST_TOKENS = 4096
 """In the prompts of one scene; a larger one would take minutes on a processor."""
@@ -36,9 +36,9 @@ class Scene:
     late: int = 0
     """New tokens in the prompt of the late request; 0: there is none."""
     shares: bool = False
-    """Whether the late request continues a prompt of the batch, which is cached."""
+    """True if the late request continues a prompt of the batch, which is cached."""
     after_idle: bool = False
-    """Whether the engine is idle before it."""
+    """True if the engine is idle before it."""
     output: int = _DECODE_STEPS
     """Tokens that each sequence of the batch generates."""
     n: int = 1
@@ -96,7 +96,7 @@ def fork_scenes(engine: Engine) -> Iterator[Scene]:
 
 _LEAST_SCENES = 6
 _SWAP_BLOCKS = 48
-"""Of the cache of an engine that swaps: few, so that few requests fill it."""
+"""Blocks of an engine that swaps: few, so that few requests fill its cache."""
 
 
 def choose_scenes(engine: Engine, num_steps: int) -> list[Scene]:

@@ -26,7 +26,7 @@ COMPARED = (
 )
 """The measures that are compared."""
 _LOAD = 0.6
-"""Of what the engine can serve, where requests arrive over time."""
+"""Share of the rate that the engine can serve, where requests arrive over time."""
 _SHORT: Mapping[str, Any] = {
     "prompt": {"lognormal": {"median": 60, "sigma": 0.8, "min": 4, "max": 400}},
     "output": {"uniform": [8, 48]},
@@ -41,7 +41,7 @@ class Check:
     workload: str
     measure: str
     runs: tuple[float, ...]
-    """Of the real engine."""
+    """Values of the runs of the real engine."""
     simulated: float
 
     @property
@@ -51,7 +51,7 @@ class Check:
 
     @property
     def spread(self) -> float:
-        """How far the runs are apart, as a share of their median."""
+        """Distance between the runs, as a share of their median."""
         return (max(self.runs) - min(self.runs)) / self.real
 
     @property

@@ -29,7 +29,7 @@ class Latency:
     """A histogram of times with their number and sum; percentiles are within 0.5%."""
 
     counts: dict[int, int] = field(default_factory=dict)
-    """How many times fell into each bucket, see :mod:`paged_plugins.lab.runs.time_histogram`."""
+    """Number of times in each bucket, see :mod:`paged_plugins.lab.runs.time_histogram`."""
     num: int = 0
     total: float = 0.0
 
@@ -53,11 +53,11 @@ class LoadSample:
     time: float
     """Seconds from the start of the run."""
     num_requests: int
-    """That were routed and have not ended, over all replicas."""
+    """Requests that were routed and have not ended, over all replicas."""
     num_tokens: int
-    """Of their prompts and their answers so far."""
+    """Tokens of their prompts and their answers so far."""
     most_requests: int
-    """Of the replica that has the most."""
+    """Requests of the replica that has the most."""
     num_idle: int
     """Replicas without requests."""
 
@@ -105,11 +105,11 @@ class ClusterRecord(RunTotals):
     num_failed: int = 0
     """Requests that were refused, ignored, or ended by an error; latencies are without them."""
     failure: str | None = None
-    """What the first of those was told that were refused or ignored."""
+    """Message to the first request that was refused or ignored."""
     num_errors: int = 0
-    """Those of the failed requests that ended with an error."""
+    """Number of the failed requests that ended with an error."""
     error: str | None = None
-    """What the first of these was told."""
+    """Message to the first of these."""
     num_good: int | None = None
     """Requests that met the service level; ``None``: it has no limits."""
     token_gaps: dict[int, int] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Watch:
         self._first_arrival: float | None = None
         self._last_end = 0.0
         self._needed_tokens = 0
-        """Of the requests that ended."""
+        """Tokens needed by the requests that ended."""
 
     def arrived(self, arrival: Arrival) -> None:
         """A request arrived; they do so in the order of their time."""

@@ -61,7 +61,7 @@ class Replica:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is in flight."""
+        """True if a step is in flight."""
         return self._in_flight is not None
 
     def begin_step(self, now: float) -> float:

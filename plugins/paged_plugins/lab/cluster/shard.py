@@ -51,19 +51,19 @@ events of a cluster.
 
 
 _MOST_ENDS = 2048
-"""Of steps, after which a shard reports before it goes on, so that memory is bounded."""
+"""Ends of steps after which a shard reports before it goes on, so that memory is bounded."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """What happened on the replicas of a shard."""
+    """Events on the replicas of a shard."""
 
     ends: list[StepEnd] = field(default_factory=list)
     """In their order."""
     next_at: float = inf
     """No step ends before it that is not among ``ends``; infinite if none will."""
     is_complete: bool = True
-    """Whether all is done that was asked for; if not, it can be asked for again."""
+    """True if all is done that was asked for; if not, it can be asked for again."""
 
 
 class Shard:

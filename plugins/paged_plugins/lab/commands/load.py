@@ -34,7 +34,7 @@ from paged_plugins.progress import counting
 from paged_plugins.workloads.named import workload_spec
 
 _RUNS = "runs to find the rate"
-"""What is counted while a command searches."""
+"""Counter of the runs of a command that searches."""
 
 
 def fit(

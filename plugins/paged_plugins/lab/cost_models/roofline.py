@@ -70,9 +70,9 @@ class ModelShape:
     vocab_size: int
     max_position_embeddings: int
     gated: bool = True
-    """Whether the feed-forward layer has three matrices; otherwise it has two."""
+    """True if the feed-forward layer has three matrices; otherwise it has two."""
     tied: bool = False
-    """Whether the head shares the weights of the embedding."""
+    """True if the head shares the weights of the embedding."""
 
     @property
     def layer_weights(self) -> int:

@@ -22,44 +22,44 @@ from paged_plugins.lab.tasks.task import Task
 from paged_plugins.workloads.spec import WorkloadSpec
 
 CAPACITY_SEEDS = 4
-"""Of a load in a study; ``lab capacity`` uses as many unless it is told otherwise."""
+"""Seeds of a load in a study; ``lab capacity`` uses as many unless it is told otherwise."""
 _CONFIDENCE = 0.95
 _ENOUGH = 2 / 3
-"""Of the length that a run should have."""
+"""Share of the length that a run should have."""
 _LEAST_REQUESTS, _LEAST_FIRST = 400, 100
-"""Of a run: requests, and those of them that follow no other."""
+"""Requests of a run at least, and those of them that follow no other."""
 _OVERLOAD = 1.15
 """The rate of a run whose served rate is the capacity, by that capacity."""
 _LEAST_OVERLOAD, _MOST_OVERLOAD = 1.07, 1.3
 _GROWTH = 2.0
-"""Of the rate, while it is not known what is too much."""
+"""Growth of the rate, while it is not known which is too high."""
 _PRECISION = 1.02
-"""Of the highest rate within limits: the next higher one that was tried, by it."""
+"""Precision of the highest rate within limits: the next higher one that was tried, by it."""
 _LOWEST = 1 / 64
-"""Of the rate that can be served, below which no limit is tried."""
+"""Share of the rate that can be served, below which no limit is tried."""
 _MOST_RUNS = 40
-"""Of a seed; far fewer are needed."""
+"""Runs of a seed at most; far fewer are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """How many first requests a second can be served, each with all that follow it."""
+    """Rate of first requests that can be served, each with all that follow it, in a second."""
 
     rate: float
     """The geometric mean over the seeds."""
     low: float | None
-    """Of the 95% confidence interval; ``None``: one seed, or all seeds give the same."""
+    """Lower end of the 95% confidence interval; ``None``: one seed, or all seeds give the same."""
     high: float | None
     rates: Mapping[int, float]
     """By seed."""
     written_rate: float
-    """Of the workload as it is written."""
+    """Rate of the workload as it is written."""
     num_requests: int
-    """Of a run that was long enough to be steady."""
+    """Requests of a run that was long enough to be steady."""
     has_followers: bool
-    """Whether requests follow others."""
+    """True if requests follow others."""
     num_runs: int
-    """That the search took."""
+    """Runs that the search took."""
 
     def document(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -77,7 +77,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """What serves what, where the rate of requests is searched."""
+    """Settings and workload of which the rate of requests is searched."""
 
     settings: EngineSettings
     workload: WorkloadSpec
@@ -177,7 +177,7 @@ class _SeedSearch:
         self.served_at = start
         """The run by which the capacity without limits is known, in the end."""
         self.found = 0.0
-        """What was found, in the end."""
+        """Rate that was found, in the end."""
         self.is_done = False
         self.has_followers = False
         self._searched = searched

@@ -1,4 +1,4 @@
-"""What one run says of the rate that its engine can serve: a look at the second half of it."""
+"""Estimate by one run of the rate that its engine can serve: a look at the second half of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.workloads.spec import WorkloadSpec
 
 _OF_REQUEST, _OF_FAMILY = 6, 3
-"""How long requests must arrive: so many times as long as one is served, on the mean, and as one
+"""Duration of arrivals: so many times as long as one is served, on the mean, and as one
 takes with all that follow it. In half of that time the engine fills."""
 
 

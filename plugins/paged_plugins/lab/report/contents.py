@@ -86,7 +86,7 @@ class Row:
     base: str
     """The mean of the arm that the others are compared with."""
     cells: Sequence[Difference | str]
-    """What each arm of the family did to it; a text where there is no difference: that the arm
+    """Difference of each arm of the family; a text where there is none: that the arm
     failed, its mean where the base did, or nothing where it has no such measure."""
 
 
@@ -166,13 +166,13 @@ class Contents:
 
     title: str
     scope: str
-    """How much was run."""
+    """Number of runs."""
     limits: Sequence[str]
-    """What limits the differences."""
+    """Limits of the differences."""
     decided: Sequence[Difference]
-    """Those that are claimed, of the measures that are shown without being asked."""
+    """Claimed differences, of the measures that are shown without being asked."""
     notes: Sequence[str]
-    """How to read the tables, and how far to trust them."""
+    """Notes on reading the tables, and how far to trust them."""
     tables: Sequence[DifferenceTable]
     """The measures that are shown without being asked."""
     full_tables: Sequence[DifferenceTable]

@@ -23,7 +23,7 @@ from paged_plugins.written_files import write_text
 _BREAKS = re.compile(r"=(?=\w{9})|(?<=\w{3})_(?=\w{3})")
 _PACKAGE = "paged_plugins.lab.report"
 _MOST_DIFFERENCES = 5_000
-"""Of all tables of every measure: the file stays small."""
+"""Differences in all tables of every measure, at most: the file stays small."""
 
 
 def write_html(

@@ -50,12 +50,12 @@ class RunEntry(Strict):
     problem: str | None = None
     """Why there is no record."""
     failure: str | None = None
-    """What the first request was told that was refused or ignored."""
+    """Message to the first request that was refused or ignored."""
     requests: int = 0
     errors: int = 0
     """Requests that ended with an error."""
     error: str | None = None
-    """What the first of them was told."""
+    """Message to the first of them."""
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -81,7 +81,7 @@ class Manifest(Strict):
     replicas: int | None = None
     """Engines behind a router, in each run; ``None``: one alone."""
     chosen: tuple[dict[str, Any], ...] = ()
-    """How rates and blocks were chosen for workloads."""
+    """Choices of rates and blocks for workloads."""
     runs: tuple[RunEntry, ...] = ()
     versions: dict[str, str]
     git: dict[str, str]

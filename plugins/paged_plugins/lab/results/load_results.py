@@ -18,7 +18,7 @@ from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict
 
 _MOST = 1e21
-"""Of a measure, which none is near."""
+"""Largest value of a measure, which none is near."""
 _Read = TypeVar("_Read")
 
 

@@ -22,12 +22,12 @@ Advance = Callable[[int], None]
 
 
 FAILED = "failed"
-"""What stands in the place of a number of an arm that failed."""
+"""Text in the place of a number of an arm that failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one run measured."""
+    """Measures of one run."""
 
     arm: str
     workload: str
@@ -35,12 +35,12 @@ class RunResult:
     measures: Mapping[str, float]
     """By the names of :mod:`paged_plugins.lab.measures`."""
     failure: str | None = None
-    """What the first request was told that was refused or ignored; ``None``: none was."""
+    """Message to the first request that was refused or ignored; ``None``: none was."""
     num_requests: int = 0
     num_errors: int = 0
     """Requests that ended with an error."""
     error: str | None = None
-    """What the first of them was told."""
+    """Message to the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Failure:
     num_errors: int
     """Requests that ended with an error."""
     num_requests: int
-    """Of all of its runs."""
+    """Requests of all of its runs."""
     error: str | None
-    """What the first of them was told."""
+    """Message to the first of them."""
     problems: Sequence[str]
     """Why runs gave no result."""
 

@@ -30,9 +30,9 @@ class MemoryUse:
     held: int
     """Hold the state of a token; a block that several sequences share counts once."""
     reserved: int
-    """Of held blocks: will hold one later."""
+    """Slots of held blocks that will hold a token later."""
     internal: int
-    """Of held blocks: never will (internal fragmentation)."""
+    """Slots of held blocks that never will (internal fragmentation)."""
     external: int
     """Free, but in runs too short for the request that waits longest (external fragmentation)."""
     idle: int

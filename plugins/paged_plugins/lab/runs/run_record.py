@@ -20,7 +20,7 @@ _SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
 
 
 MOST = 10**18
-"""Of seconds and counts in a record; a file with more is damaged."""
+"""Largest seconds and counts in a record; a file with more is damaged."""
 Finite = Annotated[float, Field(ge=-MOST, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 
@@ -52,12 +52,12 @@ class RequestRecord:
 
     @property
     def is_served(self) -> bool:
-        """Whether it ended by a stop condition or by its length."""
+        """Return whether it ended by a stop condition or by its length."""
         return self.finish_reason in _SERVED
 
     @property
     def is_failed(self) -> bool:
-        """Whether it ended with an error."""
+        """Return whether it ended with an error."""
         return self.finish_reason == FinishReason.ERROR.value
 
     @property
@@ -96,7 +96,7 @@ class StepSample:
     free_blocks: Count
     """Blocks that could be allocated: cached ones that no sequence holds are among them."""
     cached_blocks: Count = 0
-    """Those among them that hold content which can be found."""
+    """Blocks among them with content that can be found."""
     held_tokens: Count
     """Slots of held blocks that hold the state of a token that was computed."""
     reserved_tokens: Count
@@ -116,7 +116,7 @@ class RunTotals:
     scheduled_tokens: Count = 0
     """Tokens computed."""
     recomputed_tokens: Count = 0
-    """Those that had been computed before, and were lost by a preemption."""
+    """Tokens that had been computed before, and were lost by a preemption."""
     num_preemptions: Count = 0
     num_evictions: Count = 0
     """Cached blocks whose content was given up to make room."""
@@ -157,13 +157,13 @@ class ReplicaTotals:
     """Sums over the run of one replica."""
 
     num_requests: int = 0
-    """That ended on it, failed ones included."""
+    """Requests that ended on it, failed ones included."""
     num_generated: int = 0
     """Tokens."""
     num_prompt: int = 0
     """Tokens of the prompts of requests that it served."""
     num_cached: int = 0
-    """Those of them that its prefix cache served when the request was first admitted."""
+    """Tokens of them that its prefix cache served when the request was first admitted."""
     num_steps: int = 0
     busy_seconds: float = 0.0
     """In steps; the rest of the run was idle."""
@@ -179,16 +179,16 @@ class RunRecord:
     """In order; thinned out evenly once they are too many for a picture."""
     totals: RunTotals = field(default_factory=RunTotals)
     failure: str | None = None
-    """What the first request was told that was refused or ignored."""
+    """Message to the first request that was refused or ignored."""
     error: str | None = None
-    """What the first request was told that ended with an error."""
+    """Message to the first request that ended with an error."""
     token_gaps: dict[Annotated[int, Field(ge=-BUCKETS, le=BUCKETS)], Count] = field(
         default_factory=dict
     )
     """Times between tokens of a sequence: how many fell into each bucket, see
     :mod:`paged_plugins.lab.runs.time_histogram`."""
     replicas: list[ReplicaTotals] = field(default_factory=list)
-    """Of a cluster; none: one engine alone. A cluster has no ``steps``, and no shares of memory."""
+    """Replicas of a cluster, without ``steps`` and shares of memory; none: one engine alone."""
 
     def tell(self, is_error: bool, told: str | None) -> None:
         """Keep what a request was told that was not served, if it is the first."""
@@ -199,7 +199,7 @@ class RunRecord:
 
     @property
     def first_told(self) -> str | None:
-        """What a request was told that was not served; ``None``: all were."""
+        """Message to a request that was not served; ``None``: all were."""
         return self.error or self.failure
 
     @property

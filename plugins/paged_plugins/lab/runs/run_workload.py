@@ -108,7 +108,7 @@ class RecordedLoop(ServingLoop):
         if not isinstance(executor, CountsWork):
             executor = engine.executor = WatchedExecutor(executor)
         self._work: list[StepWork] = []
-        """Of the steps that were collected and not recorded."""
+        """Work of the steps that were collected and not recorded."""
         executor.watch = self._computed
         self._collector = collector
         self._advance = advance

@@ -53,11 +53,11 @@ class TokenGaps:
     def __init__(self, counts: dict[int, int]) -> None:
         self._counts = counts
         self._advanced: list[SequenceState] = []
-        """Those that gained a token in the last step that sampled any."""
+        """Sequences that gained a token in the last step that sampled any."""
         self._time = 0.0
         """When that was."""
         self._stalled: dict[SequenceState, float] = {}
-        """Those that did not, and when they last gained one."""
+        """Sequences that did not, and when they last gained one."""
 
     def step(self, advanced: Sequence[SequenceState], now: float) -> None:
         """A step ended ``now`` seconds from the start, in which these gained a token each."""

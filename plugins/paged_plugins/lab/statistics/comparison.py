@@ -54,7 +54,7 @@ class Comparison:
 
     @cached_property
     def limits(self) -> list[str]:
-        """What limits the differences: too few seeds, arms that failed, requests that were refused,
+        """Limits of the differences: too few seeds, arms that failed, requests that were refused,
         draws without chance.
         """
         results, enough = self.results, minimum_seeds(self.confidence)

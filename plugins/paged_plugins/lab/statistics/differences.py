@@ -55,7 +55,7 @@ def critical_value(effects: NDArray[np.float64], confidence: float) -> float:
 
 
 _ROUNDING = 1e-11
-"""What is smaller, relative to the values that are compared, is rounding."""
+"""Rounding: anything smaller, relative to the values that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class PairedEffect:
 
     @cached_property
     def relative(self) -> bool:
-        """Whether changes are given in percent: shares have points, and 0 has no percent."""
+        """Return whether changes are given in percent: shares have points, and 0 has no percent."""
         return not self.measure.is_share and bool(self.base.any())
 
     @cached_property
@@ -103,7 +103,7 @@ class PairedEffect:
 
     @cached_property
     def mean(self) -> float:
-        """Of the effects; differences by rounding alone are 0."""
+        """Mean of the effects; differences by rounding alone are 0."""
         mean = float(self.effects.mean())
         return mean if abs(mean) > self._rounding else 0.0
 
@@ -142,7 +142,7 @@ _LEAST_CHANGE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference(Pair):
-    """How far one measure of an arm is from that of the arm that it is compared with."""
+    """Distance of one measure of an arm from that of the arm that it is compared with."""
 
     base: float
     """Mean over the seeds."""
@@ -152,29 +152,29 @@ class Difference(Pair):
     """In percent (``relative``), in points of a hundred (shares), or in the unit of the measure
     (where the base is 0 in every seed)."""
     low: float
-    """Of the confidence interval of ``change``, not below -100%, as no measure is negative;
+    """Lower end of the interval of ``change``, not below -100%, as no measure is negative;
     ``-inf`` where there is one seed."""
     high: float
     """Likewise; ``inf``."""
     relative: bool
     moved: bool
-    """Whether a difference is claimed: the interval excludes 0, there are enough seeds
+    """True if a difference is claimed: the interval excludes 0, there are enough seeds
     (:func:`~paged_plugins.lab.statistics.differences.minimum_seeds`), and the change is 0.01
     percent or points at least."""
 
     @property
     def is_equal(self) -> bool:
-        """Whether the arms are equal in every seed."""
+        """Return whether the arms are equal in every seed."""
         return self.low == self.high == 0
 
     @property
     def has_interval(self) -> bool:
-        """Whether there are two seeds at least."""
+        """Return whether there are two seeds at least."""
         return isfinite(self.low)
 
     @property
     def is_better(self) -> bool | None:
-        """Whether the change is for the better; ``None``: it is neither better nor worse."""
+        """Return whether the change is for the better; ``None``: it is neither better nor worse."""
         better = MEASURES[self.measure].better
         if better is None or self.change == 0:
             return None

@@ -60,11 +60,11 @@ class Arm:
     compared_with: str = BASE
     """Label of the arm that it is compared with."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Of the base: what it has of each setting that other arms change."""
+    """Values of the base for each setting that other arms change."""
 
     @property
     def title(self) -> str:
-        """What a reader is told: its settings, of the base too."""
+        """Title for a reader: its settings, of the base too."""
         return settings_text(self.values) or self.label
 
 

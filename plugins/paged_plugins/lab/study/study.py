@@ -35,17 +35,17 @@ from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 
 MAX_RUNS = 100_000
-"""Of one study; more is taken for a mistake."""
+"""Runs of one study, at most; more is taken for a mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fractions:
-    """What is asked for; ``None``: as the workloads and the settings say."""
+    """Load and cache that are asked for; ``None``: as the workloads and the settings say."""
 
     load: float | None = None
-    """Of the rate that the first arm can serve."""
+    """Share of the rate that the first arm can serve."""
     cache: float | None = None
-    """Of the blocks that the first arm holds at most without a limit."""
+    """Share of the blocks that the first arm holds at most without a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +58,16 @@ class Study:
     seeds: Sequence[int]
     slo: ServiceLevel = field(default_factory=ServiceLevel)
     command: str = ""
-    """That runs it."""
+    """Command that runs it."""
     text: str = ""
-    """Of the file that describes it, if one does."""
+    """Text of the file that describes it, if one does."""
     num_replicas: int | None = None
     """Engines behind a router, in each run; ``None``: one alone."""
     fractions: Fractions = Fractions()
     num_blocks: Mapping[str, int] = field(default_factory=dict)
-    """Of every arm, by the name of the workload; without it as the settings of the arm say."""
+    """Blocks of all arms, by the name of the workload; without it as the settings of an arm say."""
     chosen: Sequence[Mapping[str, Any]] = ()
-    """How rates and blocks were chosen for workloads, see
+    """Choices of rates and blocks for workloads, see
     :mod:`paged_plugins.lab.load.fractions`."""
 
     def tasks(self) -> Iterator[Task]:
@@ -98,7 +98,7 @@ class Study:
 
     @property
     def is_real(self) -> bool:
-        """Whether an arm runs a model, so that its times are those of this machine."""
+        """Return whether an arm runs a model, so that its times are those of this machine."""
         return any(one.settings.executor.name != SIMULATED for one in self.arms)
 
     def check_fractions(self) -> None:
@@ -193,7 +193,7 @@ Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
 
 
 class StudyFile(Strict):
-    """What every file of a study has: a base, what is varied around it, on which workloads."""
+    """File of a study: a base, what is varied around it, on which workloads."""
 
     base: dict[str, Any] = Field(default_factory=dict)
     """Settings by key, which may be dotted; ``profile`` is one."""
@@ -202,12 +202,12 @@ class StudyFile(Strict):
     workloads: tuple[OneWorkload, ...]
     executor: str | dict[str, Any] = SIMULATED
     cost_model: str | dict[str, Any] | None = None
-    """Of simulated steps; ``None``: the executor's own choice."""
+    """Cost model of simulated steps; ``None``: the executor's own choice."""
     slo: ServiceLevel = ServiceLevel()
     replicas: Annotated[StrictInt, Field(ge=1, le=MAX_REPLICAS)] | None = None
     """Engines behind a router; ``None``: one alone."""
     load: Load | None = None
-    """Of every workload, as a share of the rate that the base can serve."""
+    """Load of every workload, as a share of the rate that the base can serve."""
     cache: Cache | None = None
     """Blocks, as a share of those that the base holds at most without a limit."""
 
@@ -239,12 +239,12 @@ class StudyFile(Strict):
 
     @property
     def is_product(self) -> bool:
-        """Whether all combinations are arms, instead of one axis at a time around the base."""
+        """True if all combinations are arms, instead of one axis at a time around the base."""
         return True
 
     @property
     def most_arms(self) -> int:
-        """How many there are at most: some may have the same settings."""
+        """Number of arms at most: some may have the same settings."""
         lengths = [len(values) for values in self.axes.values()]
         return 1 + (prod(lengths) if self.is_product else sum(lengths))
 
@@ -288,7 +288,7 @@ class StudyFile(Strict):
 
     @property
     def fractions(self) -> Fractions:
-        """What is asked for of the load and the cache."""
+        """Shares that are asked for of the load and the cache."""
         return Fractions(load=self.load, cache=self.cache)
 
 

@@ -16,9 +16,9 @@ OF_MODELS = frozenset(
         *("trust_remote_code", "allow_pickle", "attention", "runner"),
     }
 )
-"""What a simulated engine does not read."""
+"""Settings that a simulated engine does not read."""
 OF_ROOFLINES = frozenset({"dtype", "kv_cache_dtype", "kv_cache_memory"})
-"""What it reads for the cost model ``roofline``, and not for ``linear``."""
+"""Settings that it reads for the cost model ``roofline``, and not for ``linear``."""
 
 
 def refuse_unused(

@@ -19,12 +19,12 @@ from paged_plugins.files import mistakes
 MAX_LINE = 2**22
 """Bytes of a line."""
 MAX_TOKENS = 10_000_000
-"""Of a prompt, and of an answer; more is taken for a typing error."""
+"""Largest prompt, and answer; more is taken for a typing error."""
 MAX_ELEMENT = 2**24
 """Characters of an element."""
 _CHUNK = 2**18
 CHARACTERS_PER_TOKEN = 4
-"""Of English text, roughly, with vocabularies of 30,000 to 200,000 tokens."""
+"""Length of a token of English, roughly, with vocabularies of 30,000 to 200,000 tokens."""
 
 
 class TraceError(SettingsError):

@@ -40,11 +40,11 @@ Count = Annotated[int, Strict(), Field(gt=0, le=MAX_TOKENS)]
 
 
 class WrittenRequest(SpecModel):
-    """What a line of a file and a request of a scenario have in common."""
+    """Common fields of a line of a file and a request of a scenario."""
 
     id: StrictStr
     at: Seconds | None = None
-    """Of one that follows none; default 0."""
+    """Arrival of one that follows none; default 0."""
     follows: StrictStr | None = None
     prompt: StrictInt | StrictStr
     """A length, or ranges of content ids: ``"0:256 300:310"``."""
@@ -95,7 +95,7 @@ class RequestLine(WrittenRequest):
 
     id: Annotated[StrictStr, Field(min_length=1)]
     after: Seconds | None = None
-    """Of one that follows another: seconds from its end; default 0."""
+    """Arrival of one that follows another: seconds from its end; default 0."""
     session: StrictStr = ""
 
     @model_validator(mode="after")

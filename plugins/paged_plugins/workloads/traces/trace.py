@@ -61,7 +61,7 @@ class Trace(SpecModel):
         return self.model_copy(update={"scale": self.scale / factor})
 
     def has_text(self) -> bool:
-        """Whether lengths are counted in texts of the file.
+        """Return whether lengths are counted in texts of the file.
 
         Raises:
             TraceError: it cannot be read, or its format is unknown.

@@ -13,7 +13,7 @@ from paged_plugins.lab.report.pictures.timelines import block_map, timelines
 from paged_plugins.lab.results.results import Results
 
 _MOST_PICTURES = 15
-"""Of one question: the file stays small."""
+"""Pictures of one question, at most: the file stays small."""
 _MOST_GROUPS = _MOST_PICTURES // 3
 
 

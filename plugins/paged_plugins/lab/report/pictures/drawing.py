@@ -213,10 +213,10 @@ class Gallery:
     how_to_read: str
     groups: Sequence[PictureGroup]
     num_left_out: int = 0
-    """What was not drawn, to keep the file small."""
+    """Rows that were not drawn, to keep the file small."""
 
     def __bool__(self) -> bool:
-        """Whether there is anything to see."""
+        """Return whether there is anything to see."""
         return any(group.pictures for group in self.groups)
 
 
