@@ -14,6 +14,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from emulation.accelerator import EMULATED_LOCAL, PACES, EmulatedStream
 from integration import test_engine_on_models
@@ -154,6 +157,50 @@ def test_backends_without_graphs(
 ) -> None:
     with build(llama, attention=attention, runner=runner, **WAYS["swap"]) as llm:
         assert generate(llm, GREEDY) == expected["greedy"]
+        assert_whole(llm)
+
+
+@given(
+    block_size=st.sampled_from([1, 2, 5, 16]),
+    pool=st.sampled_from([46, 60, 200]),
+    budget=st.integers(5, 60),
+    max_num_seqs=st.integers(2, 9),
+    preemption=st.sampled_from(["recompute", "swap", "auto"]),
+    eager=st.booleans(),
+    ahead=st.booleans(),
+    sampled=st.booleans(),
+    pace=st.sampled_from(sorted(PACES)),
+)
+@hypothesis_settings(
+    max_examples=4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_text_does_not_depend_on_the_schedule(
+    llama: Path,
+    expected: dict[str, list[list[list[int]]]],
+    block_size: int,
+    pool: int,
+    budget: int,
+    max_num_seqs: int,
+    preemption: str,
+    eager: bool,
+    ahead: bool,
+    sampled: bool,
+    pace: str,
+) -> None:
+    with build(
+        llama,
+        pace,
+        block_size=block_size,
+        num_blocks=-(-pool // block_size),
+        scheduler={"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs},
+        preemption=preemption,
+        enforce_eager=eager,
+        async_scheduling=ahead,
+    ) as llm:
+        key, sampling = ("sampled", SAMPLED) if sampled else ("greedy", GREEDY)
+        assert generate(llm, sampling) == expected[key]
         assert_whole(llm)
 
 

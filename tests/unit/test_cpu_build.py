@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -68,6 +69,14 @@ def script(folder: Path, name: str, text: str) -> Path:
 
 
 # ---------------------------------------------------------------------- the cache
+
+
+def test_is_built_once(tmp_path: Path, compiler: CppCompiler) -> None:
+    path = library(SMALLEST, compiler, tmp_path)
+    assert library(SMALLEST, compiler, tmp_path) == path
+    assert len(built) == 1
+    assert ctypes.CDLL(str(path)).paged_core_instruction_sets() >= 0
+    assert not list(tmp_path.glob("*.tmp*"))
 
 
 def test_other_flags_make_another_library(tmp_path: Path, compiler: CppCompiler) -> None:
@@ -182,6 +191,20 @@ def test_a_home_that_cannot_be_written_works(
     assert len(built) == 1
 
 
+def test_a_link_in_place_of_the_folder_is_not_followed(
+    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "kernels").symlink_to(elsewhere)
+    (tmp_path / f"paged_core-{os.getuid()}").symlink_to(elsewhere)
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(CannotCompile, match="PAGED_CORE_CACHE_DIR"):
+        library(SMALLEST, compiler)
+    assert not list(elsewhere.iterdir())
+
+
 class Concatenating:
     """The compiler of another language: its libraries are the sources, one after another."""
 
@@ -226,6 +249,13 @@ def test_without_a_compiler_it_says_what_to_install(
     monkeypatch.delenv("CXX", raising=False)
     assert "install g++" in str(unavailable_reason())
     assert "install g++" in str(Registry.discover().get("attention", "cpu").unavailable_reason())
+
+
+def test_cxx_is_honoured_with_its_arguments(tmp_path: Path, compiler: CppCompiler) -> None:
+    fake = script(tmp_path, "mine", f'exec {" ".join(compiler.command)} "$@"')
+    found = CppCompiler.find({"PATH": os.environ["PATH"], "CXX": f"{fake} -O1"})
+    assert found.command == (str(fake), "-O1")
+    assert library(SMALLEST, found, tmp_path).is_file()
 
 
 def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:

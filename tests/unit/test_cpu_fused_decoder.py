@@ -92,6 +92,7 @@ def test_equals_the_operations_one_by_one(
     run([(0, max(1, cached)) for cached, _ in LENGTHS])
     for _ in range(2):  # the second time there are as many rows as before
         outputs = run(LENGTHS).split([new for _, new in LENGTHS])
+    assert runner._decoder.fused._call.rows, "the kernels did not call attention"
     bound_of = {"float32": 1e-5 if kv_cache_dtype == "auto" else 0.01, "bfloat16": 0.05}
     for out, whole in zip(outputs, expected(folders[family]), strict=True):
         assert relative_error(out, whole[-len(out) :]) < bound_of[dtype]

@@ -156,6 +156,14 @@ def test_blocks_far_above_those_populated_leave_out_what_lies_between(
     assert resident(memory) <= 2 * (AHEAD + 2 * LAYERS * HUGE)
 
 
+@needs_populating
+def test_what_was_written_stays(memory: BlockMemory, populator: PagePopulator) -> None:
+    memory.tensor.fill_(7)
+    populator.follow(step(200))
+    populator.wait()
+    assert (memory.tensor == 7).all()
+
+
 def blocked(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event, list[int]]:
     """Have calls of the kernel wait; return when one has begun, what lets it go, and the calls."""
     begun, go, calls = threading.Event(), threading.Event(), []
@@ -207,6 +215,39 @@ def test_a_step_does_not_wait_and_its_blocks_are_followed_later(
     populator.wait()
     assert sum(calls) == 2 * first
     populator.close()
+
+
+@needs_populating
+def test_the_last_blocks_are_reached_and_not_passed(
+    memory: BlockMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, go, calls = blocked(monkeypatch)
+    go.set()
+    end = BLOCKS - 16
+    populator = PagePopulator([memory], end, AHEAD)
+    for used in (end - BLOCKS_AHEAD - 3, end - BLOCKS_AHEAD, end - 1):
+        populator.wait()
+        populator.follow(step(used))
+    populator.close()
+    assert sum(calls) == (2 * BLOCKS_AHEAD + 2) * LAYERS * BLOCK
+
+
+@needs_populating
+def test_a_refusal_of_the_kernel_is_final_and_harms_nothing(
+    memory: BlockMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def refuse(_: Any, address: int, size: int) -> int:
+        calls.append(address)
+        return errno.EINVAL
+
+    monkeypatch.setattr(page_populator, "_populate_write", refuse)
+    populator = PagePopulator([memory], BLOCKS, AHEAD)
+    populator.wait()
+    populator.follow(step(100))
+    populator.close()
+    assert len(calls) == 1
 
 
 def test_why_a_machine_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

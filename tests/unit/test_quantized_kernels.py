@@ -71,16 +71,20 @@ def check(
     products: str = "integer",
 ) -> None:
     """The error is at most that of rounding activations, and the result, and sums in float32; where
-    bfloat16 is multiplied with codes that were widened, that of rounding weights as well."""
+    bfloat16 is multiplied with codes that were widened, weights are rounded, and no activation."""
     dense = weight.dequantized().double()
     wanted = x.double() @ dense.T + added
-    steps = rounded(x, weight.weight_format.group_size)
-    allowed = steps @ dense.abs().T * 0.501
-    allowed += ROUNDING[x.dtype] * (wanted.abs() + x.double().abs() @ dense.abs().T * 0.1)
+    weight_format, sizes = weight.weight_format, x.double().abs() @ dense.abs().T
     if products == "widened" and x.dtype is torch.bfloat16:
-        group = weight.weight_format.group_size
-        steps = weight.scales_OG.abs().repeat_interleave(group, 1)[:, : x.shape[1]].double()
-        allowed += x.double().abs() @ (dense.abs() * 2**-8.9 + steps * 2**-9).T
+        allowed = sizes * 2**-8  # half of a weight's last place, of 8 bits
+        if weight.offsets_OG is not None:  # rounded beside 2**15 or 2**16 scales (widened_codes.h)
+            scales = weight.scales_OG.abs().repeat_interleave(weight_format.group_size, 1)
+            share = 2**-24 * (2**15 if weight_format.bits == 4 else 2**16)
+            allowed += x.double().abs() @ scales[:, : x.shape[1]].double().T * share
+        allowed = allowed * 1.01 + ROUNDING[x.dtype] * wanted.abs()
+    else:
+        allowed = rounded(x, weight_format.group_size) @ dense.abs().T * 0.501
+        allowed += ROUNDING[x.dtype] * (wanted.abs() + sizes * 0.1)
     excess = (found.double() - wanted).abs() - allowed
     assert not (excess > 1e-30).any(), f"{float(excess.max())} beyond the bound"
 

@@ -27,7 +27,7 @@ from paged_backends.sampling.row import uniform
 from paged_core.sampling_params import LogitsProcessor, SamplingParams
 from paged_core.step import TokenLogprobs
 from unit.cpu_kernels import SETS, load
-from unit.sampled_rows import VOCAB, kept_by_loops, make_logits, make_row, sampler_of
+from unit.sampled_rows import EOS, VOCAB, kept_by_loops, make_logits, make_row, sampler_of
 
 pytestmark = pytest.mark.heavy
 
@@ -169,6 +169,56 @@ def test_however_hot_it_is_what_is_ruled_out_is_never_drawn() -> None:
     assert set(make_sampler().sample(logits, rows).token_ids) == {5, 79}
 
 
+AT_LEAST = SamplingParams(min_tokens=2, stop_token_ids=[20])
+BAD = SamplingParams(bad_words_ids=[[5, 6, 7]])
+PROCESSED: dict[str, tuple[dict[int, float], list[tuple[SamplingParams, list[int], int]]]] = {
+    "penalties count the output and see the prompt": (
+        {10: 4.0, 11: 3.5, 12: 3.0},
+        [
+            (SamplingParams(repetition_penalty=2.0), [11, 11], 12),
+            (SamplingParams(presence_penalty=2.0), [11, 11], 10),
+            (SamplingParams(presence_penalty=2.0), [10], 11),
+            (SamplingParams(frequency_penalty=0.3), [10, 10], 11),
+            (SamplingParams(frequency_penalty=0.6), [6], 10),
+        ],
+    ),
+    "min_tokens rules out every end": (
+        {EOS: 9.0, 20: 8.0, 21: 7.0},
+        [(AT_LEAST, [1], 21), (AT_LEAST, [1, 1], EOS)],
+    ),
+    "a bad word is masked where its start was generated": (
+        {7: 2.0, 9: 1.0},
+        [
+            (BAD, [5, 6], 9),
+            (BAD, [4, 6], 7),
+            (BAD, [6], 7),  # the prompt does not count
+            (SamplingParams(), [5, 6], 7),
+            (SamplingParams(bad_words_ids=[[7], [9]]), [], 0),
+        ],
+    ),
+    "only allowed tokens are left": (
+        {7: 3.0, 3: 2.0, 11: 1.0},
+        [
+            (SamplingParams(allowed_token_ids=[3, 11, VOCAB]), [], 3),
+            (SamplingParams(allowed_token_ids=[11], temperature=1.0), [], 11),
+            (SamplingParams(), [], 7),
+        ],
+    ),
+}
+"""Logits, zero elsewhere; parameters and output of each row, and the token to be taken."""
+
+
+@pytest.mark.parametrize("name", PROCESSED)
+def test_the_best_token_is_that_of_processed_logits(name: str) -> None:
+    best, asked = PROCESSED[name]
+    logits = torch.zeros(len(asked), VOCAB)
+    logits[:, list(best)] = torch.tensor(list(best.values()))
+    rows = [make_row(params, output, [10, 5]) for params, output, _ in asked]
+    draws = make_sampler().sample(logits, rows)
+    assert not draws.failed
+    assert draws.token_ids == [token for *_, token in asked]
+
+
 def test_a_row_kept_over_steps_sees_its_new_tokens() -> None:
     tokens = list(range(60)) * 3
     row = Row(SamplingParams(frequency_penalty=1.5), tokens, 5, 0, "r")
@@ -299,6 +349,13 @@ def test_a_bias_outside_the_vocabulary_fails_its_row() -> None:
 
 
 # --- masks ----------------------------------------------------------------------------------------
+
+
+def test_tokens_outside_the_vocabulary_are_not_allowed() -> None:
+    draws = make_sampler().sample(
+        make_logits(1), [make_row(SamplingParams(allowed_token_ids=[VOCAB]))]
+    )
+    assert "every token is ruled out" in draws.failed[0]
 
 
 @pytest.mark.parametrize("masks", [{"allowed_token_ids": [3, 11, 12]}, {"bad_words_ids": [[3]]}])

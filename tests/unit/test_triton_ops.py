@@ -18,6 +18,7 @@ from paged_backends.runners.native.ops import Ops, Rotary, frequencies
 from unit.triton_device import DEVICE
 
 TritonOps: type[Ops] = pytest.importorskip("paged_backends.runners.native.triton_ops").TritonOps
+triton_cache = pytest.importorskip("paged_backends.kernels.triton.cache")
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("watched_accesses")]
 
@@ -176,3 +177,20 @@ def test_a_nan_is_the_best_token(dtype: torch.dtype) -> None:
     rows[0, 4999], rows[1, 0] = float("nan"), -float("nan")
     rows[:, 17] = float("inf")
     assert TritonOps().best(rows)[0].tolist() == [4999, 0]
+
+
+@pytest.mark.parametrize(
+    ("origins", "destinations"),
+    [([0, 3, 3], [5, 1, 4]), ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]), ([0, 1], [1, 0])],
+    ids=["apart", "in a circle", "overwritten"],
+)
+@pytest.mark.parametrize("size", [9, 42, 84, 2560], ids="blocks of {} bytes".format)
+def test_blocks_of_any_size_are_copied(
+    size: int, origins: list[int], destinations: list[int]
+) -> None:
+    """They are copied in words of 1, 2, 4 and 8 bytes."""
+    caches = torch.randint(256, (3, 6, size), dtype=torch.uint8, device=DEVICE)
+    wanted = caches.clone()
+    wanted[:, destinations] = caches[:, origins]
+    triton_cache.copy_blocks(caches, origins, destinations)
+    assert torch.equal(caches, wanted)
