@@ -1,8 +1,8 @@
 """Prints each component that is wrong on purpose, and the conformance test that finds it; and each
 fault planted in the path of a GPU, and the test that finds that.
 
-Run by ``make mutants``, or with arguments for pytest. They are in ``tests/unit/mutants.py`` and
-``tests/unit/planted_faults.py``.
+Run by ``make mutants``, or with arguments for pytest. They are in ``tests/unit/mutants.py``,
+``tests/unit/faulty_routers.py`` and ``tests/unit/planted_faults.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
-TESTS = ("unit/test_testing_kit.py", "integration/test_planted_faults.py")
+TESTS = (
+    "unit/test_testing_kit.py",
+    "unit/test_routers.py",
+    "integration/test_planted_faults.py",
+)
 COLUMNS = ("slot", "mutant", "caught by", "seconds", "message")
 
 

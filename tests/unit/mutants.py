@@ -153,6 +153,21 @@ def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
     return None
 
 
+def recorded(
+    mutant: Mutant, folder: Path, record_property: Callable[[str, object], None]
+) -> tuple[Caught, str]:
+    """Return which test finds a mutant and what it says, noted for ``make mutants``."""
+    record_property("slot", mutant.conformance.slot)
+    record_property("mutant", mutant.name)
+    caught = first_failure(mutant, folder)
+    assert caught is not None, f"no test noticed {mutant.name}"
+    message = " ".join(f"{type(caught.error).__name__}: {caught.error}".split())
+    record_property("caught by", caught.case)
+    record_property("seconds", f"{caught.seconds:.1f}")
+    record_property("message", message[:120].replace("|", "/"))
+    return caught, message
+
+
 class HasNotReturned(BaseException):
     """A test has taken too long; no ``Exception``, which engines would catch."""
 

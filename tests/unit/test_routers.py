@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
@@ -30,7 +30,7 @@ from paged_plugins.routing.testing import RouterConformance
 from paged_plugins.routing.testing.router_conformance import Scene, make_request, unrelated_requests
 from unit.faulty_routers import FAULTY, FaultyRouter
 from unit.faulty_settings import FaultyLimitSettings, FaultySettings
-from unit.mutants import Mutant, first_failure
+from unit.mutants import Mutant, first_failure, recorded
 
 REGISTRY = Registry.discover()
 CAUGHT_BY = {
@@ -57,9 +57,9 @@ CAUGHT_BY = {
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_the_kit_catches(name: str, tmp_path: Path) -> None:
-    caught = first_failure(Mutant(RouterConformance, FaultySettings, FAULTY[name]), tmp_path)
-    assert caught is not None, "no test noticed"
+def test_catches(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    mutant = Mutant(RouterConformance, FaultySettings, FAULTY[name])
+    caught, _ = recorded(mutant, tmp_path, record_property)
     assert re.search(CAUGHT_BY[name], str(caught.error)), caught.error
 
 

@@ -30,7 +30,7 @@ from paged_testing import (
 )
 from unit.faulty_evictors import LeakyEvictor
 from unit.faulty_settings import FaultySettings, registry_of
-from unit.mutants import MUTANTS, Mutant, first_failure
+from unit.mutants import MUTANTS, Mutant, recorded
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -109,14 +109,7 @@ def test_catches(
     record_property: Callable[[str, object], None],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record_property("slot", mutant.conformance.slot)
-    record_property("mutant", mutant.name)
-    caught = first_failure(mutant, tmp_path)
-    assert caught is not None, f"no test noticed {mutant.name}"
-    message = " ".join(f"{type(caught.error).__name__}: {caught.error}".split())
-    record_property("caught by", caught.case)
-    record_property("seconds", f"{caught.seconds:.1f}")
-    record_property("message", message[:120].replace("|", "/"))
+    caught, message = recorded(mutant, tmp_path, record_property)
     assert "round_trip" not in caught.case
     is_answer = "it has to return" in message  # which the core or an allocator has checked
     unmade = (PluginError, ImportError, AttributeError)
