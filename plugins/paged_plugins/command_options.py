@@ -38,6 +38,7 @@ def check_writable(path: Path | None) -> Path | None:
     return path
 
 
+Repeats = Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")]
 JsonFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the same JSON to a file.", callback=check_writable),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.engine.contexts import AttentionContext
 from paged_core.errors import SettingsError
@@ -18,7 +18,7 @@ from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.attention_case import BARE, AttentionCase
 from paged_plugins.bench.attention_grid import WARM_UP, AttentionGrid, told
 from paged_plugins.bench.device import Rates, machine, machine_line, measure_rates
-from paged_plugins.command_options import JsonFile, report
+from paged_plugins.command_options import JsonFile, Repeats, report
 from paged_plugins.machine import device_of
 from paged_plugins.progress import progress
 
@@ -74,8 +74,8 @@ def attention_command(
             help="Layers to run in turn (default: as many as exceed the caches of the device).",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    repeats: Repeats = 9,
+    as_json: AsJson = False,
     output: JsonFile = None,
 ) -> None:
     """Measure the attention of a layer, writing its keys and values to the cache included.

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import typer
 
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.engine.contexts import CommunicatorContext, RankGroup, make_component
 from paged_core.errors import EngineError, SettingsError
@@ -53,7 +53,7 @@ def communicator_command(
     pin: Annotated[
         bool, typer.Option(help="Pin each rank to a core, where there are enough.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     output: JsonFile = None,
 ) -> None:
     """Measure how long ranks take to exchange tensors: microseconds, median and 99th percentile.

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import ModelSize
@@ -27,7 +27,7 @@ from paged_core.text.generation import Generation
 from paged_plugins.bench.device import Rates, machine, machine_line, measure_rates
 from paged_plugins.bench.throughput_command import open_bench
 from paged_plugins.bench.workloads import Workload
-from paged_plugins.command_options import JsonFile, report
+from paged_plugins.command_options import JsonFile, Repeats, report
 from paged_plugins.workloads.batch import drawn
 from paged_plugins.workloads.request import token_ids
 
@@ -44,12 +44,12 @@ def decode_command(
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that decode.")] = 256,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 1024,
     steps: Annotated[int, typer.Option(min=1, help="Steps per repeat.")] = 32,
-    repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 3,
+    repeats: Repeats = 3,
     temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
     roofline: Annotated[
         bool, typer.Option(help="Measure the bandwidth of the device afterwards.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     output: JsonFile = None,
 ) -> None:
     """Measure the steps of a batch in which every sequence decodes.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.llm import LLM
@@ -67,7 +67,7 @@ def quality_command(
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=2, help="Tokens of the text, at most.")] = 4096,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     output: JsonFile = None,
 ) -> None:
     """Compare the predictions of quantised weights and caches with those of the model's dtype.

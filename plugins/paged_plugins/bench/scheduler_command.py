@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from paged_core.cli.options import SettingsArgs, flag
+from paged_core.cli.options import AsJson, SettingsArgs, flag
 from paged_core.cli.output import print_table
 from paged_core.engine.contexts import ExecutorContext
 from paged_core.engine.engine import Engine
@@ -25,7 +25,7 @@ from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import StepInput, StepResult
 from paged_plugins.bench.device import machine
-from paged_plugins.command_options import JsonFile, report
+from paged_plugins.command_options import JsonFile, Repeats, report
 from paged_plugins.progress import progress
 
 _SLOTS = ("scheduler", "queue_order", "block_allocator")
@@ -67,8 +67,8 @@ def scheduler_command(
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 2048,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 16,
     steps: Annotated[int, typer.Option(min=1, help="Steps in one repeat.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    repeats: Repeats = 9,
+    as_json: AsJson = False,
     output: JsonFile = None,
 ) -> None:
     """Measure what a step costs without a model: microseconds per step and per sequence.

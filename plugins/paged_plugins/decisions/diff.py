@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import echo
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import refuse_settings
@@ -175,7 +175,7 @@ def diff_command(
     given: SettingsArgs,
     first: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace or a recorded case.")],
     second: Annotated[Path, typer.Argument(metavar="TRACE", help="The one to compare it with.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Show the first step in which two decision traces differ; exit 1 if there is one.
 

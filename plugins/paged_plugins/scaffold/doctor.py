@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import error_text
 from paged_core.plugins.component import Component, load
@@ -21,7 +21,7 @@ from paged_plugins.progress import Advance, progress
 
 def command(
     given: SettingsArgs,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     output: JsonFile = None,
 ) -> None:
     """Look at this machine and say which components can serve on it. Takes seconds.

@@ -44,6 +44,8 @@ def type_name(kind: Any) -> str:
     return f"{', '.join(some)} or {last}" if some else last
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""The option of every command that prints a table or JSON."""
 PREFIX = "setting__"
 COMMON = {"config", f"{PREFIX}profile", f"{PREFIX}model", "help_settings"}
 """Parameters about settings that `--help` shows."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import PydanticUserError
 
-from paged_core.cli.options import SettingsArgs, type_name
+from paged_core.cli.options import AsJson, SettingsArgs, type_name
 from paged_core.cli.output import echo, print_json, print_table
 from paged_core.errors import PluginError, did_you_mean
 from paged_core.plugins.component import AutoSettings, Component, ComponentSettings, Slot
@@ -45,7 +45,7 @@ def command(
             metavar="[NAME]", help="A plugin, a slot, slot.name, a unique name, or a profile."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List plugins, the components and the profiles they bring, or show the options of one."""
     registry = given.registry

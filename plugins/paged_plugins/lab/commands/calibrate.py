@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import echo, print_json, print_table
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.engine import Engine
@@ -31,7 +31,9 @@ from paged_plugins.lab.calibration.scenes import (
     swap_settings,
 )
 from paged_plugins.lab.calibration.validation import validate
-from paged_plugins.lab.commands.options import AsJson, CpuTime
+from paged_plugins.lab.commands.options import (
+    CpuTime,
+)
 from paged_plugins.lab.cost_models.linear import WeightsFile, write_weights
 from paged_plugins.lab.measures import value_text
 from paged_plugins.lab.runs.run_workload import warm_up

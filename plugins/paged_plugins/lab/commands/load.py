@@ -6,12 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import echo, print_json, print_table
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.commands.options import (
-    AsJson,
     Replicas,
     Workers,
     WorkloadName,

@@ -36,7 +36,6 @@ LIMITED = tuple(
 )
 """Measures of requests, that a limit may be set to: the more arrive, the larger they are."""
 WorkloadName = Annotated[str, typer.Argument(help="A workload's name, or a file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _finite(value: float | None) -> float | None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from paged_core.cli import FAILED, OK
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import echo, print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import check_writable
@@ -22,7 +22,6 @@ from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
 from paged_plugins.lab.cluster.simulate_cluster import num_workers, router_options, simulate_cluster
 from paged_plugins.lab.commands.load import fit
 from paged_plugins.lab.commands.options import (
-    AsJson,
     Cache,
     Limit,
     Load,

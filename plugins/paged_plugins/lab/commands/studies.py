@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from paged_core.cli import FAILED, OK
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import echo, print_json
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
@@ -22,7 +22,6 @@ from paged_plugins.command_options import check_writable, refuse_settings
 from paged_plugins.lab.commands.load import fit
 from paged_plugins.lab.commands.options import (
     STUDY_FILE,
-    AsJson,
     Cache,
     Limit,
     Load,

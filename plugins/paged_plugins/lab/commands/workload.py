@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import SettingsArgs
+from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import echo, print_json, print_table
 from paged_plugins.command_options import check_writable
-from paged_plugins.lab.commands.options import AsJson
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 from paged_plugins.workloads.summary import WorkloadSummary
