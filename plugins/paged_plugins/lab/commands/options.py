@@ -46,23 +46,25 @@ def _finite(value: float | None) -> float | None:
 
 Limit = Annotated[
     float | None,
-    typer.Option(min=0, help="A limit for goodput (default: none).", callback=_finite),
+    typer.Option(
+        min=0, metavar="MS", help="A limit for goodput (default: none).", callback=_finite
+    ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs at a time (default: one per core; one, if they are real)."),
+    typer.Option(min=1, metavar="N", help="Runs at a time (default: cores; real: one)."),
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option(min=1, help="Engines behind a --router (default: one)."),
+    typer.Option(min=1, metavar="N", help="Engines behind a --router (default: one)."),
 ]
 Load = Annotated[
     float | None,
     typer.Option(
         min=0.01,
         max=4,
-        help="Requests arrive at this fraction of the `lab capacity` of the first arm (default: "
-        "as the workload says).",
+        metavar="SHARE",
+        help="Arrivals, as a share of the `lab capacity` of the first arm.",
     ),
 ]
 Cache = Annotated[
@@ -70,7 +72,8 @@ Cache = Annotated[
     typer.Option(
         min=0.01,
         max=4,
-        help="Blocks, as a fraction of those that the first arm holds at most without a limit.",
+        metavar="SHARE",
+        help="Blocks, as a share of the most that the first arm holds without a limit.",
     ),
 ]
 CpuTime = Annotated[

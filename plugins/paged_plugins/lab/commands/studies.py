@@ -55,7 +55,6 @@ from paged_plugins.lab.study.study import MAX_RUNS, Fractions, Study, read_ablat
 from paged_plugins.lab.study.unused import refuse_unused
 from paged_plugins.lab.tasks.peers import (
     OURS,
-    PEERS,
     Choice,
     ResidentEngines,
     load_of,
@@ -71,9 +70,8 @@ Vary = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=A,B",
-        help="A setting and its values, which may be tables, as in 'scheduler={name: token_budget, "
-        "max_num_seqs: 8},prefill_or_decode'; the others are compared with the first. Repeatable: "
-        "within each combination.",
+        help="A setting and its values, which may be tables ('victim={name: newest},most_blocks'), "
+        "compared with the first. Repeatable: within each combination.",
     ),
 ]
 PeerNames = Annotated[
@@ -81,31 +79,30 @@ PeerNames = Annotated[
     typer.Option(
         "--peer",
         metavar="NAME[=PYTHON]",
-        help=f"Another engine as an arm, in real time, each in a process of its own: "
-        f"{', '.join(PEERS)}. Repeatable; PYTHON is that of an environment that has it.",
+        help="Another engine as an arm, in real time (an unknown name lists all); repeatable. "
+        "PYTHON is that of an environment that has it.",
     ),
 ]
 OneAtATime = Annotated[
     bool,
     typer.Option(
         "--one-at-a-time",
-        help="With --peer: load each engine after the one before has ended (default on CUDA).",
+        help="With --peer: one after the other, as on CUDA.",
     ),
 ]
-Temperature = Annotated[float, typer.Option(min=0, help="With --peer. 0: greedy.")]
+Temperature = Annotated[float, typer.Option(min=0, metavar="T", help="With --peer. 0: greedy.")]
 WriteCache = Annotated[
     bool,
     typer.Option(
         "--write-cache",
-        help="With --peer: write this engine's whole cache once before anything is measured.",
+        help="With --peer: write the whole cache before measuring.",
     ),
 ]
 Measure = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="Compare these alone, such as hit_rate (an unknown name lists all); repeatable. The "
-        "fewer, the narrower the intervals.",
+        help="Compare these alone (an unknown name lists all), in narrower intervals; repeatable.",
     ),
 ]
 Html = Annotated[
@@ -128,7 +125,7 @@ def compare_command(
     one_at_a_time: OneAtATime = False,
     temperature: Temperature = 0.0,
     write_cache: WriteCache = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm.")] = 6,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of every arm.")] = 6,
     real: Real = False,
     replicas: Replicas = None,
     load: Load = None,
@@ -143,12 +140,9 @@ def compare_command(
 ) -> int:
     """Vary settings, or the engine, under one workload, and say what that changes beyond chance.
 
-    Every arm serves the same requests with the same seeds, on a virtual clock: the real policies,
-    and a cost model for the time of a step. Differences are paired over the seeds; with 95%
-    confidence none of all the intervals misses, and the last column says better, worse, or
-    undecided where it may be chance. Of an arm in which
-    a request ends with an error nothing is concluded, and the exit status is 1. With --peer, this
-    engine and others run the model in turns, on the same token ids, all requests at once.
+    Every arm serves the same requests, on a virtual clock unless --real or --peer is given (then in
+    turns, all at once). Differences are paired over the seeds; with 95% confidence none of all the
+    intervals misses. The exit status is 1 if a request fails.
     """
     real = real or bool(peer)
     variations = [parse_variation(each) for each in vary or ()]
