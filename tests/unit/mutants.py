@@ -174,16 +174,16 @@ class HasNotReturned(BaseException):
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Raise in what computes for 5 s, or waits for 60, as pytest-timeout would."""
+    """Raise in what computes for 5 s, or waits for 30, as pytest-timeout would."""
 
     def end(number: int, frame: FrameType | None) -> None:
         name = frame.f_code.co_qualname if frame else ""
         raise HasNotReturned(f"has not returned, in {name}")
 
-    timers = ((signal.SIGPROF, signal.ITIMER_PROF, 5), (signal.SIGALRM, signal.ITIMER_REAL, 60))
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, 5), (signal.SIGALRM, signal.ITIMER_REAL, 30))
     before = [(number, signal.signal(number, end)) for number, _, _ in timers]
     for _, timer, seconds in timers:
-        signal.setitimer(timer, seconds)
+        signal.setitimer(timer, seconds, 0.5)  # an engine that recovers may wait again
     try:
         yield
     finally:
