@@ -216,8 +216,9 @@ class Stuck(Planner):
         self.is_short = True
         return victim is not group
 
-    def never_fits(self, group: SequenceGroup) -> bool:
-        return False
+    def begin(self, now: float) -> None:
+        super().begin(now)
+        self.limits.never_fits = lambda group: False  # type: ignore[method-assign]
 
 
 class Circling(Planner):
@@ -243,13 +244,17 @@ class Halfway(Planner):
 class FullyCached(Planner):
     """Computes nothing of a prompt that is cached as a whole."""
 
-    def _start(self, sequence: SequenceState) -> int | None:
-        hit = self.kv_cache.lookup(sequence, sequence.num_tokens)
+    def admit(self, group: SequenceGroup) -> bool:
+        first = group.live[0]
+        hit = self.kv_cache.lookup(first, first.num_tokens)
         cached = len(hit.blocks) * self.kv_cache.block_size
-        if cached == sequence.num_tokens:
-            self.kv_cache.admit(sequence, 0, hit, cached)
-            return cached
-        return super()._start(sequence)
+        if self.is_full or len(group.live) > 1 or cached < first.num_tokens:
+            return super().admit(group)
+        self.kv_cache.admit(first, 0, hit, cached)
+        self.limits.joins(group)
+        self.running.append(group)
+        self.plan.admitted.append((group, cached))
+        return True
 
 
 class Dropping(Planner):
