@@ -29,9 +29,9 @@ from unit.engines import REGISTRY, request
 
 def held(engine: Engine) -> set[int]:
     """Content keys of all that the allocator finds."""
-    allocator = engine.kv_cache._allocator
-    found = getattr(allocator.inner, "_by_key", {})
-    assert set(found) == set(allocator.content.values())
+    cache = engine.kv_cache
+    found = getattr(cache._allocator, "_by_key", {})
+    assert set(found) == set(cache._prefix_cache.content.values())
     return {digest_of(key, engine.kv_cache.block_size) for key in found}
 
 

@@ -19,6 +19,9 @@ from paged_plugins.bench.serve_measures import measures, read_goals
 from paged_plugins.http_client import HttpClient, ServerError
 from server.served import Served
 
+pytestmark = pytest.mark.heavy
+
+
 KEYS = {
     *("date", "backend", "label", "model_id", "num_prompts", "request_rate", "burstiness"),
     *("max_concurrency", "duration", "completed", "failed", "total_input_tokens"),

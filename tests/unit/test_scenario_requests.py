@@ -339,7 +339,7 @@ class TestWorkloads:
         [
             ({}, "give `requests`, or a `workload`"),
             ({"requests": [A], "seed": 3}, "`seed` is of the `workload`"),
-            ({"workload": "nowhere"}, "no workload is called 'nowhere'; there are: alpaca"),
+            ({"workload": "nowhere"}, "no workload is called 'nowhere'; there are: W1"),
             ({"workload": {"request": 3}}, "workload.request"),
             ({"workload": {"requests": 3}, "seed": -1}, "seed"),
             ({"workload": {"requests": 3}, "seed": True}, "seed"),

@@ -20,6 +20,7 @@ from unit.faulty_settings import FaultySettings
 
 EVIL = "\x1b]0;owned\x07\x1b[31mred\x9b2J\r\u202e"
 COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+SCHEDULERS = ("token_budget", "prefill_or_decode")
 WORKLOAD: dict[str, Any] = {
     "name": f"w{EVIL}",
     "about": EVIL,
@@ -62,13 +63,13 @@ def test_scenarios_and_their_traces(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_a_manifest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder, evil = tmp_path / "results", json.dumps(EVIL)[1:-1]
-    study = str(studies.write(tmp_path, seeds=1, axes={"victim": ["newest", "most_blocks"]}))
+    folder, evil, other = tmp_path / "results", json.dumps(EVIL)[1:-1], SCHEDULERS[1]
+    study = str(studies.write(tmp_path, seeds=6, axes={"scheduler": list(SCHEDULERS)}))
     assert main(["lab", "run", study, "--output", str(folder), "--workers", "1"], {}) == 0
     capsys.readouterr()
     for name in ("manifest.json", "runs.json"):
         text = (folder / name).read_text("utf-8")
-        (folder / name).write_text(text.replace('most_blocks"', f'most_blocks{evil}"'), "utf-8")
+        (folder / name).write_text(text.replace(f'{other}"', f'{other}{evil}"'), "utf-8")
     argv = ("lab", "report", str(folder), "--markdown", str(tmp_path / "report.md"))
     assert "\\x1b[31mred" in told(capsys, 0, *argv)
 
