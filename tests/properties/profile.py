@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -29,7 +30,12 @@ class Length:
 
     def check(self, property_: Callable[..., None], *strategies: st.SearchStrategy[Any]) -> None:
         """Check a property with examples of ``strategies``."""
-        given(*strategies)(profile(self.max_examples)(property_))()
+
+        @wraps(property_)
+        def tried(**values: Any) -> None:  # Hypothesis decorates a function once
+            property_(**values)
+
+        given(*strategies)(profile(self.max_examples)(tried))()
 
 
 def lengths(short: int, long: int, heavy: int | None = None) -> pytest.MarkDecorator:

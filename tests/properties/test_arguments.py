@@ -216,18 +216,18 @@ CALLS: dict[str, tuple[Callable[..., None], tuple[st.SearchStrategy[Any], ...]]]
 }
 
 
-@lengths(60, 20_000, heavy=120)
+@lengths(120, 20_000)
 def test_sampling_parameters(length: Length) -> None:
     length.check(check_parameters, parameters)
 
 
-@lengths(60, 20_000, heavy=120)
+@lengths(120, 20_000)
 def test_requests(length: Length) -> None:
     length.check(check_request, st.sampled_from(_FIELDS), anything)
 
 
 @pytest.mark.parametrize(("check", "strategies"), CALLS.values(), ids=CALLS)
-@lengths(15, 2000, heavy=120)
+@lengths(120, 2000)
 def test_calls(length: Length, check: Callable[..., None], strategies: Any, llm: LLM) -> None:
     def is_answered(given: tuple[Any, ...]) -> None:
         check(llm, *given)
