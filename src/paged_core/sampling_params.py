@@ -241,7 +241,7 @@ class SamplingParams:
             names = " and ".join(sampled)
             yield f"{names} cannot go with beam_width: beam search samples nothing by chance"
         if self.structured_outputs is not None:
-            yield "structured_outputs cannot go with beam_width: beams are not held to a form"
+            yield "structured_outputs cannot go with beam_width: guided decoding has no beams"
         if self.stop:
             yield (
                 "stop cannot go with beam_width: beams end at tokens, not at strings; use "

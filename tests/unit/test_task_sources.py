@@ -1,4 +1,4 @@
-"""Results are kept under the sources of all that a run uses, whoever wrote it."""
+"""Results are kept under the sources of all that a run uses, of any author."""
 
 from __future__ import annotations
 
