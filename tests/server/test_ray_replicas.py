@@ -14,6 +14,7 @@ import pytest
 
 from paged_core.client.engine_client import ClientState
 from paged_core.errors import EngineLost, SettingsError
+from paged_core.processes.ray_child import reason_of
 from paged_plugins.replicas.routed_client import RoutedClient
 from server.replica_clients import (
     LONG,
@@ -93,8 +94,61 @@ def test_an_actor_is_lost(cluster: Any, how: signal.Signals) -> None:
     on_ray(test, 3.0)
 
 
+def test_no_cluster_is_an_error_that_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+
+    def fail(**_: object) -> None:
+        raise ConnectionError("it does not answer\nat all")
+
+    monkeypatch.setattr(ray, "init", fail)  # it tries for minutes
+
+    async def main() -> None:
+        client = make_client({"placement": "ray"})
+        with pytest.raises(
+            SettingsError, match=r"no Ray cluster at 127\.0\.0\.1:1.*not answer; set RAY_ADDRESS"
+        ):
+            await client.start()
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_the_end_of_an_actor_says_why() -> None:
+    context = ray.core.generated.common_pb2.ActorDiedErrorContext(
+        class_name="_Actor",
+        actor_id=bytes(16),
+        pid=7,
+        name="replica",
+        ray_namespace="apart",
+        node_ip_address="127.0.0.1",
+        error_message="Its node has died.\n\thealth check failed",
+    )
+    error = ray.exceptions.ActorDiedError(context)
+    assert reason_of(error) == (
+        "ActorDiedError: The actor died unexpectedly before finishing this task."
+        " Its node has died. health check failed"
+    )
+    trace = 'Traceback:\n  File "a.py"\nValueError: bad'
+    raised = ray.exceptions.RayTaskError("serve", trace, None)
+    assert reason_of(raised).endswith(" ValueError: bad")
+    assert "a.py" not in reason_of(raised)
+
+
+def test_a_server_of_actors_ends_in_order(cluster: Any) -> None:
+    where = {"RAY_ADDRESS": os.environ["RAY_ADDRESS"], "OMP_NUM_THREADS": "1"}
+    with serve_process(*SMALL, "--placement", "ray", **where) as served:
+        served.wait_for("is served at")
+        served.send(signal.SIGTERM)
+        assert served.wait() == 0
+        assert not any("SIGTERM received" in line for line in served.lines), "of Ray's"
+
+
 def test_a_node_is_lost(cluster: Any) -> None:
-    """Requests that it had go to the other node, where its engine is started again."""
+    """Requests that it had go to the other node, where its engine is started again.
+
+    The last of this file: the cluster misses the node only some 35 seconds later, when it has sent
+    no heartbeats, and places actors there until then, which never come.
+    """
     node = cluster.add_node(num_cpus=2, resources={"third": 1})
 
     async def test(client: RoutedClient) -> None:
@@ -118,31 +172,3 @@ def _is_on(pid: int, node: Any) -> bool:
     with suppress(psutil.Error):
         return bool(raylets & {each.pid for each in psutil.Process(pid).parents()})
     return False
-
-
-def test_no_cluster_is_an_error_that_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-
-    def fail(**_: object) -> None:
-        raise ConnectionError("it does not answer\nat all")
-
-    monkeypatch.setattr(ray, "init", fail)  # it tries for minutes
-
-    async def main() -> None:
-        client = make_client({"placement": "ray"})
-        with pytest.raises(
-            SettingsError, match=r"no Ray cluster at 127\.0\.0\.1:1.*not answer; set RAY_ADDRESS"
-        ):
-            await client.start()
-        await client.close()
-
-    asyncio.run(main())
-
-
-def test_a_server_of_actors_ends_in_order(cluster: Any) -> None:
-    where = {"RAY_ADDRESS": os.environ["RAY_ADDRESS"], "OMP_NUM_THREADS": "1"}
-    with serve_process(*SMALL, "--placement", "ray", **where) as served:
-        served.wait_for("is served at")
-        served.send(signal.SIGTERM)
-        assert served.wait() == 0
-        assert not any("SIGTERM received" in line for line in served.lines), "of Ray's"

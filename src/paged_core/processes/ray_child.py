@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -29,6 +30,7 @@ from paged_core.processes.child_main import Parent, adopt, imported
 LOCAL = "local"
 """The address of a cluster that is started on this machine, and ends with the connection."""
 _REMEDY = "; set RAY_ADDRESS to the address of its head, or unset it to start one here"
+_NO_REASON = re.compile(r"\t(class_name|actor_id|pid|name|namespace|ip): |  ")
 _GREETING = 5.0
 """Seconds that a connection may take to say whose it is."""
 _LOOK = 0.2
@@ -253,8 +255,16 @@ def _end_of(ray: Any, done: Any) -> str | None:
     try:
         ray.get(done, timeout=1)
     except Exception as error:  # noqa: BLE001 - Ray raises what the actor raised
-        return error_text(error).partition("\n")[0]
+        return reason_of(error)
     return "it has ended; look at Ray's logs"
+
+
+def reason_of(error: Exception) -> str:
+    """Return why an actor has ended, in a line: all that Ray says, without the names and numbers of
+    the actor, and the places of a traceback."""
+    first, *others = error_text(error).splitlines()
+    told = [each.strip() for each in others if not _NO_REASON.match(each)]
+    return " ".join([first, *told])
 
 
 def greeted(connection: socket.socket, token: str) -> tuple[int, Place] | None:
