@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
 
 from server.served import Served
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +20,8 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as client:
+def client(served: Served) -> Iterator[OpenAI]:
+    from openai import OpenAI
+
+    with OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as client:
         yield client
