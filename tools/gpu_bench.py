@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from gpu_session import Session, main
-from model_shape import write_shape
 from offline import ROOT
+from random_checkpoint import write_shape
 from stages import Stage, options
 
 SECONDS = 570.0

@@ -1,9 +1,5 @@
 """Common parts of the GPU scripts: options, the environment, and the record of their stages.
 
-    python3 tools/gpu_session.py FOLDER [--python 3.12] [--machine x86_64] [--alone PACKAGE]...
-                                 [REQUIREMENT ...]
-
-collects, where a package index can be reached, the wheels that a GPU machine without one may lack.
 Standard library only.
 """
 
@@ -23,8 +19,6 @@ from typing import Any
 
 from offline import (
     ROOT,
-    carried,
-    collect,
     how_to_carry,
     install,
     missing,
@@ -34,15 +28,6 @@ from offline import (
 )
 from stages import Record, Stage, say
 
-_TO_FILE = """
-import sys
-from contextlib import redirect_stdout
-from paged_core.cli import main
-with open(sys.argv.pop(1), "w") as file, redirect_stdout(file):
-    status = main(sys.argv[1:])
-sys.exit(status)
-"""
-"""Runs a command, and writes what it prints to the file that is its first argument."""
 _PATIENCE = 5
 """Times the limits, on a CPU."""
 
@@ -73,18 +58,20 @@ class Session:
     def bench(self, name: str, limit: float, command: str, *options: str) -> Stage:
         """Return a benchmark on the device whose result is recorded."""
         arguments = ["-m", "paged_core", "bench", command, *options, *self.device]
-        return Stage(name, [*arguments, "--output", "{result}"], limit)
+        return Stage(name, [*arguments, "--output", "{result}"], limit, measures=True)
 
     def compare(self, name: str, limit: float, requests: str, *options: str) -> Stage:
-        """Return a comparison with other engines on the device whose result is recorded.
+        """Return a comparison with other engines on the device; its runs go into a folder.
 
         Args:
             requests: the workload, YAML.
         """
-        workload = self.folder / f"{name.replace(' ', '-')}.yaml"
+        words = name.replace(" ", "-")
+        workload = self.folder / f"{words}.yaml"
         workload.write_text(f"name: requests\n{requests}\n", "utf-8")
-        arguments = ["compare", str(workload), *options, *self.device, "--json"]
-        return Stage(name, ["-c", _TO_FILE, "{result}", *arguments], limit)
+        arguments = ["-m", "paged_core", "compare", str(workload), *options, *self.device]
+        arguments += ["--output", str(self.record.path.parent / words)]
+        return Stage(name, arguments, limit, measures=True)
 
     def run(self, stage: Stage) -> Any:
         """Run a stage if it is among those asked for; return its result."""
@@ -209,23 +196,3 @@ def _options(name: str) -> argparse.Namespace:
     if given.output.suffix != ".json":
         given.output /= f"{name}.json"
     return given
-
-
-def _collect() -> None:
-    parser = argparse.ArgumentParser(
-        description="Collects wheels for a GPU machine without a package index."
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("requirements", nargs="*", help="what it lacks (default: all but PyTorch)")
-    parser.add_argument("--python", default="3.12", help="its version there (default: 3.12)")
-    parser.add_argument("--machine", default="x86_64", help="the processor there")
-    parser.add_argument(
-        "--alone", action="append", default=[], help="a package without what it needs (repeatable)"
-    )
-    given = parser.parse_intermixed_args()
-    needed = given.requirements or carried()
-    say(collect(given.folder, needed, given.alone, given.python, given.machine))
-
-
-if __name__ == "__main__":
-    _collect()

@@ -15,10 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("src", "policies", "backends", "plugins", "tests")
-_GLIBC = (39, 35, 34, 31, 28, 27, 24, 17)
+_SYSTEMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 """pip accepts a wheel for a version of glibc only if exactly that version is named."""
-_PRESENT = ("jinja2", "numpy", "pyyaml", "safetensors", "tokenizers", "torch", "transformers")
-"""Requirements that a Python with PyTorch and transformers satisfies."""
 
 
 def requirements() -> list[str]:
@@ -48,49 +46,16 @@ def _numbers(text: str) -> list[int]:
 def how_to_carry(absent: list[str]) -> str:
     """Return the command that collects ``absent`` elsewhere, and how to use the result."""
     release = ".".join(platform.python_version_tuple()[:2])
+    systems = " ".join(f"--platform {one}_{platform.machine()}" for one in _SYSTEMS)
     lines = (
         f"{sys.executable} lacks {', '.join(absent)}.",
         "Where a package index can be reached, in a checkout of this version:",
-        f"    python3 tools/gpu_session.py wheels --python {release} "
-        f"--machine {platform.machine()} " + " ".join(f"'{one}'" for one in absent),
+        f"    python3 -m pip download --dest wheels --constraint constraints.txt "
+        f"--only-binary=:all: --python-version {release} {systems} "
+        + " ".join(f"'{one}'" for one in absent),
         "Copy the folder here, and give it with WHEELS=wheels.",
     )
     return "\n".join(lines)
-
-
-def carried() -> list[str]:
-    """Return what is needed beside PyTorch, transformers and what these bring, which is large."""
-    return [one for one in requirements() if one.partition(">=")[0] not in _PRESENT]
-
-
-def collect(folder: Path, needed: list[str], alone: list[str], release: str, machine: str) -> str:
-    """Download wheels of ``needed``, and of what these need, in the versions that are tested.
-
-    Args:
-        alone: those of which nothing that they need is downloaded, in versions of their own.
-        release: of the Python that they are for, such as 3.12.
-        machine: its processor, such as x86_64.
-
-    Returns:
-        How many there are, and how large.
-
-    Raises:
-        SystemExit: pip cannot find one; or the folder has wheels, of which pip would keep those of
-            other versions beside the new ones.
-    """
-    if any(folder.glob("*.whl")):
-        raise SystemExit(f"error: {folder} has wheels already; give an empty folder")
-    platforms = [*(f"manylinux_2_{minor}" for minor in _GLIBC), "manylinux2014"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder)]
-    command += ["--only-binary=:all:", "--python-version", release, "--implementation", "cp"]
-    command += [f"--platform={one}_{machine}" for one in platforms]
-    tested = ["--constraint", str(ROOT / "constraints.txt"), *needed]
-    for chosen in (tested, *(["--no-deps", one] for one in alone)):
-        done = subprocess.run([*command, *chosen], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"error: not all wheels can be had:\n{done.stderr.strip()}")
-    sizes = [one.stat().st_size for one in folder.glob("*.whl")]
-    return f"{len(sizes)} wheels, {sum(sizes) / 2**20:.1f} MiB, in {folder}"
 
 
 def install(wheels: Path, target: Path) -> None:

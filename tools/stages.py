@@ -18,8 +18,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from figures import figures
-
 _TAIL = 8000
 _SHOWN = 2500
 """Characters of a stage's output that are recorded, and that are printed."""
@@ -41,6 +39,8 @@ class Stage:
     """Text that its output must contain."""
     beside: Sequence[Sequence[str]] = ()
     """Other commands, run at the same time; all must pass. They write no result."""
+    measures: bool = False
+    """True if the end of its output is a table of what it measured, to be shown."""
 
 
 @dataclass
@@ -87,6 +87,7 @@ class Record:
             "seconds": round(monotonic() - began, 2),
             "command": commands[0][1:],
             "tail": output[-_TAIL:],
+            "measures": stage.measures,
             "result": found,
         }
         self.add(entry)
@@ -103,16 +104,15 @@ class Record:
         seconds = f" after {entry['seconds']} s" if "seconds" in entry else ""
         again = " in an earlier run" if entry["name"] in self.kept else ""
         say(f"{entry['name']}: {entry['status']}{seconds}{again}")
-        for line in _told(entry):
-            say(line)
-        if entry["status"] != "passed":
+        if entry["status"] != "passed" or entry.get("measures"):
             say(entry.get("tail", entry.get("reason", ""))[-_SHOWN:])
 
     def summary(self) -> Iterator[str]:
-        """Yield lines with the status and the figures of every stage."""
+        """Yield a line for every stage, and what those that measure printed."""
         for entry in self.stages:
             yield f"{entry['name']}: {entry['status']}, {entry.get('seconds', 0)} s"
-            yield from _told(entry)
+            if entry.get("measures"):
+                yield entry["tail"][-_SHOWN:]
 
     def write(self) -> None:
         """Write the record, all or nothing."""
@@ -140,12 +140,6 @@ def say(text: str) -> None:
     """Print a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def _told(entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the figures of a stage; those of the build are none."""
-    if entry["name"] != "build":
-        yield from figures(entry.get("result"))
 
 
 def _status(status: int | None, expected: str, output: str) -> str:

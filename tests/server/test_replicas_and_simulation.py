@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from paged_core import AsyncLLM
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
-from paged_plugins.lab.calibration.calibrate import MeasuredStep
-from paged_plugins.lab.cost_model import CostModelContext, StepWork
-from paged_plugins.lab.cost_models.linear import LinearCost
+from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
+from paged_plugins.workloads.request import FIRST_OWN_ID, ContentIds, Part, WorkloadRequest
+from paged_plugins.workloads.serving import Arrivals
 from paged_plugins.workloads.spec import parse_spec
-from unit.peer_scripts import TOOLS, script
+from paged_plugins.workloads.workload import ListedWorkload
 
 pytestmark = pytest.mark.heavy
-
-
-tool = script("replicas_and_simulation", TOOLS)
 
 NUM_REPLICAS = 2
 CONVERSATIONS = {
@@ -27,55 +29,63 @@ CONVERSATIONS = {
         "conversation": {"turns": {"uniform": [2, 4]}, "think": 2},
     },
 }
-SMALL = 64
-"""Blocks of a cache that has to give some up."""
+VALUES: dict[str, Any] = {"num_blocks": 64, "threads": 1, "seed": 0}
+"""Of each engine; the caches have to give some blocks up."""
+VOCABULARY = 2048
+Found = dict[str, tuple[int, int]]
+"""The replica and the cached tokens of each request."""
+
+
+def in_turn() -> ListedWorkload:
+    """Return requests that come when the one before them has ended; made-up tokens stand for the
+    answers that their prompts repeat."""
+    answers, found = ContentIds(2 * FIRST_OWN_ID), list[WorkloadRequest]()
+    for first in parse_spec(CONVERSATIONS, "conversations").build().draw(0):
+        before: dict[str | None, tuple[Part, ...]] = {None: ()}
+        for request, follows in first.links():
+            prompt = (*before[follows], *request.prompt)
+            before[request.id] = (*prompt, answers.take(request.output))
+            found.append(replace(request, at=1000.0 * len(found), prompt=prompt, followers=()))
+    return ListedWorkload("in turn", found)
+
+
+def simulated(workload: ListedWorkload, router: str) -> Found:
+    registry, found = Registry.discover(), Found()
+    weights = {"name": "linear", "fixed": 0.001}
+    settings = settings_class(registry)(
+        executor="simulated", cost_model=weights, router=router, **VALUES
+    )
+    simulate_cluster(
+        *(settings, registry, workload, 0),
+        num_replicas=NUM_REPLICAS,
+        on_request=lambda one, replica: found.update({one.id: (replica, one.num_cached)}),
+    )
+    return found
+
+
+async def served(workload: ListedWorkload, router: str) -> Found:
+    found = Found()
+    llm = AsyncLLM(replicas={"count": NUM_REPLICAS, "router": router}, **VALUES)
+    client: Any = llm.client
+    async with llm:
+        while client.health().reason is not None:
+            await asyncio.sleep(0.05)
+        arrivals = Arrivals(workload.requests, VOCABULARY)
+        while (at := arrivals.next_at) is not None:
+            for arrival in arrivals.due(at):
+                before = [each.num_routed for each in client.replicas()]
+                output = await client.generate(arrival.asked(0.0)).wait()
+                now = [each.num_routed for each in client.replicas()]
+                chosen = next(n for n in range(NUM_REPLICAS) if now[n] > before[n])
+                found[arrival.request.id] = (chosen, output.num_cached_tokens)
+    return found
 
 
 @pytest.mark.parametrize("router", ["round_robin", "session", "prefix_affinity"])
 def test_what_is_simulated_is_what_real_replicas_do(router: str) -> None:
-    workload = parse_spec(CONVERSATIONS, "conversations").build()
-    simulated, real = tool.compare(
-        *(workload, router, NUM_REPLICAS),
-        weights={"name": "linear", "fixed": 0.001},
-        num_blocks=SMALL,
-        in_turn=True,
-    )
-    assert len(real.replica_of) == CONVERSATIONS["requests"]
-    assert real.replica_of == simulated.replica_of
-    assert len(set(real.replica_of.values())) == NUM_REPLICAS
-    cached = [{each.id: each.num_cached for each in found.requests} for found in (simulated, real)]
-    assert cached[0] == cached[1]
-    assert 0 < real.measure("hit_rate") < 1
-
-
-def test_later_turns_repeat_the_workload_and_not_an_answer() -> None:
-    workload = parse_spec(CONVERSATIONS, "conversations").build()
-    firsts = list(workload.draw(0))
-    times = {each.id: place for place, each in enumerate(e for f in firsts for e in f.family())}
-    listed = tool.in_the_open(workload, times, 0)
-    found = {each.id: each for each in listed.requests}
-    assert [each.at for each in listed.requests] == sorted(times.values())
-    for first in firsts:
-        for request, length in first.whole_prompts():
-            assert found[request.id].num_new == length
-            assert not found[request.id].followers
-        for request, follows in first.links():
-            if follows is not None:
-                before = found[follows].prompt
-                assert found[request.id].prompt[: len(before)] == before
-
-
-def test_what_waking_up_took_beyond_the_weights_is_simulated() -> None:
-    registry = Registry.discover()
-    weights = {"name": "linear", "fixed": 0.002, "per_prefill_token": 1e-4, "wake": 0.5}
-    settings = settings_class(registry)(executor="simulated", cost_model=weights)
-    model = LinearCost(settings.cost_model, CostModelContext(settings=settings))
-    late = [0.001, 0.003, 0.004, 0.3, -0.002]
-    woken = []
-    for place, seconds in enumerate(late):
-        work = StepWork(prefill_tokens=place, prefill_sequences=1)
-        woken.append(MeasuredStep(work, model.seconds(work) + seconds))
-    found = tool.with_wake(settings, woken)
-    assert found.wake == pytest.approx(0.003)
-    assert found.model_copy(update={"wake": 0.5}) == settings.cost_model
-    assert tool.with_wake(settings, woken[-1:]).wake == 0
+    workload = in_turn()
+    real = asyncio.run(served(workload, router))
+    assert real == simulated(workload, router)
+    assert len(real) == CONVERSATIONS["requests"]
+    assert {replica for replica, _ in real.values()} == set(range(NUM_REPLICAS))
+    assert any(cached for _, cached in real.values())

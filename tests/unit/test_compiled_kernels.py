@@ -21,10 +21,9 @@ from paged_backends.kernels.cuda.kernel import MATRIX_ROWS, WARPGROUP_DIMS, Vari
 from paged_backends.kernels.cuda.toolkit import Nvcc, find_compilers
 from paged_backends.kernels.triton.availability import INTERPRETER
 from paged_core.interfaces.layer import LayerSpec
-from unit.peer_scripts import TOOLS, script
+from unit import instructions
 
 pytestmark = pytest.mark.heavy
-counting = script("count_instructions", TOOLS)
 
 # ---------------------------------------------------------------------- CUDA: registers
 
@@ -85,7 +84,7 @@ def test_no_register_is_spilled(architecture: str, variant: Variant, tmp_path: P
 @functools.cache
 def decode_counts(variant: Variant) -> dict[int, float]:
     try:
-        return dict(counting.decode_counts(variant))
+        return dict(instructions.decode_counts(variant))
     except CannotCompile as error:
         pytest.skip(str(error))
 
@@ -126,15 +125,15 @@ def test_a_turn_of_prefill_multiplies_and_computes_few_addresses(
 ) -> None:
     kind, products, copies, most = TILES[dim, cache, warpgroups]
     try:
-        counting.disassembler()
+        instructions.disassembler()
     except CannotCompile as error:
         pytest.skip(str(error))
     compilers = find_compilers()
     if isinstance(compilers, CannotCompile):
         pytest.skip(str(compilers))
     variant = Variant("bfloat16", dim, MATRIX_ROWS, cache, warpgroups)
-    holding = "HGMMA|LDGSTS|MUFU.EX2" if warpgroups else counting.HOLDING
-    loop = counting.compiled(variant)[variant.tiles].loop(holding)
+    holding = "HGMMA|LDGSTS|MUFU.EX2" if warpgroups else instructions.HOLDING
+    loop = instructions.compiled(variant)[variant.tiles].loop(holding)
     opcodes = loop.opcodes()
     assert opcodes[kind] == products
     assert opcodes["LDGSTS"] == copies  # all are unrolled, and counted

@@ -10,7 +10,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 
@@ -86,7 +85,8 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path: Pat
     said = record["environment"]["tail"]
     assert "pydantic>=" in said
     release = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert f"tools/gpu_session.py wheels --python {release} --machine " in said
+    assert "pip download --dest wheels --constraint constraints.txt " in said
+    assert f"--python-version {release} " in said
     assert "WHEELS=wheels" in said
     assert said in done.stdout
     later = [stage for name, stage in record.items() if name != "environment"]
@@ -180,50 +180,6 @@ def test_what_passed_is_not_run_again_and_what_is_skipped_is_not_run(tmp_path: P
     assert list(recorded(found)) == ["environment", "doctor", "engine torch"]
 
 
-def wheel(folder: Path, name: str, needs: str = "", tag: str = "py3-none-any") -> None:
-    """Write a wheel without a file of its own."""
-    info = f"{name}-1.0.dist-info"
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", f"Requires-Dist: {needs}"]
-    folder.mkdir(exist_ok=True)
-    with ZipFile(folder / f"{name}-1.0-{tag}.whl", "w") as archive:
-        archive.writestr(f"{info}/METADATA", "\n".join(lines[: 4 if needs else 3]) + "\n")
-        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nTag: {tag}\n")
-        archive.writestr(f"{info}/RECORD", "")
-
-
-def test_wheels_for_another_python_are_collected_in_one_folder(tmp_path: Path) -> None:
-    index, made = tmp_path / "index", tmp_path / "wheels"
-    wheel(index, "first", "second")
-    for release in ("cp312-cp312", "cp313-cp313"):
-        wheel(index, "second", tag=f"{release}-manylinux_2_28_x86_64")
-    wheel(index, "second", tag="cp312-cp312-manylinux_2_28_aarch64")
-    wheel(index, "third", "missing")
-    ways = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_CONFIG_FILE": os.devnull}
-    command = [sys.executable, str(TOOLS / "gpu_session.py"), str(made)]
-    for requirements, said in (
-        (["missing"], "error: not all wheels can be had:"),
-        (["first>=0.5", "--alone", "third==1.0"], "3 wheels, 0.0 MiB, in "),
-        (["first"], "has wheels already; give an empty folder"),
-    ):
-        done = subprocess.run(
-            [*command, "--python", "3.12", "--machine", "x86_64", *requirements],
-            env=os.environ | ways,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert said in done.stdout + done.stderr
-    names = ["first-1.0-py3-none-any.whl", "second-1.0-cp312-cp312-manylinux_2_28_x86_64.whl"]
-    names.append("third-1.0-py3-none-any.whl")
-    assert sorted(path.name for path in made.iterdir()) == names
-
-
-def test_what_is_carried_is_not_what_comes_with_pytorch() -> None:
-    names = {one.partition(">=")[0] for one in offline.carried()}
-    assert names >= {"pydantic", "pydantic-settings", "structlog", "pytest", "hypothesis"}
-    assert not names & {"torch", "transformers", "numpy"}
-
-
 def test_wheels_are_installed_beside_the_checkout(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="has no file"):
         offline.install(tmp_path, tmp_path / "target")
@@ -298,43 +254,12 @@ def test_no_stage_is_started_after_the_deadline(record: Any) -> None:
     assert recorded(record.path)["late"]["status"] == "not run"
 
 
-def test_the_figures_are_told_at_once_and_last(
+def test_what_a_stage_measured_is_told_at_once_and_last(
     record: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "batch": "2x9+1"}
-    timed = {"us_per_layer": 12.5, "us_per_layer_captured": 10.0, "share_of_copy": 0.5}
-    attention = {
-        "refused": [{"component": "cpu", "heads": "4:2:8", "reason": "no compiler"}],
-        "rows": [
-            heads | timed | {"component": "torch", "share_of_matmul": 0.25},
-            heads
-            | {"component": "cuda", "us_per_layer": 1.0, "us_per_layer_captured": None}
-            | {"share_of_copy": None},
-            heads | {"component": "triton", "error": "OSError: it broke"},
-        ],
-    }
-    step = {"batch_size": 4, "ms_per_step": 2.5, "ratio": 1.2, "gpu_idle_share": 0.04}
-    step["gpu_idle_share_unprofiled"] = 0.01
-    compared = {
-        "arms": [{"arm": "a", "failed": None}, {"arm": "b", "failed": "no memory"}],
-        "runs": [{"arm": "a", "measures": {"throughput_tokens_per_s": 7.0}}],
-    }
-    results = [attention, [step], {"workload": "W1", "elapsed_s": 1, "output_tokens_per_s": 9.0}]
-    for place, result in enumerate([*results, compared, None]):
-        record.add({"name": str(place), "status": "passed", "seconds": 1.0, "result": result})
-    text = "\n".join(record.summary())
-    assert set(text.splitlines()) <= set(capsys.readouterr().out.splitlines()) | {
-        f"{place}: passed, 1.0 s" for place in range(5)
-    }, "each stage told its figures when it ended"
-    for said in (
-        "0: passed, 1.0 s",
-        "cpu 4:2:8: no compiler",
-        "12.5 us, captured      10.0   50.0% of copy   25.0% of matmul",
-        "OSError: it broke",
-        "4 sequences: 2.5 ms per step, 1.2 of the time that its bytes need, GPU idle 4.0%, 1.0% w",
-        "W1: 9.0 output tokens/s",
-        "a: 7.0 output tokens/s",
-        "b: no memory",
-        "4: passed, 1.0 s",
-    ):
-        assert said in text
+    record.run(stages.Stage("one", ["-S", "-c", "print('12.5 us')"], 30, measures=True))
+    record.run(stages.Stage("two", ["-S", "-c", "print('compiled')"], 30))
+    assert "12.5 us" in capsys.readouterr().out
+    told = "\n".join(record.summary())
+    assert "12.5 us" in told
+    assert "compiled" not in told

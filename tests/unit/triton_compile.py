@@ -31,10 +31,8 @@ from paged_backends.attention import triton_layer
 from paged_backends.kernels.triton import layer_ops, sampling
 from paged_core.interfaces.attention import HeadPreparation
 from paged_testing.attention_scene import attention_batch
-from unit.peer_scripts import TOOLS, script
+from unit import instructions
 from unit.triton_kernels import LAYER, LaunchedFor
-
-counting = script("count_instructions", TOOLS)
 
 KERNELS = {
     triton_layer: (
@@ -105,7 +103,7 @@ def loops(cubin: Path, name: str) -> list[list[str]]:
     """Return the opcodes of the loop of attention, and of its twin with masks."""
     if name not in ("attend_tiles", "attend_splits"):
         return []
-    kernel = counting.disassemble(cubin)[name]
+    kernel = instructions.disassemble(cubin)[name]
     products = "HG?MMA|FFMA"
     both = (kernel.loop(holding) for holding in (products, f"{products}|FSEL|ISETP"))
     return [[one.opcode for one in loop.instructions] for loop in both]

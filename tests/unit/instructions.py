@@ -1,21 +1,15 @@
-"""Counts the instructions in the inner loops of compiled GPU kernels; no GPU is needed.
-
-    python tools/count_instructions.py                  decode attention of `cuda`, per key
-    python tools/count_instructions.py kernels.cubin    the kernels of a file, such as Triton's
+"""The instructions in the inner loops of compiled GPU kernels, counted without a GPU.
 
 What is counted is one turn of a loop as a warp issues it: of the ways through the loop without a
-soft cap's reciprocals (`--avoiding`), those that have the most matrix products, copies and powers
-(`--holding`), and of these the shortest. Inner loops count once. The disassembler is Triton's, or
-that of a CUDA toolkit.
+soft cap's reciprocals, those that have the most matrix products, copies and powers, and of these
+the shortest. Inner loops count once. The disassembler is Triton's, or that of a CUDA toolkit.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from paged_backends.kernels.build import Build, CannotCompile
-from paged_backends.kernels.cuda.kernel import MATRIX_ROWS, Variant
+from paged_backends.kernels.cuda.kernel import Variant
 from paged_backends.kernels.cuda.toolkit import find_compilers
 
 ARCHITECTURE = "sm_90"
@@ -217,44 +211,3 @@ def decode_counts(variant: Variant, architecture: str = ARCHITECTURE) -> dict[in
     # the lower half of the rows has no weights where there are at most 8 query heads
     loops = {8: kernel.loop(WITHOUT_POWERS), 16: kernel.loop()}
     return {heads: len(loop) / _DECODE_KEYS for heads, loop in loops.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", nargs="*", type=Path, help="cubins")
-    parser.add_argument("--holding", default=HOLDING, help="opcodes of the loop (%(default)s)")
-    parser.add_argument("--avoiding", default=AVOIDING, help="those of rare ways (%(default)s)")
-    options = parser.parse_args()
-    try:
-        lines = _of_files(options) if options.files else _of_decoding()
-        for line in lines:
-            sys.stdout.write(f"{line}\n")
-    except CannotCompile as error:
-        sys.exit(str(error))
-
-
-def _of_files(options: argparse.Namespace) -> Iterator[str]:
-    for file in options.files:
-        for name, kernel in disassemble(file).items():
-            try:
-                loop = kernel.loop(options.holding, options.avoiding)
-            except LookupError as error:
-                yield str(error)
-                continue
-            counts = (f"{count} {opcode}" for opcode, count in loop.opcodes().most_common())
-            yield f"{name}: {len(loop)} instructions in a turn of its loop: {', '.join(counts)}"
-
-
-def _of_decoding() -> Iterator[str]:
-    yield "instructions per key and key head, up to 8 and up to 16 query heads:"
-    for dim in (64, 128, 256):
-        for cache in ("auto", "fp8_e4m3"):
-            variant = Variant("bfloat16", dim, MATRIX_ROWS, cache)
-            few, many = decode_counts(variant).values()
-            yield f"{variant.decode}: {few:.1f}, {many:.1f}"
-
-
-if __name__ == "__main__":
-    main()
