@@ -14,9 +14,8 @@ from paged_core.interfaces.executor import Executor
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.settings.schema import settings_class
 from paged_core.step import StepResult
-from paged_plugins.lab.runs.run_collector import RunCollector
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.runs.run_workload import RecordedLoop
+from paged_plugins.lab.runs.run_workload import RecordedLoop, RunCollector
 from paged_plugins.lab.runs.work_count import WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
 from unit.lab_runs import REGISTRY, SECOND

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
@@ -54,13 +53,11 @@ def found_by(served: Served, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_a_random_load(served: Served, tmp_path: Path) -> None:
-    picture = tmp_path / "load.png"
+def test_a_random_load(served: Served) -> None:
     found = found_by(
         served,
         *("--num-prompts", "12", "--input-len", "40", "--output-len", "6", "--range-ratio", "0.5"),
         *("--goodput", "ttft:60000 e2el:60000", "--max-concurrency", "4"),
-        *("--plot", str(picture)),
     )
     assert found.keys() >= KEYS
     assert (found["completed"], found["failed"]) == (12, 0)
@@ -69,7 +66,6 @@ def test_a_random_load(served: Served, tmp_path: Path) -> None:
     assert all(3 <= length <= 9 for length in found["output_lens"])
     assert found["request_goodput"] == pytest.approx(found["request_throughput"])
     assert found["mean_ttft_ms"] == pytest.approx(1000 * fmean(found["ttfts"]))
-    assert picture.stat().st_size > 1000
 
 
 def test_a_load_fits_the_model_unless_lengths_are_given(served: Served) -> None:

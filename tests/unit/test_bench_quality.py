@@ -22,9 +22,14 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.bench.quality_command import base_changes, default_variants
-from paged_plugins.bench.quality_engines import QualityEngines, Window, quality_text, windows_of
+from paged_plugins.bench.quality_engines import (
+    QualityEngines,
+    Variant,
+    Window,
+    quality_text,
+    windows_of,
+)
 from paged_plugins.bench.quality_scores import RowDifference, Tally, score
-from paged_plugins.bench.variants import Variant
 from unit.bench_tasks import runner
 
 pytestmark = pytest.mark.heavy

@@ -20,19 +20,18 @@ from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.settings.schema import EngineSettings, settings_class
-from paged_plugins.lab.cluster.record import ClusterRecord, Timeline
+from paged_plugins.lab.cluster.record import ClusterRecord
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.commands.simulate import request_log
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.runs.run_record import RequestRecord
 from paged_plugins.lab.runs.run_workload import run_workload
-from paged_plugins.routing.load_book import Load
 from paged_plugins.routing.router import ReplicaLoad, Router, RouterContext
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload, Workload
 from paged_plugins.written_files import WriteFailed
 from paged_testing import registry_with
-from unit.cluster_doubles import CROWDS, IDLE, LOOKING, SERVED, STEP, Crowd, LookingRouter
+from unit.cluster_doubles import CROWDS, IDLE, IGNORING, LOOKING, SERVED, STEP, Crowd, LookingRouter
 from unit.faulty_settings import registry_of
 
 pytestmark = pytest.mark.heavy
@@ -156,6 +155,24 @@ class TestEvents:
         record, _ = served(engine_settings(), alone, num_replicas=1)
         assert (record.elapsed, record.num_served) == (0, 0)
 
+    def test_a_step_that_takes_no_time_ends_after_all_that_end_with_the_one_before(self) -> None:
+        """``c`` is ignored by the step after that of ``a``, at the time at which ``b`` ends."""
+        requests = asks("a", 0.0, output=1), asks("b", 0.0, output=1), asks("c", 0.1, priority=1)
+        registry = registry_with(IGNORING)
+        settings = engine_settings(registry, scheduler="faulty", router="round_robin")
+        _, ended = served(settings, listed(*requests), num_replicas=2, registry=registry)
+        assert [(each.id, each.finished, number) for each, number in ended] == [
+            ("a", STEP, 0),
+            ("b", STEP, 1),
+            ("c", STEP, 0),
+        ]
+
+    def test_a_request_that_is_refused_is_no_load_for_the_next(self) -> None:
+        """All three arrive at once."""
+        workload = listed(asks("a", 0.0, length=500), asks("b", 0.0), asks("c", 0.0))
+        _, ended = served(engine_settings(router="least_loaded"), workload, num_replicas=2)
+        assert [(each.id, number) for each, number in ended] == [("a", 0), ("c", 0), ("b", 1)]
+
     def test_a_scheduler_that_plans_nothing_is_reported(self) -> None:
         registry = registry_with(IDLE)
         settings = engine_settings(registry, scheduler="faulty")
@@ -214,16 +231,6 @@ class TestFaultsOfRouters:
         served(settings, listed(asks("a", 0.0)), num_replicas=2, registry=registry)
 
 
-@pytest.mark.parametrize("num_workers", [-1, 0, 3])
-def test_a_number_of_processes_that_cannot_be_is_refused(num_workers: int) -> None:
-    with pytest.raises(SettingsError, match=f"num_workers is {num_workers}; there may be 1 to 2"):
-        simulate_cluster(
-            *(engine_settings(), REGISTRY, listed(asks("a", 0.0)), 0),
-            num_replicas=2,
-            num_workers=num_workers,
-        )
-
-
 class TestProperties:
     @QUICK
     @given(CROWDS, POLICIES, st.integers(1, 5), st.integers(0, 3))
@@ -247,8 +254,6 @@ class TestProperties:
         assert sum(each.num_generated for each in record.replicas) == sum(
             request.num_output for request, _ in ended
         )
-        last = record.timeline[-1] if len(record.timeline) > 1 else None
-        assert last is None or last.time <= times[-1]
 
     @QUICK
     @given(SERVED, POLICIES, st.integers(0, 3))
@@ -285,22 +290,13 @@ class TestMemory:
         short, long = (peak_bytes(settings, sparse(each)) for each in (num, num * factor))
         assert long < most * short
 
-    def test_a_timeline_has_a_bounded_number_of_samples(self) -> None:
-        timeline = Timeline(10)
-        for number in range(1000):
-            timeline.pass_to(number / 7, [Load(0, number % 3)])
-        times = [sample.time for sample in timeline.samples]
-        assert 5 <= len(times) <= 10
-        assert times == sorted(times)
-        assert times[-1] > 90
-
 
 def sparse(num: int) -> Crowd:
     return Crowd(num, (0.0, 1.0), lengths=(20, 30), steps_apart=80)
 
 
 def served_only(settings: EngineSettings, workload: Workload) -> None:
-    simulate_cluster(settings, REGISTRY, workload, 0, num_replicas=2, max_samples=20)
+    simulate_cluster(settings, REGISTRY, workload, 0, num_replicas=2)
 
 
 def peak_bytes(settings: EngineSettings, workload: Workload) -> int:

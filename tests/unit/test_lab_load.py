@@ -14,8 +14,7 @@ from paged_core.cli import BAD_USAGE, FAILED, OK, main
 from paged_core.errors import EngineError, SettingsError
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.commands.options import LIMITED, parse_limits
-from paged_plugins.lab.load.blocks import blocks_of, part_of
-from paged_plugins.lab.load.capacity import Capacity, Searched, find_capacity
+from paged_plugins.lab.load.capacity import Capacity, Searched, blocks_of, find_capacity, part_of
 from paged_plugins.lab.load.steady import SteadyState
 from paged_plugins.lab.report.formats import markdown
 from paged_plugins.lab.results.load_results import load_results

@@ -17,8 +17,7 @@ from paged_core.errors import EngineError
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup
-from paged_plugins.lab.runs.run_collector import RunCollector, memory_use
-from paged_plugins.lab.runs.run_workload import RecordedLoop
+from paged_plugins.lab.runs.run_workload import RecordedLoop, RunCollector, memory_use
 from paged_plugins.lab.runs.time_histogram import bucket
 from paged_plugins.workloads.request import WorkloadRequest
 from unit.lab_runs import REGISTRY, asks, run, simulated

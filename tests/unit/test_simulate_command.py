@@ -14,7 +14,6 @@ from paged_core.cli import main
 from paged_plugins.lab.calibration.scenes import Scene
 from paged_plugins.lab.commands import calibrate
 from paged_plugins.progress import counting
-from unit.test_cluster_workers import copies_for_processes
 
 pytestmark = pytest.mark.heavy
 
@@ -102,7 +101,6 @@ def test_requests_that_are_refused_are_explained(
     [
         (["--executor", "memory"], "takes real time; give --real"),
         (["--executor", "simulated", "--real"], "runs no model"),
-        (["--workers", "2"], "give --replicas too"),
         (["--slo-ttft-ms", "nan"], "Input should be greater than or equal to 0"),
         (["--slo-tpot-ms", "inf"], "leave it out for no limit"),
         (["--replicas", "2", "--real", "--executor", "memory"], "--real: a cluster is simulated"),
@@ -142,16 +140,11 @@ def test_a_cluster_is_printed(capsys: Capture, workload: str) -> None:
     assert "..." in out, "of eight replicas the three of each end are shown"
 
 
-def test_a_document_has_every_replica_and_the_load_over_time(
-    capsys: Capture, workload: str
-) -> None:
+def test_a_document_has_every_replica(capsys: Capture, workload: str) -> None:
     found = simulated(capsys, workload, *BLOCKS, "--replicas", "3")
     assert found["router"] == "round_robin"
     assert found["requests"] == 6
     assert [each["requests"] for each in found["replicas"]] == [2, 2, 2]
-    assert {"time", "requests", "tokens", "most_requests", "idle_replicas"} == set(
-        found["timeline"][0]
-    )
     assert found["measures"]["replica_jain"] > 0.5
 
 
@@ -169,16 +162,6 @@ def test_requests_are_written_to_a_file(capsys: Capture, workload: str, tmp_path
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert len(rows) == 6
     assert {row["replica"] for row in rows} == {0, 1}
-
-
-def test_workers_change_nothing(capsys: Capture, workload: str) -> None:
-    with copies_for_processes():
-        alone, shared = (
-            simulated(capsys, workload, *BLOCKS, "--replicas", "2", "--workers", number)
-            for number in "12"
-        )
-    del alone["cpu_seconds"], shared["cpu_seconds"]
-    assert shared == alone
 
 
 # ---------------------------------------------------------------------- a model

@@ -23,8 +23,6 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
-from paged_core.processes.ray_child import LOCAL
-from paged_plugins.lab.commands.options import with_address
 from paged_plugins.lab.commands.studies import beginning
 from paged_plugins.lab.results.folder import Manifest
 from paged_plugins.lab.results.load_results import load_results
@@ -631,57 +629,6 @@ def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None
     study = read_ablation(write(tmp_path, executor="local"), REGISTRY)
     assert beginning(study, 6, 1).endswith("; one at a time, as they are timed on this machine")
     assert beginning(study, 6, 2).endswith("share the machine: their times are no measure")
-    study = read_ablation(write(tmp_path), REGISTRY)
-    assert beginning(study, 6, None).endswith("; one for each core of the cluster at a time")
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        (["--ray"], ["--ray=local"]),
-        (["--ray", "--fresh"], ["--ray=local", "--fresh"]),
-        (["--ray", "a.yaml"], ["--ray=local", "a.yaml"]),
-        (["--ray", "auto"], ["--ray", "auto"]),
-        (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
-        (["--ray", "nosuch:x"], ["--ray", "nosuch:x"]),
-        (["--ray=ray://head:10001"], ["--ray=ray://head:10001"]),
-        (["a.yaml"], ["a.yaml"]),
-    ],
-)
-def test_ray_may_be_given_without_an_address(given: list[str], meant: list[str]) -> None:
-    assert list(with_address(given)) == meant
-
-
-def test_without_ray_the_remedy_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert run(write(tmp_path), tmp_path / "results", "--ray") == 2
-    assert "pip install 'paged-core[ray]'" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_a_ray_cluster_changes_nothing(finished: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    path, folder = write(tmp_path), tmp_path / "results"
-    command = ["lab", "run", str(path), "--output", str(folder), "--workers", "2", "--ray"]
-    assert main(command, {}) == 0
-    assert tables(folder) == tables(finished)
-
-
-@pytest.mark.long
-def test_a_worker_of_a_ray_cluster_that_dies_fails_its_run_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("ray")
-    # for the deadly component
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-    tasks, registry = with_a_deadly_one()
-    with open_runner(registry, workers=2, cluster=LOCAL) as runner:
-        ran = {one.task.place: one for one in runner(tasks)}
-    assert {place: one.problem for place, one in ran.items() if one.problem} == {
-        tasks[2].place: "its process ended; was memory short?"
-    }
 
 
 @pytest.mark.parametrize(

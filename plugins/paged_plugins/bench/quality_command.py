@@ -16,9 +16,16 @@ from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.device import machine, machine_line
-from paged_plugins.bench.quality_engines import QualityEngines, Window, quality_text, windows_of
+from paged_plugins.bench.quality_engines import (
+    QualityEngines,
+    Variant,
+    Window,
+    parse_changes,
+    parse_variants,
+    quality_text,
+    windows_of,
+)
 from paged_plugins.bench.quality_scores import compare_predictions
-from paged_plugins.bench.variants import Variant, parse_changes, parse_variants
 from paged_plugins.command_options import JsonFile, report
 from paged_plugins.machine import device_of
 from paged_plugins.progress import progress

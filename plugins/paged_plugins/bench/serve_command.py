@@ -24,9 +24,8 @@ from paged_plugins.bench.serve_load import (
     spread,
 )
 from paged_plugins.bench.serve_measures import LATENCIES, TITLES, measures, read_goals
-from paged_plugins.bench.serve_plot import check_plot, plot
 from paged_plugins.bench.workloads import LabWorkload
-from paged_plugins.command_options import JsonFile, check_writable, refuse_settings, report
+from paged_plugins.command_options import JsonFile, refuse_settings, report
 from paged_plugins.http_client import HttpClient, fastest_loop
 from paged_plugins.progress import progress
 from paged_plugins.workloads.batch import NAMED
@@ -80,12 +79,6 @@ def serve_command(
     label: Annotated[str | None, typer.Option(help="Kept with the results.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     output: JsonFile = None,
-    plot_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot", metavar="FILE", help="Draw latencies (PNG, SVG).", callback=check_writable
-        ),
-    ] = None,
 ) -> int:
     """Send a load to a server and measure what its users would see.
 
@@ -95,7 +88,6 @@ def serve_command(
     refuse_settings(given, "the server has its own settings; give them to `paged-core serve`")
     goals, shares = read_goals(goodput or ()), _shares(percentiles)
     body = _body(extra_body)
-    check_plot(plot_file)
     client = HttpClient(url, api_key=os.environ.get("OPENAI_API_KEY"))
 
     async def run() -> dict[str, Any]:
@@ -146,8 +138,6 @@ def serve_command(
 
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         found = runner.run(run())
-    if plot_file is not None:
-        plot(found, plot_file)
     report(found, output, as_json, lambda each: _print(each, shares))
     if found["failed"]:
         first = next(error for error in found["errors"] if error)

@@ -21,7 +21,7 @@ from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.calibration.scenes import Scene
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, WeightsFile
-from paged_plugins.lab.runs.run_collector import RunCollector
+from paged_plugins.lab.runs.run_workload import RunCollector
 from paged_plugins.lab.runs.work_count import WatchedExecutor
 from paged_plugins.lab.settings import LinearSettings
 from paged_plugins.workloads.request import token_ids

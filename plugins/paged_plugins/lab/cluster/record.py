@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paged_plugins.lab.measures import (
@@ -20,7 +20,6 @@ from paged_plugins.lab.runs.run_record import (
     refused_records,
 )
 from paged_plugins.lab.runs.time_histogram import bucket
-from paged_plugins.routing.router import ReplicaLoad
 from paged_plugins.workloads.serving import Arrival, Refusal
 
 
@@ -46,58 +45,9 @@ class Latency:
         return mean | percentiles(kind, self.counts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSample:
-    """The load at one time."""
-
-    time: float
-    """Seconds from the start of the run."""
-    num_requests: int
-    """Requests that were routed and have not ended, over all replicas."""
-    num_tokens: int
-    """Tokens of their prompts and their answers so far."""
-    most_requests: int
-    """Requests of the replica that has the most."""
-    num_idle: int
-    """Replicas without requests."""
-
-
-class Timeline:
-    """Samples at regular times. Once there are too many, every second one is dropped.
-
-    Args:
-        max_samples: kept at most, 2 or more; there are half as many at least, once there were more.
-    """
-
-    def __init__(self, max_samples: int) -> None:
-        self.samples: list[LoadSample] = []
-        self._max_samples = max_samples
-        self._interval = 0.01
-        self._due = 0.0
-
-    def pass_to(self, now: float, replicas: Collection[ReplicaLoad]) -> None:
-        """Take a sample, if one is due."""
-        if now < self._due:
-            return
-        counts = [replica.num_requests for replica in replicas]
-        self.samples.append(
-            LoadSample(
-                time=now,
-                num_requests=sum(counts),
-                num_tokens=sum(replica.num_tokens for replica in replicas),
-                most_requests=max(counts),
-                num_idle=counts.count(0),
-            )
-        )
-        if len(self.samples) > self._max_samples:
-            del self.samples[1::2]
-            self._interval *= 2
-        self._due = self.samples[-1].time + self._interval
-
-
 @dataclass(slots=True, kw_only=True)
 class ClusterRecord(RunTotals):
-    """Sums over all replicas, histograms and a timeline of a run; it looks at no memory."""
+    """Sums over all replicas, and histograms of a run; it looks at no memory."""
 
     replicas: list[ReplicaTotals]
     num_served: int = 0
@@ -118,7 +68,6 @@ class ClusterRecord(RunTotals):
     latencies: dict[str, Latency] = field(
         default_factory=lambda: {kind: Latency() for kind in ("ttft", "tpot", "e2e", "queueing")}
     )
-    timeline: Sequence[LoadSample] = ()
 
     def measures(self) -> dict[str, float]:
         """Return what the run is judged by, under the names that runs of one engine have too."""
@@ -148,9 +97,7 @@ class Watch:
         slo: what a request must meet to count as good.
     """
 
-    def __init__(
-        self, num_replicas: int, slo: ServiceLevel, on_request: OnRequest, max_samples: int
-    ) -> None:
+    def __init__(self, num_replicas: int, slo: ServiceLevel, on_request: OnRequest) -> None:
         self.record = ClusterRecord(
             replicas=[ReplicaTotals() for _ in range(num_replicas)],
             num_good=0 if slo.limits else None,
@@ -158,7 +105,6 @@ class Watch:
         """Complete once :meth:`finish` has returned it."""
         self._slo = slo
         self._on_request = on_request
-        self._timeline = Timeline(max_samples)
         self._first_arrival: float | None = None
         self._last_end = 0.0
         self._needed_tokens = 0
@@ -193,10 +139,6 @@ class Watch:
         else:
             record.failure = record.failure or told
 
-    def passed(self, now: float, loads: Collection[ReplicaLoad]) -> None:
-        """All that happens at the time ``now`` has happened."""
-        self._timeline.pass_to(now, loads)
-
     def finish(self, replicas: Sequence[RunTotals], token_gaps: Mapping[int, int]) -> ClusterRecord:
         """The run has ended: return its record.
 
@@ -206,7 +148,6 @@ class Watch:
         """
         record = self.record
         record.elapsed = self._last_end - (self._first_arrival or 0.0)
-        record.timeline = self._timeline.samples
         record.token_gaps = dict(sorted(token_gaps.items()))
         for totals, of_engine in zip(record.replicas, replicas, strict=True):
             totals.num_steps, totals.busy_seconds = of_engine.num_steps, of_engine.busy_seconds

@@ -1,37 +1,142 @@
-"""Serves a workload on a simulated cluster."""
+"""Serves a workload on a simulated cluster, event by event."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
-from itertools import pairwise, starmap
+from dataclasses import fields, replace
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
 
+from paged_core.engine.clock import Clock
 from paged_core.engine.contexts import make_component
-from paged_core.errors import SettingsError
+from paged_core.engine.driver import EngineDriver
+from paged_core.engine.engine import Engine
+from paged_core.engine.outcome import StepOutcome
+from paged_core.engine.wiring import build_engine
+from paged_core.errors import EngineError, PluginError, RequestError, SettingsError
+from paged_core.interfaces.executor import SupportsClock
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
+from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.lab.cluster.event_loop import EventLoop
-from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
-from paged_plugins.lab.cluster.shard import open_shard
+from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
-from paged_plugins.lab.worker import LocalWorker, WorkerProcess
-from paged_plugins.machine import num_cores
-from paged_plugins.routing.block_events import BlockEventsSettings
+from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals, ended_record
+from paged_plugins.lab.runs.time_histogram import TokenGaps
+from paged_plugins.lab.runs.work_count import CountsWork
+from paged_plugins.routing.block_events import BlockEvents, BlockEventsSettings
 from paged_plugins.routing.checked_router import CheckedRouter
-from paged_plugins.routing.load_book import LoadBook
-from paged_plugins.routing.router import RouterContext
-from paged_plugins.workloads.serving import Arrivals
+from paged_plugins.routing.load_book import LoadBook, RoutedRequest
+from paged_plugins.routing.router import BlockChange, RouterContext
+from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, deciding_sequence
 from paged_plugins.workloads.workload import Workload
 
-_MOST = 4
-"""Processes that are started unless more are asked for: between two arrivals they wait for the
-slowest, and the more there are, the longer."""
-_FEW = 16
-"""Replicas of a process, below which to start it would not pay."""
+
+class Replica:
+    """An engine whose steps take virtual time: the result of a step is known when it has ended.
+
+    The engine runs a whole step at once, which moves its clock to the end of the step. What it did
+    is kept back until :meth:`end_step`, so that a router that is asked meanwhile knows nothing of
+    it; a request that is added meanwhile is planned by the next step.
+
+    Args:
+        engine: without steps in flight between its calls.
+        executor: that engine's.
+        clock: that engine's, and of no other.
+        token_gaps: times between tokens of a sequence are counted in it, by bucket.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        engine: Engine,
+        executor: CountsWork,
+        clock: Clock,
+        token_gaps: dict[int, int],
+    ) -> None:
+        self.number = number
+        self.engine = engine
+        self._totals = RunTotals()
+        self._clock = clock
+        self._driver = EngineDriver(engine)
+        self._gaps = TokenGaps(token_gaps)
+        self._in_flight: StepOutcome | None = None
+        executor.watch = self._computed
+        self._block_events = next(
+            (each for each in engine.observers if isinstance(each, BlockEvents)), None
+        )
+        self._since = 0
+        """The number of the next of them."""
+
+    def _computed(self, work: StepWork) -> None:
+        self._totals.count(work)
+        self._totals.look(self.engine.kv_cache)
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a step is in flight."""
+        return self._in_flight is not None
+
+    def begin_step(self, now: float) -> float:
+        """Begin a step; return when it ends, ``now`` or later.
+
+        Raises:
+            EngineError: nothing was planned although requests wait; see ``STALL_SECONDS``.
+        """
+        assert self._in_flight is None
+        clock = self._clock
+        while (started := clock()) < now:  # a sum of differences may fall short by a rounding
+            clock.sleep(now - started)
+        self._in_flight = outcome = self.engine.step()
+        ended = clock()
+        self._totals.busy_seconds += ended - started
+        self._gaps.step(outcome.advanced, ended)
+        if outcome.progressed or not self.engine.has_unfinished:
+            return ended
+        try:
+            self._in_flight = self._driver.step()  # it pauses, and reports a stall
+        except EngineError as error:
+            raise EngineError(f"replica {self.number}: {error}") from error
+        return clock()
+
+    def end_step(self) -> tuple[int, Sequence[SequenceGroup]]:
+        """End the step in flight.
+
+        Returns:
+            By how many tokens the load changes: those drawn, without those of the answers of the
+            requests that ended. And the requests that ended.
+        """
+        outcome = self._in_flight
+        assert outcome is not None
+        self._in_flight = None
+        num_tokens = len(outcome.tokens)
+        for group in outcome.finished:
+            num_prompt = len(group.request.prompt)
+            num_tokens -= sum(len(sequence.tokens) - num_prompt for sequence in group.sequences)
+        return num_tokens, outcome.finished
+
+    def block_changes(self) -> Sequence[BlockChange]:
+        """Return what changed in the prefix cache since the last call, where that is observed."""
+        if self._block_events is None:
+            return ()
+        report = self._block_events.report(self._since)
+        self._since = report["next"]
+        changes: Sequence[BlockChange] = report["events"]
+        return changes
+
+    def totals(self) -> RunTotals:
+        """Return what it has done so far."""
+        metrics = self.engine.metrics
+        return replace(
+            self._totals,
+            num_preemptions=metrics.num_preemptions,
+            num_evictions=metrics.num_evictions,
+        )
+
+
 DEFAULT_ROUTER = "round_robin"
 """Where the settings name none."""
 MAX_REPLICAS = 100_000
@@ -47,9 +152,7 @@ def simulate_cluster(
     num_replicas: int,
     slo: ServiceLevel | None = None,
     on_request: OnRequest = lambda request, replica: None,
-    max_samples: int = 2000,
     advance: Callable[[int], None] = lambda num_ended: None,
-    num_workers: int = 1,
 ) -> ClusterRecord:
     """Serve a workload on ``num_replicas`` equal engines behind the router that the settings name.
 
@@ -60,21 +163,15 @@ def simulate_cluster(
         seed: of the workload; that of the engines and of the router is raised by it.
         slo: what a request must meet to count as good; ``None``: nothing.
         on_request: called with each request that ended, in that order.
-        max_samples: of the timeline, at most; 2 or more.
         advance: called with the number of requests that have ended since its last call.
-        num_workers: processes that share the replicas; 1: this one. The record is the same.
 
     Raises:
         SettingsError: the engines cannot be simulated.
-        EngineError: a scheduler plans nothing although requests wait, the router raises or names no
-            replica, or a process has died.
+        EngineError: a scheduler plans nothing although requests wait, or the router raises or names
+            no replica.
     """
     if not 1 <= num_replicas <= MAX_REPLICAS:
         raise SettingsError(f"{num_replicas} replicas; there may be 1 to {MAX_REPLICAS:,}")
-    if not 1 <= num_workers <= num_replicas:
-        raise SettingsError(
-            f"num_workers is {num_workers}; there may be 1 to {num_replicas:,} for as many replicas"
-        )
     if settings.async_scheduling is True:
         raise SettingsError(
             "in a cluster a step is planned when the last one has ended; "
@@ -85,16 +182,121 @@ def simulate_cluster(
         router = make_router(settings, registry)
         if router.wants_block_events:
             settings = with_block_events(settings)
-        fleet = _open_fleet(settings, registry, num_replicas, num_workers, stack)
-        capacity = fleet.capacity()
-        book = LoadBook(router)
+        token_gaps: dict[int, int] = {}
+        replicas = []
         for number in range(num_replicas):
-            book.joined(number, capacity.num_blocks)
-            book.offer(number)
-        arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
-        watch = Watch(num_replicas, slo or ServiceLevel(), on_request, max_samples)
-        EventLoop(fleet, book, router.blocks_changed, arrivals, watch, advance).run()
-        return watch.finish(*fleet.totals())
+            replicas.append(_build_replica(number, settings, registry, token_gaps))
+            stack.callback(replicas[-1].engine.close)
+        watch = Watch(num_replicas, slo or ServiceLevel(), on_request)
+        _EventLoop(replicas, router, workload, seed, watch, advance).run()
+        return watch.finish([replica.totals() for replica in replicas], token_gaps)
+
+
+class _Live(NamedTuple):
+    """A request that has arrived and not ended."""
+
+    arrival: Arrival
+    routed: RoutedRequest
+
+
+class _EventLoop:
+    """Serves the arrivals on the replicas, event by event in the order of their time.
+
+    Of events at the same time, steps end first, so that what they free and who follows them is
+    known; then requests arrive; then steps begin, which can plan all of these. Ties among replicas
+    are broken by their number. Memory grows with the replicas and the requests that have not ended.
+
+    Args:
+        advance: called with the number of requests that have ended since its last call.
+    """
+
+    def __init__(
+        self,
+        replicas: list[Replica],
+        router: CheckedRouter,
+        workload: Workload,
+        seed: int,
+        watch: Watch,
+        advance: Callable[[int], None],
+    ) -> None:
+        capacity = replicas[0].engine.capacity
+        self._replicas = replicas
+        self._router = router
+        self._book = LoadBook(router)
+        for number in range(len(replicas)):
+            self._book.joined(number, capacity.num_blocks)
+            self._book.offer(number)
+        self._arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
+        self._watch = watch
+        self._advance = advance
+        self._live: dict[str, _Live] = {}
+        """By id."""
+        self._ends: list[tuple[float, int]] = []
+        """A heap: when the step in flight of each busy replica ends."""
+
+    def run(self) -> None:
+        """Serve all requests."""
+        while (now := self._next_event()) < inf:
+            may_begin = {*self._end_steps(now), *map(self._arrive, self._arrivals.due(now))}
+            for number in sorted(may_begin):
+                replica = self._replicas[number]
+                if replica.engine.has_unfinished and not replica.is_busy:
+                    heappush(self._ends, (replica.begin_step(now), number))
+
+    def _next_event(self) -> float:
+        at = self._arrivals.next_at
+        return min(self._ends[0][0] if self._ends else inf, inf if at is None else at)
+
+    def _end_steps(self, now: float) -> Iterator[int]:
+        """End the steps in flight that end by now; yield the numbers of their replicas."""
+        while self._ends and self._ends[0][0] <= now:
+            number = heappop(self._ends)[1]
+            replica = self._replicas[number]
+            num_tokens, groups = replica.end_step()
+            self._book.loads[number].num_tokens += num_tokens
+            if changes := replica.block_changes():
+                self._router.blocks_changed(number, changes)
+            for group in groups:
+                self._end(group, number, now)
+            if groups:
+                self._advance(len(groups))
+            yield number
+
+    def _end(self, group: SequenceGroup, number: int, now: float) -> None:
+        arrival, routed = self._live.pop(group.id)
+        routed.ended()
+        self._watch.ended(ended_record(group, arrival, 0.0), number, deciding_sequence(group).error)
+        if arrival.request.followers:
+            self._arrivals.follow(arrival.request, now, tuple(group.sequences[0].tokens))
+
+    def _arrive(self, arrival: Arrival) -> int:
+        """Send a request to a replica; return the number of this."""
+        request = arrival.asked(0.0)
+        self._watch.arrived(arrival)
+        routed = self._book.route(request, arrival.request.session)
+        try:
+            self._replicas[routed.replica].engine.add(request)
+        except (RequestError, PluginError) as error:
+            routed.ended()
+            self._advance(self._watch.refused(arrival, routed.replica, Refusal.of(error)))
+        else:
+            self._live[request.id] = _Live(arrival, routed)
+        return routed.replica
+
+
+def _build_replica(
+    number: int, settings: EngineSettings, registry: Registry, token_gaps: dict[int, int]
+) -> Replica:
+    """Build an engine of a cluster; SettingsError if it cannot be simulated."""
+    engine = build_engine(settings, registry)
+    executor = engine.executor
+    if not (isinstance(executor, SupportsClock) and isinstance(executor, CountsWork)):
+        engine.close()
+        raise SettingsError(
+            f"executor {settings.executor.name!r} runs in real time, and a cluster is simulated; "
+            "set executor to simulated"
+        )
+    return Replica(number, engine, executor, executor.clock, token_gaps)
 
 
 def run_cluster(
@@ -111,7 +313,6 @@ def run_cluster(
         *(settings, registry, workload, seed),
         num_replicas=num_replicas,
         on_request=lambda request, replica: requests.append(request),
-        max_samples=2,
     )
     totals = {each.name: getattr(record, each.name) for each in fields(RunTotals)}
     return RunRecord(
@@ -122,34 +323,6 @@ def run_cluster(
         token_gaps=record.token_gaps,
         replicas=record.replicas,
     )
-
-
-def _open_fleet(
-    settings: EngineSettings,
-    registry: Registry,
-    num_replicas: int,
-    num_workers: int,
-    stack: ExitStack,
-) -> Fleet:
-    """Return the replicas, in this process or in others, which end with ``stack``."""
-    if num_workers == 1:
-        numbers = range(num_replicas)
-        shard = stack.enter_context(open_shard(numbers, settings, registry))
-        return Fleet([(numbers, LocalWorker(shard))])
-    bounds = [worker * num_replicas // num_workers for worker in range(num_workers + 1)]
-    return Fleet(
-        [
-            (numbers, stack.enter_context(shard_process(numbers, settings, registry)))
-            for numbers in starmap(range, pairwise(bounds))
-        ]
-    )
-
-
-def shard_process(numbers: range, settings: EngineSettings, registry: Registry) -> WorkerProcess:
-    """Return a process that serves the replicas of these numbers."""
-    name = f"the process of replicas {numbers[0]} to {numbers[-1]}"
-    arguments = (open_shard, numbers, settings, registry)
-    return WorkerProcess(*arguments, name=name)
 
 
 def make_router(settings: EngineSettings, registry: Registry) -> CheckedRouter:
@@ -184,14 +357,3 @@ def router_options(settings: EngineSettings, registry: Registry) -> ComponentSet
     if isinstance(chosen, ComponentSettings):
         return chosen
     return registry.get("router", DEFAULT_ROUTER).settings.model_validate({})
-
-
-def num_workers(num_replicas: int, asked: int | None) -> int:
-    """Return how many processes there are; 1: only this one.
-
-    Args:
-        asked: by the user; ``None``: one for each core, but no more than pay.
-    """
-    if asked is not None:
-        return min(asked, num_replicas)
-    return max(1, min(num_cores(), _MOST, num_replicas // _FEW))

@@ -6,12 +6,11 @@ import typer
 
 from paged_plugins.lab.commands.calibrate import validate_command
 from paged_plugins.lab.commands.load import capacity_command
-from paged_plugins.lab.commands.options import RayCommand
 from paged_plugins.lab.commands.studies import report_command, run_command
 from paged_plugins.lab.commands.workload import workload_command
 
 app = typer.Typer(rich_markup_mode=None)
-app.command("run", cls=RayCommand)(run_command)
+app.command("run")(run_command)
 app.command("report")(report_command)
 app.command("capacity")(capacity_command)
 app.command("workload")(workload_command)

@@ -41,7 +41,6 @@ def fit(
     registry: Registry,
     *,
     workers: int | None,
-    cluster: str | None = None,
     say: bool = False,
 ) -> Study:
     """Return a study with the rates and the blocks that are asked for; see :func:`fitted`.
@@ -51,10 +50,10 @@ def fit(
     """
     if study.fractions == Fractions():
         return study
-    count = num_workers(CAPACITY_SEEDS + 1, workers, is_real=False, cluster=cluster)
+    count = num_workers(CAPACITY_SEEDS + 1, workers, is_real=False)
     with (
         counting(_RUNS) as advance,
-        open_runner(registry, workers=count, cluster=cluster) as runner,
+        open_runner(registry, workers=count) as runner,
     ):
         found = fitted(study, runner, advance)
     if say:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import inf, isfinite, nan
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from paged_core.cli.frame import SettingsCommand
 from paged_core.errors import SettingsError, did_you_mean
 from paged_core.plugins.registry import Registry
-from paged_core.processes.ray_child import LOCAL
 from paged_core.settings.layers import Entry, Layer, Origin
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, check_slot
@@ -150,32 +147,6 @@ def parse_limits(texts: Sequence[str]) -> dict[str, float]:
         if not 0 < limits[name] < inf:
             raise SettingsError(f"--limit {text:.80}: {number or 'nothing'!r} is no number above 0")
     return limits
-
-
-_ADDRESS = re.compile(rf"auto|{LOCAL}|\S+:\S*")
-OnRay = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="[ADDRESS]",
-        help="Run on a Ray cluster: auto or host:port; alone, one is started here.",
-    ),
-]
-
-
-class RayCommand(SettingsCommand):
-    """Takes ``--ray`` with and without an address."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, list(with_address(args)))
-
-
-def with_address(args: Sequence[str]) -> Iterator[str]:
-    """Yield arguments, those of ``--ray`` completed."""
-    for place, word in enumerate(args):
-        following = args[place + 1] if place + 1 < len(args) else ""
-        alone = word == "--ray" and not _ADDRESS.fullmatch(following)
-        yield f"--ray={LOCAL}" if alone else word
 
 
 Real = Annotated[bool, typer.Option("--real", help="Run the model, in real time.")]

@@ -19,7 +19,7 @@ from paged_core.cli.output import echo, print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import check_writable
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
-from paged_plugins.lab.cluster.simulate_cluster import num_workers, router_options, simulate_cluster
+from paged_plugins.lab.cluster.simulate_cluster import router_options, simulate_cluster
 from paged_plugins.lab.commands.load import fit
 from paged_plugins.lab.commands.options import (
     Cache,
@@ -33,7 +33,7 @@ from paged_plugins.lab.commands.options import (
 )
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures, value_text
-from paged_plugins.lab.results.tables import parquet_table, request_values
+from paged_plugins.lab.results.store import parquet_table, request_values
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.study.arms import Arm, PlannedArm
@@ -166,28 +166,10 @@ def _of_replicas(record: ClusterRecord) -> dict[str, Any]:
             }
             for each in record.replicas
         ],
-        "timeline": [
-            {
-                "time": sample.time,
-                "requests": sample.num_requests,
-                "tokens": sample.num_tokens,
-                "most_requests": sample.most_requests,
-                "idle_replicas": sample.num_idle,
-            }
-            for sample in record.timeline
-        ],
     }
 
 
 Seed = Annotated[int, typer.Option(min=0, help="Of the workload, and of the engine's own draws.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Processes that share the replicas (default: one per core, 4 at most, with 16 "
-        "replicas or more each).",
-    ),
-]
 Requests = Annotated[
     Path | None,
     typer.Option(
@@ -206,7 +188,6 @@ def simulate_command(
     replicas: Replicas = None,
     load: Load = None,
     cache: Cache = None,
-    workers: Workers = None,
     requests: Requests = None,
     slo_ttft_ms: Limit = None,
     slo_tpot_ms: Limit = None,
@@ -227,8 +208,6 @@ def simulate_command(
     spec = workload_spec(workload)
     _check_log(requests, workload)
     slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
-    if replicas is None and workers is not None:
-        raise SettingsError("--workers: they share the replicas of a cluster; give --replicas too")
     is_cluster = not (replicas is None and requests is None)
     if is_cluster and real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
@@ -252,7 +231,6 @@ def simulate_command(
             record = simulate_cluster(
                 *asked,
                 num_replicas=replicas or 1,
-                num_workers=num_workers(replicas or 1, workers),
                 slo=slo,
                 on_request=on_request,
                 advance=advance,

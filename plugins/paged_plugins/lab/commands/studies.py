@@ -25,7 +25,6 @@ from paged_plugins.lab.commands.options import (
     Cache,
     Limit,
     Load,
-    OnRay,
     Real,
     Replicas,
     Workers,
@@ -245,14 +244,13 @@ def _running(
     num_runs: int,
     what: str,
     *,
-    workers: int | None,
-    cluster: str | None = None,
+    workers: int,
 ) -> Iterator[tuple[Runner, Advance]]:
     """Start what runs the tasks of a study, and show how many have ended."""
     if note := block_size_note(one.settings for one in arms):
         echo(note, err=True)
     with (
-        open_runner(registry, workers=workers, cluster=cluster) as runner,
+        open_runner(registry, workers=workers) as runner,
         progress(num_runs, what) as advance,
     ):
         yield runner, advance
@@ -283,7 +281,6 @@ def run_command(
     file: Ablation,
     output: RunOutput = None,
     workers: Workers = None,
-    ray: OnRay = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace the results in FOLDER.")] = False,
 ) -> int:
     """Run an ablation: every arm on the same requests with the same seeds.
@@ -296,16 +293,16 @@ def run_command(
     refuse_settings(given, STUDY_FILE)
     study = read_ablation(file, given.registry)
     folder = output or Path(f"{file.stem}-results")
-    study = fit(study, given.registry, workers=workers, cluster=ray, say=True)
+    study = fit(study, given.registry, workers=workers, say=True)
     failed = 0
     with ResultsFolder(folder, study, given.registry, fresh=fresh) as kept:
         missing = kept.missing(study)
-        count = num_workers(len(missing), workers, is_real=study.is_real, cluster=ray)
+        count = num_workers(len(missing), workers, is_real=study.is_real)
         echo(beginning(study, len(missing), count), err=True)
-        cluster = ray if missing else None
-        with _running(
-            *(given.registry, study.arms, len(missing), "running"), workers=count, cluster=cluster
-        ) as (runner, advance):
+        with _running(given.registry, study.arms, len(missing), "running", workers=count) as (
+            runner,
+            advance,
+        ):
             for ran in run_missing(missing, kept, runner, advance):
                 if ran.failure:
                     failed += 1
@@ -319,7 +316,7 @@ def run_command(
     return FAILED if failed else OK
 
 
-def beginning(study: Study, num_missing: int, workers: int | None) -> str:
+def beginning(study: Study, num_missing: int, workers: int) -> str:
     """Say what will be run, and how."""
     parts = [str(study)]
     if num_missing < len(study):
@@ -329,7 +326,7 @@ def beginning(study: Study, num_missing: int, workers: int | None) -> str:
     elif study.is_real:
         parts.append(f"{workers} at a time, which share the machine: their times are no measure")
     elif workers != 1:
-        parts.append(f"{workers or 'one for each core of the cluster'} at a time")
+        parts.append(f"{workers} at a time")
     return "; ".join(parts)
 
 
@@ -351,10 +348,6 @@ def report_command(
             "intervals.",
         ),
     ] = None,
-    block_map: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw what the observer block_map has written, too."),
-    ] = None,
 ) -> int:
     """Report results: differences with confidence intervals, plots, what was run.
 
@@ -362,7 +355,6 @@ def report_command(
     are decided are printed too. Of an arm that failed nothing is concluded, and the exit status is
     1.
     """
-    from paged_plugins.block_history import BlockHistory
     from paged_plugins.lab.report import html as page
     from paged_plugins.lab.report import markdown as tables
     from paged_plugins.lab.results.load_results import load_results
@@ -370,14 +362,13 @@ def report_command(
     results = load_results(folder)
     is_cluster = results.num_replicas is not None
     measures = chosen_measures(measure, results.slo, is_cluster=is_cluster) or list(MEASURES)
-    blocks = None if block_map is None else BlockHistory(block_map)
     if html is None and markdown is None:
         html, markdown = folder / "report.html", folder / "report.md"
     told, made = Comparison.of(results, measures), {}
     if markdown is not None:
         made[markdown] = tables(told)
     if html is not None:
-        made[html] = page(told, blocks)
+        made[html] = page(told)
     print_differences(told, is_shown=DECIDED)
     for path, text in made.items():
         write_text(path, text)

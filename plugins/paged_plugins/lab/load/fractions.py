@@ -8,12 +8,14 @@ from math import ceil
 from typing import Any
 
 from paged_core.errors import EngineError
-from paged_plugins.lab.load.blocks import blocks_of, part_of, unlimited
 from paged_plugins.lab.load.capacity import (
     CAPACITY_SEEDS,
     Searched,
+    blocks_of,
     capacity_seeds,
     find_capacity,
+    part_of,
+    unlimited,
 )
 from paged_plugins.lab.results.results import Advance
 from paged_plugins.lab.study.study import Study

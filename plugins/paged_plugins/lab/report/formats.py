@@ -10,11 +10,10 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.measures import MEASURES, value_text
 from paged_plugins.lab.report.contents import Contents, DifferenceTable, contents
-from paged_plugins.lab.report.pictures import galleries
-from paged_plugins.lab.report.pictures.drawing import printable
+from paged_plugins.lab.report.drawing import printable
+from paged_plugins.lab.report.galleries import galleries
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.statistics.differences import Difference
@@ -31,26 +30,21 @@ def write_html(
     path: Path,
     *,
     measures: Collection[str] = MEASURES,
-    blocks: BlockHistory | None = None,
 ) -> None:
     """Write the report of ``results``.
 
     Args:
         measures: names of those that are compared; more of them make wider intervals.
-        blocks: see :func:`html`.
 
     Raises:
         SettingsError: matplotlib is not installed.
         WriteFailed: the file cannot be written.
     """
-    write_text(path, html(Comparison.of(results, measures), blocks))
+    write_text(path, html(Comparison.of(results, measures)))
 
 
-def html(told: Comparison, blocks: BlockHistory | None = None) -> str:
+def html(told: Comparison) -> str:
     """Return the report of a comparison as a page; equal results make equal pages.
-
-    Args:
-        blocks: who held which block in one run, to be drawn too.
 
     Raises:
         SettingsError: matplotlib is not installed.
@@ -71,7 +65,7 @@ def html(told: Comparison, blocks: BlockHistory | None = None) -> str:
         contents=found,
         measures=MEASURES,
         has_full_tables=len(found.found) <= _MOST_DIFFERENCES,
-        galleries=galleries(told.results, found, blocks),
+        galleries=galleries(told.results, found),
         css=files(_PACKAGE).joinpath("page.css").read_text("utf-8"),
     )
     return printable(page)

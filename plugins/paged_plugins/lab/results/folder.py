@@ -18,8 +18,7 @@ from paged_core.plugins.registry import Registry
 from paged_plugins.files import read_file
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.results.results import Results, RunResult, run_result
-from paged_plugins.lab.results.store import RecordFile
-from paged_plugins.lab.results.tables import TABLES, write_tables
+from paged_plugins.lab.results.store import TABLES, RecordFile, write_tables
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse

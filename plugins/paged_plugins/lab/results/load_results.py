@@ -12,8 +12,7 @@ from paged_core.settings.documents import read_text
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.results.folder import MANIFEST, MAX_SIZE, Manifest, RunEntry
 from paged_plugins.lab.results.results import Results, RunResult
-from paged_plugins.lab.results.store import RecordFile
-from paged_plugins.lab.results.tables import RUNS
+from paged_plugins.lab.results.store import RUNS, RecordFile
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict
 

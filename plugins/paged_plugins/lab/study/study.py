@@ -232,8 +232,8 @@ class StudyFile(Strict):
         for key in (*self.base, *self.axes):
             if key.partition(".")[0] == "observers":
                 raise ValueError(
-                    "leave `observers` out: all runs would write the same files; for the block map "
-                    "of one, give --observers to `paged-core simulate`"
+                    "leave `observers` out: all runs would write the same files; for those of one, "
+                    "give --observers to `paged-core simulate`"
                 )
         return self
 

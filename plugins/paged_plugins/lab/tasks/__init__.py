@@ -1,1 +1,1 @@
-"""Runs of studies: the pool of workers that does them, here, in processes, or on a Ray cluster."""
+"""Runs of studies: the pool of workers that does them, here or in processes."""

@@ -1,128 +1,58 @@
-"""The pool that runs tasks, and its placements: this process, processes beside it, a Ray cluster.
-
-Moritz et al., "Ray: A Distributed Framework for Emerging AI Applications", OSDI 2018.
-"""
+"""The pool that runs tasks: in this process, or in processes beside it."""
 
 from __future__ import annotations
 
+import pickle
 import select
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Self
 
 from paged_core.errors import error_text
 from paged_core.plugins.registry import Registry
-from paged_core.processes.ray_child import Cluster
-from paged_plugins.lab.tasks.task import Ran, Task, code_digest, run
-from paged_plugins.lab.worker import WorkerDied, WorkerProcess
+from paged_core.processes.channel import ANSWER
+from paged_core.processes.child import PythonChild
+from paged_core.processes.child_main import Parent
+from paged_plugins.lab.tasks.task import Ran, Task, run
 from paged_plugins.machine import num_cores
 
 _FEW = 4
 """Tasks, up to which a process of their own would not pay."""
-_AHEAD = 2
-"""Tasks that are submitted for each core of a cluster, where their number is not limited."""
+_REGISTRY, _TASK = b"I", b"M"
+_ENDING = 10.0
+"""Seconds that a process may take to end when nothing more is asked of it."""
 
 Runner = Callable[[Sequence[Task]], Iterator[Ran]]
 """Runs tasks and yields each when it has ended; it may be called again and again."""
 
 
-class Placement(Protocol):
-    """Where tasks run."""
-
-    @property
-    def size(self) -> int:
-        """Tasks in flight at once."""
-
-    def submit(self, task: Task, /) -> Any:
-        """Begin a task; return what stands for it in the other methods."""
-
-    def ready(self, handles: Sequence[Any], /) -> Iterable[Any]:
-        """Wait for tasks in flight; return those that have ended, one or more."""
-
-    def result(self, handle: Any, task: Task, /) -> Ran:
-        """Return what became of a task that has ended; that it failed is no exception."""
-
-
 @contextmanager
-def open_runner(
-    registry: Registry, *, workers: int | None, cluster: str | None = None
-) -> Iterator[Runner]:
+def open_runner(registry: Registry, *, workers: int) -> Iterator[Runner]:
     """Start what runs tasks, and end it with the block, whatever it is doing.
 
     Args:
-        workers: runs at a time; ``None``: one for each core of the cluster. With 1, and no cluster,
-            tasks run in this process, in their order.
-        cluster: the address of a Ray cluster: ``auto``, ``host:port`` or ``local``; ``None``:
-            this machine.
-
-    Raises:
-        SettingsError: Ray is not installed, or the cluster cannot be reached.
+        workers: runs at a time; with 1, tasks run in this process, in their order.
     """
-    opened: AbstractContextManager[Placement]
-    if cluster is not None:
-        opened = _RayCluster(cluster, registry, workers)
-    elif workers is None or workers <= 1:
-        opened = nullcontext(_Here(registry))
-    else:
-        opened = _Processes(workers, registry)
-    with opened as placement:
-        yield partial(_run_all, placement)
+    if workers <= 1:
+        yield lambda tasks: (run(task, registry) for task in tasks)
+        return
+    with _Processes(workers, registry) as processes:
+        yield processes.run
 
 
-def num_workers(
-    num_tasks: int, asked: int | None, *, is_real: bool, cluster: str | None = None
-) -> int | None:
-    """Return how many runs there are at a time; ``None``: one for each core of the cluster.
+def num_workers(num_tasks: int, asked: int | None, *, is_real: bool) -> int:
+    """Return how many runs there are at a time.
 
     Args:
         asked: by the user; ``None``: as many as cores, or 1 for few tasks.
         is_real: they are timed where they run, so that they must not share it.
-        cluster: the address of a Ray cluster, if they run on one.
     """
     if asked is not None:
         return max(1, min(asked, num_tasks))
-    if is_real:
+    if is_real or num_tasks <= _FEW:
         return 1
-    if cluster is not None:
-        return None
-    return 1 if num_tasks <= _FEW else min(num_cores(), num_tasks)
-
-
-def _run_all(placement: Placement, tasks: Sequence[Task]) -> Iterator[Ran]:
-    """Run tasks and yield each when it has ended; one that fails does not stop the others."""
-    waiting, in_flight = deque(tasks), dict[Any, Task]()
-
-    def submit() -> None:
-        while waiting and len(in_flight) < placement.size:
-            task = waiting.popleft()
-            in_flight[placement.submit(task)] = task
-
-    submit()
-    while in_flight:
-        for handle in placement.ready(list(in_flight)):
-            ran = placement.result(handle, in_flight.pop(handle))
-            submit()
-            yield ran
-
-
-class _Here:
-    """This process, which runs a task when its result is asked for."""
-
-    size = 1
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def submit(self, task: Task, /) -> object:
-        return object()
-
-    def ready(self, handles: Sequence[object], /) -> Sequence[object]:
-        return handles
-
-    def result(self, handle: object, task: Task, /) -> Ran:
-        return run(task, self._registry)
+    return min(num_cores(), num_tasks)
 
 
 class _Processes:
@@ -132,31 +62,38 @@ class _Processes:
     """
 
     def __init__(self, size: int, registry: Registry) -> None:
-        self.size = size
+        self._size = size
         self._registry = registry
-        self._workers: list[WorkerProcess] = []
-        self._idle: list[WorkerProcess] = []
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
 
-    def submit(self, task: Task, /) -> WorkerProcess:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Ran]:
+        """Run tasks and yield each when it has ended; one that fails does not stop the others."""
+        waiting, in_flight = deque(tasks), dict[_Worker, Task]()
+        while waiting or in_flight:
+            while waiting and len(in_flight) < self._size:
+                task = waiting.popleft()
+                in_flight[self._begin(task)] = task
+            for worker in select.select([*in_flight], [], [])[0]:
+                yield self._result(worker, in_flight.pop(worker))
+
+    def _begin(self, task: Task) -> _Worker:
         if not self._idle:
-            self._idle.append(WorkerProcess(_open_tasks, self._registry))
+            self._idle.append(_Worker(self._registry))
             self._workers.append(self._idle[-1])
         worker = self._idle.pop()
-        worker.send("result", None, task)
+        worker.begin(task)
         return worker
 
-    def ready(self, handles: Sequence[WorkerProcess], /) -> Sequence[WorkerProcess]:
-        return select.select(handles, [], [])[0]
-
-    def result(self, handle: WorkerProcess, task: Task, /) -> Ran:
+    def _result(self, worker: _Worker, task: Task) -> Ran:
         try:
-            ran: Ran = handle.receive()
-        except Exception as error:  # noqa: BLE001 - the other tasks go on
-            why = str(error) if isinstance(error, WorkerDied) else error_text(error)
-            self._workers.remove(handle)
-            handle.__exit__(type(error))
-            return Ran(task, None, why)
-        self._idle.append(handle)
+            ran = worker.result()
+        except (EOFError, OSError):
+            how, _ = worker.child.how_it_ended()
+            self._workers.remove(worker)
+            worker.close()
+            return Ran(task, None, f"{worker.child.name} {how}; was memory short?")
+        self._idle.append(worker)
         return ran
 
     def __enter__(self) -> Self:
@@ -167,55 +104,44 @@ class _Processes:
             if worker not in self._idle:
                 worker.child.kill()
         for worker in self._workers:
-            worker.__exit__(None)
+            worker.close()
 
 
-def _open_tasks(registry: Registry) -> AbstractContextManager[_Here]:
-    return nullcontext(_Here(registry))
+class _Worker:
+    """A process that runs tasks, one after the other."""
 
+    def __init__(self, registry: Registry) -> None:
+        self.child = PythonChild(f"{__name__}:main", name="its process", reads=True)
+        self._channel = self.child.channels[0]
+        self._channel.send(_REGISTRY, pickle.dumps(registry))
 
-class _RayCluster:
-    """A connection to a cluster, on which each task takes a core; its machines have the same code.
+    def fileno(self) -> int:
+        """Return what can be read once there is a result, or the process has ended."""
+        return self._channel.fileno()
 
-    Args:
-        workers: runs at a time; ``None``: one for each core.
-    """
+    def begin(self, task: Task) -> None:
+        with suppress(OSError):  # it has died, which its result will say
+            self._channel.send(_TASK, pickle.dumps(task))
 
-    def __init__(self, address: str, registry: Registry, workers: int | None) -> None:
-        self._address = address
-        self._registry = registry
-        self._workers = workers
-
-    def __enter__(self) -> Self:
-        self._cluster = Cluster("--ray", self._address, num_cpus=self._workers)
-        ray = self._ray = self._cluster.ray
-        self._remote = ray.remote(max_retries=1)(_run_there)
-        self._shared = ray.put(self._registry), code_digest(self._registry)
-        self.size = self._workers or _AHEAD * int(ray.cluster_resources().get("CPU", 1))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._cluster.close()
-
-    def submit(self, task: Task, /) -> Any:
-        return self._remote.remote(task, *self._shared)
-
-    def ready(self, handles: Sequence[Any], /) -> Sequence[Any]:
-        done: Sequence[Any] = self._ray.wait(list(handles))[0]
-        return done
-
-    def result(self, handle: Any, task: Task, /) -> Ran:
-        try:
-            ran: Ran = self._ray.get(handle)
-        except self._ray.exceptions.WorkerCrashedError:
-            return Ran(task, None, "its process ended; was memory short?")
-        except self._ray.exceptions.RayError as error:
-            return Ran(task, None, error_text(error).partition("\n")[0])
+    def result(self) -> Ran:
+        """Return what became of the task; EOFError or OSError if the process has ended."""
+        ran: Ran = pickle.loads(self._channel.receive()[1])
         return ran
 
+    def close(self) -> None:
+        self._channel.shut()  # where a process ends that waits for a task
+        self.child.close(_ENDING)
 
-def _run_there(task: Task, registry: Registry, code: str) -> Ran:
-    """Run a task on a machine of the cluster, if it has the code that this one has."""
-    if code_digest(registry) != code:
-        return Ran(task, None, "a machine of the cluster has other code; install the same there")
-    return run(task, registry)
+
+def main(parent: Parent) -> None:
+    """Run tasks until the channel is closed."""
+    channel = parent.channels[0]
+    with suppress(EOFError, OSError):
+        registry = pickle.loads(channel.receive()[1])
+        while True:
+            task = pickle.loads(channel.receive()[1])
+            try:
+                ran = run(task, registry)
+            except Exception as error:  # noqa: BLE001 - the other tasks go on
+                ran = Ran(task, None, error_text(error))
+            channel.send(ANSWER, pickle.dumps(ran, pickle.HIGHEST_PROTOCOL))

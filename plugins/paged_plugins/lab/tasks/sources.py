@@ -174,14 +174,6 @@ class Sources:
             self._digests[names] = digest([self._digest_of(name) for name in sorted(names)])
         return self._digests[names]
 
-    def all(self) -> str:
-        """Return a digest of the sources of the engine and of every plugin."""
-        names = set(_ENGINE)
-        for slot in self._registry.slots:
-            for component in self._registry.of(slot).values():
-                names |= self._of_component(component)
-        return digest([self._digest_of(name) for name in sorted(names)])
-
     def revisions(self, arms: Iterable[EngineSettings]) -> dict[str, str]:
         """Return the revision of each package that runs with these settings use, as far as it is in
         a checkout; packages of one checkout are named by the first.

@@ -105,11 +105,6 @@ class TaskDigests:
         return digest(parts)
 
 
-def code_digest(registry: Registry) -> str:
-    """Return a digest of the sources of the engine and of all plugins."""
-    return Sources(registry).all()
-
-
 def _files_in(value: Any) -> Iterator[Path]:
     """Yield the files that settings or a workload name: they are read when it is run."""
     if isinstance(value, Path) and value.is_file():

@@ -253,21 +253,6 @@ def legend(name: str, labels: Sequence[str], *, lines: bool = True, colored: boo
     return entries
 
 
-def legend_above(axes: Any) -> None:
-    """Put a legend of one line above the axes."""
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 0.97),
-        ncols=4,
-        frameon=False,
-        borderaxespad=0,
-        handlelength=1.4,
-        columnspacing=1.2,
-        handletextpad=0.5,
-        fontsize=9.5,
-    )
-
-
 def milliseconds(axes: Any, which: str = "x") -> None:
     """Label an axis of milliseconds, logarithmic where it spans more than a decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

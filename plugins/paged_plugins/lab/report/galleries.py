@@ -1,34 +1,139 @@
-"""Pictures of latencies: over requests, against the rate, and against throughput."""
+"""The pictures of a report, in the order of the questions that they answer."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
-from typing import Any, TypeVar
+from dataclasses import replace
+from itertools import chain, cycle, groupby, product
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from paged_plugins.lab.measures import MEASURES, value_text
-from paged_plugins.lab.report.contents import Family
-from paged_plugins.lab.report.pictures.drawing import (
+from paged_plugins.lab.measures import MEASURES, Measure, value_text
+from paged_plugins.lab.report.contents import Contents, Family, Found
+from paged_plugins.lab.report.drawing import (
+    BLUE,
+    INK,
+    PAPER,
     STYLES,
+    VERMILLION,
     Gallery,
     PictureGroup,
+    drawing,
     inline_svg,
     legend,
     milliseconds,
     new_axes,
+    printable,
+    wrapped,
 )
 from paged_plugins.lab.results.results import Results
+
+if TYPE_CHECKING:
+    from paged_plugins.lab.statistics.differences import Difference
+
+
+_COLORS = {"better": BLUE, "worse": VERMILLION}
+_ROW, _LABEL = 15.0, 29.0
+"""Points: of a difference, and of the label of an arm at least."""
+_MOST_ROWS = 40
+
+
+def forest(results: Results, found: Found, most: int) -> Gallery:
+    """Return a picture for each measure that is shown by default and differs anywhere.
+
+    Args:
+        most: pictures to draw.
+    """
+    compared = [arm.label for arm in results.arms if arm.compared_with != arm.label]
+    arms = [label for label in compared if any(place[0] == label for place in found)]
+    workloads = [name for name in results.workloads if any(place[1] == name for place in found)]
+    chunk = max(1, _MOST_ROWS // max(1, len(workloads)))
+
+    def rows_of(measure: Measure, some: Sequence[str]) -> list[Difference]:
+        places = product(some, workloads, [measure.name])
+        return [found[place] for place in places if place in found]
+
+    plots = [
+        (measure, rows)
+        for measure in MEASURES.values()
+        for start in range(0, len(arms), chunk)
+        if measure.shown and (rows := rows_of(measure, arms[start : start + chunk]))
+        if any(each.change for each in rows)
+    ]
+    markers = dict(zip(workloads, cycle(style.marker for style in STYLES), strict=False))
+    pictures = [
+        _picture(f"forest-{place}", measure, rows, markers)
+        for place, (measure, rows) in enumerate(plots[:most])
+    ]
+    several = workloads if len(workloads) > 1 else []
+    marks = legend("forest-legend", several, lines=False, colored=False)
+    return Gallery(
+        question="Which arm moved what, and by how much?",
+        how_to_read=(
+            "Mark and line: a difference and its confidence interval. Filled: better (blue)"
+            " or worse (vermillion). Hollow: undecided. Measures that are equal"
+            " in all arms are not drawn."
+        ),
+        groups=[PictureGroup(legend=marks, pictures=pictures)],
+        num_left_out=max(0, len(plots) - most),
+    )
+
+
+def _picture(
+    name: str, measure: Measure, rows: Sequence[Difference], markers: Mapping[str, str]
+) -> str:
+    labels: dict[str, list[float]] = {}
+    top = 0.0
+    for arm, group in groupby(rows, key=lambda each: each.arm):
+        number = len(list(group))
+        height = max(_ROW * (number + 0.8), _LABEL)
+        middle = top + height / 2
+        labels[arm] = [middle + _ROW * (each - (number - 1) / 2) for each in range(number)]
+        top += height
+    figure, axes = new_axes((58 + top) / 72)
+    axes.axvline(0, color=INK, linewidth=1)
+    for place, each in zip(chain(*labels.values()), rows, strict=True):
+        color, at = _COLORS.get(each.verdict, INK), (place, place)
+        if each.has_interval:
+            axes.plot([each.low, each.high], at, color=color, linewidth=1.4)
+        face = color if each.moved else PAPER
+        marker = markers[each.workload]
+        axes.plot([each.change], [place], marker=marker, color=color, markerfacecolor=face)
+    axes.set_yticks(
+        [sum(places) / len(places) for places in labels.values()],
+        [printable(wrapped(arm)) for arm in labels],
+    )
+    axes.tick_params("y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(top, 0)
+    axes.set_xlabel(_unit(measure, rows))
+    is_long = max(map(abs, axes.get_xlim())) >= 10_000
+    axes.locator_params(axis="x", nbins=3 if is_long else 5)
+    axes.set_title(measure.title, loc="left")
+    moved = sum(each.moved for each in rows)
+    text = f"{measure.title}: differences of {len(labels)} arms; {moved} of {len(rows)} moved"
+    return inline_svg(figure, name, f"{text}.")
+
+
+def _unit(measure: Measure, rows: Sequence[Difference]) -> str:
+    relative = {each.relative for each in rows}
+    unit = "points" if measure.is_share else measure.unit or "count"
+    name = "change in %" if relative == {True} else f"change in {unit}"
+    if len(relative) > 1:
+        name = f"change in % (from 0: in {unit})"
+    return {"higher": f"{name}; right is better", "lower": f"{name}; left is better"}.get(
+        measure.better or "", name
+    )
+
 
 _TITLES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "Completion"}
 _POINTS = 81
 _REACH = 2
 """A service level is drawn up to so many times the longest latency."""
 _AGAINST_RATE = ("ttft_ms_p99", "tpot_ms_p50", "e2e_ms_p50", "goodput_per_s")
-_AGAINST_THROUGHPUT = ("ttft_ms_p99", "tpot_ms_p50", "e2e_ms_p50")
-_THROUGHPUT = "throughput_tokens_per_s"
 What = TypeVar("What")
 
 RateSweep = Sequence[tuple[float, str]]
@@ -120,8 +225,7 @@ def _distribution(
 
 
 def load(results: Results, families: Sequence[Family], most: int) -> Gallery:
-    """Return pictures of what load does to latency, where workloads differ in their rate; else of
-    what latency throughput costs.
+    """Return pictures of what load does to latency, where workloads differ in their rate.
 
     Args:
         most: groups to draw.
@@ -134,29 +238,14 @@ def load(results: Results, families: Sequence[Family], most: int) -> Gallery:
         for kind in _AGAINST_RATE:
             yield _against_rate(f"{name}-{kind}", kind, sweep, family, values)
 
-    def against_throughput(name: str, workload: str, family: Family) -> Iterator[str | None]:
-        for kind in _AGAINST_THROUGHPUT:
-            yield _against_throughput(f"{name}-{kind}", kind, workload, family, values)
-
-    if sweeps := rate_sweeps(results):
-        return _gallery(
-            "What does the rate of requests do to latency?",
-            "Mean over seeds; bars: the lowest and the highest seed.",
-            [(", ".join(name for _, name in sweep), sweep) for sweep in sweeps],
-            families,
-            against_rate,
-            name="rate",
-            most=most,
-        )
     return _gallery(
-        "What latency does throughput cost?",
-        "Large marks: means over seeds; small ones: seeds. Down and right is better.",
-        _named(results.workloads),
+        "What does the rate of requests do to latency?",
+        "Mean over seeds; bars: the lowest and the highest seed.",
+        [(", ".join(name for _, name in sweep), sweep) for sweep in rate_sweeps(results)],
         families,
-        against_throughput,
-        name="load",
+        against_rate,
+        name="rate",
         most=most,
-        lines=False,
     )
 
 
@@ -174,14 +263,13 @@ def _gallery(
     *,
     name: str,
     most: int,
-    lines: bool = True,
 ) -> Gallery:
     """Return a group of pictures for what is drawn, each after its title, and each family."""
     places = list(product(drawn, families))
     groups = [
         PictureGroup(
             title=" · ".join(filter(None, (title, family.title))),
-            legend=legend(f"{name}-{number}-legend", family.labels, lines=lines),
+            legend=legend(f"{name}-{number}-legend", family.labels),
             pictures=list(filter(None, draw(f"{name}-{number}", what, family))),
         )
         for number, ((title, what), family) in enumerate(places[:most])
@@ -197,6 +285,7 @@ def _gallery(
 def _against_rate(
     name: str, kind: str, sweep: RateSweep, family: Family, values: Values
 ) -> str | None:
+    """Return the picture of a measure against the rate; ``None``: nothing was drawn."""
     figure, axes = new_axes(2.9)
     told = []
     for label, style in zip(family.labels, STYLES, strict=False):
@@ -221,46 +310,16 @@ def _against_rate(
                 elinewidth=0.8,
             )
             told.append(f"{label} {value_text(kind, means[0])} to {value_text(kind, means[-1])}")
-    return _against(figure, axes, name, kind, told, "the rate", "requests per second")
-
-
-def _against_throughput(
-    name: str, kind: str, workload: str, family: Family, values: Values
-) -> str | None:
-    figure, axes = new_axes(2.9)
-    told = []
-    for label, style in zip(family.labels, STYLES, strict=False):
-        runs = values.get((label, workload), ())
-        points = [(run[_THROUGHPUT], run[kind]) for run in runs if {_THROUGHPUT, kind} <= {*run}]
-        if points:
-            xs, ys = zip(*points, strict=True)
-            x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-            is_base = label == family.base.label  # above the others: it may be equal to one
-            look: dict[str, Any] = {"color": style.color, "marker": style.marker}
-            look |= {"linestyle": "none", "zorder": 4 if is_base else 3}
-            if len(points) > 1:
-                axes.plot(xs, ys, markersize=2.5, alpha=0.6, **look)
-            axes.plot([x], [y], markersize=5 if is_base else 8.5, **look)
-            told.append(f"{label} {value_text(kind, y)} at {value_text(_THROUGHPUT, x)}")
-    axes.locator_params(axis="x", nbins=5)
-    unit = f"{MEASURES[_THROUGHPUT].title} in {MEASURES[_THROUGHPUT].unit}"
-    return _against(figure, axes, name, kind, told, "throughput", unit)
-
-
-def _against(
-    figure: Any, axes: Any, name: str, kind: str, told: Sequence[str], what: str, unit: str
-) -> str | None:
-    """Return the picture of a measure against something; ``None``: nothing was drawn."""
     if not told:
         return None
     measure = MEASURES[kind]
     axes.set_title(measure.title, loc="left")
-    axes.set_xlabel(unit)
+    axes.set_xlabel("requests per second")
     if "_ms_" in kind:
         milliseconds(axes, "y")
     else:
         axes.set_ylabel(measure.unit)
-    return inline_svg(figure, name, f"{measure.title} against {what}: {'; '.join(told)}.")
+    return inline_svg(figure, name, f"{measure.title} against the rate: {'; '.join(told)}.")
 
 
 def rate_sweeps(results: Results) -> list[RateSweep]:
@@ -288,3 +347,27 @@ def _without_rate(value: Any, rates: list[float]) -> Any:
         else:
             rest[key] = _without_rate(inner, rates)
     return rest
+
+
+_MOST_PICTURES = 15
+"""Pictures of one question, at most: the file stays small."""
+_MOST_GROUPS = _MOST_PICTURES // 3
+
+
+def galleries(results: Results, contents: Contents) -> list[Gallery]:
+    """Return the pictures that ``results`` have the data for, without arms that failed;
+    SettingsError without matplotlib.
+    """
+    failures, record = results.failures, results.record
+    results = replace(
+        results,
+        runs=[run for run in results.runs if run.arm not in failures],
+        record=lambda *place: None if place[0] in failures else record(*place),
+    )
+    with drawing():
+        made = [
+            forest(results, contents.found, _MOST_PICTURES),
+            load(results, contents.families, _MOST_GROUPS),
+            distributions(results, contents.families, _MOST_GROUPS),
+        ]
+    return [gallery for gallery in made if gallery]
