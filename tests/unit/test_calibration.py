@@ -31,7 +31,7 @@ from paged_plugins.lab.calibration.scenes import (
     fork_scenes,
     swap_settings,
 )
-from paged_plugins.lab.calibration.validation import COMPARED, validate
+from paged_plugins.lab.commands.calibrate import COMPARED, validate
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, read_weights, write_weights
 from paged_plugins.lab.settings import LinearSettings

@@ -180,7 +180,7 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
         (["--vary", f"num_blocks={','.join(map(str, range(1002)))}"], "more than 1,000 arms"),
         (["--vary", "evictor=lru,mru", "--seeds", "99999999999999"], "100,000 is the most"),
         (
-            ["--vary", "victim=newest,fewest_computed", "--observers", '["block_map"]'],
+            ["--vary", "victim=newest,fewest_computed", "--observers", '["chrome_trace"]'],
             "all runs would write the same files",
         ),
     ],

@@ -21,9 +21,7 @@ from paged_core.errors import EngineError, RequestError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import load_settings
 from paged_plugins.server.page import feed as feed_module
-from paged_plugins.server.page.feed import LiveFeed
-from paged_plugins.server.page.files import FOLDER
-from paged_plugins.server.page.routes import Page
+from paged_plugins.server.page.routes import FOLDER, LiveFeed, Page
 from paged_plugins.server.settings import PageSettings
 
 

@@ -222,7 +222,7 @@ def test_a_model_is_compared_with_its_simulation(
 def test_a_prediction_that_is_too_far_off_fails(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from paged_plugins.lab.calibration.validation import Check
+    from paged_plugins.lab.commands.calibrate import Check
 
     far = Check(workload="at_once", measure="ttft_ms_p50", runs=(9.0, 10.0, 10.5), simulated=12.0)
     monkeypatch.setattr(calibrate, "validate", lambda *args, **more: [far])
