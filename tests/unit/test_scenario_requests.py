@@ -87,9 +87,9 @@ class TestFollows:
             assert times(outcome)["B"].arrived == 3 * 0.5 + after
 
     def test_the_answer_is_that_of_the_first_sequence(self) -> None:
-        """The others copied the block that all three wrote to."""
+        """Each of the three has a second block of its own."""
         trace, _ = run({**A, "n": 3}, {"id": "B", "follows": "A", "prompt": 5, "output": 1})
-        assert trace[-1]["hits"] == {"B": [0, 1]}
+        assert trace[-1]["hits"] == {"B": [0, 2]}
 
     def test_after_an_abort_it_continues_what_was_generated(self) -> None:
         long = {**A, "output": 20}
