@@ -5,26 +5,21 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.resources import files
 from importlib.util import find_spec
 from keyword import iskeyword, issoftkeyword
 from pathlib import Path
 from shutil import rmtree
 from string import Template
-from textwrap import dedent, indent
 from typing import Annotated
 
 import typer
 
 from paged_core import __version__
 from paged_core.cli.options import SettingsArgs
-from paged_core.errors import PluginError, SettingsError, did_you_mean
+from paged_core.errors import PluginError, did_you_mean
 from paged_core.plugins.registry import Registry
-from paged_plugins.files import read_file
-from paged_plugins.written_files import write_text
 
 SUMMARIES = {
     "block_allocator": "keeps a free list, and reuses the block that was freed last, or first",
@@ -75,48 +70,22 @@ def command(
     slot: Annotated[
         str, typer.Option("--slot", metavar="SLOT", help=f"One of {', '.join(SUMMARIES)}.")
     ] = "queue_order",
-    into: Annotated[
-        Path | None,
-        typer.Option(
-            "--into",
-            metavar="FOLDER",
-            help="Add the component NAME to the package in this folder, instead of a new one.",
-        ),
-    ] = None,
 ) -> None:
     """Write a package with one component, ready to be installed, tested and changed."""
     slot = slot.replace("-", "_")
-    words = _words(name, slot, given.registry, is_package=into is None)
-    component = words["component"]
-    if into is None:
-        folder = out / name
-        _write(folder, words)
-        typer.echo(
-            f"wrote {folder}: {slot} {component!r}. Go there, and install, test and use it:\n"
-            '  pip install --editable ".[testing]"\n'
-            "  pytest\n"
-            f"  {words['usage']}"
-        )
-        return
-    if out != Path():
-        raise SettingsError("--into and --out exclude each other; choose one")
-    package = Package.of(into)
-    words |= {"package": package.name, "module": package.inside(component)}
-    modules = [_text(f"{kind}-{slot}.py", words) for kind in ("component", "test")]
-    _refuse_clash(name, *modules)
-    done = package.add(component, f"{words['name']}Settings", _text("record.py", words), *modules)
-    lines = "".join(f"  {line}\n" for line in done)
+    words = _words(name, slot, given.registry)
+    folder = out / name
+    _write(folder, words)
     typer.echo(
-        f"added {slot} {component!r} to {into}:\n{lines}"
-        f"Test it with pytest; in settings, `{words['setting']}` names it."
+        f"wrote {folder}: {slot} {words['component']!r}. Go there, and install, test and use it:\n"
+        '  pip install --editable ".[testing]"\n'
+        "  pytest\n"
+        f"  {words['usage']}"
     )
 
 
-def _words(name: str, slot: str, registry: Registry, *, is_package: bool) -> dict[str, str]:
+def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
     """Return the values of the placeholders in the templates.
-
-    Args:
-        is_package: whether ``name`` is also that of a new package.
 
     Raises:
         PluginError: the name or the slot cannot be used; the message says why.
@@ -130,13 +99,12 @@ def _words(name: str, slot: str, registry: Registry, *, is_package: bool) -> dic
         raise registry.error(f"no plugin declares the slot {slot!r}")
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
         raise PluginError(
-            f"{name!r} cannot be the name of a {'package' if is_package else 'component'}: use "
-            f"small letters, digits and single dashes, a letter first{_example(name)}"
+            f"{name!r} cannot be the name of a package: use small letters, digits and single "
+            f"dashes, a letter first{_example(name)}"
         )
     package = name.replace("-", "_")
-    if taken := _taken(package, slot, registry, is_package=is_package):
-        what = "package" if is_package else "component"
-        raise PluginError(f"{name!r} cannot be the name of the {what}: {taken}; choose another")
+    if taken := _taken(package, slot, registry):
+        raise PluginError(f"{name!r} cannot be the name of the package: {taken}; choose another")
     noun = registry.slots[slot].noun.replace("_", " ")
     setting = f"{slot}: {package}"
     return {
@@ -164,7 +132,7 @@ def _example(name: str) -> str:
     return f", such as {'-'.join(found)!r}" if found else ""
 
 
-def _taken(name: str, slot: str, registry: Registry, *, is_package: bool) -> str | None:
+def _taken(name: str, slot: str, registry: Registry) -> str | None:
     """Say what has the name already; ``None``: nothing has."""
     if iskeyword(name) or issoftkeyword(name):
         return "it is a keyword of Python"
@@ -174,8 +142,6 @@ def _taken(name: str, slot: str, registry: Registry, *, is_package: bool) -> str
         return "pytest looks for its fixtures in modules of that name"
     if name in registry.of(slot):
         return f"{slot} {name!r} exists"
-    if not is_package:
-        return None
     if name == "plugin":
         return "it is that of the module with the hook"
     if name in sys.stdlib_module_names:
@@ -215,7 +181,6 @@ def _write(folder: Path, words: Mapping[str, str]) -> None:
         FileExistsError: the folder exists; it is left alone.
         PluginError: the name is one that the template uses itself.
     """
-    words = {**words, "record": indent(_text("record.py", words), "    ").rstrip("\n")}
     texts = {
         Template(path).substitute(words): _text(Template(source).substitute(words), words)
         for path, source in LAYOUT.items()
@@ -236,140 +201,3 @@ def _write(folder: Path, words: Mapping[str, str]) -> None:
     except BaseException:
         rmtree(folder)
         raise
-
-
-_HOOK = "paged_core_components"
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """The module with the hooks of a plugin, and where what it names belongs."""
-
-    folder: Path
-    hooks: Path
-    """The file of the module."""
-    module: str
-    """Its name, as the entry point has it."""
-
-    @classmethod
-    def of(cls, folder: Path) -> Package:
-        """Find it in a folder with a ``pyproject.toml``.
-
-        Raises:
-            PluginError: it is no package of one plugin; the message says what is missing.
-        """
-        path = folder / "pyproject.toml"
-        try:
-            named = tomllib.loads(path.read_text("utf-8"))["project"]["entry-points"]["paged_core"]
-            modules = [str(value).partition(":")[0] for value in named.values()]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else f"{error} is missing"
-            raise PluginError(
-                f"{folder} is no package of a plugin: {path} has no entry point of the group "
-                f"paged_core ({reason}); name the folder that `paged-core new-plugin` made"
-            ) from None
-        if len(modules) != 1:
-            raise PluginError(f"{path} names {len(modules)} plugins, and can be added to with one")
-        relative = Path(*modules[0].split("."))
-        for root in (folder / "src", folder):
-            for file in (root / relative.with_suffix(".py"), root / relative / "__init__.py"):
-                if file.is_file():
-                    return cls(folder, file, modules[0])
-        raise PluginError(f"{path} names the module {modules[0]!r}, which is not in {folder}")
-
-    @property
-    def name(self) -> str:
-        """The package that the module is in, or is; empty: it is in none."""
-        if self.hooks.name == "__init__.py":
-            return self.module
-        return self.module.rpartition(".")[0]
-
-    def inside(self, component: str) -> str:
-        """Return the name of a module beside that with the hooks."""
-        return f"{self.name}.{component}" if self.name else component
-
-    def add(self, component: str, options: str, record: str, module: str, test: str) -> list[str]:
-        """Write a component and its test, and register it; return what was done, a line each.
-
-        Args:
-            options: the name of the class of its options.
-            record: the source of what the hook is to yield.
-            module, test: the texts of the new files.
-
-        Raises:
-            PluginError: the hook cannot be changed; nothing was written.
-            FileExistsError: a file is there already; nothing was written.
-        """
-        path = self.hooks.parent / f"{component}.py"
-        files = {path: module, self.folder / "tests" / f"test_{component}.py": test}
-        source = read_file(self.hooks)
-        changed = _registered(
-            source, self.hooks, self.name, f"from {self.inside(component)} import {options}", record
-        )
-        written: list[Path] = []
-        try:
-            for path, text in files.items():
-                path.parent.mkdir(exist_ok=True)
-                try:
-                    with path.open("x", encoding="utf-8", newline="\n") as file:
-                        written.append(path)
-                        file.write(text)
-                except FileExistsError:
-                    raise FileExistsError(
-                        f"{path} exists already, and is left alone; choose another name"
-                    ) from None
-            write_text(self.hooks, changed)
-        except BaseException:
-            for path in written:
-                path.unlink()
-            raise
-        return [*(f"wrote {path}" for path in written), f"changed {self.hooks}: it registers it"]
-
-
-def _registered(source: str, path: Path, package: str, imported: str, record: str) -> str:
-    """Return the source of a plugin whose hook yields one more component."""
-
-    def refusal(why: str) -> PluginError:
-        return PluginError(
-            f"{path} {why}; add `{imported}` and a Component to it by hand, see docs/plugins.md"
-        )
-
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise refusal(f"is no Python: {error}") from None
-    hook = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == _HOOK), None)
-    if hook is None or not any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(hook)):
-        raise refusal(f"has no function {_HOOK} that yields")
-    if isinstance(hook.body[-1], ast.Return | ast.Raise) or hook.body[0].lineno == hook.lineno:
-        raise refusal(f"has a {_HOOK} that cannot go on after its last line")
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    if not any((name.asname or name.name) == "Component" for n in imports for name in n.names):
-        raise refusal("does not import Component")
-    lines = source.split("\n")  # as `ast` counts them
-    end = "\r" if lines[0].endswith("\r") else ""
-    body = indent(dedent(record), " " * hook.body[0].col_offset).rstrip("\n").split("\n")
-    lines[hook.end_lineno : hook.end_lineno] = [f"{line}{end}" for line in body]
-    place, blank = _place(imports, package, imported)
-    lines[place:place] = [f"{line}{end}" for line in [*blank, imported]]
-    return "\n".join(lines)
-
-
-def _place(
-    imports: Sequence[ast.Import | ast.ImportFrom], package: str, imported: str
-) -> tuple[int, list[str]]:
-    """Return the line after which an import belongs, and blank lines before it."""
-    module = imported.split()[1]
-    own = [
-        node
-        for node in imports
-        if isinstance(node, ast.ImportFrom)
-        and package
-        and f"{node.module}.".startswith(f"{package}.")
-    ]
-    before = [node for node in own if str(node.module) < module]
-    if before:
-        return before[-1].end_lineno or 0, []
-    if own:
-        return own[0].lineno - 1, []
-    return imports[-1].end_lineno or 0, [""]
