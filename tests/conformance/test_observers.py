@@ -26,11 +26,25 @@ class TestChromeTrace(ObserverConformance):
         return {"name": "chrome_trace", "path": str(folder / "trace.json")}
 
 
+class TestStepLog(ObserverConformance):
+    component = "step_log"
+
+    def table(self, folder: Path) -> dict[str, Any]:
+        return {"name": "step_log", "path": str(folder / "steps.jsonl")}
+
+
 class TestMetrics(ObserverConformance):
     component = "metrics"
 
     def table(self, folder: Path) -> dict[str, Any]:
         return {"name": "metrics", "path": str(folder / "metrics.prom")}
+
+
+class TestBlockMap(ObserverConformance):
+    component = "block_map"
+
+    def table(self, folder: Path) -> dict[str, Any]:
+        return {"name": "block_map", "path": str(folder / "blocks.jsonl")}
 
 
 class TestLiveView(ObserverConformance):

@@ -109,8 +109,8 @@ def test_refusals_come_from_the_loop_that_asks() -> None:
             await asyncio.gather(
                 *(last(served.generate("Hello", request_id="same")) for _ in range(2))
             )
-        with pytest.raises(RequestError, match="no observer 'live_view' that reports"):
-            await served.client.report("live_view")
+        with pytest.raises(RequestError, match="no observer 'block_map' that reports"):
+            await served.client.report("block_map")
         with pytest.raises(RequestError, match="pin 'x'"):
             await served.release("x")
         assert (await last(served.generate("Hello"))).finished

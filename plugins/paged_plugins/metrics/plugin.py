@@ -12,6 +12,15 @@ from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.hooks import hookimpl
 
 
+class StepLogSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.metrics.step_log.StepLog`."""
+
+    name: Literal["step_log"] = "step_log"
+    path: Path | None = Field(
+        default=None, description="the file to write; it is overwritten; none: standard error"
+    )
+
+
 class MetricsSettings(ComponentSettings):
     """Options of :class:`~paged_plugins.metrics.metrics.Metrics`."""
 
@@ -22,6 +31,15 @@ class MetricsSettings(ComponentSettings):
     model_name: str | None = Field(
         default=None,
         description="the label of all values; none: what a server calls it, or the setting",
+    )
+
+
+class BlockMapSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.metrics.block_map.BlockMap`."""
+
+    name: Literal["block_map"] = "block_map"
+    path: Path = Field(
+        default=Path("blocks.jsonl"), description="the file to write; it is overwritten"
     )
 
 
@@ -45,9 +63,21 @@ class SpansSettings(ComponentSettings):
 def paged_core_components() -> Iterator[Component]:
     yield Component(
         "observers",
+        StepLogSettings,
+        "paged_plugins.metrics.step_log:StepLog",
+        summary="logs one event per step: counts, times, queue lengths, free blocks",
+    )
+    yield Component(
+        "observers",
         MetricsSettings,
         "paged_plugins.metrics.metrics:Metrics",
         summary="counters, gauges and histograms under vLLM's names",
+    )
+    yield Component(
+        "observers",
+        BlockMapSettings,
+        "paged_plugins.metrics.block_map:BlockMap",
+        summary="writes which request owns which block over time",
     )
     yield Component(
         "observers",
