@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
-from paged_policies.orders.fcfs import FcfsOrder
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 
 pytestmark = pytest.mark.heavy
@@ -57,11 +56,8 @@ def test_one_part_swapped_gives_the_same_text(
     file.write_text("scheduler: {name: prefill_or_decode, max_num_seqs: 2}\n")
     ways: list[tuple[tuple[str, ...], dict[str, str]]] = [
         ((), {}),
-        (("--scheduler.name", "prefill_or_decode"), {}),
         (("--config", str(file)), {}),
         ((), {"PAGED_CORE_BLOCK_ALLOCATOR__NAME": "uncached"}),
-        (("--num_blocks", "7"), {}),
-        (("--num-blocks", "7", "--preemption", "swap"), {}),
         (("--profile", "vllm-v0", "--num-blocks", "7"), {}),
     ]
     texts = set()
@@ -76,18 +72,6 @@ def test_one_part_swapped_gives_the_same_text(
     assert len(texts) == 1
 
 
-def test_a_repeated_prompt_is_cached(capsys: pytest.CaptureFixture[str]) -> None:
-    prompt = "What is the difference between a logical block and a physical block in a paged cache?"
-    _, out, _ = run(capsys, prompt, prompt, "--json", "--max-tokens", "4")
-    first, second = rows(out)
-    assert first["num_cached_tokens"] == 0
-    assert second["num_cached_tokens"] >= 16
-    assert second["num_cached_tokens"] % 16 == 0
-    assert first["outputs"] == second["outputs"]
-    _, out, _ = run(capsys, prompt, prompt, "--json", "--block_allocator", "uncached")
-    assert [row["num_cached_tokens"] for row in rows(out)] == [0, 0]
-
-
 def test_text_for_people_and_streaming_agree(capsys: pytest.CaptureFixture[str]) -> None:
     _, plain, _ = run(capsys, "Hello!", "--max-tokens", "16")
     _, streamed, _ = run(capsys, "Hello!", "--max-tokens", "16", "--stream")
@@ -98,18 +82,6 @@ def test_text_for_people_and_streaming_agree(capsys: pytest.CaptureFixture[str])
     assert [line for line in streamed.splitlines() if line] == [
         line for line in plain.splitlines() if line
     ]
-
-
-def test_prompts_from_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    lines = tmp_path / "prompts.txt"
-    lines.write_text("Hello!\n\n2 + 2 =\n")
-    values = tmp_path / "prompts.jsonl"
-    values.write_text('"Hello!"\n{"prompt_token_ids": [5, 6]}\n{"prompt": "2 + 2 ="}\n')
-    _, out, _ = run(capsys, "--prompts-file", str(lines), "--json", "--max-tokens", "2")
-    assert [row["prompt"] for row in rows(out)] == ["Hello!", "2 + 2 ="]
-    _, out, _ = run(capsys, "--prompts_file", str(values), "--json", "--max-tokens", "2")
-    assert [row["prompt"] for row in rows(out)] == ["Hello!", None, "2 + 2 ="]
-    assert rows(out)[1]["prompt_token_ids"] == [5, 6]
 
 
 def test_one_refused_prompt_does_not_keep_the_others_from_running(
@@ -125,15 +97,13 @@ def test_one_refused_prompt_does_not_keep_the_others_from_running(
     assert err.startswith("error: prompt 2: ")
 
 
-@pytest.mark.parametrize("at", ["key", "schedule"])
 def test_a_policy_that_raises_is_shown_with_its_line_and_ends_with_status_1(
-    at: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise StopIteration
 
-    kind: Any = FcfsOrder if at == "key" else TokenBudgetScheduler
-    monkeypatch.setattr(kind, at, broken)
+    monkeypatch.setattr(TokenBudgetScheduler, "schedule", broken)
     status, _, err = run(capsys, "Hello!", "2 + 2 =")
     assert status == 1
     line = f"{__file__}:{broken.__code__.co_firstlineno + 1} in broken"
@@ -147,14 +117,11 @@ def test_a_policy_that_raises_is_shown_with_its_line_and_ends_with_status_1(
     ("args", "status", "message"),
     [
         ([], 2, "give a prompt"),
-        ([""], 1, "empty"),
         (["a", "--top-p", "3"], 2, "top_p"),
         (["a", "--device", "mps"], 2, "mps is not there"),
-        (["a", "--model", "no/such/folder/here"], 1, "no/such/folder/here"),
         (["a", "--scheduler", "token_buget"], 2, "did you mean 'token_budget'"),
         (["a", "--no-such-option", "3"], 2, "no-such-option"),
         (["a", "--prompts-file", "/no/such/file"], 2, "/no/such/file"),
-        (["a", "--config", "/no/such/file"], 2, "/no/such/file"),
         (["a", "--stream", "--json"], 2, "exclude"),
         (["a", "--max_model_len", "5000"], 2, "max_model_len"),
     ],
@@ -169,8 +136,7 @@ def test_mistakes_get_one_clear_line(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_prints_what_is_finished(tmp_path: Path, times: int) -> None:
+def test_ctrl_c_prints_what_is_finished(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("2 + 2 =\n" + "Once upon a time\n" * 200)
     command = [sys.executable, "-m", "paged_core", "generate", "--prompts-file", str(prompts)]
@@ -181,15 +147,13 @@ def test_ctrl_c_prints_what_is_finished(tmp_path: Path, times: int) -> None:
     assert started.stdout is not None
     first = json.loads(started.stdout.readline())
     assert first["prompt"] == "2 + 2 ="
-    for _ in range(times):
-        started.send_signal(signal.SIGINT)
+    started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=60)
     assert started.returncode == 130
     assert "Traceback" not in err
     assert len(out.splitlines()) < 200
-    if times == 1:
-        assert "unfinished" in err
-        assert all(json.loads(line)["outputs"][0]["finish_reason"] for line in out.splitlines())
+    assert "unfinished" in err
+    assert all(json.loads(line)["outputs"][0]["finish_reason"] for line in out.splitlines())
 
 
 def test_ctrl_c_while_the_model_loads_leaves_no_traceback() -> None:

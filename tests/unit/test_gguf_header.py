@@ -14,10 +14,9 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf import GGUFValueType as Type
 
-from integration.gguf_files import random_blocks
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.gguf.architecture import config_of
-from paged_backends.checkpoint.gguf.header import READ, BlockType, GgufHeader, Metadata
+from paged_backends.checkpoint.gguf.header import BlockType, GgufHeader, Metadata
 from paged_backends.checkpoint.gguf.reader import read_header
 from paged_backends.checkpoint.gguf.tensors import QUANTIZED, QuantizedTensor
 from paged_backends.runners.native.config import DecoderConfig
@@ -73,28 +72,19 @@ def one(kind: Type, value: bytes) -> bytes:
 
 MANY = 1 << 18
 HOSTILE: dict[str, tuple[bytes, str]] = {
-    "a string that is too long": (one(Type.STRING, struct.pack("<Q", 5) + b"abcd"), "ends behind"),
     "the longest string": (one(Type.STRING, struct.pack("<Q", 2**64 - 1)), "ends behind"),
-    "a list of no strings": (one(Type.ARRAY, struct.pack("<IQ", Type.STRING, 9)), "ends behind"),
     "a list of long strings": (
         one(Type.ARRAY, struct.pack("<IQQQ", Type.STRING, 2, 2**60, 0)),
         "is too long",
     ),
-    "the longest list": (one(Type.ARRAY, struct.pack("<IQ", Type.UINT8, 2**63)), "ends behind"),
     "a list of lists": (
         one(Type.ARRAY, struct.pack("<IQ", Type.ARRAY, MANY) * 9),
         "there is no list of ARRAY",
     ),
-    "half a number": (one(Type.UINT64, b"1234"), "ends behind"),
     "many empty values": (header(0, MANY, struct.pack("<QIB", 0, 0, 0) * MANY), "announces"),
-    "many tensors without sides": (header(MANY, 0, bytes(25) * MANY), "announces"),
     "a tensor of many sides": (
         header(1, 0, struct.pack("<Q1sI", 1, b"a", MANY) + bytes(8 * MANY + 12)),
         "sides",
-    ),
-    "values behind the bound": (
-        header(0, 2, struct.pack("<Q1sIIQ", 1, b"a", Type.ARRAY, 0, 65 << 20) + bytes(65 << 20)),
-        "ends behind",
     ),
     "an alignment that overflows": (
         header(
@@ -117,16 +107,6 @@ def test_a_hostile_header_is_refused_and_takes_no_memory(name: str, tmp_path: Pa
     tracemalloc.start()
     with pytest.raises(CheckpointError, match=reason):
         read_header(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 20
-
-
-def test_a_long_list_takes_what_it_has(tmp_path: Path) -> None:
-    path, size = tmp_path / "model.gguf", 60 << 20
-    path.write_bytes(one(Type.ARRAY, struct.pack("<IQ", Type.UINT8, size) + bytes(size)))
-    tracemalloc.start()
-    assert len(read_header(path).metadata.values["a"]) == size
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -193,9 +173,8 @@ KINDS = [BlockType(name, *gguf.GGML_QUANT_SIZES[GGMLQuantizationType[name]]) for
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("num_rows", [1, 3, 600])
-def test_any_bytes_are_the_same_numbers(kind: BlockType, num_rows: int) -> None:
-    random = np.random.default_rng(num_rows)
+def test_any_bytes_are_the_same_numbers(kind: BlockType) -> None:
+    num_rows, random = 3, np.random.default_rng(3)
     shape = (num_rows, 256)
     blocks = random.integers(0, 256, (num_rows, 256 // kind.length * kind.num_bytes), np.uint8)
     stored = QuantizedTensor(kind, shape, torch.from_numpy(blocks))
@@ -210,36 +189,3 @@ def test_any_bytes_are_the_same_numbers(kind: BlockType, num_rows: int) -> None:
         atol=0,
         equal_nan=True,
     )
-
-
-def test_types_that_are_read_are_those_that_have_codes_and_plain_numbers() -> None:
-    assert set(READ) == {"F32", "F16", "BF16"} | QUANTIZED.keys()
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("num_rows", [1, 600])
-def test_codes_and_scales_are_the_same_numbers(kind: BlockType, num_rows: int) -> None:
-    blocks = random_blocks(
-        GGMLQuantizationType[kind.name], (num_rows, 512), np.random.default_rng(1)
-    )
-    stored = QuantizedTensor(kind, (num_rows, 512), torch.from_numpy(blocks))
-    matrix = stored.matrix()
-    assert matrix.shape == (num_rows, 512)
-    assert matrix.codes_OGY.shape == matrix.weight_format.codes_shape(matrix.shape)
-    assert matrix.scales_OG.shape == matrix.weight_format.scales_shape(matrix.shape)
-    expected = stored.dequantize(torch.float32)
-    if matrix.weight_format.bits == 8 or matrix.offsets_OG is None:
-        assert torch.equal(matrix.dequantized(), expected)
-    else:  # offsets are those of other codes: 8 scales are added, which may round
-        rounding = 2**-22 * (8 * matrix.scales_OG.abs() + matrix.offsets_OG.abs()).max()
-        assert (matrix.dequantized() - expected).abs().max() <= rounding
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_rows_are_looked_up(kind: BlockType) -> None:
-    blocks = random_blocks(GGMLQuantizationType[kind.name], (9, 256), np.random.default_rng(2))
-    stored = QuantizedTensor(kind, (9, 256), torch.from_numpy(blocks))
-    for dtype in (torch.float32, torch.bfloat16):
-        for tokens in ([8, 0, 0, 3], []):
-            found = stored.rows(torch.tensor(tokens, dtype=torch.int64)).dequantize(dtype)
-            assert torch.equal(found, stored.dequantize(dtype)[tokens])

@@ -12,22 +12,15 @@ from paged_plugins.command_options import check_writable
 
 def test_a_file_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "results.json"
-    assert check_writable(None) is None
     assert check_writable(file) == file
     assert not file.exists()
-    file.touch()
-    assert check_writable(file) == file
     with pytest.raises(BadParameter, match="is a folder; give the name of a file"):
         check_writable(tmp_path)
     with pytest.raises(BadParameter, match=r"there is no folder .*missing; make it first"):
         check_writable(tmp_path / "missing" / "results.json")
     with pytest.raises(BadParameter, match="cannot be written: No such file or directory; name"):
         check_writable(Path("/proc/results.json"))
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "new")
-    assert check_writable(link) == link
-    assert link.is_symlink()
-    assert not link.exists()
+    file.touch()
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(BadParameter, match="cannot be written: Permission denied; name another"):
         check_writable(file)

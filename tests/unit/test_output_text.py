@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_core.request import FinishReason
 from paged_core.text.generation import OutputText
 from paged_core.text.outputs import (
     CompletionOutput,
@@ -48,19 +47,6 @@ def feed(output: OutputText, num_tokens: int) -> str | None:
     return output.finish()
 
 
-def test_a_stop_string_may_span_tokens() -> None:
-    output = OutputText(Spelling(["one ", "EN", "D two"]), ["END"])
-    assert output.append([0]) is None
-    assert output.append([1]) is None
-    assert output.take() == "one "
-    assert output.append([2]) == "END"
-    assert (output.text, output.take(), output.finished) == ("one ", "", True)
-    assert output.num_tokens == 3
-    assert output.finish() is None
-    with pytest.raises(ValueError, match="finished"):
-        output.append([0])
-
-
 @pytest.mark.parametrize(
     ("stop", "found", "text"),
     [
@@ -82,6 +68,14 @@ def test_min_tokens_hides_what_is_complete_before() -> None:
     assert output.append([1]) is None
     assert output.append([2]) == ".."
     assert output.text == ".a"
+
+
+def test_nothing_is_added_to_what_has_ended() -> None:
+    output = OutputText(Spelling(["a", "b"]), ["a"])
+    assert output.append([0]) == "a"
+    assert output.finish() is None
+    with pytest.raises(ValueError, match="finished"):
+        output.append([1])
 
 
 def test_text_held_back_is_searched_at_the_end() -> None:
@@ -134,48 +128,17 @@ def test_streaming_never_takes_back(
         assert output.text == whole[: min(ends) if keep else start]
 
 
-def test_json_is_the_shape_that_generate_prints() -> None:
+def test_a_probability_of_zero_is_a_number_in_json() -> None:
+    entry = {5: Logprob(-0.5), 9: Logprob(-inf)}
+    completion = CompletionOutput(index=0, token_ids=[5], logprobs=[entry])
     output = RequestOutput(
         request_id="7",
         prompt=None,
         prompt_token_ids=[1, 2],
         num_cached_tokens=0,
-        outputs=[
-            CompletionOutput(
-                index=0,
-                text="hi",
-                token_ids=[5],
-                cumulative_logprob=-0.5,
-                logprobs=[{5: Logprob(-0.5), 9: Logprob(-inf)}],
-                finish_reason=FinishReason.STOP,
-            ),
-            CompletionOutput(index=1, token_ids=[]),
-        ],
+        outputs=[completion],
         finished=False,
         metrics=RequestMetrics(arrival=0.0),
     )
-    assert json.loads(json.dumps(to_json(output), allow_nan=False)) == {
-        "prompt": None,
-        "prompt_token_ids": [1, 2],
-        "num_cached_tokens": 0,
-        "outputs": [
-            {
-                "index": 0,
-                "text": "hi",
-                "token_ids": [5],
-                "finish_reason": "stop",
-                "error": None,
-                "cumulative_logprob": -0.5,
-                "logprobs": [{"5": -0.5, "9": -9999.0}],
-            },
-            {
-                "index": 1,
-                "text": None,
-                "token_ids": [],
-                "finish_reason": None,
-                "error": None,
-                "cumulative_logprob": None,
-                "logprobs": None,
-            },
-        ],
-    }
+    written = json.loads(json.dumps(to_json(output), allow_nan=False))
+    assert written["outputs"][0]["logprobs"] == [{"5": -0.5, "9": -9999.0}]

@@ -41,6 +41,7 @@ def test_lines_of_the_log(configured: bool, capsys: pytest.CaptureFixture[str]) 
     captured = capsys.readouterr()
     said = captured.out + captured.err
     assert "title" in said
+    assert configured or not captured.out
     assert not {"\x07", "\x9b", "\u202e"}.intersection(said)
     assert "\x1b]" not in said
 

@@ -14,7 +14,7 @@ from paged_core.sequence import SequenceGroup, Status
 from paged_testing.engines import build_memory_engine, registry_with
 from paged_testing.served import check_nothing_leaked, check_said
 from paged_testing.workloads import simple_request
-from unit.engines import finish, replayed
+from unit.engines import finish
 
 
 class OverFromFiveSettings(ComponentSettings):
@@ -36,29 +36,10 @@ class OverFromFive(QueueOrder):
         return group.request.priority >= 5
 
 
-class TurningSettings(ComponentSettings):
-    """Options of :class:`Turning`."""
-
-    name: Literal["turning"] = "turning"
-
-
-class Turning(OverFromFive):
-    """The largest priority value comes first from second 10 on, and every quantum is over."""
-
-    stable = False
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return -group.request.priority if now >= 10 else group.request.priority
-
-    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        return True
-
-
 REGISTRY = registry_with(
     Component(
         "queue_order", OverFromFiveSettings, f"{__name__}:OverFromFive", summary="over from 5 on"
     ),
-    Component("queue_order", TurningSettings, f"{__name__}:Turning", summary="turns round"),
 )
 HONOUR = ["token_budget", "prefill_or_decode"]
 
@@ -104,12 +85,6 @@ WHICH: dict[str, tuple[dict[str, Any], list[Request], Request, list[int]]] = {
         [of_priority(5)],
         simple_request("better", 5, 4),
         [1],
-    ),
-    "not for one that comes after it": (
-        {},
-        [of_priority(5)],
-        simple_request("later", 5, 4, priority=5),
-        [0],
     ),
     "not while its quantum lasts": ({}, [of_priority(4)], simple_request("better", 5, 4), [0]),
     "not where there is room for both": (
@@ -189,19 +164,6 @@ class TestWhichGroupIsPreempted:
         assert one < two < last
         assert worse.num_preemptions == (num_host_blocks == 2)
 
-    def test_for_one_that_is_swapped_out_too(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, queue_order="turning", preemption="swap", num_host_blocks=30)
-        (five,) = running(engine, simple_request("five", 9, 20, priority=5))
-        other = engine.add(simple_request("other", 5, 20))
-        engine.step()
-        assert five.status is Status.SWAPPED
-        while engine.num_steps <= 10:
-            engine.step()
-        assert (five.status, other.status) == (Status.RUNNING, Status.SWAPPED)
-        check_ended(engine, five, other)
-        first, last = finished_at(five, other)
-        assert first < last
-
     def test_not_one_that_has_grown_past_what_a_step_takes(self, scheduler: str) -> None:
         """Groups that could not be started again would end early."""
         options: dict[str, Any] = {"max_num_batched_tokens": 16}
@@ -238,44 +200,3 @@ def test_a_static_batch_is_not_preempted() -> None:
         better = engine.add(simple_request("better", 5, 4))
         check_ended(engine, worse, better)
         assert worse.num_preemptions == 0
-
-
-def lines(scheduler: str, preemption: str) -> list[dict[str, Any]]:
-    """Two requests, of which one runs; A has used its quantum of 4 after its prompt and a token."""
-    return replayed(
-        {
-            "num_blocks": 16,
-            "num_host_blocks": 16,
-            "block_size": 4,
-            "block_allocator": "uncached",
-            "queue_order": {"name": "mlfq", "first_quantum": 4},
-            "scheduler": {"name": scheduler, "max_num_seqs": 1},
-            "preemption": preemption,
-        },
-        {"id": "A", "prompt": 4, "output": 4},
-        {"id": "B", "prompt": 2, "output": 2, "step": 1},
-    )
-
-
-TRACES: dict[tuple[str, str], tuple[str, str]] = {
-    # the head is admitted in the same step
-    ("token_budget", "recompute"): ("A4 A1 B2 B1 A6 A1", "- - preempted - - -"),
-    ("token_budget", "swap"): ("A4 A1 B2 B1 A1 A1", "- - swapped_out - swapped_in -"),
-    # and in the next one
-    ("prefill_or_decode", "recompute"): ("A4 A1 - B2 B1 A6 A1", "- - preempted - - - -"),
-    ("prefill_or_decode", "swap"): ("A4 A1 - B2 B1 A1 A1", "- - swapped_out - - swapped_in -"),
-}
-"""Tokens that each step schedules, and what becomes of A in it; worked out by hand."""
-
-
-@pytest.mark.parametrize(("scheduler", "preemption"), TRACES)
-def test_traces(scheduler: str, preemption: str) -> None:
-    trace = lines(scheduler, preemption)
-    scheduled, moves = TRACES[scheduler, preemption]
-    assert [line["scheduled"] for line in trace] == [
-        {word[0]: int(word[1:])} if word != "-" else {} for word in scheduled.split()
-    ]
-    for key in ("preempted", "swapped_out", "swapped_in"):
-        assert [line[key] for line in trace] == [
-            ["A"] if word == key else [] for word in moves.split()
-        ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from paged_backends.quantization.matrix import (
     shape_of,
     stacked,
 )
-from paged_backends.quantization.quantize import quantize, quantize_into
+from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 from unit.test_quantized_kernels import formats, matrix
 
@@ -34,8 +33,6 @@ pytestmark = pytest.mark.heavy
 
 
 FORMATS = [WeightFormat(bits, size) for bits in (4, 8) for size in (32, 64, 128)]  # type: ignore[arg-type]
-ROUNDING = {4: 0.13, 8: 0.009}
-"""Relative error of a matrix of normally distributed weights, at most, in groups of 128."""
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -80,14 +77,6 @@ def test_a_weight_is_off_by_half_a_step_at_most(
     assert (off <= torch.where(lacks_code, 1.01, 0.51) * step).all()
 
 
-@pytest.mark.parametrize("weight_format", FORMATS, ids=lambda chosen: chosen.name)
-def test_the_error_of_a_matrix_is_that_of_its_format(weight_format: WeightFormat) -> None:
-    weight = noise(64, 512)
-    (matrix,) = quantize([[weight]], weight_format)
-    error = (matrix.dequantized() - weight).norm() / weight.norm()
-    assert ROUNDING[weight_format.bits] / 3 < error < ROUNDING[weight_format.bits]
-
-
 def test_written_codes() -> None:
     weight = torch.zeros(2, 32)
     weight[0, :4] = torch.tensor([-8.0, 7.0, 1.0, -1.0])
@@ -112,48 +101,12 @@ def test_rows_are_quantised_by_themselves(weight_format: WeightFormat) -> None:
         assert torch.equal(whole.scales_OG[row], alone.scales_OG[0]), row
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite_stay_so(bad: float) -> None:
+def test_weights_that_are_not_finite_stay_so() -> None:
     weight = noise(2, 64)
-    weight[0, 3] = bad
+    weight[0, 3] = float("nan")
     (matrix,) = quantize([[weight]], WeightFormat(4, 32))
     assert not matrix.dequantized()[0, :32].isfinite().all()
     assert matrix.dequantized()[1].isfinite().all()
-
-
-def test_weights_too_small_for_a_scale_become_zeros() -> None:
-    (matrix,) = quantize([[noise(2, 64) * 1e-39]], WeightFormat(8, 32))
-    assert not matrix.dequantized().any()
-
-
-def test_threads_of_torch_are_as_before() -> None:
-    """In this thread, and in one that starts later."""
-    before, seen = torch.get_num_threads(), []
-    torch.set_num_threads(2)
-    try:
-        quantize([[noise(2, 64)]], WeightFormat(8, 32))
-        seen.append(torch.get_num_threads())
-        later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-        later.start()
-        later.join()
-    finally:
-        torch.set_num_threads(before)
-    assert seen == [2, 2]
-
-
-@pytest.mark.parametrize("outside", [False, True])
-def test_it_may_run_in_inference_mode(outside: bool) -> None:
-    with torch.inference_mode(outside):
-        (matrix,) = quantize([[noise(2, 64)]], WeightFormat(8, 32))
-    assert not matrix.dequantized().requires_grad
-
-
-def test_what_a_sink_raises_ends_the_work() -> None:
-    def put(index: int, first: int, codes: Tensor, scales: Tensor) -> None:
-        raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        quantize_into(put, [[noise(2, 64)]] * 100, WeightFormat(8, 32))
 
 
 @settings(deadline=None)
@@ -183,11 +136,6 @@ def test_matrices_of_one_input_become_one_with_the_same_weights(
     assert torch.equal(whole.dequantized(), expected)
 
 
-def test_one_matrix_is_itself() -> None:
-    one = matrix(WeightFormat(4, 16), 2, 40, offsets=True)
-    assert stacked([one]) is one
-
-
 # ---------------------------------------------------------------------- the file
 
 MATRICES: list[Rows] = [[noise(5, 70), noise(3, 70)], [noise(40, 32, dtype=torch.bfloat16)]]
@@ -199,7 +147,7 @@ def written(path: Path, weight_format: WeightFormat = FORMATS[0]) -> QuantizedWe
     return open_quantized(path, weight_format, SHAPES)
 
 
-@pytest.mark.parametrize("weight_format", FORMATS, ids=lambda chosen: chosen.name)
+@pytest.mark.parametrize("weight_format", FORMATS[::3], ids=lambda chosen: chosen.name)
 def test_a_file_holds_what_is_made_in_memory(weight_format: WeightFormat, tmp_path: Path) -> None:
     weights = written(tmp_path / "file", weight_format)
     made = quantize(MATRICES, weight_format)
@@ -224,8 +172,7 @@ def files_no_larger_than(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("limit", [0, 1000])
-def test_a_file_that_cannot_be_written_is_not_there(limit: int, tmp_path: Path) -> None:
-    with files_no_larger_than(limit), pytest.raises(OSError, match="large"):
+def test_a_file_that_cannot_be_written_is_not_there(tmp_path: Path) -> None:
+    with files_no_larger_than(1000), pytest.raises(OSError, match="large"):
         write_quantized(tmp_path / "file", MATRICES, FORMATS[0])
     assert not list(tmp_path.iterdir())
