@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,13 +14,38 @@ from paged_testing import GrammarConformance
 pytestmark = pytest.mark.heavy
 
 
+UNSUPPORTED: Sequence[Any] = (
+    {"type": "string", "not": {"const": "a"}},
+    {"type": "array", "uniqueItems": True},
+    {"type": "array", "contains": {"const": 1}},
+    {"if": {"const": 1}, "then": {"type": "integer"}},
+    {"dependentRequired": {"a": ["b"]}},
+    {"propertyNames": {"pattern": "^a"}},
+    {"unevaluatedProperties": False},
+    {"oneOf": [{"enum": [1, 2]}, {"enum": [2, 3]}, {"type": "integer"}]},
+    {"type": "string", "format": "no such format"},
+    {"type": "string", "pattern": "^(?=a)b"},
+    {"$ref": "http://127.0.0.1:1/schema.json"},
+    {"$ref": "#/$defs/nowhere"},
+    {"type": "text"},
+    {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    False,
+    {"type": "string", "not": {}, "x-guidance": {"lenient": True}},
+    {"oneOf": [{}, {}], "x-guidance": {"coerce_one_of": True}},
+    {"$ref": "#"},
+)
+"""Schemas of which a part cannot be enforced, or that no text has."""
+
+
 class TestLlguidance(GrammarConformance):
     component = "llguidance"
 
     @pytest.mark.parametrize(
-        "form", [{"json": {"$ref": "#"}}, {"grammar": 'start: start "a"'}], ids=str
+        "form",
+        [*({"json": each} for each in UNSUPPORTED), {"grammar": 'start: start "a"'}],
+        ids=str,
     )
-    def test_refuses_what_no_text_has(self, form: Mapping[str, Any]) -> None:
+    def test_refuses_what_it_would_not_enforce(self, form: Mapping[str, Any]) -> None:
         with pytest.raises(RequestError, match="cannot be compiled"):
             self.make().compile(StructuredOutputs(**form))
 

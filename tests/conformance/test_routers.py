@@ -25,10 +25,6 @@ class TestPrefixAffinity(RouterConformance):
     most_over_mean = 1.1
 
 
-class TestPrefixAffinityThatRemembersLittle(RouterConformance):
-    component = {"name": "prefix_affinity", "max_blocks": 3, "least_share": 0.0}  # noqa: RUF012
-
-
 class TestPrefixAffinityThatIsTold(RouterConformance):
     component = {"name": "prefix_affinity", "index": "exact"}  # noqa: RUF012
     most_over_mean = 1.1

@@ -20,6 +20,13 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
+def thinking() -> Iterator[Served]:
+    """A server whose model thinks before it answers."""
+    with Served(reasoning_parser="deepseek_r1") as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
 def client(served: Served) -> Iterator[OpenAI]:
     from openai import OpenAI
 

@@ -38,13 +38,9 @@ async def all_ready(client: RoutedClient) -> None:
     assert client.health().state is ClientState.READY
 
 
-def with_replicas(
-    test: Callable[[RoutedClient], Awaitable[None]], *, hang_seconds: float = 10.0, **options: Any
-) -> None:
+def with_replicas(test: Callable[[RoutedClient], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
-        client = make_client(**options)
-        object.__setattr__(client._context, "hang_seconds", hang_seconds)
-        async with client:
+        async with make_client(**options) as client:
             await all_ready(client)
             await asyncio.wait_for(test(client), 240)
 

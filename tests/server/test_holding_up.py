@@ -8,6 +8,7 @@ import tracemalloc
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.routing import Route
@@ -27,39 +28,46 @@ def read_to_end(connection: socket.socket) -> bytes:
     return data
 
 
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Served]:
+    """A server that computes one request at a time, and of which few may wait."""
+    options = {"ping_interval": 0.05, "max_waiting_requests": 2, "max_waiting_tokens": 20}
+    with Served(options, scheduler={"max_num_seqs": 1}) as served:
+        yield served
+
+
 # ---------------------------------------------------------------------- clients that go
 
 
-def test_a_client_that_goes_in_the_midst_of_a_stream_leaves_nothing(served: Served) -> None:
-    with open_request(served, LONG) as connection:
-        read_until(connection, b"data: ")
-        assert served.health().num_unfinished == 1
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({}, True),
+        ({}, False),
+        ({"stream": False}, False),
+        ({"prompt": ["a", "b", "c"], "n": 2}, True),
+    ],
+    ids=["in the midst", "before its answer", "before it is whole", "several prompts"],
+)
+def test_a_client_that_goes_leaves_nothing(
+    served: Served, fields: dict[str, Any], reads: bool
+) -> None:
+    num_prompts = 3 if "prompt" in fields else 1
+    with open_request(served, {**LONG, **fields}) as connection:
+        if reads:
+            read_until(connection, b"data: ")
+        wait_until(lambda: served.health().num_unfinished == num_prompts, "it was not taken")
     served.wait_until_idle()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_before_its_answer_leaves_nothing(served: Served, stream: bool) -> None:
-    with open_request(served, {**LONG, "stream": stream}):
-        wait_until(lambda: served.health().num_unfinished == 1, "it was not taken")
-    served.wait_until_idle()
-
-
-def test_a_client_that_goes_while_it_waits_leaves_nothing() -> None:
-    with Served(scheduler={"max_num_seqs": 1}) as served:
-        with open_request(served, LONG) as first:
-            read_until(first, b"data: ")
-            with open_request(served, {**LONG, "prompt": [1, 2]}):
-                wait_until(lambda: served.health().num_waiting == 1, "it does not wait")
-            wait_until(lambda: served.health().num_waiting == 0, "it still waits")
-            assert served.health().num_unfinished == 1
-        served.wait_until_idle()
-
-
-def test_all_choices_of_a_client_that_goes_are_aborted(served: Served) -> None:
-    with open_request(served, {**LONG, "prompt": ["a", "b", "c"], "n": 2}) as connection:
-        read_until(connection, b"data: ")
-        assert served.health().num_unfinished == 3
-    served.wait_until_idle()
+def test_a_client_that_goes_while_it_waits_leaves_nothing(narrow: Served) -> None:
+    with open_request(narrow, LONG) as first:
+        read_until(first, b"data: ")
+        with open_request(narrow, {**LONG, "prompt": [1, 2]}):
+            wait_until(lambda: narrow.health().num_waiting == 1, "it does not wait")
+        wait_until(lambda: narrow.health().num_waiting == 0, "it still waits")
+        assert narrow.health().num_unfinished == 1
+    narrow.wait_until_idle()
 
 
 # ---------------------------------------------------------------------- endings
@@ -87,27 +95,21 @@ def test_a_deadline_ends_a_request(served: Served) -> None:
     served.wait_until_idle()
 
 
-def test_silence_is_filled_with_pings() -> None:
-    with Served({"ping_interval": 0.05}, scheduler={"max_num_seqs": 1}) as served:
-        with open_request(served, LONG) as first:
-            read_until(first, b"data: ")
-            with open_request(served, {**LONG, "max_tokens": 2}) as second:
-                begun = read_until(second, b": ping\n\n")
-                assert begun.startswith(b"HTTP/1.1 200 OK")
-                first.close()
-                ended = begun + read_until(second, b"0\r\n\r\n")
-        assert b"data: [DONE]" in ended
-        assert ended.index(b": ping") < ended.index(b"data: ")
-
-
-def test_an_error_after_a_ping_is_an_event() -> None:
-    with Served({"ping_interval": 0.05}, scheduler={"max_num_seqs": 1}) as served:
-        with open_request(served, LONG) as first:
-            read_until(first, b"data: ")
-            with open_request(served, {**LONG, "deadline": 0.5}) as second:
-                ended = read_until(second, b"0\r\n\r\n")
+def test_silence_is_filled_with_pings_and_an_error_after_one_is_an_event(narrow: Served) -> None:
+    with open_request(narrow, LONG) as first:
+        read_until(first, b"data: ")
+        with open_request(narrow, {**LONG, "deadline": 0.5}) as late:
+            ended = read_until(late, b"0\r\n\r\n")
         assert b"event: error" in ended
         assert b"[DONE]" not in ended
+        with open_request(narrow, {**LONG, "max_tokens": 2}) as second:
+            begun = read_until(second, b": ping\n\n")
+            assert begun.startswith(b"HTTP/1.1 200 OK")
+            first.close()
+            ended = begun + read_until(second, b"0\r\n\r\n")
+    assert b"data: [DONE]" in ended
+    assert ended.index(b": ping") < ended.index(b"data: ")
+    narrow.wait_until_idle()
 
 
 def test_a_reader_that_reads_nothing_is_cut() -> None:
@@ -117,8 +119,8 @@ def test_a_reader_that_reads_nothing_is_cut() -> None:
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(("127.0.0.1", served.port))
-            head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}\r\n\r\n"
-            connection.sendall(head.replace("host: a", "host: localhost").encode() + data)
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\n"
+            connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
             wait_until(lambda: served.health().num_unfinished == 1, "it was not taken")
             served.wait_until_idle()
             connection.settimeout(60)
@@ -131,38 +133,30 @@ def test_a_reader_that_reads_nothing_is_cut() -> None:
 # ---------------------------------------------------------------------- more load than fits
 
 
-def test_more_requests_than_may_wait_are_told_to_come_again() -> None:
-    with Served({"max_waiting_requests": 2}, scheduler={"max_num_seqs": 1}) as served:
-        with open_request(served, LONG) as first:
-            read_until(first, b"data: ")
-            with open_request(served, LONG), open_request(served, LONG):
-                wait_until(lambda: served.health().num_waiting == 2, "they do not wait")
-                status, found, headers = served.ask("POST", COMPLETIONS, LONG)
+def test_more_than_may_wait_is_told_to_come_again(narrow: Served) -> None:
+    large = {**LONG, "prompt": [5] * 30}
+    before = narrow.service.rejections.snapshot()
+    with open_request(narrow, large) as first:
+        read_until(first, b"data: ")  # alone, it is taken
+        with open_request(narrow, {**LONG, "prompt": [5] * 15}):
+            wait_until(lambda: narrow.health().num_waiting == 1, "it does not wait")
+            assert narrow.error(COMPLETIONS, {"prompt": [5] * 6})[0] == 429
+            with open_request(narrow, {**LONG, "prompt": [5] * 4}):
+                wait_until(lambda: narrow.health().num_waiting == 2, "it was refused")
+                status, found, headers = narrow.ask("POST", COMPLETIONS, {"prompt": [5]})
                 assert status == 429
                 assert found["error"]["type"] == "rate_limit_error"
                 assert found["error"]["code"] == "queue_full"
                 assert int(headers["retry-after"]) >= 1
                 chat = {"messages": [{"role": "user", "content": "x"}]}
-                assert served.error("/v1/chat/completions", chat)[0] == 429
-        served.wait_until_idle()
-        assert served.service.rejections.snapshot() == {
-            "max_num_queued_reqs": 2,
-            "max_num_queued_tokens": 0,
-        }
-        assert served.ask("POST", COMPLETIONS, {"prompt": "x"})[0] == 200
-
-
-def test_more_tokens_than_may_wait_are_told_to_come_again() -> None:
-    with Served({"max_waiting_tokens": 20}, scheduler={"max_num_seqs": 1}) as served:
-        large = {**LONG, "prompt": [5] * 30}
-        with open_request(served, large) as first:
-            read_until(first, b"data: ")  # alone, it is taken
-            with open_request(served, {**LONG, "prompt": [5] * 15}):
-                wait_until(lambda: served.health().num_waiting == 1, "it does not wait")
-                assert served.error(COMPLETIONS, {"prompt": [5] * 6})[0] == 429
-                with open_request(served, {**LONG, "prompt": [5] * 5}):
-                    wait_until(lambda: served.health().num_waiting == 2, "it was refused")
-        served.wait_until_idle()
+                assert narrow.error("/v1/chat/completions", chat)[0] == 429
+    narrow.wait_until_idle()
+    after = narrow.service.rejections.snapshot()
+    assert {name: after[name] - before[name] for name in after} == {
+        "max_num_queued_reqs": 2,
+        "max_num_queued_tokens": 1,
+    }
+    assert narrow.ask("POST", COMPLETIONS, {"prompt": "x"})[0] == 200
 
 
 # ---------------------------------------------------------------------- what is sent
@@ -199,25 +193,19 @@ def test_a_body_of_unknown_length_is_refused_when_it_is_too_large() -> None:
         assert served.ask("GET", "/ready")[0] == 200
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"",
-        b"GET /health HT",
-        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ",
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{",
-    ],
-)
-def test_a_request_that_does_not_come_in_time_is_ended(sent: bytes) -> None:
-    with Served({"read_timeout": 0.3}) as served, served.connect() as connection:
-        connection.sendall(sent)
-        assert read_to_end(connection).startswith(b"HTTP/1.1 408 ")
-        assert served.ask("GET", "/load")[1]["server_load"] == 0
-
-
-def test_an_answer_may_take_longer_than_its_request(served: Served) -> None:
-    with Served({"read_timeout": 0.2}) as served:
-        text = ask(served.port, "POST", COMPLETIONS, {**LONG, "max_tokens": 200})[1]
+def test_a_request_that_does_not_come_in_time_is_ended_and_an_answer_may_take_longer() -> None:
+    with Served({"read_timeout": 0.3}) as served:
+        for sent in (
+            b"",
+            b"GET /health HT",
+            b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ",
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{",
+        ):
+            with served.connect() as connection:
+                connection.sendall(sent)
+                assert read_to_end(connection).startswith(b"HTTP/1.1 408 "), sent
+            assert served.ask("GET", "/load")[1]["server_load"] == 0
+        text = ask(served.port, "POST", COMPLETIONS, {**LONG, "max_tokens": 300})[1]
         assert events(text)[-1] == "[DONE]"
 
 
@@ -256,9 +244,7 @@ def test_who_has_no_key_cannot_go_on_sending(locked: Served, length: str) -> Non
     with locked.connect() as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n"
         connection.sendall(head.encode())
-        answer = b""
-        while part := connection.recv(65536):
-            answer += part
+        answer = read_to_end(connection)
         assert answer.startswith(b"HTTP/1.1 401 ")
         assert b"connection: close" in answer
         assert b"408" not in answer, "it was waited for"
@@ -274,6 +260,10 @@ def test_every_route_but_two_needs_a_key(locked: Served) -> None:
                 status, _, _ = locked.ask(method, path, headers=headers)
                 public = path in {"/health", "/ready"}
                 assert (status == 401) != public, (method, path, headers, status)
+    document = locked.ask("GET", "/openapi.json", headers={"x-api-key": "first-key"})[1]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert ("security" in operation) == (path not in ("/health", "/ready"))
 
 
 @pytest.mark.parametrize("key", ["first-key", "second-key"])
@@ -310,21 +300,6 @@ def test_a_page_of_another_site_is_refused(served: Served) -> None:
     assert served.ask("GET", "/v1/models", headers=own)[0] == 200
 
 
-def test_a_page_that_is_allowed_may_ask() -> None:
-    origin = "https://pages.example"
-    with Served({"allowed_origins": [origin]}) as served:
-        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-        status, _, found = served.ask("OPTIONS", COMPLETIONS, headers=headers)
-        assert status == 204
-        assert found["access-control-allow-origin"] == origin
-        assert "authorization" in found["access-control-allow-headers"]
-        status, _, found = served.ask("POST", COMPLETIONS, {"prompt": "x"}, {"Origin": origin})
-        assert (status, found["access-control-allow-origin"]) == (200, origin)
-        status, _, found = served.ask("POST", COMPLETIONS, {}, {"Origin": origin})
-        assert (status, found["access-control-allow-origin"]) == (400, origin)
-        assert served.ask("GET", "/", headers={"Origin": "https://x.example"})[0] == 403
-
-
 def test_a_forged_host_is_refused(served: Served) -> None:
     for host in ("evil.example", "localhost.evil.example", "", "127.0.0.1.evil.example:80"):
         status, found, _ = served.ask("GET", "/v1/models", headers={"Host": host})
@@ -333,15 +308,28 @@ def test_a_forged_host_is_refused(served: Served) -> None:
         assert served.ask("GET", "/v1/models", headers={"Host": host})[0] == 200, host
 
 
-def test_hosts_that_are_named_are_served() -> None:
-    with Served({"allowed_hosts": ["llm.example", "*.inner.example"]}) as served:
-        for host, status in (
+def test_a_page_and_a_host_that_are_named_are_served() -> None:
+    origin = "https://pages.example"
+    hosts = ["llm.example", "*.inner.example"]
+    with Served({"allowed_origins": [origin], "allowed_hosts": hosts}) as served:
+        own = {"Host": "llm.example", "Origin": origin}
+        headers = {**own, "Access-Control-Request-Method": "POST"}
+        status, _, found = served.ask("OPTIONS", COMPLETIONS, headers=headers)
+        assert status == 204
+        assert found["access-control-allow-origin"] == origin
+        assert "authorization" in found["access-control-allow-headers"]
+        for body, expected in (({"prompt": "x"}, 200), ({}, 400)):
+            status, _, found = served.ask("POST", COMPLETIONS, body, own)
+            assert (status, found["access-control-allow-origin"]) == (expected, origin)
+        other = {**own, "Origin": "https://x.example"}
+        assert served.ask("GET", "/", headers=other)[0] == 403
+        for host, expected in (
             ("llm.example", 200),
             ("a.inner.example:1", 200),
             ("inner.example", 421),
             ("other.example", 421),
         ):
-            assert served.ask("GET", "/health", headers={"Host": host})[0] == status, host
+            assert served.ask("GET", "/health", headers={"Host": host})[0] == expected, host
 
 
 # ---------------------------------------------------------------------- the engine is not there

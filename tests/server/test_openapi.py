@@ -73,14 +73,3 @@ def test_what_it_refers_to_is_there(document: dict[str, Any]) -> None:
         place: Any = document
         for key in each.removeprefix("#/").split("/"):
             place = place[key]
-
-
-def test_keys_are_in_it_where_they_are_needed(tmp_path: Any) -> None:
-    path = tmp_path / "keys"
-    path.write_text("key")
-    with Served({"api_key_file": str(path)}) as served:
-        headers = {"x-api-key": "key"}
-        document = served.ask("GET", "/openapi.json", headers=headers)[1]
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            assert ("security" in operation) == (path not in ("/health", "/ready"))

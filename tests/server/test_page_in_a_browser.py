@@ -385,12 +385,11 @@ class TestAccessibility:
 
 
 class TestLooks:
-    @pytest.mark.parametrize("width", [320, 390, 768])
-    def test_nothing_is_wider_than_a_phone(self, opened: Callable[..., Page], width: int) -> None:
-        page = opened(viewport={"width": width, "height": 780}, has_touch=True, is_mobile=True)
+    def test_nothing_is_wider_than_a_phone(self, opened: Callable[..., Page]) -> None:
+        page = opened(viewport={"width": 320, "height": 780}, has_touch=True, is_mobile=True)
         page.wait_for_selector("#plugin-rows tr")
         page.eval_on_selector("#chat details", "details => { details.open = true; }")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
     def test_follow_the_system_or_the_switch(self, opened: Callable[..., Page]) -> None:
         page = opened(color_scheme="dark")
@@ -415,14 +414,18 @@ MAP_OF = """async (num_blocks) => {
 
 
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
-def test_flashes_only_where_motion_is_wanted(opened: Callable[..., Page], motion: str) -> None:
+def test_shows_4096_blocks_and_flashes_only_where_motion_is_wanted(
+    opened: Callable[..., Page], motion: str
+) -> None:
     page = opened(reduced_motion=motion)
-    flashes = page.evaluate(
+    flashes, held, height = page.evaluate(
         f"""async () => {{
-            const map = await ({MAP_OF})(16);
-            map.apply([[3, 1, 0, 1, true, 0]]);
+            const map = await ({MAP_OF})(4096);
+            map.apply(Array.from({{length: 4096}}, (_, block) => [block, 1, block, 1, true, 0]));
             map.apply([[3, 1, 0, 2, true, 1]]);
-            return map.flashes.size;
+            return [map.flashes.size, map.counts.held, map.canvas.clientHeight];
         }}"""
     )
     assert flashes == (0 if motion == "reduce" else 1)
+    assert (held, number(page, "shared")) == (4095, 1)
+    assert 0 < height <= 330

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
 import psutil
@@ -30,17 +31,45 @@ from server.replica_clients import (
     until,
     with_replicas,
 )
-from server.test_process_client import (
-    FOREVER,
-)
+from server.test_process_client import FOREVER, Loop
 
 pytestmark = pytest.mark.heavy
+
+Test = Callable[[RoutedClient], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Callable[[Test], None]]:
+    """Two engines of which each test loses or drains some, and which are ready before each."""
+    loop = Loop()
+
+    async def start() -> RoutedClient:
+        client = make_client()
+        await client.start()
+        return client
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(backoff, "_PAUSES", (0.1,) * 30)  # none is given up, however many are lost
+    client = loop.run(start())
+
+    async def tried(test: Test) -> None:
+        await all_ready(client)
+        await asyncio.wait_for(test(client), 240)
+
+    try:
+        yield lambda test: loop.run(tried(test), 400)
+    finally:
+        patch.undo()
+        loop.run(client.close())
+        loop.stop()
 
 
 @pytest.mark.parametrize(
     ("how", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)], ids=["killed", "stopped"]
 )
-def test_what_had_not_begun_is_served_by_the_other(how: signal.Signals, victim: int) -> None:
+def test_what_had_not_begun_is_served_by_the_other(
+    serving: Callable[[Test], None], how: signal.Signals, victim: int
+) -> None:
     async def test(client: RoutedClient) -> None:
         readers = [ask(client, f"Read {n}", LONG) for n in range(4)]
         for reader in readers:
@@ -51,6 +80,9 @@ def test_what_had_not_begun_is_served_by_the_other(how: signal.Signals, victim: 
         assert any(replica_of(client, stream) == victim for stream in unread)
         reading = [asyncio.create_task(read(reader)) for reader in readers]
         pid = pids(client)[victim]
+        hanging = client._replicas[victim].client
+        assert hanging is not None
+        hanging._hang_seconds = 1.5
         async with states_of(client) as states:
             os.kill(pid, how)
             answers = await asyncio.gather(*(stream.wait() for stream in unread))
@@ -70,10 +102,10 @@ def test_what_had_not_begun_is_served_by_the_other(how: signal.Signals, victim: 
         found = await client.metrics()
         assert found.num_free_blocks == found.num_blocks
 
-    with_replicas(test, hang_seconds=1.5)
+    serving(test)
 
 
-def test_both_are_killed_at_once() -> None:
+def test_both_are_killed_at_once(serving: Callable[[Test], None]) -> None:
     async def test(client: RoutedClient) -> None:
         unread = [ask(client, f"Unread {n}", LONG) for n in range(6)]
         left, aborted = ask(client, "Left", FOREVER), ask(client, "Aborted", FOREVER)
@@ -98,10 +130,12 @@ def test_both_are_killed_at_once() -> None:
         assert states == {ClientState.READY, ClientState.RESTARTING}
         await share(client)
 
-    with_replicas(test)
+    serving(test)
 
 
-def test_a_pin_is_held_again_by_an_engine_that_is_started_again() -> None:
+def test_a_pin_is_held_again_by_an_engine_that_is_started_again(
+    serving: Callable[[Test], None],
+) -> None:
     async def test(client: RoutedClient) -> None:
         async def held() -> list[bool]:
             clients = [each.client for each in client._replicas if each.client]
@@ -126,10 +160,10 @@ def test_a_pin_is_held_again_by_an_engine_that_is_started_again() -> None:
         await replace(0)
         assert await held() == [False, False]
 
-    with_replicas(test)
+    serving(test)
 
 
-def test_a_request_is_given_to_two_engines_at_most() -> None:
+def test_a_request_is_given_to_two_engines_at_most(serving: Callable[[Test], None]) -> None:
     async def test(client: RoutedClient) -> None:
         stream = ask(client, "Hello", FOREVER)
         asked = asyncio.create_task(stream.wait())
@@ -146,7 +180,7 @@ def test_a_request_is_given_to_two_engines_at_most() -> None:
         assert len(killed) == 2
         await all_ready(client)
 
-    with_replicas(test)
+    serving(test)
 
 
 def test_one_is_killed_while_it_starts() -> None:
@@ -222,7 +256,7 @@ def test_one_that_is_given_up_leaves_and_then_all_have_failed(
 # ---------------------------------------------------------------------- one by one
 
 
-def test_draining_one_loses_nothing() -> None:
+def test_draining_one_loses_nothing(serving: Callable[[Test], None]) -> None:
     async def test(client: RoutedClient) -> None:
         pid = pids(client)[0]
         has_ended = False
@@ -259,25 +293,24 @@ def test_draining_one_loses_nothing() -> None:
             with pytest.raises(RequestError, match="replica"):
                 await call
 
-    with_replicas(test)
+    serving(test)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_draining_waits_for_engines_that_start(number: int) -> None:
+def test_draining_waits_for_engines_that_start() -> None:
     async def main() -> None:
         async with make_client() as client:  # the first of its engines is ready, not both
-            await asyncio.wait_for(client.drain_replica(number), 120)
-            await client.start_replica(number)
+            await asyncio.wait_for(client.drain_replica(1), 120)
+            await client.start_replica(1)
             with pytest.raises(RequestError, match="was not drained"):
-                await client.start_replica(number)
-            await client.drain_replica(number)
+                await client.start_replica(1)
+            await client.drain_replica(1)
             with pytest.raises(RequestError, match="nothing to drain: it was drained"):
-                await client.drain_replica(number)
+                await client.drain_replica(1)
 
     asyncio.run(main())
 
 
-def test_draining_that_is_given_up_gives_it_requests_again() -> None:
+def test_draining_that_is_given_up_gives_it_requests_again(serving: Callable[[Test], None]) -> None:
     async def test(client: RoutedClient) -> None:
         streams = [ask(client, "Hello", FOREVER) for _ in range(2)]
         draining = asyncio.create_task(client.drain_replica(0))
@@ -290,10 +323,10 @@ def test_draining_that_is_given_up_gives_it_requests_again() -> None:
             stream.close()
         await share(client)
 
-    with_replicas(test)
+    serving(test)
 
 
-def test_one_that_is_killed_while_it_drains_stays_away() -> None:
+def test_one_that_is_killed_while_it_drains_stays_away(serving: Callable[[Test], None]) -> None:
     async def test(client: RoutedClient) -> None:
         streams = [ask(client, "Hello", LONG) for _ in range(2)]
         draining = asyncio.create_task(client.drain_replica(0))
@@ -307,4 +340,4 @@ def test_one_that_is_killed_while_it_drains_stays_away() -> None:
         await client.start_replica(0)
         await share(client)
 
-    with_replicas(test)
+    serving(test)

@@ -28,7 +28,6 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "/detokenize": {},
 }
 GENERATES = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
-LOGPROBS = {"include": ["message.output_text.logprobs"]}
 TOOL: Any = {"type": "function", "function": {"name": "f"}}
 NAMED: Any = {"type": "function", "name": "f"}
 SENT: Any = {"name": "f", "input_schema": {}}
@@ -54,16 +53,12 @@ def schema(value: Any) -> dict[str, Any]:
 
 FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
     COMPLETIONS: [
-        ({"temperature": -1}, "temperature", ""),
         ({"temperature": "hot"}, "temperature", "xpected"),
         ({"top_p": 0}, "top_p", ""),
-        ({"n": 0}, "n", ""),
         ({"n": 1 << 70}, "n", ""),
         ({"n": 9}, "n", "server.max_choices"),
         ({"n": 5}, None, "max_num_seqs"),
         ({"max_tokens": 0}, "max_tokens", "nothing is echoed"),
-        ({"max_tokens": 1.5}, "max_tokens", ""),
-        ({"max_tokens": True}, "max_tokens", ""),
         ({"logprobs": 21}, "logprobs", "server.max_logprobs"),
         ({"logit_bias": {"x": 1}}, "logit_bias", ""),
         ({"stop": [""]}, "stop", ""),
@@ -80,21 +75,16 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"deadline": 0}, "deadline", "more than 0 seconds"),
         ({"suffix": "end"}, "suffix", ""),
         ({"prompt": []}, "prompt", "is empty"),
-        ({"prompt": ""}, "prompt", "is empty"),
         ({"prompt": [[]]}, "prompt", "is empty"),
         ({"prompt": [1, "a"]}, "prompt", "must be a text, token ids"),
         ({"prompt": [-1]}, "prompt", ""),
-        ({"prompt": [1 << 40]}, "prompt", "vocabulary"),
         ({"prompt": ["a"] * 9}, "prompt", "server.max_choices"),
         ({"prompt": None}, "prompt", "got `null`"),
         ({"prompt": [5] * 70}, "prompt", "64"),
         ({"prompt": "word " * 100_000}, "prompt", "64"),
         ({"prompt": "x" * (1 << 21), "truncate_prompt_tokens": 4}, "prompt", "less at a time"),
-        ({"stop_token_ids": [1 << 20]}, "stop_token_ids", "1048576"),
-        ({"allowed_token_ids": [-1]}, "allowed_token_ids", "-1"),
         ({"store": True}, "store", ""),
         ({"guided_json": {}}, "guided_json", "use response_format"),
-        ({"guided_choice": ["a"]}, "guided_choice", "use structured_outputs"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "text, json_object or"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "cannot be compiled"),
         ({"request_id": ""}, "request_id", "1 to 128"),
@@ -115,7 +105,6 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
-        ({"max_completion_tokens": 1 << 70}, "max_completion_tokens", ""),
         ({"functions": []}, "functions", "use tools"),
         ({"chat_template": "{{ 1 }}"}, "chat_template", "no field"),
         ({"chat_template_kwargs": {"x": deep(70)}}, "chat_template_kwargs", "nested deeper"),
@@ -175,11 +164,9 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"background": True}, "background", "background"),
         ({"truncation": "auto"}, "truncation", "truncation"),
         ({"n": 2}, "n", "no field"),
-        ({"max_tokens": 2}, "max_tokens", "no field"),
         ({"input": []}, "input", "input is empty"),
         ({"input": [{"type": "item_reference"}]}, "input[0].type", "the item itself"),
         ({"input": [{"content": "x"}]}, "input.0.role", "is missing"),
-        ({"input": [{"type": "function_call"}]}, "input.0.call_id", "is missing"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0].type",
@@ -190,9 +177,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "input",
             "no JSON",
         ),
-        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "must be function"),
-        ({"tools": [{**NAMED, "x": 1}]}, "tools.0.x", "no field here"),
         ({"tools": [{**NAMED, "parameters": deep(70)}]}, "tools", "nested deeper"),
         (
             {"tools": [NAMED], "tool_choice": {"type": "mcp"}},
@@ -208,12 +193,9 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ),
         ({"include": ["file_search_call.results"]}, "include[0]", "include"),
         ({"top_logprobs": 2}, "top_logprobs", "add that to include"),
-        ({**LOGPROBS, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
     ],
     MESSAGES: [
         ({"container": "x"}, None, "container is no field"),
-        ({"mcp_servers": []}, None, "mcp_servers is no field"),
-        ({"n": 2}, None, "n is no field"),
         ({"messages": []}, None, "messages is empty"),
         ({"max_tokens": 0}, None, "max_tokens must be at least 1"),
         (user([{"type": "image"}]), None, "only text is served"),

@@ -8,13 +8,12 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paged_core.cli import main
 from paged_core.plugins.registry import Registry
 from paged_plugins.server.errors import ApiError
 from paged_plugins.server.testing.services import serving
@@ -25,6 +24,8 @@ pytestmark = pytest.mark.heavy
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}
 SMALL = ("--num-blocks", "256")
+THREAD = (*SMALL, "--server.engine", "thread")
+"""Starts in half the time: without a process of the engine."""
 
 
 def open_stream(port: int, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, Any]:
@@ -80,21 +81,13 @@ def test_until_the_end_it_is_said_that_it_stops() -> None:
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    with serve_process(*SMALL) as served:
+    with serve_process(*THREAD) as served:
         connection, _ = open_stream(served.port(), {**LONG, "n": 8})
         served.send(signal.SIGTERM)
         served.wait_for("stopping")
         served.send(signal.SIGTERM)
         assert served.wait() == 128 + signal.SIGTERM
         connection.close()
-
-
-def test_ctrl_c_stops_as_sigterm_does() -> None:
-    with serve_process(*SMALL) as served:
-        served.port()
-        served.send(signal.SIGINT)
-        assert served.wait() == 130
-        assert not any("Traceback" in line for line in served.lines)
 
 
 def test_a_signal_while_the_model_is_loaded_ends_it() -> None:
@@ -108,7 +101,7 @@ def test_the_log_has_a_line_for_each_request_and_no_key(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("secret-of-the-file\n")
     with serve_process(
-        *SMALL, "--api-key-file", str(path), PAGED_CORE_API_KEY="secret-of-the-environment"
+        *THREAD, "--api-key-file", str(path), PAGED_CORE_API_KEY="secret-of-the-environment"
     ) as served:
         port = served.port()
         for key in ("secret-of-the-file", "secret-of-the-environment", "another-secret"):
@@ -127,17 +120,20 @@ def test_the_log_has_a_line_for_each_request_and_no_key(tmp_path: Path) -> None:
         assert "secret" not in "".join(served.lines)
 
 
-def test_settings_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
+def test_settings_come_from_a_file_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
-    path.write_text("num_blocks: 256\nserver: {served_model_name: [mine], port: 1}\n")
+    path.write_text(
+        "num_blocks: 256\nserver: {served_model_name: [mine], port: 1, engine: thread}\n"
+    )
     with serve_process(
         "--config", str(path), PAGED_CORE_SERVER__ALLOWED_HOSTS='["llm.example"]'
     ) as served:
         port = served.port()
         found = ask(port, "GET", "/v1/models", headers={"Host": "llm.example"})[1]
         assert [model["id"] for model in found["data"]] == ["mine"]
-        served.send(signal.SIGTERM)
-        assert served.wait() == 0
+        served.send(signal.SIGINT)
+        assert served.wait() == 130
+        assert not any("Traceback" in line for line in served.lines)
 
 
 @pytest.mark.parametrize(
@@ -147,20 +143,24 @@ def test_settings_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
         (["--host", "no.such.host.invalid"], "server.host: .*is no address"),
         (["--api-key-file", "/nothing"], "server.api_key_file: cannot read /nothing"),
         (["--server.tls-certificate", "/nothing"], "server.tls_certificate"),
-        (["--server.max-body-size", "0.5"], "server.max_body_size"),
         (["--model", "/nothing"], "/nothing"),
         (["--server", "htpp"], "did you mean 'http'"),
+        (["--replicas", "0"], "replicas.count.*--replicas"),
+        (
+            ["--replicas.count", "3", "--server.engine", "thread"],
+            "server.engine is thread.*replicas.count is 3",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_a_mistake_is_one_line(options: list[str], what: str) -> None:
+def test_a_mistake_is_one_line(
+    options: list[str], what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = str(taken.getsockname()[1])
         given = [option.replace("{taken}", number) for option in options]
-        command = [sys.executable, "-m", "paged_core", "serve", *SMALL, "--port", "0", *given]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
-    assert done.returncode in (1, 2)
-    errors = [line for line in done.stderr.splitlines() if "listens" not in line]
-    assert len(errors) == 1, done.stderr
+        assert main(["serve", *SMALL, "--port", "0", *given]) in (1, 2)
+    told = capfd.readouterr().err
+    errors = [line for line in told.splitlines() if "listens" not in line]
+    assert len(errors) == 1, told
     assert re.search(what, errors[0]), errors
-    assert "Traceback" not in done.stderr

@@ -79,6 +79,8 @@ def test_a_killed_engine_is_told_and_its_requests_go_to_the_other(tmp_path: Any)
 def test_a_killed_engine_ends_streams_and_serves_the_rest_again() -> None:
     with serve_process(*SMALL) as served, ThreadPoolExecutor(1) as pool:
         port = served.port()
+        assert ask(port, "GET", "/replicas")[0] == 404, "it has no routes of several"
+        check_engines_that_are_not_there(port, "0 alone")
         engine = engines_of(served.process.pid)[0].pid
         connection, answer = open_stream(port, {**LONG, "n": 4})
         while not answer.readline().startswith(b"data: "):
@@ -107,6 +109,17 @@ def test_a_killed_engine_ends_streams_and_serves_the_rest_again() -> None:
         assert engines_of(served.process.pid)[0].pid != engine
         served.send(signal.SIGTERM)
         assert served.wait() == 0
+
+
+def check_engines_that_are_not_there(port: int, there: str) -> None:
+    """The page has no data of them."""
+    for path in ("/live/events", "/live/about"):
+        for number in ("7", "-1", "x", "", "00"):
+            status, found, _ = ask(port, "GET", f"{path}?engine={number}")
+            assert (status, found["error"]["type"]) == (404, "not_found_error"), (path, number)
+            assert f"'{number}'" in found["error"]["message"]
+            assert there in found["error"]["message"]
+    assert ask(port, "GET", "/live/about?engine=0")[0] == 200
 
 
 def states(port: int) -> list[str]:
@@ -146,6 +159,7 @@ def test_an_engine_is_drained_and_started_over_http() -> None:
         for number in ("2", "-1", "x", "00"):
             status, found, _ = ask(port, "POST", f"/replicas/{number}/drain")
             assert (status, "0 to 1" in found["error"]["message"]) == (404, True)
+        check_engines_that_are_not_there(port, "0 to 1")
 
 
 def test_a_server_ends_while_an_engine_is_drained_and_the_client_that_asked_is_gone() -> None:
@@ -166,11 +180,6 @@ def test_a_server_ends_while_an_engine_is_drained_and_the_client_that_asked_is_g
             connection.close()
 
 
-def test_one_engine_has_no_routes_of_several() -> None:
-    with serve_process(*SMALL) as served:
-        assert ask(served.port(), "GET", "/replicas")[0] == 404
-
-
 def test_sessions_are_named_by_header_or_field_and_engines_end_with_the_server() -> None:
     body = {"prompt": "Hello", "max_tokens": 2}
     with serve_process(*SMALL, "--replicas", "2", "--router", "session") as served:
@@ -189,32 +198,3 @@ def test_sessions_are_named_by_header_or_field_and_engines_end_with_the_server()
         served.wait()
         for engine in engines:
             engine.wait(60)
-
-
-def test_the_page_has_no_data_of_engines_that_are_not_there() -> None:
-    for options, there in (((), "0 alone"), (("--replicas", "2"), "0 to 1")):
-        with serve_process(*SMALL, *options) as served:
-            port = served.port()
-            for path in ("/live/events", "/live/about"):
-                for number in ("7", "-1", "x", "", "00"):
-                    status, found, _ = ask(port, "GET", f"{path}?engine={number}")
-                    assert status == 404, (path, number)
-                    assert found["error"]["type"] == "not_found_error"
-                    assert f"'{number}'" in found["error"]["message"]
-                    assert there in found["error"]["message"]
-            assert ask(port, "GET", "/live/about?engine=0")[0] == 200
-
-
-def test_engines_in_a_thread_are_not_several() -> None:
-    with serve_process("--replicas.count", "3", "--server.engine", "thread") as served:
-        assert served.wait() == 2
-        assert any(
-            "server.engine is thread" in line and "replicas.count is 3" in line
-            for line in served.lines
-        )
-
-
-def test_wrong_numbers_are_refused_by_name() -> None:
-    with serve_process("--replicas", "0") as served:
-        assert served.wait() == 2
-        assert any("replicas.count" in line and "--replicas" in line for line in served.lines)

@@ -37,6 +37,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": BEGUN, "continue_final_message": True, "echo": True, "max_tokens": 8}),
     (CHAT, {"response_format": FORMAT, "temperature": 1.3, "seed": 3}),
     (CHAT, {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}),
+    (CHAT, {"tools": TOOLS, "tool_choice": "required", "n": 2, "logprobs": True, "seed": 3}),
     (CHAT, {"tools": TOOLS, "tool_choice": "required", "max_tokens": 3}),
     (CHAT, {"tools": TOOLS, "tool_choice": "required", "max_tokens": 12}),
 ]

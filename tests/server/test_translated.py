@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -20,7 +19,7 @@ from paged_plugins.server.anthropic import protocol as messages_api
 from paged_plugins.server.openai.protocol import TokenLogprob
 from paged_plugins.server.responses import protocol as responses_api
 from paged_plugins.server.responses.events import tokens_of
-from server.served import LONG, SCHEMA, Served, bias_to, open_request, read_until, wait_until
+from server.served import LONG, SCHEMA, Served, bias_to, open_request, read_until
 from server.streams import message_of, named_events, response_of
 
 pytestmark = pytest.mark.heavy
@@ -47,7 +46,6 @@ ENDLESS: dict[str, Any] = {
     RESPONSES: {"input": "x", "ignore_eos": True, "max_output_tokens": 900},
 }
 USE = {"type": "tool_use", "id": "1", "name": "now"}
-both = pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 
 
 @pytest.fixture(scope="module")
@@ -286,32 +284,31 @@ def test_a_call_that_is_cut_is_given_as_far_as_it_came(served: Served) -> None:
     assert isinstance(whole["content"][0]["input"], dict)
 
 
-def test_thoughts_are_a_part_of_their_own_and_can_be_sent_back() -> None:
-    with Served(reasoning_parser="deepseek_r1") as served:
-        form = {"regex": "[a-z]{3}</think>[0-9]{2}", "after": "A"}
-        asked = {"structured_outputs": form, "logit_bias": bias_to(served, "A"), "temperature": 0}
-        thinks = {**asked, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-        body = {"messages": SAID, "max_tokens": 99, **thinks}
-        for made in (streamed(served, MESSAGES, **thinks), served.ask("POST", MESSAGES, body)[1]):
-            thoughts, text = made["content"]
-            assert thoughts["type"] == "thinking"
-            assert thoughts["thinking"].startswith("A")
-            assert len(text["text"]) == 2
-            thinking = made["usage"]["output_tokens_details"]["thinking_tokens"]
-            assert 0 < thinking < made["usage"]["output_tokens"]
-            again = [*SAID, {"role": "assistant", "content": made["content"]}, *SAID]
-            assert served.ask("POST", MESSAGES, {"messages": again, "max_tokens": 2})[0] == 200
-        body = {"input": PROMPT, **asked}
-        for made in (streamed(served, RESPONSES, **asked), served.ask("POST", RESPONSES, body)[1]):
-            thoughts, message = made["output"]
-            assert thoughts["type"] == "reasoning"
-            assert thoughts["content"][0]["text"].startswith("A")
-            assert len(message["content"][0]["text"]) == 2
-            reasoning = made["usage"]["output_tokens_details"]["reasoning_tokens"]
-            assert 0 < reasoning < made["usage"]["output_tokens"]
-            items = [*SAID, *made["output"], {"role": "user", "content": "So?"}]
-            again_body = {"input": items, "max_output_tokens": 2}
-            assert served.ask("POST", RESPONSES, again_body)[0] == 200
+def test_thoughts_are_a_part_of_their_own_and_can_be_sent_back(thinking: Served) -> None:
+    form = {"regex": "[a-z]{3}</think>[0-9]{2}", "after": "A"}
+    asked = {"structured_outputs": form, "logit_bias": bias_to(thinking, "A"), "temperature": 0}
+    thinks = {**asked, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    body = {"messages": SAID, "max_tokens": 99, **thinks}
+    for made in (streamed(thinking, MESSAGES, **thinks), thinking.ask("POST", MESSAGES, body)[1]):
+        thoughts, text = made["content"]
+        assert thoughts["type"] == "thinking"
+        assert thoughts["thinking"].startswith("A")
+        assert len(text["text"]) == 2
+        count = made["usage"]["output_tokens_details"]["thinking_tokens"]
+        assert 0 < count < made["usage"]["output_tokens"]
+        again = [*SAID, {"role": "assistant", "content": made["content"]}, *SAID]
+        assert thinking.ask("POST", MESSAGES, {"messages": again, "max_tokens": 2})[0] == 200
+    body = {"input": PROMPT, **asked}
+    for made in (streamed(thinking, RESPONSES, **asked), thinking.ask("POST", RESPONSES, body)[1]):
+        thoughts, message = made["output"]
+        assert thoughts["type"] == "reasoning"
+        assert thoughts["content"][0]["text"].startswith("A")
+        assert len(message["content"][0]["text"]) == 2
+        reasoning = made["usage"]["output_tokens_details"]["reasoning_tokens"]
+        assert 0 < reasoning < made["usage"]["output_tokens"]
+        items = [*SAID, *made["output"], {"role": "user", "content": "So?"}]
+        again_body = {"input": items, "max_output_tokens": 2}
+        assert thinking.ask("POST", RESPONSES, again_body)[0] == 200
 
 
 def test_what_changes_no_answer_is_taken(client: openai.OpenAI) -> None:
@@ -378,16 +375,6 @@ def test_silence_is_filled_with_pings_and_what_fails_before_it_began_is_told_who
         assert found == ["created", "in_progress", "failed"]
 
 
-@both
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_leaves_nothing(served: Served, path: str, *, stream: bool) -> None:
-    with open_request(served, {**ENDLESS[path], "stream": stream}, path) as connection:
-        wait_until(lambda: served.health().num_unfinished == 1, "it was not taken")
-        if stream:
-            read_until(connection, b"data: ")
-    served.wait_until_idle()
-
-
 def test_errors_are_those_of_the_clients(
     served: Served, claude: anthropic.Anthropic, client: openai.OpenAI
 ) -> None:
@@ -409,18 +396,3 @@ def test_errors_are_those_of_the_clients(
             schema = operation["responses"]["500"]["content"]["application/json"]["schema"]
             name = "AnthropicError" if path.startswith(MESSAGES) else "ErrorAnswer"
             assert schema == {"$ref": f"#/components/schemas/{name}"}
-
-
-def test_a_key_may_be_sent_as_anthropic_s_client_does(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("secret\n")
-    with Served({"api_key_file": str(keys)}) as served:
-        options: Any = {"base_url": served.address, "max_retries": 0}
-        with anthropic.Anthropic(api_key="secret", **options) as client:
-            assert client.messages.create(**{**ASKED, "max_tokens": 1}).content
-        with (
-            anthropic.Anthropic(api_key="other", **options) as client,
-            pytest.raises(anthropic.AuthenticationError) as raised,
-        ):
-            client.messages.create(**ASKED)
-        assert raised.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]

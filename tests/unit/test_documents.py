@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,16 +43,12 @@ class TestYaml:
             (TEXTS, 2, "its aliases expand to more than"),
             (LONG_CHAIN, None, "nested deeper than 64 levels"),
             ("[" * 100_000, 1, "nested deeper than 64 levels"),
-            ("- " * 100_000, 1, "nested deeper than 64 levels"),
             ("x: 1\na: &a [*a]", 2, r"\*a contains itself"),
             ("a: *b", 1, "undefined alias"),
             ("a: 2024-13-45", 1, "'2024-13-45' is no timestamp"),
             ("a: 0x_", 1, "'0x_' is no int"),
             ("a: !!int ''", 1, "'' is no int"),
-            ("a: !!float ''", 1, "'' is no float"),
             ("a: !!bool maybe", 1, "'maybe' is no bool"),
-            ("a: !!timestamp x", 1, "'x' is no timestamp"),
-            ("a: !unknown x", 1, "constructor for the tag '!unknown'"),
             ("a: !!python/object/apply:os.getcwd []", 1, "constructor for the tag"),
             ("a: 1:59", 1, "base 60; quote it"),
             ("a: " + "9" * 101 + "9", 1, "more than 100 digits"),
@@ -90,10 +85,8 @@ class TestJson:
         ("text", "message"),
         [
             ("[" * 100_000, "nested deeper than 64 levels"),
-            ('{"a":' * 100_000, "nested deeper than 64 levels"),
             ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "nested deeper than 64 levels"),
             ("[NaN]", "NaN is not JSON"),
-            ("-Infinity", "-Infinity is not JSON"),
             ("9" * 102, "more than 100 digits"),
             ("9" * 5000, "more than 100 digits"),
             ('"\\ud800"', "not Unicode"),
@@ -121,7 +114,6 @@ class TestToml:
             ("[" + '"a" . ' * 100_000 + "a]", "nested deeper than 64 levels"),
             ("a = {b=1, " + "a." * 100_000 + "c = 1}", "nested deeper than 64 levels"),
             ("a = " + "9" * 102, "more than 100 digits"),
-            ("a = 0x" + "f" * 5000, "more than 100 digits"),
             ("a = " + "9" * 5000, "4300 digits"),
             ('a = "\\u0000"', "the character NUL"),
             ("a = 1\na = 2", "Cannot overwrite"),
@@ -144,16 +136,6 @@ class TestReadText:
         with pytest.raises(ValueError, match="larger than 999 bytes"):
             read_text(path, 999)
 
-    @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device")
-    def test_a_device_without_end_is_too_large(self) -> None:
-        with pytest.raises(ValueError, match="larger than 1,048,576 bytes"):
-            read_text(Path("/dev/zero"))
-        assert read_text(Path(os.devnull)) == ""
-
-    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(OSError, match=r"directory|Permission"):
-            read_text(tmp_path)
-
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no path there")
     def test_a_pipe_that_nothing_is_written_to(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,15 +145,6 @@ class TestReadText:
         os.mkfifo(path)
         with pytest.raises(ValueError, match="nothing was written to it"):
             read_text(path)
-
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no path there")
-    def test_a_pipe_that_is_written_to_later(self, tmp_path: Path) -> None:
-        path = tmp_path / "pipe"
-        os.mkfifo(path)
-        writer = threading.Thread(target=path.write_text, args=("x" * 200_000,))
-        writer.start()
-        assert read_text(path) == "x" * 200_000
-        writer.join()
 
 
 @pytest.mark.parametrize("parse", [parse_json, parse_toml, lambda text: parse_yaml(text)[0]])

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from paged_core import LLM
 from paged_core.errors import RequestError
 from paged_core.text.prompts import encode_within
 from unit.test_tokenizer import KINDS
@@ -62,8 +61,3 @@ def test_text_that_few_tokens_cover_is_read_whole() -> None:
 
     assert encode_within(one_token, "x" * 100_000, 10) == (7,)
     assert sum(read) < 250_000
-
-
-def test_a_prompt_of_ten_million_characters_is_refused() -> None:
-    with LLM() as llm, pytest.raises(RequestError, match="10000000 characters"):
-        llm.generate("the dog " * 1_250_000)

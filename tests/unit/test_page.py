@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -58,12 +59,19 @@ async def next_event(events: AsyncIterator[bytes]) -> dict[str, Any]:
             return {**json.loads(data), "id": int(number)}
 
 
-def run(test: Callable[[FakeClient, LiveFeed], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        client = FakeClient()
-        await test(client, LiveFeed(client, period=0.001))  # type: ignore[arg-type]
+def live(
+    test: Callable[[FakeClient, LiveFeed], Coroutine[Any, Any, None]],
+) -> Callable[..., None]:
+    """Run a coroutine as a test, with an engine and a feed that asks it."""
 
-    asyncio.run(main())
+    def run() -> None:
+        async def main() -> None:
+            client = FakeClient()
+            await test(client, LiveFeed(client, period=0.001))  # type: ignore[arg-type]
+
+        asyncio.run(main())
+
+    return run
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -74,136 +82,123 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
-class TestFeed:
-    def test_asks_only_while_it_is_looked_at(self) -> None:
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            await asyncio.sleep(0.02)
-            assert client.asked == []
-            async with aclosing(feed.events()) as events:
-                first = await next_event(events)
-                assert (first["id"], first["state"], first["view"]["since"]) == (10, "ready", 0)
-                client.news = 11
-                assert (await next_event(events))["view"]["since"] == 10
-            await until(lambda: feed._poller is None)
-            count = len(client.asked)
-            await asyncio.sleep(0.02)
-            assert len(client.asked) == count
+@live
+async def test_the_feed_asks_only_while_it_is_looked_at(client: FakeClient, feed: LiveFeed) -> None:
+    await asyncio.sleep(0.02)
+    assert client.asked == []
+    async with aclosing(feed.events()) as events:
+        first = await next_event(events)
+        assert (first["id"], first["state"], first["view"]["since"]) == (10, "ready", 0)
+        client.news = 11
+        assert (await next_event(events))["view"]["since"] == 10
+    await until(lambda: feed._poller is None)
+    count = len(client.asked)
+    await asyncio.sleep(0.02)
+    assert len(client.asked) == count
 
-        run(test)
 
-    def test_asks_once_for_all_who_have_seen_the_same(self) -> None:
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            viewers = [feed.events() for _ in range(5)]
-            waiting = [asyncio.create_task(next_event(viewer)) for viewer in viewers]
-            assert len({event["id"] for event in await asyncio.gather(*waiting)}) == 1
-            assert client.asked == [0]
-            waiting = [asyncio.create_task(next_event(viewer)) for viewer in viewers]
-            await until(lambda: client.asked.count(10) > 2)
-            client.news = 11
-            await asyncio.gather(*waiting)
-            assert set(client.asked) == {0, 10}
-            for viewer in viewers:
-                await viewer.aclose()  # type: ignore[attr-defined]
+@live
+async def test_the_feed_asks_once_for_all_who_have_seen_the_same(
+    client: FakeClient, feed: LiveFeed
+) -> None:
+    viewers = [feed.events() for _ in range(5)]
+    waiting = [asyncio.create_task(next_event(viewer)) for viewer in viewers]
+    assert len({event["id"] for event in await asyncio.gather(*waiting)}) == 1
+    assert client.asked == [0]
+    waiting = [asyncio.create_task(next_event(viewer)) for viewer in viewers]
+    await until(lambda: client.asked.count(10) > 2)
+    client.news = 11
+    await asyncio.gather(*waiting)
+    assert set(client.asked) == {0, 10}
+    for viewer in viewers:
+        await viewer.aclose()  # type: ignore[attr-defined]
 
-        run(test)
 
-    def test_who_reads_slowly_gets_more_at_a_time(self) -> None:
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            async with aclosing(feed.events()) as slow, aclosing(feed.events()) as quick:
-                await next_event(slow)
-                for news in range(11, 20):
-                    await next_event(quick)
-                    client.news = news
-                client.news = 20
-                event = await next_event(slow)
-            assert (event["view"]["since"], event["id"]) == (10, 20)
+@live
+async def test_who_reads_the_feed_slowly_gets_more_at_a_time(
+    client: FakeClient, feed: LiveFeed
+) -> None:
+    async with aclosing(feed.events()) as slow, aclosing(feed.events()) as quick:
+        await next_event(slow)
+        for news in range(11, 20):
+            await next_event(quick)
+            client.news = news
+        client.news = 20
+        event = await next_event(slow)
+    assert (event["view"]["since"], event["id"]) == (10, 20)
 
-        run(test)
 
-    def test_who_comes_back_goes_on_where_it_was(self) -> None:
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            async with aclosing(feed.events(7)) as events:
-                assert (await next_event(events))["view"]["since"] == 7
+@live
+async def test_the_feed_says_what_is_wrong_and_goes_on(client: FakeClient, feed: LiveFeed) -> None:
+    async with aclosing(feed.events()) as events:
+        await next_event(events)
+        client.failure, client.state = EngineError("it is gone"), ClientState.RESTARTING
+        event = await next_event(events)
+        assert event["view"] is None
+        assert (event["state"], event["reason"]) == ("restarting", "it is gone")
+        assert event["id"] == 10
+        client.failure, client.state = None, ClientState.READY
+        assert (await next_event(events))["view"]["since"] == 10
+        client.failure = RequestError("no such observer")
+        assert (await next_event(events))["reason"] == "no such observer"
 
-        run(test)
 
-    def test_says_what_is_wrong_and_goes_on(self) -> None:
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            async with aclosing(feed.events()) as events:
-                await next_event(events)
-                client.failure, client.state = EngineError("it is gone"), ClientState.RESTARTING
-                event = await next_event(events)
-                assert event["view"] is None
-                assert (event["state"], event["reason"]) == ("restarting", "it is gone")
-                assert event["id"] == 10
-                client.failure, client.state = None, ClientState.READY
-                assert (await next_event(events))["view"]["since"] == 10
-                client.failure = RequestError("no such observer")
-                assert (await next_event(events))["reason"] == "no such observer"
+@live
+@patch.object(feed_module, "PATIENCE", 0.01)
+async def test_the_feed_says_that_an_engine_is_silent(client: FakeClient, feed: LiveFeed) -> None:
+    client.answers.clear()
+    async with aclosing(feed.events()) as events:
+        assert "does not answer" in (await next_event(events))["reason"]
+        client.answers.set()
+        assert (await next_event(events))["reason"] is None
 
-        run(test)
 
-    def test_says_that_an_engine_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(feed_module, "PATIENCE", 0.01)
+@live
+async def test_the_feed_fails_for_all_who_look_and_can_be_asked_again(
+    client: FakeClient, feed: LiveFeed
+) -> None:
+    client.failure = RuntimeError("a fault in the client")
+    for _ in range(2):
+        viewers = [feed.events(), feed.events()]
+        asked = [asyncio.create_task(next_event(viewer)) for viewer in viewers]
+        for each in asyncio.as_completed(asked):
+            with pytest.raises(RuntimeError, match="a fault"):
+                await each
+    client.failure = None
+    async with aclosing(feed.events()) as events:
+        assert (await next_event(events))["id"] == 10
 
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            client.answers.clear()
-            async with aclosing(feed.events()) as events:
-                assert "does not answer" in (await next_event(events))["reason"]
-                client.answers.set()
-                assert (await next_event(events))["reason"] is None
 
-        run(test)
+@live
+async def test_the_feed_ends_with_the_engine(client: FakeClient, feed: LiveFeed) -> None:
+    """A server that closes need not wait for those who look."""
+    async with aclosing(feed.events()) as events:
+        await next_event(events)
+        client.state = ClientState.DRAINING
+        assert (await next_event(events))["state"] == "draining"
+        assert [event async for event in events] == []
 
-    def test_fails_for_all_who_look_and_can_be_asked_again(self) -> None:
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            client.failure = RuntimeError("a fault in the client")
-            for _ in range(2):
-                viewers = [feed.events(), feed.events()]
-                asked = [asyncio.create_task(next_event(viewer)) for viewer in viewers]
-                for each in asyncio.as_completed(asked):
-                    with pytest.raises(RuntimeError, match="a fault"):
-                        await each
-            client.failure = None
-            async with aclosing(feed.events()) as events:
-                assert (await next_event(events))["id"] == 10
 
-        run(test)
+@live
+@patch.object(feed_module, "PING", 0.01)
+async def test_the_feed_pings_while_there_is_no_news(client: FakeClient, feed: LiveFeed) -> None:
+    async with aclosing(feed.events()) as events:
+        await next_event(events)
+        assert await anext(events) == b": ping\n\n"
+        client.news = 11
+        assert (await next_event(events))["id"] == 11
 
-    def test_ends_with_the_engine(self) -> None:
-        """A server that closes need not wait for those who look."""
 
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            async with aclosing(feed.events()) as events:
-                await next_event(events)
-                client.state = ClientState.DRAINING
-                assert (await next_event(events))["state"] == "draining"
-                assert [event async for event in events] == []
-
-        run(test)
-
-    def test_pings_while_there_is_no_news(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(feed_module, "PING", 0.01)
-
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            async with aclosing(feed.events()) as events:
-                await next_event(events)
-                assert await anext(events) == b": ping\n\n"
-                client.news = 11
-                assert (await next_event(events))["id"] == 11
-
-        run(test)
-
-    def test_asks_less_often_for_what_takes_long(self) -> None:
-        async def test(client: FakeClient, feed: LiveFeed) -> None:
-            client.took = 60.0
-            async with aclosing(feed.events()) as events:
-                await next_event(events)
-                client.news = 11
-                await asyncio.sleep(0.1)
-            assert client.asked == [0]
-
-        run(test)
+@live
+async def test_the_feed_asks_less_often_for_what_takes_long(
+    client: FakeClient, feed: LiveFeed
+) -> None:
+    client.took = 60.0
+    async with aclosing(feed.events()) as events:
+        await next_event(events)
+        client.news = 11
+        await asyncio.sleep(0.1)
+    assert client.asked == [0]
 
 
 class FakeService:
@@ -253,7 +248,7 @@ class TestFiles:
 
 
 class TestAbout:
-    def test_says_where_each_setting_is_from(self, browser: TestClient) -> None:
+    def test_says_where_each_setting_is_from_and_lists_plugins(self, browser: TestClient) -> None:
         about = browser.get("/live/about").json()
         settings = {each["key"]: each for each in about["settings"]}
         assert settings["num_blocks"] == {
@@ -262,9 +257,6 @@ class TestAbout:
         assert settings["scheduler.max_num_seqs"]["layer"] == "default"
         assert settings["routes"]["value"].startswith("openai, responses, anthropic, page")
         assert settings["observers"]["value"] == "[]"
-
-    def test_lists_the_plugins(self, browser: TestClient) -> None:
-        about = browser.get("/live/about").json()
         assert {"policies", "metrics"} <= {each["name"] for each in about["plugins"]}
         assert ("evictor", "lru") in {(each["slot"], each["name"]) for each in about["components"]}
 

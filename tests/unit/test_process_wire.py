@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.client.news import Gain, News, Start
-from paged_core.errors import RequestError
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.engine_process import wire
@@ -77,12 +76,3 @@ def test_news_arrive_as_they_were_told() -> None:
 def test_what_is_no_message_is_refused(junk: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         wire.decode_to_engine(junk)
-
-
-def test_functions_are_refused_by_name() -> None:
-    def shout(tokens: object, logits: object) -> object:
-        return logits
-
-    request = Request(id="a", prompt=(1,), sampling=SamplingParams(logits_processors=[shout]))
-    with pytest.raises(RequestError, match="shout"):
-        wire.add_message(0, request, 0.0)

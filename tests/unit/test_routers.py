@@ -14,12 +14,11 @@ import pytest
 
 from paged_core.errors import EngineError
 from paged_core.ids import BlockKey, content_digests
-from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_plugins.routing.checked_router import CheckedRouter
 from paged_plugins.routing.load_book import Load, LoadBook
-from paged_plugins.routing.prefix_affinity import HeldBlocks, SentPrefixes
+from paged_plugins.routing.prefix_affinity import HeldBlocks
 from paged_plugins.routing.router import (
     ReplicaLoad,
     Router,
@@ -27,7 +26,7 @@ from paged_plugins.routing.router import (
     SupportsBlockEvents,
 )
 from paged_plugins.routing.testing import RouterConformance
-from paged_plugins.routing.testing.router_conformance import Scene, make_request, unrelated_requests
+from paged_plugins.routing.testing.router_conformance import make_request, unrelated_requests
 from unit.faulty_routers import FAULTY, FaultyRouter
 from unit.faulty_settings import FaultyLimitSettings, FaultySettings
 from unit.mutants import Mutant, first_failure, recorded
@@ -161,11 +160,6 @@ class TestLoadBook:
         assert list(kept.offered) == [2, 4, 7]
         assert set(kept.loads) == {2, 4, 7}
 
-    def test_a_replica_that_leaves_takes_no_more_requests(self) -> None:
-        kept = book(make("session"), 0, 1)
-        kept.left(1)
-        assert {kept.route(each, name).replica for each, name in requests(50)} == {0}
-
     def test_an_answer_that_is_not_offered_changes_no_load(self) -> None:
         class Stubborn(Router):
             def route(self, *_: Any) -> int:
@@ -181,12 +175,6 @@ class TestLoadBook:
 def requests(num: int) -> list[tuple[Request, str]]:
     """Requests that have nothing in common."""
     return list(islice(unrelated_requests(), num))
-
-
-def test_a_component_built_for_interface_1_is_refused_with_the_reason() -> None:
-    old = Component("router", FaultySettings, "unit.faulty_routers:FirstRouter", summary="old")
-    with pytest.raises(Exception, match="built for interface 1, this is 2"):
-        REGISTRY.extended(old)
 
 
 class TestRoundRobin:
@@ -208,13 +196,6 @@ class TestRoundRobin:
                 kept.left(number)
         assert chosen == [(0, 2, 4)[turn % 3] for turn in range(len(chosen))]
 
-    def test_one_that_takes_no_requests_is_passed_over(self) -> None:
-        kept = book(make("round_robin"), 0, 1, 2)
-        kept.withhold(1)
-        assert [kept.route(REQUEST, "").replica for _ in range(4)] == [0, 2, 0, 2]
-        kept.offer(1)
-        assert [kept.route(REQUEST, "").replica for _ in range(4)] == [0, 1, 2, 0]
-
 
 class TestLeastLoaded:
     def test_compares_requests_then_tokens_then_requests_so_far(self) -> None:
@@ -222,15 +203,6 @@ class TestLeastLoaded:
         assert router.route(REQUEST, "", loads(2, 1, 3)) == 1
         assert router.route(REQUEST, "", loads(1, 1, 1, tokens=(9, 8, 7))) == 2
         assert router.route(REQUEST, "", loads(1, 1, 1, counts=(5, 3, 4))) == 1
-
-    def test_equal_replicas_take_turns(self) -> None:
-        kept = book(make("least_loaded"), 0, 1, 2)
-        chosen = []
-        for _ in range(5):
-            routed = kept.route(REQUEST, "")
-            chosen.append(routed.replica)
-            routed.ended()
-        assert chosen == [0, 1, 2, 0, 1]
 
 
 class TestPowerOfTwo:
@@ -244,13 +216,6 @@ class TestPowerOfTwo:
         router = make("power_of_two", 2)
         chosen = {router.route(REQUEST, "", loads(1, 1, counts=(7, 6))) for _ in range(20)}
         assert chosen == {1}
-
-    def test_is_far_better_balanced_than_one_choice(self) -> None:
-        """The most loaded of n bins: log log n against n log / log log n (Mitzenmacher)."""
-        two, one = (Scene(make(name), 100, 1000) for name in ("power_of_two", "session"))
-        two.route_all(requests(1000))
-        one.route_all(requests(1000))
-        assert two.most_live <= 13 < one.most_live
 
 
 class TestSession:
@@ -294,13 +259,6 @@ class TestSession:
         if gone == "has left":
             router.joined(3, 64)
         assert self.placed(router, *range(8)) == before
-
-    def test_it_does_not_matter_in_which_order_replicas_joined(self) -> None:
-        backwards = make("session")
-        for number in reversed(range(8)):
-            backwards.joined(number, 64)
-        numbers = range(8)
-        assert self.placed(backwards, *numbers) == self.placed(make("session", 8), *numbers)
 
     def test_places_are_the_same_in_every_process(self) -> None:
         router = make("session", 8)
@@ -378,18 +336,6 @@ class TestPrefixAffinity:
         kept.loads[0].num_requests = 2
         assert kept.route(make_request(3, self.SHARED), "").replica == 0
 
-    def test_a_prefix_is_known_as_far_as_it_was_sent(self) -> None:
-        known = SentPrefixes(100)
-        known.joined(0, 64)
-        known.joined(1, 64)
-        known.sent(0, [1, 2, 3])
-        known.sent(1, [1, 2])
-        assert known.held.longest([1, 2, 3, 4], {0, 1}) == (3, {0})
-        assert known.held.longest([1, 2, 3, 4], {1}) == (2, {1})
-        assert known.held.longest([1, 2, 9], {0, 1}) == (2, {0, 1})
-        assert known.held.longest([9], {0, 1}) == (0, set())
-        assert known.held.longest([], {0, 1}) == (0, set())
-
     def test_a_block_without_those_before_it_is_of_no_use(self) -> None:
         held = HeldBlocks()
         for key in (1, 2):
@@ -434,13 +380,6 @@ class TestExactIndex:
         assert router.route(request, "", loads(3, 0, 1)) == 1
         router.blocks_changed(0, [("cleared", []), ("stored", self.KEYS)])
         assert router.route(request, "", loads(3, 0, 1)) == 0
-
-    def test_what_has_left_holds_nothing_when_it_is_back(self) -> None:
-        router, request = self.made(), make_request(0, self.SHARED)
-        router.blocks_changed(0, [("stored", self.KEYS)])
-        router.left(0)
-        router.joined(0, 64)
-        assert router.route(request, "", loads(3, 0, 1)) == 1
 
 
 class TestContentKeys:
