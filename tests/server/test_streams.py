@@ -31,6 +31,10 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"echo": True, "max_tokens": 0}),
     (COMPLETIONS, {**IDS, "logprobs": 1}),
     (COMPLETIONS, {"structured_outputs": {"regex": "abcdef"}, "stop": ["e"]}),
+    (
+        COMPLETIONS,
+        {"echo": True, "logprobs": 1, "n": 2, "temperature": 1, "seed": 3, "stop": ["a"], **IDS},
+    ),
     (CHAT, {}),
     (CHAT, {**IDS, "max_tokens": 5}),
     (CHAT, {"n": 2, "logprobs": True, "top_logprobs": 2, "max_tokens": 6}),

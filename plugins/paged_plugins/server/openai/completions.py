@@ -149,17 +149,19 @@ class Completing:
             return None, start
         return self._logprobs.completion(entries, token_ids, start, text)
 
-    def first(self, index: int, place: int) -> CompletionChoice:
-        """Return what a choice begins with before anything is generated."""
+    def first(self, index: int, place: int) -> tuple[CompletionChoice, int]:
+        """Return what a choice begins with before anything is generated, and how many characters
+        are before its first token that is."""
         stream, body = self.answer.streams[place], self.body
         ids = list(stream.request.prompt)
-        echoed, (logprobs, _) = "", self._formatted([], [], 0, "")
+        echoed, (logprobs, offset) = "", self._formatted([], [], 0, "")
         if body.echo:
             echoed = self._echoed(stream.prompt, ids)
             if self._logprobs is not None:
-                logprobs, _ = self._formatted(stream.output().prompt_logprobs, ids, 0, echoed)
+                entries = stream.output().prompt_logprobs
+                logprobs, offset = self._formatted(entries, ids, 0, echoed)
         wants_ids = body.return_token_ids
-        return CompletionChoice(
+        made = CompletionChoice(
             index=index,
             text=echoed,
             logprobs=logprobs,
@@ -168,6 +170,7 @@ class Completing:
             token_ids=[] if wants_ids else UNSET,
             prompt_token_ids=ids if wants_ids else UNSET,
         )
+        return made, offset
 
     def gained(self, index: int, delta: OutputDelta, offset: int) -> tuple[CompletionChoice, int]:
         """Return what a choice gained, and how many characters are before its next token."""
@@ -205,8 +208,7 @@ class CompletionEvents:
             head = self._heads[index] = b'{"index":%d,"text":' % index
             self._offsets[index] = 0
             if self._has_first:
-                choice = self._made.first(index, place)
-                self._offsets[index] = len(choice.text)
+                choice, self._offsets[index] = self._made.first(index, place)
                 first = chunks.chunk(encode(choice))
         if self._made.only_echo:
             delta = replace(delta, text="", token_ids=[], logprobs=delta.logprobs and [])
