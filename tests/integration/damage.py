@@ -91,10 +91,17 @@ def change_json(path: Path, change: Callable[[Any], Any]) -> None:
     path.write_text(dumps(change(content)))
 
 
+def header_of(path: Path) -> Any:
+    """Read the header of a file of safetensors."""
+    content = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", content)
+    return json.loads(content[8 : 8 + length])
+
+
 def change_header(path: Path, change: Callable[[Any], Any]) -> None:
     content = path.read_bytes()
     (length,) = struct.unpack_from("<Q", content)
-    header = dumps(change(json.loads(content[8 : 8 + length]))).encode()
+    header = dumps(change(header_of(path))).encode()
     path.unlink()
     path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + length :])
 

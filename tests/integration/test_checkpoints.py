@@ -17,7 +17,6 @@ from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
-    LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
 from transformers.utils import logging
@@ -28,6 +27,7 @@ from paged_backends.checkpoint.config_fields import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_core import LLM
 from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel
+from paged_plugins.bench.measurement import peak_memory, reset_peak
 
 pytestmark = pytest.mark.heavy
 
@@ -49,33 +49,25 @@ def refused(folder: Path | str, reason: str, **changes: Any) -> None:
 # ---------------------------------------------------------------------- where it is
 
 
-def test_demo_is_the_folder_of_the_package() -> None:
-    assert (resolve_checkpoint("demo") / "config.json").is_file()
-
-
-@pytest.mark.parametrize("model", ["./none", "/no/such/folder", "~/none", "a/b/c", ""])
-def test_a_missing_folder_is_not_looked_for_on_the_hub(model: str) -> None:
-    with pytest.raises(CheckpointError, match="there is no folder"):
-        resolve_checkpoint(model)
-
-
-def test_a_file_is_not_a_folder(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="is a file"):
-        resolve_checkpoint(str(folder / "config.json"))
-
-
-def test_an_impossible_id_says_what_is_possible() -> None:
-    with pytest.raises(CheckpointError, match="neither a folder nor a hub id"):
-        resolve_checkpoint("a b/c")
-
-
-def test_offline_a_hub_id_asks_for_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("./none", "there is no folder"),
+        ("a/b/c", "there is no folder"),
+        ("", "there is no folder"),
+        ("pyproject.toml", "is a file"),
+        ("a b/c", "neither a folder nor a hub id"),
+        ("someone/some-model-that-is-nowhere", r"hub cannot be reached.*give a folder"),
+    ],
+)
+def test_what_cannot_be_found_offline(
+    model: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"hub cannot be reached.*give a folder"):
-        resolve_checkpoint("someone/some-model-that-is-nowhere")
+    monkeypatch.chdir(Path(__file__).parents[2])
+    with pytest.raises(CheckpointError, match=reason):
+        resolve_checkpoint(model)
 
 
 def unanswered(kind: type[Exception]) -> Exception:
@@ -88,7 +80,6 @@ def unanswered(kind: type[Exception]) -> Exception:
     [
         (unanswered(GatedRepoError), "users who accepted its terms"),
         (unanswered(RepositoryNotFoundError), r"no model a/b on the hub"),
-        (LocalEntryNotFoundError("no"), "hub cannot be reached"),
         (unanswered(HfHubHTTPError), r"failed \(HfHubHTTPError"),
         (OSError("disk full\nand more"), r"failed \(disk full\); try again"),
     ],
@@ -128,10 +119,14 @@ def test_a_download_fetches_pickles_and_code_only_if_allowed(
     assert len(fetched) == 4
 
 
-@pytest.mark.parametrize("runner", ["auto", "native", "onnxruntime", "transformers"])
 @pytest.mark.parametrize(
-    ("graph", "named"),
-    [("model.onnx", "."), ("onnx/model_q4.onnx", "."), ("genai_config.json", "."), ("a.onnx",) * 2],
+    ("runner", "graph", "named"),
+    [
+        ("auto", "model.onnx", "."),
+        ("native", "onnx/model_q4.onnx", "."),
+        ("onnxruntime", "genai_config.json", "."),
+        ("transformers", "a.onnx", "a.onnx"),
+    ],
 )
 def test_an_exported_graph_is_refused_with_the_way_to_serve_its_weights(
     runner: str, graph: str, named: str, folder: Path
@@ -189,7 +184,6 @@ def garble(folder: Path) -> None:
     [
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (write("config.json", "{"), "cannot be read as JSON"),
-        (write("config.json", "[]"), "does not hold a JSON object"),
         (
             lambda folder: change(folder / "config.json", num_attention_heads="many"),
             "does not describe a llama",
@@ -201,7 +195,6 @@ def garble(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
         (cut(-1000), "its header promises"),
         (cut(100), "truncated"),
-        (cut(0), "truncated"),
         (garble, "corrupt"),
         (
             write(
@@ -287,12 +280,6 @@ def test_rope_that_depends_on_the_longest_sequence_bounds_the_length(tmp_path: P
 # ---------------------------------------------------------------------- how it is loaded
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dtype(folder: Path, dtype: str) -> None:
-    runner = load_runner(settings(folder, dtype=dtype))
-    assert {layer.dtype for layer in runner.layers} == {dtype}
-
-
 @pytest.fixture(scope="module")
 def folder_16_bit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bfloat16")
@@ -318,10 +305,22 @@ def test_a_large_16_bit_model_does_so_where_bfloat16_is_slow(
     assert choose_dtype("auto", checkpoint, torch.device("cuda")) == "auto"
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
-def test_device_that_is_not_there(folder: Path, device: str) -> None:
+def test_device_that_is_not_there(folder: Path) -> None:
     with pytest.raises(SettingsError, match="device"):
-        load_runner(settings(folder, device=device))
+        load_runner(settings(folder, device="cuda:99"))
+
+
+def test_loading_does_not_hold_the_weights_twice(folder: Path, tmp_path: Path) -> None:
+    """Stored in 16 bits and computed in 32: they are converted one by one."""
+    config = tiny_models.of("Llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=8)()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "large")
+    del model
+    load_runner(folder, "native", kernels="off")  # imports what it needs
+    reset_peak()
+    before = peak_memory()
+    runner = load_runner(settings(tmp_path / "large", dtype="float32"), "native", kernels="off")
+    assert peak_memory() - before < 2 * runner.model_size().weight_bytes
 
 
 def test_loading_is_silent_and_leaves_the_library_as_it_was(

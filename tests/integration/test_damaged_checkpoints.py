@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from integration import damage, tiny_models
-from integration.quantized_checkpoints import CompressedTensors, Gptq, write
 from integration.test_checkpoints import change
-from integration.test_quantized_checkpoints import make
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, SamplingParams
+from paged_core.cli import main
 from paged_core.errors import CheckpointError, PagedCoreError
 from unit.test_tokenizer import KINDS
 from unit.test_tokenizer import save as save_tokenizer
@@ -33,12 +30,9 @@ RUNNERS = ["native", "transformers"]
 
 
 def serve(folder: Path, runner: str, **options: Any) -> list[int]:
-    """Load a model and generate a little with all that it has."""
+    """Load a model and generate a little."""
     with LLM(str(folder), runner=runner, num_blocks=8, block_size=16, **options) as llm:
-        prompt: Any = [3, 4, 5]
-        if llm.tokenizer is not None:
-            prompt = {"prompt_token_ids": prompt}
-        (output,) = llm.generate([prompt], SamplingParams(max_tokens=3, temperature=0))
+        (output,) = llm.generate([[3, 4, 5]], SamplingParams(max_tokens=3, temperature=0))
         return list(output.outputs[0].token_ids)
 
 
@@ -107,7 +101,6 @@ def _eight_bits(header: dict[str, Any]) -> None:
     entry |= {"dtype": "F8_E4M3", "shape": [entry["shape"][0], 4 * entry["shape"][1]]}
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize(
     ("damaged", "reason"),
     [
@@ -120,18 +113,17 @@ def _eight_bits(header: dict[str, Any]) -> None:
     ],
 )
 def test_a_header_that_contradicts_its_file_is_refused(
-    folder: Path, runner: str, damaged: Callable[[Any], None], reason: str
+    folder: Path, damaged: Callable[[Any], None], reason: str
 ) -> None:
     damage.change_header(folder / "model.safetensors", lambda header: (damaged(header), header)[1])
-    refused(folder, runner, reason)
+    refused(folder, "native", reason)
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_name_with_two_entries_is_refused(folder: Path, runner: str) -> None:
+def test_a_name_with_two_entries_is_refused(folder: Path) -> None:
     path = folder / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"model.norm.weight"', b'"lm_head.weight"   ', 1))
-    refused(folder, runner, "given twice")
+    refused(folder, "native", "given twice")
 
 
 def more(folder: Path, name: str, value: torch.Tensor) -> None:
@@ -156,16 +148,11 @@ def test_weights_that_the_model_does_not_use_are_named(
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize(
-    "name",
-    ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.embeddings.position_ids", "mtp.x"],
-)
-def test_tables_that_older_versions_stored_are_ignored(
-    folder: Path, runner: str, name: str
-) -> None:
-    kind = torch.int64 if name.endswith("ids") else torch.float32
+def test_tables_that_older_versions_stored_are_ignored(folder: Path, runner: str) -> None:
     expected = serve(folder, runner)
-    more(folder, name, torch.zeros(8, dtype=kind))
+    more(folder, "model.embeddings.position_ids", torch.zeros(8, dtype=torch.int64))
+    for name in ("model.layers.0.self_attn.rotary_emb.inv_freq", "mtp.x"):
+        more(folder, name, torch.zeros(8))
     assert serve(folder, runner) == expected
 
 
@@ -180,15 +167,7 @@ def test_layers_that_predict_further_tokens_are_ignored(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "../{other}",
-        "{folder}/../{other}",
-        "{absolute}",
-        "linked/{other}",
-        "x/../{other}",
-        "",
-        ".",
-    ],
+    ["../{other}", "{absolute}", "linked/{other}", "x/../{other}", "."],
 )
 def test_an_index_does_not_leave_its_folder(whole: Path, tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(whole, tmp_path / "model")
@@ -206,7 +185,7 @@ def test_an_index_does_not_leave_its_folder(whole: Path, tmp_path: Path, name: s
     refused(folder, "native", "not in its folder")
 
 
-@pytest.mark.parametrize("names", [5, [1], {"a": 5}, {"a": None}, {"a": ["x"]}, {}, None, "x"])
+@pytest.mark.parametrize("names", [5, {"a": 5}, {"a": ["x"]}, {}, None])
 def test_an_index_names_files(whole: Path, tmp_path: Path, names: Any) -> None:
     folder = shutil.copytree(whole, tmp_path / "model")
     change(folder / "model.safetensors.index.json", weight_map=names)
@@ -232,13 +211,16 @@ def test_one_weight_in_two_shards_is_refused(whole: Path, tmp_path: Path) -> Non
 # ---------------------------------------------------------------------- sizes and numbers
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
+SIZES = [
+    *("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+]
+
+
 @pytest.mark.parametrize(
-    "field",
-    ["num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim",
-     "num_attention_heads", "num_key_value_heads", "max_position_embeddings"],
-)  # fmt: skip
-@pytest.mark.parametrize("value", [10**9, 10**18, 10**400])
+    ("runner", "value"), [("native", 10**9), ("transformers", 10**18), ("native", 10**400)]
+)
+@pytest.mark.parametrize("field", SIZES)
 def test_a_model_larger_than_its_weights_is_refused_before_it_is_made(
     folder: Path, runner: str, field: str, value: int
 ) -> None:
@@ -249,7 +231,7 @@ def test_a_model_larger_than_its_weights_is_refused_before_it_is_made(
     refused(folder, runner, field)
 
 
-@pytest.mark.parametrize("value", [10**400, float("nan"), float("inf"), -1e-6, 0, True, "1e-5", []])
+@pytest.mark.parametrize("value", [10**400, float("nan"), -1e-6, True, "1e-5"])
 @pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta"])
 def test_a_number_is_one_to_compute_with(folder: Path, field: str, value: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
@@ -275,7 +257,6 @@ def pickled(single: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -289,21 +270,21 @@ def pickled(single: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_pickle_holds_weights_and_nothing_else(
-    pickled: Path, tmp_path: Path, runner: str, content: Callable[[Any], Any], reason: str
+    pickled: Path, tmp_path: Path, content: Callable[[Any], Any], reason: str
 ) -> None:
     folder = shutil.copytree(pickled, tmp_path / "model")
     path = folder / "pytorch_model.bin"
     torch.save(content(torch.load(path)), path)
-    refused(folder, runner, reason, allow_pickle=True)
+    refused(folder, "native", reason, allow_pickle=True)
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_pickles_old_and_new_are_read(pickled: Path, tmp_path: Path, runner: str) -> None:
+def test_pickles_old_and_new_are_read(pickled: Path, single: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(pickled, tmp_path / "model")
     path = folder / "pytorch_model.bin"
-    expected = serve(folder, runner, allow_pickle=True)
+    expected = serve(single, "native")
+    assert serve(folder, "native", allow_pickle=True) == expected
     torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
-    assert serve(folder, runner, allow_pickle=True) == expected
+    assert serve(folder, "native", allow_pickle=True) == expected
 
 
 # ---------------------------------------------------------------------- any damage
@@ -322,30 +303,14 @@ JSON_FILES = [
 def damages(draw: st.DrawFn, whole: Path) -> damage.Damage:
     shard = min(whole.glob("*.safetensors")).name
     name = draw(st.sampled_from([*JSON_FILES, shard]))
-    kind = draw(st.sampled_from(["value", "value", "value", "bytes", "whole"]))
-    if kind == "whole":
-        how = draw(st.sampled_from(sorted(damage.WHOLE)))
-
-        def replace(folder: Path) -> None:
-            (folder / name).unlink()
-            damage.WHOLE[how](folder / name)
-
-        return f"{name}: {how}", replace
-    if kind == "bytes":
-        size = (whole / name).stat().st_size
-        edit = draw(damage.byte_changes(size, 2000))
+    if draw(st.integers(0, 3)) == 0:
+        edit = draw(damage.byte_changes((whole / name).stat().st_size, 2000))
         return f"{name}: bytes", lambda folder: damage.change_bytes(folder / name, edit)
-    edited: list[Any] = []
-
-    def remember(content: Any) -> Any:
-        edited.append(content)
-        return content
-
     with_content = damage.change_header if name == shard else damage.change_json
-    scratch = whole.parent / f"scratch_{name}"
-    shutil.copy(whole / name, scratch)
-    with_content(scratch, remember)
-    what, changed = draw(damage.mutations(edited[0]))
+    content = (
+        damage.header_of(whole / name) if name == shard else json.loads((whole / name).read_text())
+    )
+    what, changed = draw(damage.mutations(content))
     return f"{name}: {what}", lambda folder: with_content(folder / name, lambda _: changed)
 
 
@@ -376,116 +341,52 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tiny_models.save(name, folder / name) for name in tiny_models.NATIVE}
 
 
-def damaged(data: st.DataObject, sound: Path, tmp_path: Path, name: str) -> Path:
-    """A folder in which a value of a file of JSON is another."""
-    folder = links(sound, tmp_path / "model")
-    what, changed = data.draw(damage.mutations(json.loads((sound / name).read_text())))
-    note(what)
-    damage.change_json(folder / name, lambda _: changed)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("tokenizers")
-    options: dict[str, Any] = {
-        "bos_token": "<s>",
-        "eos_token": {"content": "</s>"},
-        "add_bos_token": True,
-        "chat_template": "{{ bos_token }}{{ messages[0].content }}",
-        "added_tokens_decoder": {"0": {"content": "<s>", "special": True}},
-    }
-    return {name: save_tokenizer(folder / name, make(), **options) for name, make in KINDS.items()}
-
-
-@pytest.fixture(scope="module", params=[Gptq(), CompressedTensors()], ids=str)
-def codes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(make(), tmp_path_factory.mktemp("codes"), request.param)
-
-
-Do = Callable[[st.DataObject, Path], object]
-"""Draws damage, does it to a copy of a model in a folder, and uses that."""
-
-
-@pytest.fixture
-def uses(
-    whole: Path,
-    families: dict[str, Path],
-    pickled: Path,
-    tokenizers: dict[str, Path],
-    codes: Path,
-) -> dict[str, Do]:
-    """By what is damaged; each is served or refused."""
-
-    def model(runner: str) -> Do:
-        def do(data: st.DataObject, tmp_path: Path) -> None:
-            folder = links(whole, tmp_path / "model")
-            what, damage_it = data.draw(damages(whole))
-            note(what)
-            damage_it(folder)
-            outcome(lambda: serve(folder, runner))
-            outcome(lambda: use_tokenizer(folder))
-
-        return do
-
-    def configuration(data: st.DataObject, tmp_path: Path) -> None:
-        family = families[data.draw(st.sampled_from(sorted(families)))]
-        folder = damaged(data, family, tmp_path, "config.json")
-        outcome(lambda: serve(folder, "native"))
-
-    def pickle(data: st.DataObject, tmp_path: Path) -> None:
-        folder = links(pickled, tmp_path / "model")
-        path = folder / "pytorch_model.bin"
-        damage.change_bytes(path, data.draw(damage.byte_changes(path.stat().st_size, 6000)))
-        outcome(lambda: serve(folder, "native", allow_pickle=True))
-
-    def tokenizer(data: st.DataObject, tmp_path: Path) -> None:
-        sound = tokenizers[data.draw(st.sampled_from(sorted(tokenizers)))]
-        name = data.draw(st.sampled_from(["tokenizer.json", "tokenizer_config.json"]))
-        folder = damaged(data, sound, tmp_path, name)
+@damage.lengths(60, 4000)
+def test_any_damage_is_served_or_refused(examples: int, whole: Path, tmp_path: Path) -> None:
+    def check(data: st.DataObject) -> None:
+        folder = links(whole, tmp_path / "model")
+        what, damage_it = data.draw(damages(whole))
+        note(what)
+        damage_it(folder)
+        outcome(lambda: serve(folder, data.draw(st.sampled_from(RUNNERS))))
         outcome(lambda: use_tokenizer(folder))
 
-    def quantised(data: st.DataObject, tmp_path: Path) -> None:
-        content = bytearray((codes / "model.safetensors").read_bytes())
-        head = 8 + int.from_bytes(content[:8], "little")
-        data.draw(damage.byte_changes(len(content), head))(content)
-        folder = links(codes, tmp_path / "model")
-        (folder / "model.safetensors").unlink()
-        (folder / "model.safetensors").write_bytes(content)
+    damage.for_examples(examples, check)
+
+
+@damage.lengths(30, 2000)
+def test_any_configuration_is_served_or_refused(
+    examples: int, families: dict[str, Path], tmp_path: Path
+) -> None:
+    def check(data: st.DataObject) -> None:
+        family = families[data.draw(st.sampled_from(sorted(families)))]
+        folder = links(family, tmp_path / "model")
+        what, changed = data.draw(
+            damage.mutations(json.loads((family / "config.json").read_text()))
+        )
+        note(what)
+        damage.change_json(folder / "config.json", lambda _: changed)
         outcome(lambda: serve(folder, "native"))
 
-    own = {"a configuration": configuration, "a pickle": pickle, "a tokenizer": tokenizer}
-    own |= {"quantised weights": quantised}
-    return {runner: model(runner) for runner in RUNNERS} | own
-
-
-@damage.lengths(25, 2000)
-@pytest.mark.parametrize(
-    "kind", [*RUNNERS, "a configuration", "a pickle", "a tokenizer", "quantised weights"]
-)
-def test_any_damage_is_served_or_refused(
-    kind: str, examples: int, uses: dict[str, Do], tmp_path: Path
-) -> None:
-    damage.for_examples(examples, lambda data: uses[kind](data, tmp_path))
+    damage.for_examples(examples, check)
 
 
 @pytest.mark.parametrize("name", JSON_FILES)
-@pytest.mark.parametrize("how", sorted(damage.WHOLE))
-def test_whatever_is_in_place_of_a_file(whole: Path, tmp_path: Path, name: str, how: str) -> None:
-    folder = links(whole, tmp_path / "model")
-    (folder / name).unlink()
-    damage.WHOLE[how](folder / name)
-    outcome(lambda: serve(folder, "native"))
-    outcome(lambda: use_tokenizer(folder))
+def test_whatever_is_in_place_of_a_file(whole: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    for replace in damage.WHOLE.values():
+        links(whole, folder)
+        (folder / name).unlink()
+        replace(folder / name)
+        outcome(lambda: serve(folder, "native"))
+        outcome(lambda: use_tokenizer(folder))
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_the_command_shows_one_line(whole: Path, tmp_path: Path, name: str) -> None:
+def test_the_command_shows_one_line(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = links(whole, tmp_path / "model")
-    (folder / name).unlink()
-    damage.WHOLE["deep"](folder / name)
-    command = [sys.executable, "-m", "paged_core", "generate", "hi", "--model", str(folder)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert ran.returncode
-    assert "Traceback" not in ran.stderr
-    assert str(folder / name) in ran.stderr.replace("\n", "")
+    (folder / "tokenizer.json").unlink()
+    damage.WHOLE["deep"](folder / "tokenizer.json")
+    assert main(["generate", "hi", "--model", str(folder)], {})
+    assert str(folder / "tokenizer.json") in capsys.readouterr().err.replace("\n", "")

@@ -25,8 +25,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "block_size 256": {"block_size": 256, "num_blocks": 16},
     "no prefix cache": {"block_size": 1, "block_allocator": "uncached"},
-    "prefill or decode": {"scheduler": "prefill_or_decode", "block_size": 4},
-    "planned ahead": {"async_scheduling": True, "scheduler": {"max_num_batched_tokens": 7}},
     "planned ahead, swap": {
         "async_scheduling": True,
         "block_size": 4,
@@ -80,12 +78,3 @@ def test_greedy_tokens_equal_those_of_generate(
             assert cached[-1] == cached[-4] == 16, "the second round finds the first one's prompts"
         if way == "no prefix cache":
             assert not any(cached)
-
-
-def test_a_prefix_is_shared_in_the_step_that_computes_it(
-    family: Path, expected: list[list[int]]
-) -> None:
-    with build(family, block_size=4) as llm:
-        outputs = llm.generate(PROMPTS[4:7], GREEDY)
-        assert [output.outputs[0].token_ids for output in outputs] == expected[4:7]
-        assert [output.num_cached_tokens for output in outputs] == [0, 20, 20]

@@ -169,19 +169,6 @@ def test_weights_stay_quantised(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- a whole model
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Type], Path]:
-    """The demo model with its tokenizer, in one file."""
-    folder, made = resolve_checkpoint("demo"), tmp_path_factory.mktemp("demo")
-    values = tokenizer_values(folder, "smollm")
-
-    def write(kind: Type) -> Path:
-        model = GgufModel(gguf_files.load(folder).requires_grad_(False), kind, values)
-        return model.write(made / f"{kind.name}.gguf")
-
-    return write
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A folder with one file."""
@@ -191,33 +178,26 @@ def small(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=lambda kind: kind.name)
-def test_the_demo_model_says_the_same(demo: Callable[[Type], Path], kind: Type) -> None:
-    prompts = ["Count from 1 to 10:"]
-    prompts += ["What is a block table?"] if kind == Type.F32 else []
+def test_the_demo_model_says_the_same_with_its_tokenizer_in_one_file(tmp_path: Path) -> None:
+    folder = resolve_checkpoint("demo")
+    model = gguf_files.load(folder).requires_grad_(False)
+    file = GgufModel(model, Type.F32, tokenizer_values(folder, "smollm")).write(tmp_path / "a.gguf")
     answers = []
-    for model in ("demo", str(demo(kind))):
-        with LLM(model, num_blocks=64) as llm:
-            outputs = llm.generate(prompts, SamplingParams(max_tokens=20))
+    for name in ("demo", str(file)):
+        with LLM(name, num_blocks=64) as llm:
+            outputs = llm.generate("Count from 1 to 10:", SamplingParams(max_tokens=20))
             talk = [{"role": "user", "content": "What is a block table?"}]
-            if kind == Type.F32:
-                outputs += llm.chat(talk, SamplingParams(max_tokens=8))
+            outputs += llm.chat(talk, SamplingParams(max_tokens=8))
             answers.append([(one.prompt_token_ids, one.outputs[0].text) for one in outputs])
     assert answers[0] == answers[1]
 
 
-def test_a_folder_with_one_file_is_that_file(small: Path) -> None:
+def test_which_file_of_a_folder_is_read(small: Path) -> None:
+    """The only one, but other weights take precedence."""
     assert resolve_checkpoint(str(small)) == small / "small.gguf"
-    load_runner(small, "native")
-
-
-def test_a_folder_with_several_files_lists_them(small: Path) -> None:
     shutil.copy(small / "small.gguf", small / "large.gguf")
     with pytest.raises(CheckpointError, match=r"2 GGUF files \(large.gguf, small.gguf\)"):
         resolve_checkpoint(str(small))
-
-
-def test_other_weights_in_the_folder_take_precedence(small: Path) -> None:
     tiny_models.save("qwen3", small)
     assert resolve_checkpoint(str(small)) == small
     assert Checkpoint.open(str(small)).model_type == "qwen3"
@@ -236,6 +216,8 @@ def test_a_file_of_a_repository(small: Path, monkeypatch: pytest.MonkeyPatch) ->
         resolve_checkpoint("a/b:other.gguf")
     with pytest.raises(CheckpointError, match="does not name a GGUF file"):
         resolve_checkpoint("a/b:model.safetensors")
+    with pytest.raises(CheckpointError, match=r"there is no file missing\.gguf; set `model`"):
+        resolve_checkpoint("missing.gguf")
 
 
 def test_the_runner_of_transformers_refuses_it(small: Path) -> None:
@@ -251,12 +233,7 @@ def test_weights_from_a_seed_need_only_the_values(small: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [
-        (Type.F32, "float32"),
-        (Type.F16, "float16"),
-        (Type.BF16, "bfloat16"),
-        (Type.Q8_0, "bfloat16"),
-    ],
+    [(Type.F16, "float16"), (Type.Q8_0, "bfloat16")],
     ids=lambda part: getattr(part, "name", part),
 )
 def test_the_dtype_is_that_of_the_matrices(kind: Type, dtype: str, tmp_path: Path) -> None:
@@ -285,15 +262,11 @@ def test_the_end_of_a_turn_ends_a_sequence(tmp_path: Path) -> None:
         ({"general.architecture": "phi3"}, "is of 'phi3'; take the model as safetensors"),
         ({"llama.expert_count": 8}, "llama.expert_count, which is not covered"),
         ({"llama.rope.scaling.type": "yarn"}, "rotary embeddings scaled by 'yarn'"),
-        ({"llama.rope.scaling.type": "divided"}, "divisors"),
         ({"llama.rope.dimension_count": 8}, "heads of 16 with llama.rope.dimension_count of 8"),
         ({"llama.block_count": 3}, "says 3 layers, and the weights are of 2"),
-        ({"llama.block_count": 1}, "says 1 layers, and the weights are of 2"),
         ({"llama.block_count": None}, "lacks llama.block_count"),
-        ({"llama.block_count": "2"}, "llama.block_count must be a whole number"),
         ({"llama.embedding_length": 32}, "has another shape"),
         ({"llama.attention.head_count_kv": [2, 1]}, "head_count_kv must be .* not a list of 2"),
-        ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "must be a number from"),
         ({"llama.attention.head_count_kv": 3}, "num_key_value_heads must be a divisor"),
         ({"split.count": 2}, "llama-gguf-split --merge"),
         ({"general.alignment": "x"}, "Bad type for general.alignment"),
@@ -332,7 +305,6 @@ def test_weights_that_the_model_lacks(small: Path) -> None:
 def test_other_files_under_that_name(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for content, reason in [
-        (b"", "does not begin with GGUF"),
         (b"GG", "does not begin with GGUF"),
         (b"version https://git-lfs", "magic invalid"),
         (b"GGUF" + (1).to_bytes(4, "little"), "version 1 which we cannot handle"),
@@ -356,7 +328,6 @@ def described_at(content: bytes, name: bytes) -> int:
         (lambda own, other: other, "where it cannot be"),  # two tensors in one place
         (lambda own, other: own + 2, "where it cannot be"),  # across its numbers
         (lambda own, other: 1 << 40, "and the file at"),
-        (lambda own, other: (1 << 64) - 32, "and the file at"),
     ],
 )
 def test_where_a_tensor_may_not_be(
@@ -377,8 +348,6 @@ def test_where_a_tensor_may_not_be(
     [
         (b"blk.0.ffn_up.weight", b"blk.1.ffn_up.weight", "blk.1.ffn_up.weight is there twice"),
         (b"llama.block_count", b"llama.block\ncount", r"'llama.block\\ncount' is no name"),
-        (b"llama.block_count", b"llama.block\xffcount", "utf-8"),
-        (b"llama.block_count", b"llama.vocab_sizes", "lacks llama.block_count"),
         (b"llama.block_count\4", b"llama.block_count\x0d", r"13\)? is not a valid GGUFValueType"),
         (b"t.list\x09\0\0\0\5", b"t.list\x09\0\0\0\x09", "no list of ARRAY"),
         (b"\5\0\0\0\2\0\0\0\0\0\0\0", b"\5\0\0\0\2\0\0\0\0\0\0\x7f", "ends behind"),
@@ -464,12 +433,7 @@ def check_odd_numbers(sound: bytes, data: st.DataObject) -> None:
 
 def test_a_truncated_file_is_refused(sound: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    for length in [*range(0, len(sound) - 32, len(sound) // 40), len(sound) - 32]:
+    for length in [*range(0, len(sound) - 32, len(sound) // 20), len(sound) - 32]:
         path.write_bytes(sound[:length])
         with pytest.raises(CheckpointError):
             read_everything(path)
-
-
-def test_a_file_that_is_missing_is_not_looked_for_in_the_hub() -> None:
-    with pytest.raises(CheckpointError, match=r"there is no file missing\.gguf; set `model`"):
-        resolve_checkpoint("missing.gguf")

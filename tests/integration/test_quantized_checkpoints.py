@@ -199,17 +199,14 @@ def copied(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     ("method", "values", "reason"),
     [
         ("gptq", {"quant_method": "bitsandbytes"}, "'bitsandbytes', and what .* gptq, awq, comp"),
-        ("gptq", {"quant_method": "fp8"}, "is quantised by 'fp8'"),
         ("gptq", {"quant_method": 7}, "is quantised by 'unknown'"),
         (
             "gptq",
             {"bits": 3},
             "quantization_config.bits must be 4 or 8 for runner native, not 3; take",
         ),
-        ("gptq", {"bits": True}, "quantization_config.bits must be 4 or 8"),
         ("gptq", {"bits": None}, "quantization_config.bits must be given"),
         ("gptq", {"group_size": 0}, "group_size must be -1 or at least 1"),
-        ("gptq", {"group_size": "all"}, "quantization_config.group_size must be a whole number"),
         (
             "gptq",
             {"checkpoint_format": "marlin"},
@@ -219,17 +216,7 @@ def copied(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
         ("awq", {"version": "gemv"}, "version must be gemm"),
         ("awq", {"bits": 8}, "bits must be 4"),
         ("compressed", {"format": "nvfp4-pack-quantized"}, "format must be pack-quantized or"),
-        (
-            "compressed",
-            {"config_groups": {}},
-            "config_groups must be an object of 1 to 100 entries",
-        ),
-        (
-            "compressed",
-            {"config_groups": {str(index): {} for index in range(101)}},
-            "config_groups must be an object of 1 to 100 entries",
-        ),
-        ("compressed", {"config_groups": {"a": 1}}, "config_groups must be an object"),
+        ("compressed", {"config_groups": {}}, "config_groups must be an object of 1 to 100"),
         ("compressed", {"config_groups": {"a": {}}}, "config_groups.weights must be an object"),
         ("compressed", {"transform_config": {"a": 1}}, "transform_config must be empty"),
         ("compressed", {"sparsity_config": {"format": "sparse-24"}}, "format must be dense"),
@@ -250,7 +237,6 @@ def test_what_a_configuration_may_not_say(
         ({"type": "float"}, "weights.type must be int"),
         ({"num_bits": 2}, "weights.num_bits must be 4 or 8 for runner native, not 2"),
         ({"strategy": "block"}, "weights.strategy must be tensor or channel or group"),
-        ({"actorder": "x"}, "weights.actorder must be none"),
         ({"group_size": 0}, "weights.group_size must be a whole number of at least 1"),
         ({"group_size": 64}, r"weight_scale in .* is float16 of the shape \(128, 4\), .* \(128, 2"),
         ({"num_bits": 8}, r"weight_packed in .* is int32 of the shape \(128, 16\)"),
@@ -266,22 +252,16 @@ def test_what_a_scheme_may_not_say(
         load(folder)
 
 
-@pytest.mark.parametrize(
-    ("dynamic", "logged"), [(True, ["activations_not_quantized"]), (False, None)]
-)
-def test_quantised_activations(
-    dynamic: bool, logged: list[str] | None, copied: Callable[[str], Path]
-) -> None:
+def test_quantised_activations(copied: Callable[[str], Path]) -> None:
     folder = copied("compressed")
     (group,) = config(folder)["config_groups"].values()
-    change(folder, config_groups={"a": group | {"input_activations": {"dynamic": dynamic}}})
-    if logged is None:
-        with pytest.raises(UnsupportedModel, match="input_activations must be null, or dynamic"):
-            load(folder)
-        return
+    change(folder, config_groups={"a": group | {"input_activations": {"dynamic": False}}})
+    with pytest.raises(UnsupportedModel, match="input_activations must be null, or dynamic"):
+        load(folder)
+    change(folder, config_groups={"a": group | {"input_activations": {"dynamic": True}}})
     with capture_logs() as logs:
         load(folder)
-    assert [each["event"] for each in logs if "activations" in each["event"]] == logged
+    assert "activations_not_quantized" in [each["event"] for each in logs]
 
 
 DOWN = "model.layers.1.mlp.down_proj"
@@ -291,20 +271,15 @@ DOWN = "model.layers.1.mlp.down_proj"
     ("method", "part", "make_other", "reason"),
     [
         ("gptq", "scales", None, "down_proj lack scales"),
-        ("gptq", "qzeros", None, "down_proj lack qzeros"),
         ("gptq", "qweight", None, "lacks the weights model.layers.1.mlp.down_proj.weight"),
         ("gptq", "qweight", lambda own: own[:-1], r"int32 of the shape \(39, 128\), .* \(40, 128"),
-        ("gptq", "qweight", lambda own: own.float(), "is float32 of the shape"),
         ("gptq", "scales", lambda own: own.int(), "is int32 of the shape .* float16 or bfloat16"),
         ("gptq", "scales", lambda own: own / 0, "gptq.* has a scale or an offset that is not"),
         ("gptq", "g_idx", lambda own: own - 1, "names groups that are not among its 10"),
         ("gptq", "g_idx", lambda own: own + 1, "names groups that are not among its 10"),
-        ("gptq", "g_idx", lambda own: own[:5], r"is int32 of the shape \(5,\)"),
         ("gptq", "qweight", lambda own: own > 0, "is stored as BOOL, and quantised weights are"),
         ("awq", "qzeros", lambda own: own.T, "qzeros in .* is int32 of the shape"),
-        ("awq", "qweight", lambda own: own.long(), "is int64 of the shape"),
         ("compressed", "weight_shape", lambda own: own + 1, r"is \[129, 321\], and \[128, 320\]"),
-        ("compressed", "weight_scale", None, "down_proj lack weight_scale"),
         ("compressed", "weight_zero_point", None, "down_proj lack weight_zero_point"),
         ("compressed", "weight_packed", None, "down_proj lack weight,|lack weight;"),
     ],
@@ -356,21 +331,12 @@ def test_runner_transformers_dequantises_compressed_tensors(folders: dict[str, P
     assert found[0] == pytest.approx(found[1], abs=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("described", "reason"),
-    [
-        ({"quant_method": "foo"}, "quantised by 'foo', which transformers"),
-        ({"quant_method": 7}, "quantised by 7, which transformers"),
-        ("gptq", "quantization_config must be an object"),
-    ],
-)
 def test_runner_transformers_names_a_method_that_it_does_not_know(
-    described: Any, reason: str, copied: Callable[[str], Path]
+    copied: Callable[[str], Path],
 ) -> None:
     folder = copied("gptq")
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": described}))
-    with pytest.raises((CheckpointError, UnsupportedModel), match=reason):
+    change(folder, quant_method="foo")
+    with pytest.raises(UnsupportedModel, match="quantised by 'foo', which transformers"):
         LLM(str(folder), runner="transformers", num_blocks=40)
 
 
