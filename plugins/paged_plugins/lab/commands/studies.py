@@ -41,7 +41,7 @@ from paged_plugins.lab.results.folder import (
     new_manifest,
     write_folder,
 )
-from paged_plugins.lab.results.results import Advance, run_missing, run_study
+from paged_plugins.lab.results.results import Advance, run_study
 from paged_plugins.lab.statistics.comparison import DECIDED, Comparison, print_differences
 from paged_plugins.lab.study.arms import (
     Arm,
@@ -303,7 +303,9 @@ def run_command(
             runner,
             advance,
         ):
-            for ran in run_missing(missing, kept, runner, advance):
+            for ran in runner(missing):
+                kept.keep(ran)
+                advance(1)
                 if ran.failure:
                     failed += 1
                     echo(f"failed: {ran.task}: {ran.failure}", err=True)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Study
 from paged_plugins.lab.tasks.pool import Runner
-from paged_plugins.lab.tasks.task import Ran, Task
 from paged_plugins.progress import counted, errors_text
 
 Advance = Callable[[int], None]
@@ -151,26 +150,6 @@ class Results:
         return fmean(values) if values else None
 
 
-class Kept(Protocol):
-    """Where the runs of studies are kept: in memory, or in a folder."""
-
-    def missing(self, study: Study, /) -> list[Task]:
-        """Return the runs of a study that are not kept yet."""
-
-    def keep(self, ran: Ran, /) -> None:
-        """Keep what a run gave."""
-
-
-def run_missing(
-    missing: Sequence[Task], kept: Kept, runner: Runner, advance: Advance = lambda count: None
-) -> Iterator[Ran]:
-    """Run tasks, keep each when it has ended, and yield it."""
-    for ran in runner(missing):
-        kept.keep(ran)
-        advance(1)
-        yield ran
-
-
 def run_study(
     study: Study,
     runner: Runner,
@@ -183,52 +162,29 @@ def run_study(
     Args:
         keeps_records: keep what pictures are drawn from.
     """
-    kept = KeptRuns(study.slo, keeps_records=keeps_records)
-    for _ in run_missing(kept.missing(study), kept, runner, advance):
-        pass
-    return kept.results(study)
-
-
-class KeptRuns:
-    """Runs that are kept in memory, by arm, workload, seed and number of requests.
-
-    Args:
-        slo: what goodput is measured by.
-        keeps_records: keep the whole records, not their measures alone.
-    """
-
-    def __init__(self, slo: ServiceLevel, *, keeps_records: bool = False) -> None:
-        self._slo = slo
-        self._keeps_records = keeps_records
-        self._known: dict[object, RunResult] = {}
-        self._records: dict[_Place, RunRecord] = {}
-        self._problems: dict[_Place, str] = {}
-
-    def missing(self, study: Study, /) -> list[Task]:
-        return [task for task in study.tasks() if _place(task) not in self._known]
-
-    def keep(self, ran: Ran, /) -> None:
+    runs: dict[_Place, RunResult] = {}
+    records: dict[_Place, RunRecord] = {}
+    problems: dict[_Place, str] = {}
+    for ran in runner(list(study.tasks())):
+        place = ran.task.place
         if ran.record is None:
-            self._problems[ran.task.place] = ran.problem or "the cause is not known"
-            return
-        self._known[_place(ran.task)] = run_result(ran.task.place, ran.record, self._slo)
-        if self._keeps_records:
-            self._records[ran.task.place] = ran.record
-
-    def results(self, study: Study) -> Results:
-        """Return the results of a study."""
-        runs = (self._known.get(_place(task)) for task in study.tasks())
-        return Results(
-            arms=[one.arm for one in study.arms],
-            workloads=[workload.name for workload in study.workloads],
-            seeds=study.seeds,
-            runs=[run for run in runs if run is not None],
-            problems=self._problems,
-            slo=study.slo,
-            num_replicas=study.num_replicas,
-            chosen=study.chosen,
-            record=lambda *place: self._records.get(place),
-        )
+            problems[place] = ran.problem or "the cause is not known"
+        else:
+            runs[place] = run_result(place, ran.record, study.slo)
+            if keeps_records:
+                records[place] = ran.record
+        advance(1)
+    return Results(
+        arms=[one.arm for one in study.arms],
+        workloads=[workload.name for workload in study.workloads],
+        seeds=study.seeds,
+        runs=[runs[task.place] for task in study.tasks() if task.place in runs],
+        problems=problems,
+        slo=study.slo,
+        num_replicas=study.num_replicas,
+        chosen=study.chosen,
+        record=lambda *place: records.get(place),
+    )
 
 
 def run_result(place: _Place, record: RunRecord, slo: ServiceLevel) -> RunResult:
@@ -245,7 +201,3 @@ def run_result(place: _Place, record: RunRecord, slo: ServiceLevel) -> RunResult
         num_errors=record.num_errors,
         error=record.error,
     )
-
-
-def _place(task: Task) -> object:
-    return *task.place, task.workload.requests

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -192,14 +192,17 @@ Cache = Annotated[float, Field(ge=0.01, le=4, strict=True)]
 Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
 
 
-class StudyFile(Strict):
-    """File of a study: a base, what is varied around it, on which workloads."""
+class Ablation(Strict):
+    """The content of ``ablation.yaml``: a base, what is varied around it, on which workloads."""
 
     base: dict[str, Any] = Field(default_factory=dict)
     """Settings by key, which may be dotted; ``profile`` is one."""
     axes: Axes
     """Values by setting."""
+    product: bool = False
+    """True if all combinations are arms, instead of one axis at a time around the base."""
     workloads: tuple[OneWorkload, ...]
+    seeds: Seeds = (0, 1, 2, 3, 4)
     executor: str | dict[str, Any] = SIMULATED
     cost_model: str | dict[str, Any] | None = None
     """Cost model of simulated steps; ``None``: the executor's own choice."""
@@ -219,7 +222,7 @@ class StudyFile(Strict):
         return slo
 
     @model_validator(mode="after")
-    def _consistent(self) -> StudyFile:
+    def _consistent(self) -> Ablation:
         if not self.workloads:
             raise ValueError("workloads: name one at least")
         names = [workload.name for workload in self.workloads]
@@ -237,16 +240,24 @@ class StudyFile(Strict):
                 )
         return self
 
-    @property
-    def is_product(self) -> bool:
-        """True if all combinations are arms, instead of one axis at a time around the base."""
-        return True
+    @model_validator(mode="after")
+    def _bounded(self) -> Ablation:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds: one is given twice")
+        num_runs = self.most_arms * len(self.workloads) * len(self.seeds)
+        if num_runs > MAX_RUNS:
+            raise ValueError(
+                f"these are up to {num_runs:,} runs ({counted(self.most_arms, 'arm')}, "
+                f"{counted(len(self.workloads), 'workload')}, "
+                f"{counted(len(self.seeds), 'seed')}), and {MAX_RUNS:,} is the most"
+            )
+        return self
 
     @property
     def most_arms(self) -> int:
         """Number of arms at most: some may have the same settings."""
         lengths = [len(values) for values in self.axes.values()]
-        return 1 + (prod(lengths) if self.is_product else sum(lengths))
+        return 1 + (prod(lengths) if self.product else sum(lengths))
 
     def layers(self, line: LineOf = lambda *_: None) -> list[Layer]:
         """Return the settings of the base, lowest layer first; ``line``: of a part of the file."""
@@ -278,7 +289,7 @@ class StudyFile(Strict):
             self.layers(line),
             self.axes,
             registry,
-            product=self.is_product,
+            product=self.product,
             advance=advance,
             line=line,
         )
@@ -286,50 +297,15 @@ class StudyFile(Strict):
         refuse_unused(given, [one.settings for one in arms], self.replicas)
         return arms
 
-    @property
-    def fractions(self) -> Fractions:
-        """Shares that are asked for of the load and the cache."""
-        return Fractions(load=self.load, cache=self.cache)
 
-
-File = TypeVar("File", bound=StudyFile)
-
-
-class Ablation(StudyFile):
-    """The content of ``ablation.yaml``."""
-
-    product: bool = False
-    seeds: Seeds = (0, 1, 2, 3, 4)
-
-    @property
-    def is_product(self) -> bool:
-        return self.product
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Ablation:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("seeds: one is given twice")
-        num_runs = self.most_arms * len(self.workloads) * len(self.seeds)
-        if num_runs > MAX_RUNS:
-            raise ValueError(
-                f"these are up to {num_runs:,} runs ({counted(self.most_arms, 'arm')}, "
-                f"{counted(len(self.workloads), 'workload')}, "
-                f"{counted(len(self.seeds), 'seed')}), and {MAX_RUNS:,} is the most"
-            )
-        return self
-
-
-def read_study_file(path: Path, made: type[File], registry: Registry) -> tuple[File, Study]:
+def read_ablation(path: Path, registry: Registry) -> Study:
     """Read the file of a study and check the settings of all of its arms.
-
-    Returns:
-        The file, and its arms and workloads as a study without seeds.
 
     Raises:
         SettingsError: the file or an arm is wrong; the message says where.
     """
     text = read_file(path)
-    file, document = _parse(text, made, path)
+    file, document = _parse(text, Ablation, path)
     try:
         with progress(file.most_arms, "checking arms", least=MANY) as advance:
             arms = file.arms(registry, advance, document.line)
@@ -338,20 +314,15 @@ def read_study_file(path: Path, made: type[File], registry: Registry) -> tuple[F
     study = Study(
         arms=arms,
         workloads=file.workloads,
-        seeds=(),
+        seeds=file.seeds,
         slo=file.slo,
+        command=f"paged-core lab run {path}",
         text=text,
         num_replicas=file.replicas,
-        fractions=file.fractions,
+        fractions=Fractions(load=file.load, cache=file.cache),
     )
     try:
         study.check_fractions()
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
-    return file, study
-
-
-def read_ablation(path: Path, registry: Registry) -> Study:
-    """Read an ablation; SettingsError if it is wrong, see :func:`read_study_file`."""
-    file, study = read_study_file(path, Ablation, registry)
-    return replace(study, seeds=file.seeds, command=f"paged-core lab run {path}")
+    return study

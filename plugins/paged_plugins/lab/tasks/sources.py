@@ -12,12 +12,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from pydantic import BaseModel
 
@@ -28,6 +26,7 @@ from paged_core.settings.schema import EngineSettings
 _ENGINE = ("paged_core", "paged_plugins")
 """Packages that every run uses, whatever its settings choose."""
 _IMPORT = re.compile(r"^ *(?:from ([\w.]+) import|import ([\w., ]+)$)", re.MULTILINE)
+_INSTALLED = {"site-packages", "dist-packages"}
 _AUTO = "auto"
 """The name of a choice that is made on the machine that runs it: of any component of the slot."""
 
@@ -85,6 +84,11 @@ class _Package:
             return cls(name, [Path(place) for place in spec.submodule_search_locations])
         return cls(name, [Path(spec.origin)]) if spec.has_location and spec.origin else None
 
+    @property
+    def is_installed(self) -> bool:
+        """Return whether it is where installers put packages, and not in a checkout."""
+        return not _INSTALLED.isdisjoint(self.places[0].resolve().parent.parts)
+
     @cached_property
     def files(self) -> Mapping[str, Path]:
         """Its files by name, without caches and what is hidden."""
@@ -117,44 +121,13 @@ class _Package:
         return frozenset(names - {self.name, ""} - sys.stdlib_module_names)
 
 
-class _Owner:
-    """The distribution that brings a component, and which packages are its own."""
-
-    def __init__(self, name: str) -> None:
-        found: Distribution | None = None
-        try:
-            found = distribution(name)
-        except (PackageNotFoundError, ValueError):
-            found = None
-        self._project = None if found is None else _editable_project(found)
-        listed = () if found is None else found.files or ()
-        self._listed = {path.parts[0].removesuffix(".py") for path in listed}
-
-    def owns(self, package: _Package, beside: _Package) -> bool:
-        """Say whether a package is of the same distribution as one that is.
-
-        An editable installation does not list its packages: they are those of its project. Of what
-        no distribution brings, they are those of the same folder.
-        """
-        if package.name in self._listed:
-            return True
-        home = package.places[0].resolve().parent
-        if "site-packages" in home.parts:
-            return False
-        if self._project is not None:
-            return home.is_relative_to(self._project)
-        return home == beside.places[0].resolve().parent
-
-
-def _editable_project(found: Distribution) -> Path | None:
-    """Return the folder of the project that a distribution is an editable installation of."""
+def _listed(name: str) -> set[str]:
+    """Return the packages that a distribution has installed; none for an editable one."""
     try:
-        told = json.loads(found.read_text("direct_url.json") or "{}")
-        if told.get("dir_info", {}).get("editable"):
-            return Path(url2pathname(urlsplit(told["url"]).path)).resolve()
-    except (OSError, ValueError, LookupError, AttributeError):
-        return None
-    return None
+        files = distribution(name).files or ()
+    except (PackageNotFoundError, ValueError):
+        return set()
+    return {path.parts[0].removesuffix(".py") for path in files}
 
 
 class Sources:
@@ -219,10 +192,13 @@ class Sources:
         first.add(component.settings.__module__.partition(".")[0])
         key = " ".join((plugin.distribution, *sorted(first)))
         if key not in self._brought:
-            self._brought[key] = self._with_imported(first, _Owner(plugin.distribution))
+            self._brought[key] = self._with_imported(first, _listed(plugin.distribution))
         return self._brought[key]
 
-    def _with_imported(self, names: set[str], owner: _Owner) -> set[str]:
+    def _with_imported(self, names: set[str], listed: set[str]) -> set[str]:
+        """Return packages with those that they import: of their own distribution, which lists some,
+        and from checkouts, of which none is installed for others.
+        """
         found, waiting = set[str](), list(names)
         while waiting:
             name = waiting.pop()
@@ -232,7 +208,7 @@ class Sources:
             found.add(name)
             for each in package.imported - found:
                 other = self._package(each)
-                if other is not None and owner.owns(other, package):
+                if other is not None and (each in listed or not other.is_installed):
                     waiting.append(each)
         return found
 
