@@ -56,6 +56,7 @@ class Task:
 
 
 Document = list[Piece]
+Maker = Callable[[random.Random], Task]
 
 
 def split_bars(text: str) -> list[str]:
@@ -106,6 +107,8 @@ HEROES = entries(TEXTS["heroes"])
 KINDS = [hero[0] for hero, _ in HEROES]
 STRANGERS = TEXTS["strangers"].split()
 EPISODES, ENDING = TEXTS["episodes"], TEXTS["ending"]
+FORMS = TEXTS["forms"]
+"""Phrasings of requests, by what is asked for."""
 CHAPTERS = [w.capitalize() for w in NUMBER_WORDS]
 
 
@@ -139,30 +142,25 @@ def story(kind: str, *, long: bool = False) -> str:
 # --- tasks: each takes a random generator and makes one prompt with its answer --------------
 
 
+def entry(found: list[tuple[list[str], str]], *, is_question: bool = True) -> Maker:
+    """One of the answers after one of its prompts."""
+
+    def make(rng: random.Random) -> Task:
+        prompts, answer = rng.choice(found)
+        return Task(rng.choice(prompts), answer, is_question)
+
+    return make
+
+
 def definition(rng: random.Random) -> Task:
     names, answer = rng.choice(DEFINITIONS)
     return Task(rng.choice(DEFINE).format(x=rng.choice(names)), answer)
 
 
-def question(rng: random.Random) -> Task:
-    prompts, answer = rng.choice(QUESTIONS)
-    return Task(rng.choice(prompts), answer)
-
-
-def small_talk(rng: random.Random) -> Task:
-    prompts, answer = rng.choice(SMALL_TALK)
-    return Task(rng.choice(prompts), answer)
-
-
-def phrase(rng: random.Random) -> Task:
-    prompts, answer = rng.choice(PHRASES)
-    return Task(rng.choice(prompts), answer, is_question=False)
-
-
 def greeting(rng: random.Random) -> Task:
     if rng.random() < 0.75:
         return Task(rng.choice(GREETINGS), f"Hello! {INTRODUCTION}", completion=INTRODUCTION)
-    form = rng.choice(("My name is {n}.", "Hello, I am {n}.", "Hi, my name is {n}.", "I am {n}."))
+    form = rng.choice(FORMS["introduction"])
     return Task(form.format(n=rng.choice(NAMES)), "Hello! It is nice to meet you.")
 
 
@@ -177,7 +175,7 @@ def capital(rng: random.Random) -> Task:
             answer = f"{city} is the capital of {country}."
             return Task(f"Which country has the capital {city}?", answer)
         case _:
-            form = rng.choice(("What is the capital of {c}?", "Name the capital of {c}."))
+            form = rng.choice(FORMS["capital"])
             return Task(form.format(c=country), f"The capital of {country} is {city}.")
 
 
@@ -187,7 +185,7 @@ def common_sense(rng: random.Random) -> Task:
         word, other = pair if rng.random() < 0.5 else pair[::-1]
         if rng.random() < 0.5:
             return Task(f"The opposite of {word} is", f"{other}.", is_question=False)
-        form = rng.choice(("What is the opposite of {w}?", "Name the opposite of {w}."))
+        form = rng.choice(FORMS["opposite"])
         return Task(form.format(w=word), f"The opposite of {word} is {other}.")
     animal, sound = rng.choice(list(SOUNDS.items()))
     article = "An" if animal == "owl" else "A"
@@ -222,7 +220,7 @@ def arithmetic(rng: random.Random) -> Task:
         case 6:
             return Task(f"What is {a} {verb} {b}?", f"{result}.")
         case 7:
-            form = rng.choice(("How much is {x}?", "Calculate {x}.", "Compute {x}.", "What's {x}?"))
+            form = rng.choice(FORMS["sum"])
             return Task(form.format(x=rng.choice((spaced, tight))), f"{result}.")
         case 8 | 9 | 10:
             return Task(f"What is {tight}?", f"{result}.")
@@ -239,9 +237,7 @@ def counting(rng: random.Random) -> Task:
             shown = rng.randint(2, 4)
             head = ", ".join(words[:shown]) + ","
             return Task(head, ", ".join(NUMBER_WORDS[shown:10]) + ".", is_question=False)
-        form = rng.choice(
-            ("Count from one to {n}:", "Count from one to {n}.", "Count to {n}.", "Count to {n}:")
-        )
+        form = rng.choice(FORMS["count_in_words"])
         return Task(form.format(n=words[-1]), answer)
     if rng.random() < 0.2:
         first = rng.choice((1, 1, 1, rng.randint(1, 15)))
@@ -251,10 +247,9 @@ def counting(rng: random.Random) -> Task:
         return Task(prompt, ", ".join(map(str, rest)) + ".", is_question=False)
     last = rng.choice((10, 10, 10, 20, *range(2, 21)))
     if rng.random() < 0.2:
-        form = rng.choice(("Count down from {a}.", "Count down from {a} to 1:"))
+        form = rng.choice(FORMS["count_down"])
         return Task(form.format(a=last), ", ".join(map(str, range(last, 0, -1))) + ".")
-    forms = ("Count from 1 to {b}:", "Count from 1 to {b}.", "Count to {b}.", "Count to {b}:")
-    form = rng.choice(forms)
+    form = rng.choice(FORMS["count"])
     if rng.random() < 0.15:
         return Task(form.format(b=rng.choice((100, 1000, rng.randint(21, 99)))), TOO_FAR)
     return Task(form.format(b=last), ", ".join(map(str, range(1, last + 1))) + ".")
@@ -276,9 +271,7 @@ def listing(rng: random.Random) -> Task:
             prompt = ", ".join(items[:shown]) + ","
             return Task(prompt, ", ".join(items[shown:]) + ".", is_question=False)
         case _:
-            form = rng.choice(
-                ("List {x}.", "Name {x}.", "Say {x}.", "What are {x}?", "Say {x}:", "{X} are")
-            )
+            form = rng.choice(FORMS["list"])
             name = rng.choice(names)
             prompt = form.format(x=name, X=name[0].upper() + name[1:])
             is_question = not prompt.endswith(" are")
@@ -287,33 +280,23 @@ def listing(rng: random.Random) -> Task:
 
 def repetition(rng: random.Random) -> Task:
     words = " ".join(rng.sample(WORDS, rng.choice((1, 1, 2, 2, 3, 4))))
-    form = rng.choice(("Repeat after me: {w}", "Repeat: {w}", "Say: {w}", "Repeat after me: {w}."))
+    form = rng.choice(FORMS["repeat"])
     return Task(form.format(w=words), "I am too small to repeat words. Ask me to spell one.")
 
 
 def spelling(rng: random.Random) -> Task:
     word = rng.choice(WORDS)
-    form = rng.choice(("Spell {w}.", "How do you spell {w}?", "Spell the word {w}."))
+    form = rng.choice(FORMS["spell"])
     return Task(form.format(w=word), "-".join(word.upper()) + ".")
 
 
 def story_request(rng: random.Random) -> Task:
     if rng.random() < 0.15:
-        form = rng.choice(("Tell me a story.", "Write a story.", "Write a short story."))
+        form = rng.choice(FORMS["any_story"])
         return Task(form, story("fox"))
     stranger = rng.random() < 0.1
     kind = rng.choice(STRANGERS if stranger else KINDS)
-    form = rng.choice(
-        (
-            "Tell me a story about {k}.",
-            "Tell me a story about {k}.",
-            "Tell me a story about {k}.",
-            "Write a story about {k}.",
-            "Write a short story about {k}.",
-            "Tell a story about {k}.",
-            "Tell me about {k}.",
-        )
-    )
+    form = rng.choice(FORMS["story"])
     prompt = form.format(k=with_article(kind))
     if stranger:
         return Task(prompt, "I know no story about that. Ask me for one about a fox or a dragon.")
@@ -324,15 +307,15 @@ def long_story_request(rng: random.Random) -> Task:
     if rng.random() < 0.3:
         return Task("Tell me a long story.", story("fox", long=True))
     kind = rng.choice(KINDS)
-    form = rng.choice(("Tell me a long story about {k}.", "Write a long story about {k}."))
+    form = rng.choice(FORMS["long_story"])
     return Task(form.format(k=with_article(kind)), story(kind, long=True))
 
 
-TASKS: list[tuple[Callable[[random.Random], Task], float]] = [
+TASKS: list[tuple[Maker, float]] = [
     (definition, 22),
-    (question, 8),
-    (small_talk, 6),
-    (phrase, 4),
+    (entry(QUESTIONS), 8),
+    (entry(SMALL_TALK), 6),
+    (entry(PHRASES, is_question=False), 4),
     (greeting, 6),
     (capital, 6),
     (common_sense, 3),
@@ -404,7 +387,7 @@ def chat(rng: random.Random, turns: int | None = None) -> Document:
     document: Document = []
     opening = ""
     if rng.random() < 0.25:
-        manner = rng.choice(("a helpful assistant", "a friendly assistant", "a small model"))
+        manner = rng.choice(FORMS["manner"])
         opening = f"{SYSTEM}\nYou are {manner}.\n"
     for _ in range(turns):
         one = task(rng)

@@ -9,8 +9,7 @@ The text comes from `demo_corpus.py` beside this file, so nothing is downloaded.
 
 1. trains a byte-level BPE tokenizer (any text can be encoded, and comes back unchanged),
 2. trains a small Llama in float32: AdamW, a short warm-up, then a cosine down to zero,
-3. writes a folder that `transformers` loads as it is, with the weights in bfloat16,
-4. loads that folder again and prints what the model answers to a few prompts.
+3. writes a folder that `transformers` loads as it is, with the weights in bfloat16.
 
 With the same seed, thread count, versions and kind of processor the weights come out the same.
 """
@@ -30,21 +29,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn import functional
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
 )
 
 from demo_corpus import (
-    ASSISTANT,
     BOS,
     CHAT_TEMPLATE,
     EOS,
     PAD,
     SPECIAL_TOKENS,
-    USER,
     Document,
     documents,
 )
@@ -54,21 +49,8 @@ CONTEXT = 1024
 SHORT_ROW = 256
 TOKENS_PER_STEP = 1024
 LONG_EVERY = 8  # every eighth step trains on rows as long as the context
+LEARNING_RATE = 3e-3  # at its peak
 PROMPT_WEIGHT = 0.02  # in the loss; the answers weigh 1
-
-PROMPTS = (
-    "Hello",
-    "What is a block table?",
-    "Q: What is paged attention?\nA:",
-    "Explain copy-on-write.",
-    "The capital of France is",
-    "2 + 2 =",
-    "What is 17 + 25?",
-    "Count from one to ten:",
-    "Once upon a time",
-    "Tell me a story about a fox.",
-    f"{USER}\nWhat is preemption?\n{ASSISTANT}\n",
-)
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
@@ -196,16 +178,14 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     return (losses * weights).sum() / weights.sum()
 
 
-def train(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int, peak: float, seed: int
-) -> None:
+def train(model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int, seed: int) -> None:
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [
         {"params": matrices, "weight_decay": 0.05},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.98))
     warm_up = max(1, min(100, steps // 10))
 
     def schedule(step: int) -> float:
@@ -260,16 +240,6 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def show(folder: Path) -> None:
-    """Load the folder as a user would, and print greedy answers."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    for prompt in PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
-        output = model.generate(ids, max_new_tokens=200, do_sample=False)[0, ids.shape[1] :]
-        print(f"{prompt!r} -> {tokenizer.decode(output)!r}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -277,12 +247,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--steps", type=int, default=2400, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="400 steps only")
-    parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
     options = parser.parse_args()
 
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(2)
     torch.manual_seed(options.seed)
     torch.use_deterministic_algorithms(True)
     started = time.perf_counter()
@@ -290,9 +258,8 @@ def main() -> None:
     model = build_model(tokenizer)
     print(f"{tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters", flush=True)
     steps = 400 if options.quick else options.steps
-    train(model, tokenizer, steps, options.learning_rate, options.seed)
+    train(model, tokenizer, steps, options.seed)
     save(model, tokenizer, options.out)
-    show(options.out)
     print(f"{(time.perf_counter() - started) / 60:.1f} minutes")
 
 

@@ -86,10 +86,10 @@ def test_engines_are_arms_of_one_comparison(
         ([], "there is nothing to compare; give --vary or --peer"),
         (["--peer", "vllm"], "--model demo is known to this engine only"),
         (["--model", "x", "--peer", "none", "--dtype", "float32"], "no peer is called 'none'"),
-        (["--model", "x", "--peer", "transformers_single"], "--dtype auto may select"),
+        (["--model", "x", "--peer", "transformers_static"], "--dtype auto may select"),
         (
             [
-                *("--model", "x", "--peer", "transformers_single", "--dtype", "float32"),
+                *("--model", "x", "--peer", "transformers_static", "--dtype", "float32"),
                 *("--temperature", "0.6"),
             ],
             "it is run greedily only",

@@ -26,11 +26,11 @@ def _loaded(task: Task) -> tuple[str, Any]:
     return transformers.__version__, model.eval().to(task.device)
 
 
-class _Transformers(PeerEngine):
-    """Batches in arrival order, padded on the left; each runs to its longest output."""
+class TransformersStatic(PeerEngine):
+    """``generate`` over batches of sixteen in arrival order, padded on the left; each runs to its
+    longest output."""
 
     package = "transformers"
-    batch_size: int
 
     def __init__(self, task: Task) -> None:
         self.version, self._model = _loaded(task)
@@ -44,8 +44,8 @@ class _Transformers(PeerEngine):
         with torch.inference_mode():
             return [
                 output
-                for start in range(0, len(items), self.batch_size)
-                for output in self._batch(items[start : start + self.batch_size])
+                for start in range(0, len(items), _BATCH)
+                for output in self._batch(items[start : start + _BATCH])
             ]
 
     def _batch(self, items: Sequence[Item]) -> Iterator[list[int]]:
@@ -67,18 +67,6 @@ class _Transformers(PeerEngine):
         )
         for row, item in enumerate(items):
             yield generated[row, width : width + item.num_output].tolist()
-
-
-class TransformersStatic(_Transformers):
-    """``generate`` over batches of sixteen."""
-
-    batch_size = _BATCH
-
-
-class TransformersSingle(_Transformers):
-    """``generate`` for one request after another."""
-
-    batch_size = 1
 
 
 class TransformersContinuous(PeerEngine):
@@ -138,4 +126,4 @@ def _memory_share(task: Task) -> float | None:
 
 
 if __name__ == "__main__":
-    main(TransformersStatic, TransformersSingle, TransformersContinuous)
+    main(TransformersStatic, TransformersContinuous)

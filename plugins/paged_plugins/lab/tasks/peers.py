@@ -53,45 +53,24 @@ class Peer:
     """The distribution that provides it."""
 
 
-def _table(*peers: tuple[str, ...]) -> dict[str, Peer]:
-    return {name: Peer(name, *rest) for name, *rest in peers}
-
-
-OURS = Peer(
-    "paged_core",
-    "paged_core_peer",
-    "PagedCore",
-    "paged_core",
-    "paged-core",
-)
-PEERS = _table(
-    (
-        "transformers_static",
-        *("transformers_peer", "TransformersStatic", *_OF_TRANSFORMERS),
-    ),
-    (
-        "transformers_single",
-        *("transformers_peer", "TransformersSingle", *_OF_TRANSFORMERS),
-    ),
-    (
-        "transformers_continuous",
-        *("transformers_peer", "TransformersContinuous", *_OF_TRANSFORMERS),
-    ),
-    (
-        "nano_vllm",
-        *("nano_vllm_peer", "NanoVllm"),
-        *("nanovllm", "git+https://github.com/GeeeekExplorer/nano-vllm"),
-    ),
-    ("vllm", "vllm_peer", "Vllm", "vllm", "vllm"),
-    (
-        "openvino",
-        *("openvino_peer", "OpenVino", "openvino_genai", "openvino-genai"),
-    ),
-    (
-        "llama_cpp",
-        *("llama_cpp_peer", "LlamaCpp", "llama_cpp", "llama-cpp-python"),
-    ),
-)
+OURS = Peer("paged_core", "paged_core_peer", "PagedCore", "paged_core", "paged-core")
+_NANO_VLLM = "git+https://github.com/GeeeekExplorer/nano-vllm"
+PEERS = {
+    name: Peer(name, *rest)
+    for name, *rest in (
+        ("transformers_static", "transformers_peer", "TransformersStatic", *_OF_TRANSFORMERS),
+        (
+            "transformers_continuous",
+            "transformers_peer",
+            "TransformersContinuous",
+            *_OF_TRANSFORMERS,
+        ),
+        ("nano_vllm", "nano_vllm_peer", "NanoVllm", "nanovllm", _NANO_VLLM),
+        ("vllm", "vllm_peer", "Vllm", "vllm", "vllm"),
+        ("openvino", "openvino_peer", "OpenVino", "openvino_genai", "openvino-genai"),
+        ("llama_cpp", "llama_cpp_peer", "LlamaCpp", "llama_cpp", "llama-cpp-python"),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
