@@ -138,53 +138,26 @@ class TestBareAttention:
     """One that runs on CUDA, with a function of this module in place of its own."""
 
     layer = replace(LAYER, device="cuda:0")
-
-    def of(self, function: str, module: str = __name__) -> BareAttention:
-        return BareAttention("some", module, function, ("q", "k", "max_q", "max_k"))
+    called = BareAttention("some", __name__)
 
     def test_says_why_it_cannot_be_called(self) -> None:
-        assert self.of("varlen").problem(self.layer) is None
-        assert self.of("varlen").problem(LAYER) == (
-            "it needs a CUDA device, and the layers are on cpu"
-        )
-        assert "no_such_module cannot be imported" in (
-            self.of("varlen", "no_such_module").problem(self.layer) or ""
-        )
-        assert "cannot be imported" in (self.of("nothing").problem(self.layer) or "")
-        assert (self.of("older").problem(self.layer) or "").endswith("does not take max_k, causal")
+        assert self.called.problem(self.layer) is None
+        assert self.called.problem(LAYER) == "it needs a CUDA device, and the layers are on cpu"
+        for missing in ("no_such_module", "json"):
+            reason = BareAttention("some", missing).problem(self.layer) or ""
+            assert f"{missing} cannot be imported" in reason
 
     def test_is_told_where_each_sequence_begins(self) -> None:
-        rows, named = self.of("varlen").run(AttentionCase.parse("3x4+2"), LAYER)()
+        rows, named = self.called.run(AttentionCase.parse("3x4+2"), LAYER)()
         assert [tuple(part.shape) for part in rows] == [(6, 4, 8), (18, 2, 8), (18, 2, 8)]
-        assert (named["q"].tolist(), named["k"].tolist()) == ([0, 2, 4, 6], [0, 6, 12, 18])
-        assert (named["max_q"], named["max_k"], named["causal"]) == (2, 6, True)
-
-    def test_is_told_only_what_its_version_takes(self) -> None:
-        case = AttentionCase.parse("3x4+2")
-        called = replace(self.of("grouped"), if_taken={"enable_gqa": True, "other": 1})
-        assert called.run(case, LAYER)() == {"enable_gqa": True}
+        assert named.pop("cu_seqlens_q").tolist() == [0, 2, 4, 6]
+        assert named.pop("cu_seqlens_k").tolist() == [0, 6, 12, 18]
+        assert named == {"max_seqlen_q": 2, "max_seqlen_k": 6, "causal": True}
 
 
-def grouped(
-    *rows: torch.Tensor,
-    q: Any,
-    k: Any,
-    max_q: int,
-    max_k: int,
-    causal: bool,
-    enable_gqa: bool = False,
-) -> Any:
-    """In place of a version that has to be told of groups."""
-    return {"enable_gqa": enable_gqa}
-
-
-def varlen(*rows: torch.Tensor, **named: Any) -> Any:
+def flash_attn_varlen_func(*rows: torch.Tensor, **named: Any) -> Any:
     """In place of a function for sequences of several lengths."""
     return rows, named
-
-
-def older(query: Any, key: Any, value: Any, q: Any, k: Any, max_q: Any) -> None:
-    """In place of an older version of it."""
 
 
 def test_one_that_fails_does_not_take_the_others(

@@ -7,11 +7,10 @@ written, libraries show what a backend that calls them can reach at most.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBatch
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 _PATTERN = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
 _CACHES = 1 << 28
 _MOST_LAYERS = 64
-_FLASH = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-_TORCH = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,46 +108,39 @@ class AttentionCase:
 
 @dataclass(frozen=True, slots=True)
 class BareAttention:
-    """A function for sequences of several lengths, packed one after another."""
+    """``flash_attn_varlen_func``, for sequences of several lengths packed one after another."""
 
     name: str
     module: str
-    function: str
-    lengths: tuple[str, str, str, str]
-    """Its keywords for where queries and keys of each sequence begin, and the longest of each."""
-    causal: Mapping[str, Any] = field(default_factory=lambda: {"causal": True})
-    if_taken: Mapping[str, Any] = field(default_factory=dict)
-    """Other keywords, which versions that do not take them do not need."""
 
     def problem(self, layer: LayerSpec) -> str | None:
         """Return why it cannot be called here, or ``None``."""
         if not layer.device.startswith("cuda"):
             return f"it needs a CUDA device, and the layers are on {layer.device}"
         try:
-            found = getattr(import_module(self.module), self.function)
+            _ = import_module(self.module).flash_attn_varlen_func
         except Exception as error:  # noqa: BLE001 - one built for another torch may raise anything
             return f"{self.module} cannot be imported: {type(error).__name__}: {error}"
-        known = signature(found).parameters
-        unknown = [name for name in (*self.lengths, *self.causal) if name not in known]
-        if unknown and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
-            return f"this version of {self.module} does not take {', '.join(unknown)}"
         return None
 
     def run(self, case: AttentionCase, layer: LayerSpec) -> Callable[[], object]:
         """Return a function that computes one layer."""
         import torch
 
-        call = getattr(import_module(self.module), self.function)
+        call = import_module(self.module).flash_attn_varlen_func
         rows = random_rows(case, layer, case.length)
-        counts = (case.num_new, case.length)
-        starts = [
+        queries, keys = (
             torch.arange(case.num_sequences + 1, dtype=torch.int32, device=layer.device) * count
-            for count in counts
-        ]
-        named = dict(zip(self.lengths, (*starts, *counts), strict=True)) | dict(self.causal)
-        known = signature(call).parameters
-        named |= {name: value for name, value in self.if_taken.items() if name in known}
-        return lambda: call(*rows, **named)
+            for count in (case.num_new, case.length)
+        )
+        return lambda: call(
+            *rows,
+            cu_seqlens_q=queries,
+            cu_seqlens_k=keys,
+            max_seqlen_q=case.num_new,
+            max_seqlen_k=case.length,
+            causal=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,17 +189,9 @@ class BareSdpa:
 BARE: tuple[BareAttention | BareSdpa, ...] = (
     BareSdpa(),
     BareSdpa("sdpa cudnn", "CUDNN_ATTENTION"),
-    BareAttention(
-        "torch varlen",
-        "torch.nn.attention.varlen",
-        "varlen_attn",
-        _TORCH,
-        {"window_size": (-1, 0)},
-        {"enable_gqa": True},  # since PyTorch 2.12
-    ),
-    BareAttention("flash-attn 3", "flash_attn_interface", "flash_attn_varlen_func", _FLASH),
-    BareAttention("flash-attn 2", "flash_attn", "flash_attn_varlen_func", _FLASH),
-    BareAttention("flash-attn 4", "flash_attn.cute", "flash_attn_varlen_func", _FLASH),
+    BareAttention("flash-attn 3", "flash_attn_interface"),
+    BareAttention("flash-attn 2", "flash_attn"),
+    BareAttention("flash-attn 4", "flash_attn.cute"),
 )
 
 
