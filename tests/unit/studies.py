@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-TABLES = ("runs.json", "runs.parquet", "requests.parquet", "steps.parquet", "ablation.yaml")
+TABLES = ("runs.json", "ablation.yaml")
 WORKLOAD = {
     "name": "small",
     "lengths": {"prompt": 40, "output": 12},

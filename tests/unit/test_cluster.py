@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -363,32 +362,19 @@ def test_what_is_no_cluster_is_refused(
 class TestRequestLog:
     WORKLOAD = listed(asks("a", 0.0), asks("b", 0.1, tenant="x", deadline=2.0))
 
-    @pytest.mark.parametrize("name", ["requests.jsonl", "requests.parquet"])
-    def test_has_each_request_in_the_order_of_the_ends(self, tmp_path: Path, name: str) -> None:
-        path = tmp_path / name
+    def test_has_each_request_in_the_order_of_the_ends(self, tmp_path: Path) -> None:
+        path = tmp_path / "requests.jsonl"
         with request_log(path) as write:
             _, ended = served(engine_settings(), self.WORKLOAD, num_replicas=2)
             for request, replica in ended:
                 write(request, replica)
-        if path.suffix == ".parquet":
-            rows = pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
-        else:
-            rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         assert [row.pop("replica") for row in rows] == [replica for _, replica in ended]
         assert [RequestRecord(**row) for row in rows] == [request for request, _ in ended]
 
-    @pytest.mark.parametrize("name", ["requests.jsonl", "requests.parquet"])
-    def test_names_a_file_that_cannot_be_written(self, tmp_path: Path, name: str) -> None:
+    def test_names_a_file_that_cannot_be_written(self, tmp_path: Path) -> None:
         with (
-            pytest.raises(WriteFailed, match=f"{name} cannot be written: "),
-            request_log(tmp_path / "missing" / name),
-        ):
-            pass
-
-    def test_says_what_parquet_needs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
-        with (
-            pytest.raises(SettingsError, match=r"pip install 'paged-core\[lab\]'"),
-            request_log(tmp_path / "requests.parquet"),
+            pytest.raises(WriteFailed, match=r"requests\.jsonl cannot be written: "),
+            request_log(tmp_path / "missing" / "requests.jsonl"),
         ):
             pass

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet
 import pytest
 
 from paged_core.cli import main
@@ -161,15 +160,10 @@ def test_what_is_no_mapping_in_yaml_is_refused(tmp_path: Path, text: str) -> Non
 
 def test_a_folder_of_results_has_tidy_tables(finished: Path) -> None:
     rows = json.loads((finished / "runs.json").read_text("utf-8"))
-    assert rows == pyarrow.parquet.read_table(finished / "runs.parquet").to_pylist()
     assert {row["arm"] for row in rows} == {
         *("base", "scheduler=prefill_or_decode", "victim=fewest_computed"),
     }
-    requests = pyarrow.parquet.read_table(finished / "requests.parquet").to_pylist()
-    assert len(requests) == 3 * 2 * 8
-    assert {row["num_output"] for row in requests} == {12}
-    steps = pyarrow.parquet.read_table(finished / "steps.parquet")
-    assert {"arm", "workload", "seed", "time", "free_blocks"} <= set(steps.column_names)
+    assert all(set(row) == {"arm", "workload", "seed", "measure", "value"} for row in rows)
 
 
 def test_results_are_read_back(finished: Path) -> None:
@@ -267,16 +261,6 @@ def test_a_file_that_runs_read_is_a_part_of_what_was_run(tmp_path: Path) -> None
     trace.write_text('{"id": "a", "prompt": 20, "output": 5}', "utf-8")
     assert run(path, tmp_path / "results") == 0
     assert load_results(tmp_path / "results").runs[0].measures != before
-
-
-def test_without_pyarrow_there_is_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert run(write(tmp_path, seeds=1), tmp_path / "results") == 0
-    assert "pip install 'paged-core[lab]'" in capsys.readouterr().err
-    assert not list((tmp_path / "results").glob("*.parquet"))
-    assert len(load_results(tmp_path / "results").runs) == 3
 
 
 def test_options_that_are_settings_are_refused(
@@ -395,7 +379,7 @@ def start(path: Path, output: Path, *options: str) -> psutil.Popen:
 def leave_partials(folder: Path, pid: int) -> list[Path]:
     """Leave what a process that was killed leaves of the files that it was writing."""
     record = next((folder / "runs").glob("*.gz"))
-    left = [folder / f"{name}.{pid}.partial" for name in ("runs.parquet", "manifest.json")]
+    left = [folder / f"{name}.{pid}.partial" for name in ("runs.json", "manifest.json")]
     left.append(record.with_name(f"{record.name}.{pid}.partial"))
     for path in left:
         path.write_bytes(b"half of it")

@@ -332,7 +332,7 @@ class TestSeeds:
         code = (
             "import sys; from paged_plugins.workloads.named import workload_spec\n"
             "list(workload_spec('chat').build().draw(5))\n"
-            "print({'torch', 'numpy', 'matplotlib', 'pyarrow', 'ray'} & set(sys.modules))"
+            "print({'torch', 'numpy', 'matplotlib', 'ray'} & set(sys.modules))"
         )
         assert printed(code) == "set()"
 

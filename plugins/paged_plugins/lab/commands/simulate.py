@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
 from os import times
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -33,7 +32,6 @@ from paged_plugins.lab.commands.options import (
 )
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures, value_text
-from paged_plugins.lab.results.store import parquet_table, request_values
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.study.arms import Arm, PlannedArm
@@ -60,26 +58,16 @@ _Found = dict[str, float]
 
 @contextmanager
 def request_log(path: Path | None) -> Iterator[OnRequest]:
-    """Write requests to a file: Parquet by its suffix, lines of JSON else; ``None``: nowhere.
+    """Write requests to a file, as lines of JSON; ``None``: nowhere.
 
     Yields:
         What is to be called with each request and the number of its replica.
 
     Raises:
-        SettingsError: pyarrow is missing.
         WriteFailed: the file cannot be written.
     """
     if path is None:
         yield lambda request, replica: None
-    elif path.suffix == ".parquet":
-        if find_spec("pyarrow") is None:
-            raise SettingsError(
-                "a Parquet file needs pyarrow, which is not installed; pip install "
-                "'paged-core[lab]', or name a file that ends with .jsonl"
-            )
-        columns = {"replica": int, **get_type_hints(RequestRecord)}
-        with parquet_table(path, columns, num_rows=10_000) as extend:
-            yield lambda request, replica: extend([(replica, *request_values(request))])
     else:
         with replacing(path) as file:
 
@@ -174,7 +162,7 @@ Requests = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write a line for each request, as JSON or, by its suffix, to .parquet.",
+        help="Write a line of JSON for each request.",
         callback=check_writable,
     ),
 ]

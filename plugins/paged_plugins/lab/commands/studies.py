@@ -309,9 +309,7 @@ def run_command(
                 if ran.failure:
                     failed += 1
                     echo(f"failed: {ran.task}: {ran.failure}", err=True)
-        has_parquet = kept.finish()
-    if not has_parquet:
-        echo("note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True)
+        kept.finish()
     if failed:
         echo(f"{counted(failed, 'run')} failed; run this again to retry", err=True)
     echo(f"results in {folder}; to read them: paged-core lab report {folder}")

@@ -18,7 +18,7 @@ from paged_core.plugins.registry import Registry
 from paged_plugins.files import read_file
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.results.results import Results, RunResult, run_result
-from paged_plugins.lab.results.store import TABLES, RecordFile, write_tables
+from paged_plugins.lab.results.store import RUNS, RecordFile, write_measures
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
@@ -34,9 +34,7 @@ MAX_SIZE = 2**30
 """Bytes of a manifest, and of the table of runs."""
 _LOCK = "lock"
 """Locked while results are written."""
-_PACKAGES = (
-    *("paged-core", "numpy", "pydantic", "torch", "transformers", "pyarrow", "ray", "triton"),
-)
+_PACKAGES = (*("paged-core", "numpy", "pydantic", "torch", "transformers", "ray", "triton"),)
 
 
 class RunEntry(Strict):
@@ -168,9 +166,9 @@ class ResultsFolder:
         problem = {"problem": ran.problem or "it gave no result"}
         self._entries[ran.task.place] = entry.model_copy(update=problem)
 
-    def finish(self) -> bool:
-        """Write the tables; return whether those in Parquet are among them."""
-        return _finish(self._folder, self._manifest, self._entries)
+    def finish(self) -> None:
+        """Write the table of all measures, and what became of each run."""
+        _finish(self._folder, self._manifest, self._entries)
 
 
 def _is_missing(record: RunRecord | None) -> bool:
@@ -237,11 +235,11 @@ def _entries(study: Study, registry: Registry) -> _Entries:
     }
 
 
-def _finish(folder: Path, manifest: Manifest, entries: _Entries) -> bool:
-    """Write the tables of the records that there are, and what became of each run."""
+def _finish(folder: Path, manifest: Manifest, entries: _Entries) -> None:
+    """Write the measures of the records that there are, and what became of each run."""
     ended = []
 
-    def rows() -> Iterator[tuple[RunResult, RunRecord]]:
+    def results() -> Iterator[RunResult]:
         for place, entry in entries.items():
             record = entry.file(folder).known()
             if record is None:
@@ -254,12 +252,11 @@ def _finish(folder: Path, manifest: Manifest, entries: _Entries) -> bool:
                 "error": record.error,
             }
             ended.append(entry.model_copy(update=told))
-            yield run_result(place, record, manifest.slo), record
+            yield run_result(place, record, manifest.slo)
 
-    has_parquet = write_tables(folder, rows())
+    write_measures(folder, results())
     update = {"runs": tuple(ended), "finished": _now()}
     _write_manifest(folder, manifest.model_copy(update=update))
-    return has_parquet
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -272,10 +269,9 @@ def _clear(folder: Path, entries: Collection[RunEntry], fresh: bool) -> None:
 
     Nothing is removed that has no name that such a run gives, or that is no regular file.
     """
-    for name in TABLES:
-        if not (folder / name).is_symlink():
-            (folder / name).unlink(missing_ok=True)
-    remove_partials(folder, {ABLATION, MANIFEST, *TABLES})
+    if not (folder / RUNS).is_symlink():
+        (folder / RUNS).unlink(missing_ok=True)
+    remove_partials(folder, {ABLATION, MANIFEST, RUNS})
     kept = set() if fresh else {entry.key for entry in entries}
     files = [entry.file(folder) for entry in (*entries, *_earlier(folder))]
     for file in files:
@@ -299,7 +295,7 @@ def _check(folder: Path, study: Study, fresh: bool) -> None:
         raise SettingsError(f"{folder} is no folder; choose another with --output")
     if all(path.name == _LOCK or is_partial(path, ABLATION) for path in folder.iterdir()):
         return
-    for name in (ABLATION, MANIFEST, _LOCK, *TABLES):
+    for name in (ABLATION, MANIFEST, _LOCK, RUNS):
         if (folder / name).exists() and not (folder / name).is_file():
             raise SettingsError(
                 f"{folder / name} is no regular file; remove it, or choose another folder with "
