@@ -308,8 +308,9 @@ def _is_flat(value: object) -> bool:
 
 
 def changes(arm: Arm) -> str:
-    """Return the settings that an arm changes, one a line."""
-    return "\n".join(f"{key}: {show(value)}" for key, value in arm.changes.items())
+    """Return the settings that an arm changes, one a line; of the base, those of the others."""
+    told = arm.changes or arm.values
+    return "\n".join(f"{key}: {show(value)}" for key, value in told.items())
 
 
 def notes(results: Results, confidence: float, num_differences: int) -> Iterator[str]:

@@ -59,7 +59,6 @@ def html(told: Comparison) -> str:
         undefined=StrictUndefined,
     )
     environment.filters |= {"breakable": _breakable, "interval": _interval, "value": value_text}
-    told = told.with_named_base()
     found = contents(told)
     page = environment.get_template("page.html").render(
         contents=found,
@@ -90,7 +89,7 @@ def write_markdown(results: Results, path: Path, *, measures: Collection[str] = 
 
 def markdown(told: Comparison) -> str:
     """Return the report of a comparison as Markdown, without plots."""
-    return printable("\n".join(_lines(contents(told.with_named_base()))) + "\n")
+    return printable("\n".join(_lines(contents(told))) + "\n")
 
 
 def _lines(told: Contents) -> Iterator[str]:

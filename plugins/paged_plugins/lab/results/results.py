@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -89,32 +89,6 @@ class Results:
     """Engines behind a router, in each run; ``None``: one alone."""
     chosen: Sequence[Mapping[str, Any]] = ()
     """As in :class:`~paged_plugins.lab.study.study.Study`."""
-
-    def with_named_base(self) -> Results:
-        """Return them with the base called by its settings, for a reader."""
-        name = self.arms[0].title
-        labels = {arm.label: arm.label for arm in self.arms} | {self.arms[0].label: name}
-        settings = self.manifest.get("settings", {})
-        renamed = {labels.get(label, label): values for label, values in settings.items()}
-        known = {new: old for old, new in labels.items()}
-        return replace(
-            self,
-            arms=[
-                replace(
-                    arm,
-                    label=labels[arm.label],
-                    compared_with=labels.get(arm.compared_with, arm.compared_with),
-                )
-                for arm in self.arms
-            ],
-            runs=[replace(run, arm=labels[run.arm]) for run in self.runs],
-            problems={
-                (labels[arm], workload, seed): told
-                for (arm, workload, seed), told in self.problems.items()
-            },
-            manifest={**self.manifest, **({"settings": renamed} if settings else {})},
-            record=lambda arm, workload, seed: self.record(known[arm], workload, seed),
-        )
 
     @cached_property
     def runs_of(self) -> Mapping[tuple[str, str], Sequence[RunResult]]:

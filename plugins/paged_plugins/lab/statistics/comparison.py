@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -38,19 +38,6 @@ class Comparison:
             measures: names of those to compare; ``None``: all.
         """
         return cls(results, differences(results, confidence, measures=measures), confidence)
-
-    def with_named_base(self) -> Comparison:
-        """Return it with the base called by its settings; see :class:`Results`."""
-        base, name = self.results.arms[0].label, self.results.arms[0].title
-        named = [
-            replace(
-                each,
-                arm=name if each.arm == base else each.arm,
-                compared_with=name if each.compared_with == base else each.compared_with,
-            )
-            for each in self.differences
-        ]
-        return replace(self, results=self.results.with_named_base(), differences=named)
 
     @cached_property
     def limits(self) -> list[str]:
