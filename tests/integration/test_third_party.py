@@ -23,7 +23,6 @@ pytestmark = pytest.mark.heavy
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "paged-core-example"
 PARTS = {
-    ("scheduler", "round_robin"),
     ("evictor", "dearest"),
     ("observers", "utilisation_csv"),
 }

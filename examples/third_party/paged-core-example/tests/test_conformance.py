@@ -1,17 +1,9 @@
-"""The contract of every scheduler, evictor and observer."""
+"""The contract of every evictor and observer."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from paged_testing import EvictorConformance, ObserverConformance, SchedulerConformance
-
-
-class TestRoundRobin(SchedulerConformance):
-    component = "round_robin"
-
-
-class TestRoundRobinOfSingleTokens(SchedulerConformance):
-    component: ClassVar = {"name": "round_robin", "quantum": 1, "max_num_batched_tokens": 3}
+from paged_testing import EvictorConformance, ObserverConformance
 
 
 class TestDearest(EvictorConformance):

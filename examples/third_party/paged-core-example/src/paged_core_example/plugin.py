@@ -8,18 +8,11 @@ from paged_core.plugins.component import Component
 from paged_core.plugins.hooks import hookimpl
 
 from paged_core_example.dearest import DearestSettings
-from paged_core_example.round_robin import RoundRobinSettings
 from paged_core_example.utilisation_csv import UtilisationCsvSettings
 
 
 @hookimpl
 def paged_core_components() -> Iterator[Component]:
-    yield Component(
-        "scheduler",
-        RoundRobinSettings,
-        "paged_core_example.round_robin:RoundRobinScheduler",
-        summary="serves running requests in turns of a few tokens",
-    )
     yield Component(
         "evictor",
         DearestSettings,
