@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -21,10 +21,15 @@ from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals, ended_record
+from paged_plugins.lab.runs.run_record import (
+    ReplicaTotals,
+    RequestRecord,
+    RunRecord,
+    RunTotals,
+    ended_record,
+    refused_records,
+)
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork
 from paged_plugins.routing.block_events import BlockEvents, BlockEventsSettings
@@ -143,6 +148,11 @@ MAX_REPLICAS = 100_000
 """So many engines fit no machine; what asks for more is a mistake."""
 
 
+OnRequest = Callable[[RequestRecord, int], None]
+"""Called with each request that ended, and the number of its replica."""
+_SUMMED = ("num_steps", "busy_seconds", "scheduled_tokens", "num_preemptions", "num_evictions")
+
+
 def simulate_cluster(
     settings: EngineSettings,
     registry: Registry,
@@ -150,10 +160,9 @@ def simulate_cluster(
     seed: int,
     *,
     num_replicas: int,
-    slo: ServiceLevel | None = None,
     on_request: OnRequest = lambda request, replica: None,
     advance: Callable[[int], None] = lambda num_ended: None,
-) -> ClusterRecord:
+) -> RunRecord:
     """Serve a workload on ``num_replicas`` equal engines behind the router that the settings name.
 
     Equal settings, workloads and seeds give equal records.
@@ -161,7 +170,6 @@ def simulate_cluster(
     Args:
         settings: of each engine; without a ``router``, requests go to each replica in turn.
         seed: of the workload; that of the engines and of the router is raised by it.
-        slo: what a request must meet to count as good; ``None``: nothing.
         on_request: called with each request that ended, in that order.
         advance: called with the number of requests that have ended since its last call.
 
@@ -187,9 +195,29 @@ def simulate_cluster(
         for number in range(num_replicas):
             replicas.append(_build_replica(number, settings, registry, token_gaps))
             stack.callback(replicas[-1].engine.close)
-        watch = Watch(num_replicas, slo or ServiceLevel(), on_request)
-        _EventLoop(replicas, router, workload, seed, watch, advance).run()
-        return watch.finish([replica.totals() for replica in replicas], token_gaps)
+        loop = _EventLoop(replicas, router, workload, seed, on_request, advance)
+        loop.run()
+        return _finished(loop.record, [replica.totals() for replica in replicas], token_gaps)
+
+
+def _finished(
+    record: RunRecord, replicas: Sequence[RunTotals], token_gaps: Mapping[int, int]
+) -> RunRecord:
+    """Return the record of a run that has ended, with what the engine of each replica did."""
+    totals, requests = record.totals, record.requests
+    for name in _SUMMED:
+        setattr(totals, name, sum(getattr(each, name) for each in replicas))
+    totals.peak_blocks = max(each.peak_blocks for each in replicas)
+    if requests:
+        first = min(each.arrival for each in requests)
+        totals.elapsed = max(each.finished for each in requests) - first
+    needed = sum(each.needed_tokens for each in requests)
+    totals.recomputed_tokens = max(0, totals.scheduled_tokens - needed)
+    for of_replica, of_engine in zip(record.replicas, replicas, strict=True):
+        of_replica.num_steps = of_engine.num_steps
+        of_replica.busy_seconds = of_engine.busy_seconds
+    record.token_gaps = dict(sorted(token_gaps.items()))
+    return record
 
 
 class _Live(NamedTuple):
@@ -204,7 +232,7 @@ class _EventLoop:
 
     Of events at the same time, steps end first, so that what they free and who follows them is
     known; then requests arrive; then steps begin, which can plan all of these. Ties among replicas
-    are broken by their number. Memory grows with the replicas and the requests that have not ended.
+    are broken by their number.
 
     Args:
         advance: called with the number of requests that have ended since its last call.
@@ -216,7 +244,7 @@ class _EventLoop:
         router: CheckedRouter,
         workload: Workload,
         seed: int,
-        watch: Watch,
+        on_request: OnRequest,
         advance: Callable[[int], None],
     ) -> None:
         capacity = replicas[0].engine.capacity
@@ -227,7 +255,9 @@ class _EventLoop:
             self._book.joined(number, capacity.num_blocks)
             self._book.offer(number)
         self._arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
-        self._watch = watch
+        self.record = RunRecord(replicas=[ReplicaTotals() for _ in replicas])
+        """Requests that have ended, and what the replicas did for them."""
+        self._on_request = on_request
         self._advance = advance
         self._live: dict[str, _Live] = {}
         """By id."""
@@ -265,23 +295,38 @@ class _EventLoop:
     def _end(self, group: SequenceGroup, number: int, now: float) -> None:
         arrival, routed = self._live.pop(group.id)
         routed.ended()
-        self._watch.ended(ended_record(group, arrival, 0.0), number, deciding_sequence(group).error)
+        record = ended_record(group, arrival, 0.0)
+        self._add(record, number)
+        self.record.tell(record.is_failed, deciding_sequence(group).error)
         if arrival.request.followers:
             self._arrivals.follow(arrival.request, now, tuple(group.sequences[0].tokens))
 
     def _arrive(self, arrival: Arrival) -> int:
         """Send a request to a replica; return the number of this."""
         request = arrival.asked(0.0)
-        self._watch.arrived(arrival)
         routed = self._book.route(request, arrival.request.session)
         try:
             self._replicas[routed.replica].engine.add(request)
         except (RequestError, PluginError) as error:
             routed.ended()
-            self._advance(self._watch.refused(arrival, routed.replica, Refusal.of(error)))
+            refusal = Refusal.of(error)
+            records = list(refused_records(arrival, arrival.at, refusal))
+            for record in records:
+                self._add(record, routed.replica)
+            self.record.tell(refusal.is_error, refusal.reason)
+            self._advance(len(records))
         else:
             self._live[request.id] = _Live(arrival, routed)
         return routed.replica
+
+    def _add(self, request: RequestRecord, replica: int) -> None:
+        self.record.requests.append(request)
+        self._on_request(request, replica)
+        totals = self.record.replicas[replica]
+        totals.num_requests += 1
+        totals.num_generated += request.num_output
+        totals.num_prompt += request.num_prompt
+        totals.num_cached += request.num_cached
 
 
 def _build_replica(
@@ -297,32 +342,6 @@ def _build_replica(
             "set executor to simulated"
         )
     return Replica(number, engine, executor, executor.clock, token_gaps)
-
-
-def run_cluster(
-    settings: EngineSettings,
-    registry: Registry,
-    workload: Workload,
-    seed: int,
-    *,
-    num_replicas: int,
-) -> RunRecord:
-    """Serve a workload as :func:`simulate_cluster` does, in this process; keep all requests."""
-    requests: list[RequestRecord] = []
-    record = simulate_cluster(
-        *(settings, registry, workload, seed),
-        num_replicas=num_replicas,
-        on_request=lambda request, replica: requests.append(request),
-    )
-    totals = {each.name: getattr(record, each.name) for each in fields(RunTotals)}
-    return RunRecord(
-        requests=requests,
-        totals=RunTotals(**totals),
-        failure=record.failure,
-        error=record.error,
-        token_gaps=record.token_gaps,
-        replicas=record.replicas,
-    )
 
 
 def make_router(settings: EngineSettings, registry: Registry) -> CheckedRouter:

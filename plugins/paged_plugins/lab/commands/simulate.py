@@ -17,8 +17,7 @@ from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import echo, print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import check_writable
-from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
-from paged_plugins.lab.cluster.simulate_cluster import router_options, simulate_cluster
+from paged_plugins.lab.cluster.simulate_cluster import OnRequest, router_options, simulate_cluster
 from paged_plugins.lab.commands.load import fit
 from paged_plugins.lab.commands.options import (
     Cache,
@@ -77,9 +76,9 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
             yield write
 
 
-def _print(title: str, took: str, record: RunRecord | ClusterRecord, found: _Found) -> None:
+def _print(title: str, took: str, record: RunRecord, found: _Found) -> None:
     """Print the measures of a run."""
-    num_requests, num_failed = _num_requests(record), int(found["failed"])
+    num_requests, num_failed = len(record.requests), int(found["failed"])
     echo(title + took if num_failed < num_requests else title)
     if record.num_errors:
         why = errors_text(record.num_errors, num_requests, record.error)
@@ -89,21 +88,19 @@ def _print(title: str, took: str, record: RunRecord | ClusterRecord, found: _Fou
         echo(f"not served: {requests}, refused or ignored, the first: {record.failure}")
     if num_failed == num_requests:
         return  # there is nothing to measure
-    if num_failed and isinstance(record, ClusterRecord):
-        echo("TTFT, TPOT, completion and queueing are those of the other requests")
     rows = [
         [MEASURES[name].title, value_text(name, value)]
         for name, value in found.items()
         if name not in _MEMORY
     ]
     print_table("", ["measure", "value"], rows)
-    if isinstance(record, ClusterRecord):
+    if record.replicas:
         _print_replicas(record)
     else:
         _print_memory(record, found)
 
 
-def _print_replicas(record: ClusterRecord) -> None:
+def _print_replicas(record: RunRecord) -> None:
     def percent(part: float, whole: float) -> str:
         return f"{100 * part / whole:.1f}%" if whole else "-"
 
@@ -113,7 +110,7 @@ def _print_replicas(record: ClusterRecord) -> None:
             f"{each.num_requests:,}",
             f"{each.num_generated:,}",
             percent(each.num_cached, each.num_prompt),
-            percent(each.busy_seconds, record.elapsed),
+            percent(each.busy_seconds, record.totals.elapsed),
         )
         for number, each in sorted(
             enumerate(record.replicas), key=lambda pair: -pair[1].num_generated
@@ -134,13 +131,7 @@ def _print_memory(record: RunRecord, found: _Found) -> None:
     print_table("", ["use", "share"], [[use, f"{100 * each:.1f}%"] for use, each in shares.items()])
 
 
-def _num_requests(record: RunRecord | ClusterRecord) -> int:
-    if isinstance(record, ClusterRecord):
-        return record.num_served + record.num_failed
-    return len(record.requests)
-
-
-def _of_replicas(record: ClusterRecord) -> dict[str, Any]:
+def _of_replicas(record: RunRecord) -> dict[str, Any]:
     """Return what a document of JSON has of a cluster, beside what it has of each run."""
     return {
         "replicas": [
@@ -185,8 +176,8 @@ def simulate_command(
 
     The scheduler, the allocator and the policies are those of a real engine. A step takes the time
     that --cost-model predicts. With --real a model runs instead, on the executor that the settings
-    name, and arrivals are waited for. --replicas simulates a cluster, in memory that does not grow
-    with the number of requests. The exit status is 1 if a request ended with an error.
+    name, and arrivals are waited for. --replicas simulates a cluster. The exit status is 1 if a
+    request ended with an error.
     """
     resolved = given.resolve(
         executor_layer("simulate", given.registry, real=real, replicas=replicas)
@@ -211,41 +202,35 @@ def simulate_command(
     study = fit(study, resolved.registry, workers=None)
     (task,) = study.tasks()
     spec, settings = task.workload, task.settings
-    record: RunRecord | ClusterRecord
     asked = settings, resolved.registry, spec.build(), seed
     started = _cpu_seconds()
     with counting("requests") as advance, request_log(requests) as on_request:
         if is_cluster:
             record = simulate_cluster(
-                *asked,
-                num_replicas=replicas or 1,
-                slo=slo,
-                on_request=on_request,
-                advance=advance,
+                *asked, num_replicas=replicas or 1, on_request=on_request, advance=advance
             )
         else:
             record = run_workload(*asked, advance=advance)
     seconds = _cpu_seconds() - started
-    document: dict[str, Any] = {"requests": _num_requests(record)}
-    if isinstance(record, ClusterRecord):
-        found = record.measures()
+    found = measures(record, slo)
+    document: dict[str, Any] = {"requests": len(record.requests), "measures": found}
+    if is_cluster:
         router = router_options(settings, resolved.registry).name
         where = f"{counted(len(record.replicas), 'replica')} behind {router}"
-        document = {"router": router, **document, "measures": found, **_of_replicas(record)}
+        document = {"router": router, **document, **_of_replicas(record)}
     else:
-        document["measures"] = found = measures(record, slo)
         where = f"executor {settings.executor.name}"
     if as_json:
         head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
         tail: dict[str, Any] = {"failure": record.failure, "errors": record.num_errors}
         tail |= {"error": record.error, "cpu_seconds": round(seconds, 3)}
-        tail |= {"chosen": list(study.chosen), "latencies_of": "served" if is_cluster else "all"}
+        tail |= {"chosen": list(study.chosen), "latencies_of": "all"}
         print_json(head | document | tail)
         return FAILED if record.num_errors else OK
     took = ""
     if is_cluster or settings.executor.name == SIMULATED:
         took = f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
-    title = f"{spec.name}, seed {seed}: {_num_requests(record):,} requests on {where}"
+    title = f"{spec.name}, seed {seed}: {len(record.requests):,} requests on {where}"
     for sentence in choice_sentences(study.chosen, study.arms[0].arm.title):
         echo(sentence)
     _print(title, took, record, found)

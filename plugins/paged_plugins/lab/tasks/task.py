@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from paged_core.errors import error_text
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.lab.cluster.simulate_cluster import run_cluster
+from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.tasks.sources import Sources, digest, file_digest
@@ -72,7 +72,7 @@ def run(task: Task, registry: Registry) -> Ran:
         if task.num_replicas is None:
             record = run_workload(*asked)
         else:
-            record = run_cluster(*asked, num_replicas=task.num_replicas)
+            record = simulate_cluster(*asked, num_replicas=task.num_replicas)
     except Exception as error:  # noqa: BLE001 - one bad arm must not take the others down
         return Ran(task, None, error_text(error))
     return Ran(task, record, None)
