@@ -54,13 +54,6 @@ def test_a_run_is_printed(capsys: Capture, workload: str) -> None:
     assert "internal fragmentation" in out
 
 
-def test_whose_latencies_they_are_is_told(capsys: Capture, workload: str, tmp_path: Path) -> None:
-    log = str(tmp_path / "requests.jsonl")
-    ways = ([], ["--requests", log], ["--replicas", "1"])
-    found = [simulated(capsys, workload, *more)["latencies_of"] for more in ways]
-    assert found == ["all", "served", "served"]
-
-
 def test_settings_are_those_of_an_engine(capsys: Capture, workload: str) -> None:
     slow = simulated(capsys, workload, "--cost-model.device", "l4")
     fast = simulated(capsys, workload, "--cost-model.device", "h200")
