@@ -15,7 +15,6 @@ from paged_plugins.lab.runs.run_record import (
     ReplicaTotals,
     RequestRecord,
     RunRecord,
-    RunTotals,
 )
 from paged_plugins.lab.runs.time_histogram import percentile
 
@@ -132,20 +131,14 @@ def value_text(measure: str, value: float) -> str:
 
 
 _PERCENTILES = (50, 90, 99)
-
-
-def percentiles(kind: str, counts: Mapping[int, int]) -> dict[str, float]:
-    """Return the measures ``KIND_ms_p50``, ``_p90`` and ``_p99``; none if there are no times.
-
-    Args:
-        counts: by bucket, see :mod:`paged_plugins.lab.runs.time_histogram`.
-    """
-    found = {share: percentile(counts, share / 100) for share in _PERCENTILES}
-    return {
-        f"{kind}_ms_p{share}": 1e3 * seconds
-        for share, seconds in found.items()
-        if seconds is not None
-    }
+_OF_STEPS = {
+    "preemptions": "num_preemptions",
+    "recomputed_tokens": "recomputed_tokens",
+    "evictions": "num_evictions",
+    "peak_blocks": "peak_blocks",
+    "steps": "num_steps",
+}
+"""Measures of what engines did, and the totals that they are."""
 
 
 _SERVICE_OF_OUTPUT = 2
@@ -209,10 +202,15 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
     """
     served = [each for each in record.requests if each.is_served]
     totals, num_tokens = record.totals, sum(each.num_output for each in served)
-    num_good = sum(meets(each, slo) for each in served) if slo.limits else None
-    found = rates(totals, num_tokens, len(served), num_good)
-    found |= _request_latencies(record)
-    found |= percentiles("itl", record.token_gaps)
+    found = _request_latencies(record)
+    for part in _PERCENTILES:
+        if (gap := percentile(record.token_gaps, part / 100)) is not None:
+            found[f"itl_ms_p{part}"] = 1e3 * gap
+    if totals.elapsed > 0:
+        found["throughput_tokens_per_s"] = num_tokens / totals.elapsed
+        found["requests_per_s"] = len(served) / totals.elapsed
+        if slo.limits:
+            found[GOODPUT] = sum(meets(each, slo) for each in served) / totals.elapsed
     due = [(each, each.deadline) for each in record.requests if each.deadline is not None]
     if due:
         met = sum(each.is_served and each.finished <= deadline for each, deadline in due)
@@ -222,7 +220,10 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
         found["hit_rate"] = sum(each.num_cached for each in admitted) / num_prompt
     found |= fairness(served)
     if totals.num_steps or not served:  # else its steps are not told
-        found |= work_done(totals, len(record.replicas) or 1)
+        found |= {name: float(getattr(totals, total)) for name, total in _OF_STEPS.items()}
+        if totals.elapsed > 0:
+            busy = totals.busy_seconds / (totals.elapsed * (len(record.replicas) or 1))
+            found["idle_share"] = max(0.0, 1 - busy)
         if not record.replicas:
             found |= {name: getattr(totals, name) for name in MEMORY_SHARES}
     found["makespan_s"] = totals.elapsed
@@ -243,24 +244,6 @@ def meets(request: RequestRecord, slo: ServiceLevel) -> bool:
         "e2e": request.finished - request.arrival,
     }
     return all(1e3 * taken[kind] <= limit for kind, limit in slo.limits.items())
-
-
-def rates(
-    totals: RunTotals, num_tokens: float, num_served: int, num_good: int | None
-) -> dict[str, float]:
-    """Return what was served in a second of a run; nothing if it took no time.
-
-    Args:
-        num_good: requests within the limits of a service level; ``None``: it has none.
-    """
-    if totals.elapsed <= 0:
-        return {}
-    counts = {
-        GOODPUT: num_good,
-        "throughput_tokens_per_s": num_tokens,
-        "requests_per_s": num_served,
-    }
-    return {name: num / totals.elapsed for name, num in counts.items() if num is not None}
 
 
 def _request_latencies(record: RunRecord) -> dict[str, float]:
@@ -289,18 +272,3 @@ def _request_latencies(record: RunRecord) -> dict[str, float]:
             f"{name}_ms_p{part}": share for part, share in zip(_PERCENTILES, shares, strict=True)
         }
     return found
-
-
-def work_done(totals: RunTotals, num_engines: int = 1) -> dict[str, float]:
-    """Return the measures of what the engines of a run did, apart from its requests."""
-    found = {
-        "preemptions": float(totals.num_preemptions),
-        "recomputed_tokens": float(totals.recomputed_tokens),
-        "evictions": float(totals.num_evictions),
-        "peak_blocks": float(totals.peak_blocks),
-        "steps": float(totals.num_steps),
-    }
-    if totals.elapsed > 0:
-        busy = totals.busy_seconds / (totals.elapsed * num_engines)
-        found["idle_share"] = max(0.0, 1 - busy)
-    return found | {"makespan_s": totals.elapsed}
