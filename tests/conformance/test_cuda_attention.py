@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from emulation.cuda_module import EMULATED_CUDA, EmulatedModule, unavailable_reason
+from marks import long
 from paged_backends.kernels.build import CannotCompile
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.plugins.registry import Registry
@@ -44,7 +45,7 @@ class OnEmulatedGpu(AttentionConformance):
             raise
 
 
-@pytest.mark.heavy
+@long("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class TestCuda(OnEmulatedGpu):
     pass
 
@@ -81,13 +82,6 @@ class TestCudaDeterministic(OnEmulatedGpu):
 
 
 @pytest.mark.long
-class TestCudaFloat32Deterministic(OnEmulatedGpu):
-    dtypes = ("float32",)
-    deterministic = True
-    keeps_bits = True
-
-
-@pytest.mark.long
 class TestCudaWarpgroups(TestCudaDeterministic):
     """Everything in tiles of warpgroups, where the head dimension has them."""
 
@@ -101,8 +95,3 @@ class TestCudaWarpgroups(TestCudaDeterministic):
 @pytest.mark.long
 class TestCudaFloat8(OnEmulatedGpu):
     kv_cache_dtype = "fp8_e4m3"
-
-
-@pytest.mark.long
-class TestCudaFloat32Float8(TestCudaFloat8):
-    dtypes = ("float32",)

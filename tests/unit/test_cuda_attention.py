@@ -115,45 +115,41 @@ def test_a_decode_is_split_and_combined() -> None:
     assert decode.argument == combine.argument == write.argument
 
 
-def test_a_large_batch_needs_no_splits() -> None:
-    kernels = [launch.kernel for launch in launches_of(LAYER, [(300, 1)] * 264)]
-    assert kernels == ["paged_write_bfloat16_auto", "paged_decode_bfloat16_64_16_auto"]
+DECODE, TILES = "paged_decode_bfloat16_64_16_auto", "paged_tiles_bfloat16_64_auto"
+FLOAT32 = "paged_decode_float32_64_8_auto"
+Grid = tuple[int, int, int]
+LAUNCHES: dict[str, tuple[dict[str, Any], list[tuple[int, int]], bool, list[tuple[str, Grid]]]] = {
+    "a large batch needs no splits": ({}, [(300, 1)] * 264, False, [(DECODE, (264, 2, 1))]),
+    "chunks are computed in tiles": ({}, [(0, 100), (30, 200)], False, [(TILES, (6, 2, 1))]),
+    "the longest that decodes has 31 keys": (
+        *({}, [(0, 100), (30, 1)], False),
+        [(DECODE, (2, 2, 1)), (TILES, (3, 2, 1))],
+    ),
+    "deterministic takes tiles alone": ({}, [(3000, 1), (0, 9)], True, [(TILES, (2, 2, 1))]),
+    "ten heads of a group are two parts of eight": (
+        *({"dtype": "float32", "num_heads": 20}, [(0, 9), (30, 1)], False),
+        [(FLOAT32, (10, 4, 1))],
+    ),
+    "a window of ten splits": ({"sliding_window": 640}, [(3000, 1)], False, [(DECODE, (1, 2, 10))]),
+    "as many keys": ({}, [(639, 1)], False, [(DECODE, (1, 2, 10))]),
+    "a narrow window": ({"sliding_window": 130}, [(3000, 1)], False, [(DECODE, (1, 2, 1))]),
+    "many sequences": ({}, [(0, 1)] * 66_000, False, [(DECODE, (66_000, 2, 1))]),
+    "many tokens": ({}, [(0, 66_000)], True, [(TILES, (1032, 2, 1))]),
+}
+"""Changes of the layer, batch, ``deterministic``, and what attends. The last two have more
+than 65,535 of what only the first dimension of a grid may have so many of."""
 
 
-def test_chunks_are_computed_in_tiles() -> None:
-    _, tiles = launches_of(LAYER, [(0, 100), (30, 200)])
-    assert tiles.kernel == "paged_tiles_bfloat16_64_auto"
-    assert tiles.grid == (300 * 2 // TILE_ROWS + 2, 2, 1)
-    _, decode, mixed = launches_of(LAYER, [(0, 100), (30, 1)])
-    assert decode.grid == (2, 2, 1), "the longest that decodes has 31 keys"
-    assert mixed.kernel == tiles.kernel
-
-
-def test_deterministic_takes_tiles_alone() -> None:
-    chunks = [(3000, 1), (0, 9)]
-    _, tiles = launches_of(LAYER, chunks, deterministic=True)
-    assert tiles.kernel == "paged_tiles_bfloat16_64_auto"
-    assert Call.from_buffer_copy(tiles.argument).tiles_from == 1
-
-
-def test_float32_is_computed_row_by_row() -> None:
-    layer = replace(LAYER, dtype="float32", num_heads=20)
-    _, decode, *_ = launches_of(layer, [(0, 9), (30, 1)])
-    assert decode.kernel == "paged_decode_float32_64_8_auto"
-    assert decode.grid[:2] == (10, 2 * 2), "ten heads of a group are two parts of eight"
-    assert Call.from_buffer_copy(decode.argument).rows_are_tokens
-
-
-def test_a_window_bounds_the_splits() -> None:
-    grids = [
-        next(one for one in launches_of(layer, chunks) if "decode" in one.kernel).grid
-        for layer, chunks in (
-            (replace(LAYER, sliding_window=640), [(3000, 1)]),
-            (LAYER, [(639, 1)]),
-            (replace(LAYER, sliding_window=130), [(3000, 1)]),
-        )
-    ]
-    assert grids == [(1, 2, 10), (1, 2, 10), (1, 2, 1)]
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_what_is_launched(name: str) -> None:
+    changes, chunks, deterministic, expected = LAUNCHES[name]
+    launched = launches_of(replace(LAYER, **changes), chunks, deterministic=deterministic)
+    write, *attend = [(launch.kernel, launch.grid) for launch in launched]
+    assert write[1] == (sum(new for _, new in chunks), 1, 1)
+    assert [one for one in attend if "combine" not in one[0]] == expected
+    call = Call.from_buffer_copy(launched[-1].argument)
+    assert call.rows_are_tokens == ("dtype" in changes)
+    assert not deterministic or call.tiles_from == 1
 
 
 def test_an_empty_batch_launches_nothing() -> None:
@@ -283,15 +279,11 @@ def of_capability(*capability: int) -> Any:
     )
 
 
-def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_and_kernels_that_do_not_serve_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "cuda", of_capability(7, 5))
     reason = make("cuda").check(replace(LAYER, device="cuda"))
     assert reason == "it needs compute capability 8.0 or more, and Tesla T4 has 7.5"
-
-
-def test_kernels_that_cannot_be_loaded_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "cuda", of_capability(9, 0))
     driver = FakeDriver()
     monkeypatch.setattr(targets, "Driver", lambda: driver)
@@ -353,40 +345,33 @@ def tile_of(prefill_tile: str, layer: LayerSpec, target: object) -> tuple[str, l
     return [launch.kernel for launch in backend.target.driver.launches()][-1], logs
 
 
-def test_single_warps_multiply_unless_warpgroups_are_asked_for() -> None:
-    assert tile_of("mma", LAYER, FakeTarget()) == ("paged_tiles_bfloat16_64_auto", [])
-    found = tile_of("wgmma", LAYER, FakeTarget())
-    assert found == ("paged_warpgroup_tiles_bfloat16_64_auto", [])
-
-
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("tile", "changes", "kernel", "reason"),
     [
-        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype is fp8_e4m3"),
-        ({"head_dim": 96}, "for head dimensions of 64 and 128, not for 96"),
-        ({"head_dim": 256}, "not for 256"),
+        ("mma", {}, "paged_tiles_bfloat16_64_auto", None),
+        ("wgmma", {}, "paged_warpgroup_tiles_bfloat16_64_auto", None),
+        ("wgmma", {"kv_cache_dtype": "fp8_e4m3"}, "paged_tiles_bfloat16_64_fp8_e4m3", "fp8_e4m3"),
+        ("wgmma", {"head_dim": 96}, "paged_tiles_bfloat16_96_auto", "of 64 and 128, not for 96"),
     ],
 )
-def test_layers_without_tiles_of_warpgroups(changes: dict[str, Any], reason: str) -> None:
-    kernel, (log,) = tile_of("wgmma", replace(LAYER, **changes), FakeTarget())
-    assert kernel.startswith("paged_tiles_bfloat16_")
-    assert (log["event"], log["log_level"]) == ("prefill_tile_replaced", "warning")
-    assert (log["wanted"], log["used"]) == ("wgmma", "mma")
-    assert reason in log["reason"]
+def test_tiles_of_warpgroups_where_they_are_asked_for_and_there_are_any(
+    tile: str, changes: dict[str, Any], kernel: str, reason: str | None
+) -> None:
+    found, logs = tile_of(tile, replace(LAYER, **changes), FakeTarget())
+    assert found == kernel
+    assert [(log["event"], log["wanted"], log["used"]) for log in logs] == (
+        [("prefill_tile_replaced", "wgmma", "mma")] if reason else []
+    )
+    assert all(reason in log["reason"] for log in logs)
 
 
-def test_gpus_without_products_of_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cuda", 0)
-    for capability, reason in (
-        ((9, 0), None),
-        ((8, 0), "products of warpgroups need compute capability 9.0, and a GPU has 8.0"),
-        ((10, 0), "products of warpgroups need compute capability 9.0, and a GPU has 10.0"),
-    ):
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda device, found=capability: found
-        )
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-        assert GpuTarget().warpgroup_problem(device) == reason
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_gpus_without_products_of_warpgroups(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "cuda", of_capability(*capability))
+    reason = GpuTarget().warpgroup_problem(torch.device("cuda", 0))
+    assert "products of warpgroups need compute capability 9.0" in (reason or "")
 
 
 def test_tiles_of_warpgroups_are_compiled_for_one_architecture() -> None:
