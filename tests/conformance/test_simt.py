@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_int, c_void_p
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,11 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from emulation.cuda_module import SIMT, EmulatedModule
+from emulation.cuda_module import SIMT, EmulatedModule, Order
 from emulation.workshop import Workshop
 from paged_backends.kernels.cuda.kernel import Argument, Grid, KernelError, KernelModule
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
+checked = pytest.mark.long  # a build that takes long
 KERNELS = SIMT.parent / "kernels"
 
 
@@ -94,6 +95,7 @@ def products(workshops: Mapping[str, Workshop]) -> KernelModule:
     return workshops["checked"].module(KERNELS / "products.cu")
 
 
+@checked
 class TestEmulated(TensorCoreCases):
     device = "cpu"
 
@@ -169,14 +171,19 @@ def launch(module: EmulatedModule, name: str, data: Tensor, grid: Grid = (1, 1, 
 
 
 @pytest.fixture(scope="module")
-def modules(workshops: Mapping[str, Workshop]) -> Mapping[str, EmulatedModule]:
-    source = KERNELS / "right_and_wrong.cu"
-    return {name: workshop.module(source) for name, workshop in workshops.items()}
+def host(workshops: Mapping[str, Workshop]) -> EmulatedModule:
+    return workshops["host"].module(KERNELS / "right_and_wrong.cu")
 
 
-def check(module: EmulatedModule, order: Any = "by chance") -> None:
+@pytest.fixture(scope="module")
+def watched(workshops: Mapping[str, Workshop]) -> EmulatedModule:
+    """The same kernels in the checked build."""
+    return workshops["checked"].module(KERNELS / "right_and_wrong.cu")
+
+
+def check(module: EmulatedModule) -> None:
     """Find the mistakes that are always found, and none where there is none."""
-    module.set_order(order, seed=1)
+    module.set_order("by chance", seed=1)
     for name, made in RIGHT.items():
         data = torch.randint(0, 100, (64,)).float()
         wanted = made(data.clone())
@@ -189,28 +196,44 @@ def check(module: EmulatedModule, order: Any = "by chance") -> None:
         assert launch(module, "reversed_by_shared_memory", torch.arange(64.0))[0] == 63
 
 
-@pytest.mark.parametrize("order", ["up", "down", "by chance"])
-@pytest.mark.parametrize("build", ["host", "checked"])
-def test_mistakes_are_found_and_no_others(
-    modules: Mapping[str, EmulatedModule], build: str, order: str
-) -> None:
-    check(modules[build], order)
+def test_mistakes_are_found_and_no_others(host: EmulatedModule) -> None:
+    check(host)
 
 
-def test_what_is_found_if_checked(modules: Mapping[str, EmulatedModule]) -> None:
+def test_threads_and_blocks_run_in_the_order_that_is_chosen(host: EmulatedModule) -> None:
+    """Of kernels in which it matters: no thread has written yet what the one after it reads."""
+    orders: Sequence[Order] = ("up", "down")
+    found = []
+    for order in orders:
+        host.set_order(order)
+        unwritten = launch(host, "no_barrier_before_reading", torch.ones(64)).isnan().sum()
+        last = launch(host, "blocks_that_race", torch.zeros(64), (3, 1, 1))[0]
+        found.append((int(unwritten), int(last)))
+    assert found == [(0, 2), (63, 0)]
+
+
+@pytest.mark.parametrize("grid", [(1, 65_536, 1), (1, 1, 65_536), (0, 1, 1)])
+def test_a_grid_that_a_gpu_does_not_take_is_refused(host: EmulatedModule, grid: Grid) -> None:
+    with pytest.raises(KernelError, match="a grid of"):
+        launch(host, "blocks_that_race", torch.zeros(64), grid)
+
+
+@checked
+def test_what_is_found_if_checked(host: EmulatedModule, watched: EmulatedModule) -> None:
     lines = (KERNELS / "right_and_wrong.cu").read_text().splitlines()
-    modules["checked"].set_order("up")
+    check(watched)
     for name, said in WRONG_IF_CHECKED.items():
         with pytest.raises(KernelError, match=said) as caught:
-            launch(modules["checked"], name, torch.zeros(80), (2, 1, 1))
+            launch(watched, name, torch.zeros(80), (2, 1, 1))
         found = str(caught.value).split("right_and_wrong.cu:")[1].split(":")[0]
         begin = next(i for i, line in enumerate(lines) if f"KERNEL({name})" in line)
         end = next(i for i in range(begin, len(lines)) if lines[i].endswith("}"))
         assert begin < int(found) <= end + 1, name
     for name in UNWRITTEN:
-        assert launch(modules["host"], name, torch.zeros(64)).isnan().sum() >= 16
+        assert launch(host, name, torch.zeros(64)).isnan().sum() >= 16
 
 
+@checked
 def test_mistakes_with_products_are_found(workshops: Mapping[str, Workshop]) -> None:
     module = workshops["checked"].module(KERNELS / "wrong_products.cu")
 
@@ -227,18 +250,19 @@ def test_mistakes_with_products_are_found(workshops: Mapping[str, Workshop]) -> 
         assert run("right").eq(16).all()  # the next launch is not affected
 
 
-def test_conversions_round_as_torch_does(modules: Mapping[str, EmulatedModule]) -> None:
+def test_conversions_round_as_torch_does(host: EmulatedModule) -> None:
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     every = torch.cat([halves.view(torch.float16).float(), halves.view(torch.bfloat16).float()])
     between = torch.randint(-(2**31), 2**31, (200_000,)).to(torch.int32).view(torch.float32)
     ties = (every[:-1] + every[1:]) / 2
     values = torch.cat([every, between, ties, every.nextafter(torch.tensor(9.0))])
-    made = launch(modules["host"], "rounded", torch.cat([values, values]), (8, 1, 1))
+    made = launch(host, "rounded", torch.cat([values, values]), (8, 1, 1))
     half, brain = made.view(2, -1)
     torch.testing.assert_close(half, values.half().float(), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(brain, values.bfloat16().float(), rtol=0, atol=0, equal_nan=True)
 
 
+@checked
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere there is only this way")
 def test_fibers_where_there_is_no_switch_of_our_own(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path, checked=False, flags=("-DSIMT_UCONTEXT",))

@@ -52,6 +52,7 @@ flash-attn-4 4.0.0b36 and of PyTorch 2.13, as far as inference over a paged cach
 PAGES = {"fa2": 256, "fa3": 16, "fa4": 16, "torch": 256}
 """Tokens of a page that each takes."""
 _INTEGERS = ("cu_", "cache_seqlens", "seqused", "page_table", "block_table")
+_LISTED = (*_INTEGERS, "alibi_slopes")
 _MODULES = ("flash_attn", "flash_attn_interface", "flash_attn_3", "flash_attn_config", "flashinfer")
 
 
@@ -61,7 +62,7 @@ class Call:
 
     function: str
     given: dict[str, Any]
-    """By parameter; tensors of integers as lists of what they held then."""
+    """By parameter; tensors of integers and slopes as lists of what they held then."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -85,11 +86,12 @@ def noting(name: str, parameters: str, calls: list[Call]) -> Callable[..., Any]:
 
     def called(*args: Any, **options: Any) -> Any:
         given = dict(signature.bind(*args, **options).arguments)
-        _check(given)
-        kept = {
-            name: value.tolist() if name.startswith(_INTEGERS) else value
-            for name, value in given.items()
-        }
+        with torch._C.DisableTorchFunction():  # to read them makes no step wait
+            _check(given)
+            kept = {
+                name: value.tolist() if name.startswith(_LISTED) and value is not None else value
+                for name, value in given.items()
+            }
         calls.append(Call(name, kept))
         out = torch.zeros_like(given["q"], memory_format=torch.contiguous_format)
         return (out, None) if "seqused_k" in given and "page_table" in given else out
@@ -106,6 +108,8 @@ def _check(given: Mapping[str, Any]) -> None:
     for rows in (query, keys, values):
         assert rows.stride(-1) == 1
         assert all(step % 8 == 0 for step in rows.stride()[:-1]), "no multiple of 16 bytes"
+    slopes = given.get("alibi_slopes")
+    assert slopes is None or slopes.dtype is torch.float32
     for name, value in given.items():
         if name.startswith(_INTEGERS):
             assert isinstance(value, Tensor), name
