@@ -17,14 +17,21 @@ from unit import cpu_kernels
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
 
 
+GRID = "test_more_tokens_than_a_dimension_of_a_grid_may_have"
+"""A case that takes long, and is about GPUs."""
+
+
+@long(GRID)
 class TestTorch(AttentionConformance):
     component = "torch"
     dtypes = ("float32", "bfloat16", "float16")
 
 
 @long(
-    "test_more_tokens_than_a_dimension_of_a_grid_may_have",
+    GRID,
     "test_a_sequence_of_several_thousand_blocks",
+    "test_sequences_may_begin_with_the_same_blocks",
+    "test_equals_dense_attention_on_long_sequences",
 )
 class TestTorchDeterministic(AttentionConformance):
     component = "torch"
@@ -33,14 +40,14 @@ class TestTorchDeterministic(AttentionConformance):
     max_seconds = 120  # a call computes thousands of sequences one after another
 
 
-@long("test_more_tokens_than_a_dimension_of_a_grid_may_have")
+@long(GRID)
 class TestTorchFloat8(AttentionConformance):
     component = "torch"
     dtypes = ("float32", "bfloat16")
     kv_cache_dtype = "fp8_e4m3"
 
 
-@long("test_more_tokens_than_a_dimension_of_a_grid_may_have")
+@long(GRID)
 class TestCpu(AttentionConformance):
     component: ClassVar[str | Mapping[str, Any]] = "cpu"
     keeps_bits = True
@@ -55,7 +62,11 @@ class OnEachSet(TestCpu):
 
     @pytest.fixture(
         autouse=True,
-        params=[name for name in cpu_kernels.SETS if "vnni" not in name],  # of products
+        params=[
+            pytest.param(name, marks=[pytest.mark.long] * ("emulated" in name))
+            for name in cpu_kernels.SETS
+            if "vnni" not in name  # which is about products
+        ],
     )
     def _instruction_set(self, request: pytest.FixtureRequest) -> None:
         chosen: Mapping[str, Any] = {"name": "cpu", "instruction_set": request.param}
@@ -81,6 +92,7 @@ class TestCpuInt8InTiles(TestCpuInt8):
     deterministic = True
 
 
+@long(GRID, "test_a_sequence_of_several_thousand_blocks", "test_each_query_head_has_its_key_head")
 class TestHybrid(AttentionConformance):
     component: ClassVar[Mapping[str, Any]] = {
         **{"name": "hybrid", "prefill": "torch"},

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from marks import long
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing import AttentionConformance
@@ -48,15 +47,7 @@ class TestTriton(Interpreted):
     dtypes = ("float32",)
 
 
-@long(
-    "test_sequences_may_begin_with_the_same_blocks",
-    "test_a_sequence_of_several_thousand_blocks",
-    "test_the_same_batch_gives_the_same_bits",
-    "test_a_result_hardly_depends_on_the_rest_of_the_batch",
-    "test_two_batches_in_turn_leave_nothing_behind",
-    "test_layers_of_different_windows_share_a_plan",
-    "test_each_query_head_has_its_key_head",
-)
+@pytest.mark.long
 class TestTritonFloat8(Interpreted):
     dtypes = ("bfloat16",)
     kv_cache_dtype = "fp8_e4m3"

@@ -1,25 +1,22 @@
 """Attention on a GPU, by our kernels and by packages where they are installed: the contract of
-every component, CUDA graphs, that no step waits for the device, and the engine's text."""
+every component, CUDA graphs, and that no step waits for the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from gpu.no_waiting import no_waiting
-from integration import tiny_models
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda.driver import Context, Driver
 from paged_backends.kernels.cuda.kernel import Call, Variant
 from paged_backends.kernels.cuda.targets import architecture
 from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, load_variant
-from paged_core import LLM, SamplingParams
 from paged_core.interfaces.attention import AttentionBackend, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing import AttentionConformance
@@ -272,28 +269,3 @@ def test_a_layer_computes_on_its_own_device() -> None:
     backend, of = make("cuda"), replace(LAYER, device="cuda:1")
     assert backend.check(of) is None
     check(Scene(backend, of, [(300, 1), (0, 20)], 3))
-
-
-# ---------------------------------------------------------------------- component triton
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_blocks": 11, "scheduler": {"max_num_batched_tokens": 7}},
-        {"num_blocks": 11, "preemption": "swap"},
-        {"num_blocks": 400, "kv_cache_dtype": "fp8_e4m3"},
-    ],
-    ids=str,
-)
-def test_text_is_that_of_torch(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    folder = str(tiny_models.save(name, tmp_path))
-    greedy = SamplingParams(max_tokens=8, ignore_eos=True)
-    texts = []
-    for attention in ("torch", "triton"):
-        settings = {"block_size": 4, "max_model_len": 44, "device": "cuda", **changes}
-        with LLM(folder, attention=attention, dtype="float32", **settings) as llm:
-            outputs = llm.generate(tiny_models.PROMPTS, greedy)
-            texts.append([output.outputs[0].token_ids for output in outputs])
-    assert texts[0] == texts[1]

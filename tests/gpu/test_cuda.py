@@ -27,12 +27,3 @@ def test_greedy_tokens_equal_those_of_generate(name: str, tmp_path: Path) -> Non
             make_executor(chosen, needs_host_blocks=True), block_size, seed=block_size
         )
         assert run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS) == expected
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_low_precision(dtype: str, tmp_path: Path) -> None:
-    folder = tiny_models.save("llama", tmp_path)
-    chosen = settings(folder, device="auto", dtype=dtype, num_blocks=20)
-    driver = StepDriver(make_executor(chosen, needs_host_blocks=True), 16)
-    outputs = run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS)
-    assert [len(output) for output in outputs] == [NUM_TOKENS] * len(tiny_models.PROMPTS)

@@ -74,29 +74,6 @@ def test_nothing_waits_for_the_device_while_sequences_decode(
         assert all(len(g.output().outputs[0].token_ids) == 30 for g in generations)
 
 
-def test_a_step_is_submitted_before_the_last_one_is_done(llama: Path) -> None:
-    with build(llama) as llm:
-        generations = llm.submit(PROMPTS[:1], SamplingParams(max_tokens=8, ignore_eos=True))
-        for _ in range(3):
-            llm.engine.step()
-        torch.cuda._sleep(200_000_000)
-        before = torch.cuda.Event()
-        before.record()
-        executor: Any = llm.engine.executor
-        submit, seen = executor.submit, list[bool]()
-
-        def watched(step: Any) -> Any:
-            handle = submit(step)
-            seen.append(before.query())
-            return handle
-
-        executor.submit = watched
-        llm.engine.step()
-        assert seen == [False]
-        for _ in llm.run(generations):
-            pass
-
-
 def test_the_cache_takes_nine_tenths_of_the_memory(llama: Path) -> None:
     free, total = torch.cuda.mem_get_info()
     if free < 0.95 * total:

@@ -1,9 +1,7 @@
-"""The native runner and device sampling on a CUDA device: right, without waiting, captured.
+"""The native runner on a CUDA device: right, without waiting, captured.
 
 The kernels themselves are tested on the device by ``tests/unit/test_triton_ops.py`` and
 ``tests/unit/test_device_sampling.py``, which use it where there is one.
-
-Shapes: T tokens, R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from integration.step_driver import settings
 from integration.test_triton_runner import attend
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
-from paged_backends.sampling.device_sampling import DeviceParams, device_sample
 from paged_core.engine.contexts import RunnerContext
 from unit.attention_calls import repeated
 
@@ -101,30 +98,3 @@ def test_a_forward_pass_is_captured_in_a_graph(name: str, tmp_path: Path) -> Non
         expected, expected_best = forward(runner, tokens, positions)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
         assert torch.equal(best, expected_best)
-
-
-def sampling(count: int = 64, vocab_size: int = 50_257) -> tuple[Tensor, DeviceParams]:
-    """Rows of every kind: greedy, unfiltered, with top_k, top_p and min_p, some flat."""
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(count, vocab_size, generator=generator) * 4
-    logits[::5] *= 0.05
-    row = torch.arange(count)
-    params = DeviceParams(
-        temperature=torch.tensor([0.0, 0.6, 1.0, 1.3])[row % 4],
-        min_p=torch.tensor([0.0, 0.0, 0.05])[row % 3],
-        top_k=torch.tensor([0, 0, 20, 0, 20_000], dtype=torch.int32)[row % 5],
-        top_p=torch.tensor([1.0, 0.9, 1.0, 0.95, 0.5, 1.0, 0.99])[row % 7],
-        uniform=torch.rand(count, generator=generator, dtype=torch.float64),
-    )
-    on_device = {name: getattr(params, name).cuda() for name in DeviceParams.__slots__}
-    return logits.cuda(), DeviceParams(**on_device)
-
-
-def test_sampling_does_not_wait_and_is_captured_in_a_graph() -> None:
-    logits, params = sampling()
-    device_sample(logits, params)
-    with no_waiting():
-        device_sample(logits, params)
-    replay = repeated(lambda: device_sample(logits, params), "cuda")
-    logits.copy_(logits.flip(0))
-    assert torch.equal(replay().tokens_R, device_sample(logits, params).tokens_R)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from marks import long
 from paged_backends.executors.local import LocalExecutor
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
@@ -28,6 +29,7 @@ SMALL: dict[str, Any] = {
 }
 
 
+@long("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class TestPacked(AttentionConformance):
     component = "packed"
 

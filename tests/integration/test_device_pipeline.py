@@ -7,16 +7,12 @@ is reused too early holds junk.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from emulation.accelerator import EMULATED_LOCAL, PACES, EmulatedStream
 from integration import test_engine_on_models
@@ -24,7 +20,6 @@ from integration.test_engine_on_models import GREEDY, NUM_TOKENS, PROMPTS
 from paged_backends.executors.accelerator import PinnedBuffers
 from paged_backends.executors.decode_graphs import DecodeInputs
 from paged_backends.executors.local import LocalExecutor
-from paged_backends.executors.paged_cache import CacheGroup
 from paged_backends.executors.step_sampler import DeviceSampler
 from paged_backends.executors.steps import DeviceSteps
 from paged_core import LLM, SamplingParams
@@ -160,50 +155,6 @@ def test_backends_without_graphs(
         assert_whole(llm)
 
 
-@given(
-    block_size=st.sampled_from([1, 2, 5, 16]),
-    pool=st.sampled_from([46, 60, 200]),
-    budget=st.integers(5, 60),
-    max_num_seqs=st.integers(2, 9),
-    preemption=st.sampled_from(["recompute", "swap", "auto"]),
-    eager=st.booleans(),
-    ahead=st.booleans(),
-    sampled=st.booleans(),
-    pace=st.sampled_from(sorted(PACES)),
-)
-@hypothesis_settings(
-    max_examples=4,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-def test_text_does_not_depend_on_the_schedule(
-    llama: Path,
-    expected: dict[str, list[list[list[int]]]],
-    block_size: int,
-    pool: int,
-    budget: int,
-    max_num_seqs: int,
-    preemption: str,
-    eager: bool,
-    ahead: bool,
-    sampled: bool,
-    pace: str,
-) -> None:
-    with build(
-        llama,
-        pace,
-        block_size=block_size,
-        num_blocks=-(-pool // block_size),
-        scheduler={"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs},
-        preemption=preemption,
-        enforce_eager=eager,
-        async_scheduling=ahead,
-    ) as llm:
-        key, sampling = ("sampled", SAMPLED) if sampled else ("greedy", GREEDY)
-        assert generate(llm, sampling) == expected[key]
-        assert_whole(llm)
-
-
 @pytest.mark.parametrize(("fails_in", "pace"), [*zip(range(1, 9, 2), PACES, strict=True)])
 def test_after_a_failure_of_the_device_others_are_served(
     llama: Path,
@@ -267,36 +218,6 @@ def _made_anew(self: DecodeInputs, *arguments: Any) -> Any:
     return _stage(self, *arguments)
 
 
-_swap_out = CacheGroup.swap_out
-
-
-def _not_gathered(self: CacheGroup, sources: Any, targets: Any) -> None:
-    """Blocks that are copied to the host from where they are, beside the step that follows."""
-    blocks = self._blocks.index_select(0, torch.tensor(sources))
-    self._accelerator.transfers.launch(
-        lambda: self._host.index_copy_(0, torch.tensor(targets), blocks)
-    )
-
-
-def _follows_too_early(self: CacheGroup, sources: Any, targets: Any) -> None:
-    """The stream of transfers waits for what was launched before the blocks are gathered."""
-    compute, transfers = self._accelerator.compute, self._accelerator.transfers
-    launch, gathers = compute.launch, list[Any]()
-
-    def keep(work: Any) -> None:
-        is_gather = isinstance(work, partial) and work.func.__name__ == "_gather"
-        gathers.append(work) if is_gather else launch(work)
-
-    def follow(event: Any) -> None:
-        EmulatedStream.follow(transfers, event)  # type: ignore[arg-type]
-        launch(gathers.pop())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compute, "launch", keep)
-        patch.setattr(transfers, "follow", follow)
-        _swap_out(self, sources, targets)
-
-
 @pytest.mark.parametrize(
     ("place", "name", "fault", "pace"),
     [
@@ -305,8 +226,6 @@ def _follows_too_early(self: CacheGroup, sources: Any, targets: Any) -> None:
         (DeviceSampler, "known", _not_filled_in, "late"),
         (DeviceSampler, "_keep", _not_kept, "late"),
         (DecodeInputs, "stage", _made_anew, "late"),
-        (CacheGroup, "swap_out", _not_gathered, "late"),
-        (CacheGroup, "swap_out", _follows_too_early, "transfers early"),
         (EmulatedStream, "borrow", _lost_wait, "late"),
         (EmulatedStream, "borrow", _lost_wait, "compute early"),
     ],

@@ -13,9 +13,7 @@ from structlog.testing import capture_logs
 from emulation.accelerator import EmulatedGraph
 from integration import tiny_models
 from integration.step_driver import StepDriver, load_runner, make_executor, run_at_random, settings
-from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.executors import decode_graphs
-from paged_backends.executors.accelerator import HostDevice
 from paged_backends.executors.decode_graphs import graph_sizes
 from paged_backends.executors.steps import DeviceSteps
 from paged_core.ids import BlockId, SeqId
@@ -150,15 +148,6 @@ def test_the_graph_of_a_step_takes_the_best_tokens_if_that_is_all_it_is_asked_fo
     assert drawn[4:] == [other[:1], [first[4], other[1], last[4]]]
 
 
-def test_a_backend_without_graphs_is_named_once(llama: Path) -> None:
-    chosen = settings(llama, num_blocks=9)
-    executor = make_executor(chosen, emulated=True)
-    with capture_logs() as logs:
-        executor.start()
-    (line,) = [line for line in logs if line["event"] == "graphs_off"]
-    assert line["reason"] == f"{TorchAttention.__name__} cannot be captured in graphs"
-
-
 def test_a_runner_that_cannot_be_captured_is_named_and_served(
     llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,34 +258,7 @@ def test_more_sequences_than_the_device_draws_for(llama: Path, greedy: list[list
     assert [s.output for s in sequences[:3]] == [output[:4] for output in greedy]
 
 
-def test_a_request_that_forks_needs_the_host_once(llama: Path) -> None:
-    executor = make(llama)
-    executor.start()
-    forking = replace(new(0, SamplingParams(n=2, max_tokens=None)), fan_out=2)
-    result = executor.collect(executor.submit(prefill(forking)))
-    assert result.sequence_ids == [0, 0]
-    rows = executor._loaded.rows
-    assert not rows.need_host([SeqId(0)])
-    asking = new(1, SamplingParams(min_tokens=2, max_tokens=None))
-    executor.collect(executor.submit(prefill(asking)))
-    assert rows.need_host([SeqId(0), SeqId(1)])
-    assert not rows.need_host([SeqId(0)])
-    result = executor.collect(executor.submit(StepInput(number=2, removed=[SeqId(1)])))
-    assert (result.sequence_ids, result.token_ids) == ([], [])
-    assert rows._num_for_host == 0
-
-
 # ---------------------------------------------------------------------- failing
-
-
-def test_a_cpu_captures_and_measures_nothing() -> None:
-    device = HostDevice(torch.device("cpu"))
-    assert not (device.runs_ahead or device.measures_memory)
-    assert 0 < device.memory().free <= device.memory().total
-    with pytest.raises(RuntimeError, match="cpu has no graphs"):
-        device.capture(lambda: torch.zeros(1))
-    with pytest.raises(RuntimeError, match="is not measured on cpu"):
-        device.peak(dict)
 
 
 def test_rows_that_are_not_finite_fail_alone(

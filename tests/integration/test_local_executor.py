@@ -53,22 +53,6 @@ def driver(llama: Path) -> StepDriver:
 # ---------------------------------------------------------------------- drawing
 
 
-def test_fans_out_into_streams_of_their_own(llama: Path) -> None:
-    sampling = SamplingParams(n=6, temperature=1.5, seed=7, max_tokens=None)
-    driver = make_driver(llama)
-    parent, other = driver.add(PROMPT, sampling), driver.add(OTHER)
-    result = driver.step([(other, 3), (parent, 7)], fan_out=1)
-    driver.remove(parent)
-    driver.remove(other)
-    driver.step([])
-    parent.tokens[len(PROMPT) :] = []
-    several = driver.step([(parent, 7)], fan_out=6)
-    assert several.sequence_ids == [parent.id] * 6
-    assert several.token_ids[0] == result.token_ids[1]
-    assert len(set(several.token_ids)) > 1
-    assert driver.step([(parent, 1)]).sequence_ids == [parent.id]
-
-
 def test_prompt_logprobs_are_the_models_own_however_the_prompt_is_cut(llama: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
     with torch.inference_mode():
@@ -87,34 +71,7 @@ def test_prompt_logprobs_are_the_models_own_however_the_prompt_is_cut(llama: Pat
         assert driver.step([(sequence, 1)]).prompt_logprobs == {sequence.id: []}
 
 
-def test_logprobs_stand_beside_their_tokens(driver: StepDriver) -> None:
-    silent = driver.add(OTHER)
-    asking = driver.add(PROMPT, SamplingParams(logprobs=1, max_tokens=None))
-    result = driver.step([(silent, 3), (asking, 7)])
-    assert result.logprobs is not None
-    assert result.logprobs[0] is None
-    assert next(iter(result.logprobs[1] or {})) == result.token_ids[1]
-    assert set(result.seconds) == {"prepare", "model", "sample"}
-
-
 # ---------------------------------------------------------------------- failing
-
-
-def test_a_failing_processor_fails_its_own_sequence_only(
-    driver: StepDriver, greedy: list[list[int]]
-) -> None:
-    def broken(_tokens: Any, _logits: Any) -> Any:
-        raise RuntimeError("no such grammar")
-
-    bad = driver.add(PROMPT, SamplingParams(logits_processors=[broken], max_tokens=None))
-    good = driver.add(OTHER)
-    result = driver.step([(bad, 7), (good, 3)])
-    assert list(result.failed) == [bad.id]
-    assert "no such grammar" in result.failed[bad.id]
-    assert result.sequence_ids == [good.id]
-    driver.remove(bad)
-    driver.step([(good, 1)])
-    assert good.output == greedy[1][:2]
 
 
 def test_after_a_step_that_raised_the_others_go_on(
@@ -208,15 +165,6 @@ def test_a_closed_executor_runs_nothing(driver: StepDriver) -> None:
     driver.executor.close()
     with pytest.raises(EngineError):
         driver.executor.submit(StepInput(number=0))
-
-
-@pytest.mark.parametrize(
-    ("given", "num_bytes"),
-    [("64MiB", 64 << 20), ("0", 0), (0, 0), (1 << 20, 1 << 20), (LocalSettings(), 128 << 20)],
-)
-def test_how_much_is_populated_ahead(given: Any, num_bytes: int) -> None:
-    settings = given if isinstance(given, LocalSettings) else LocalSettings(populate_ahead=given)
-    assert settings.populate_ahead == num_bytes
 
 
 @pytest.mark.parametrize("given", [0.5, "50%", -1, True, False, "much"])

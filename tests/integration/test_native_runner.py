@@ -19,11 +19,10 @@ from integration.step_driver import (
     settings,
 )
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.kernels.cpu.compiler import NoSuchInstructions
 from paged_backends.runners.native.families import _FAMILIES, decoder_config
 from paged_backends.runners.native.runner import NativeRunner
 from paged_core import LLM, SamplingParams
-from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
+from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.interfaces.runner import Runner
 from unit import cpu_kernels
 
@@ -106,8 +105,10 @@ def test_the_format_asked_for_is_obeyed(llama: Path, dtype: str) -> None:
     assert {layer.dtype for layer in runner.layers} == {dtype}
 
 
-@pytest.mark.parametrize("kernels", ["auto", "off"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "opt", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("llama", "auto"), ("llama", "off"), ("gemma2", "off"), ("opt", "auto"), ("gpt2", "off")],
+)
 def test_in_16_bits_logits_are_close_to_those_in_32(
     name: str, kernels: Any, tmp_path: Path
 ) -> None:
@@ -182,6 +183,10 @@ HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 
         ({"hidden_act": "quick_gelu"}, "'quick_gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"model_type": "phi3"}, "cover llama, .* is a phi3"),
+        (
+            {"model_type": "qwen2", "layer_types": ["chunked"] * 2},
+            "lack layers of the type chunked",
+        ),
     ],
 )
 def test_a_feature_that_is_missing_is_named(
@@ -241,12 +246,6 @@ def test_no_number_of_key_heads_means_as_many_as_query_heads(kind: str, tmp_path
     assert config.num_kv_heads == config.num_heads
 
 
-def test_layers_of_a_type_that_is_missing(tmp_path: Path) -> None:
-    config = {"model_type": "qwen2", "layer_types": ["chunked_attention"] * 32}
-    with pytest.raises(UnsupportedModel, match="lack layers of the type chunked_attention"):
-        decoder_config(Checkpoint(tmp_path, config, {}))
-
-
 def test_tokens_that_end_a_sequence_are_token_ids(tmp_path: Path) -> None:
     config = {"model_type": "llama", "eos_token_id": [2, "x"]}
     with pytest.raises(CheckpointError, match=r"eos_token_id is .* must be a token id or a list"):
@@ -287,14 +286,3 @@ def test_without_a_compiler_plain_pytorch_serves(
         "paged_backends.runners.native.choice.unavailable_reason", lambda: "no compiler"
     )
     assert answers(llama) == expected
-
-
-def test_kernels_that_the_processor_lacks_are_refused(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*_: Any, **__: Any) -> Any:
-        raise NoSuchInstructions("this processor has no avx2")
-
-    monkeypatch.setattr("paged_backends.runners.native.choice.Kernels.load", load)
-    with pytest.raises(SettingsError, match=r"runner\.kernels: .*no avx2"):
-        LLM(str(llama), runner={"name": "native", "kernels": "avx2"})

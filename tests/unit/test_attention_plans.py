@@ -79,22 +79,3 @@ def test_torch_computes_a_step_of_which_only_the_host_arrays_have_values() -> No
     backend = make("torch")
     assert isinstance(backend, TorchAttention)
     assert run(backend, "meta").shape == (sum(new for _, new in CHUNKS), 4, 8)
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda made: made.query_start.tolist(),
-        lambda made: int(made.seq_lens.max()),
-        lambda made: made.seq_lens.cpu(),
-        lambda made: bool((made.seq_lens > 1).any()),
-        lambda made: made.block_tables[0, 0].item(),
-        lambda made: made.seq_lens.numpy(),
-    ],
-)
-def test_a_plan_that_reads_is_noticed(
-    read: Callable[[AttentionBatch], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TorchAttention, "plan", lambda _, made: read(made))
-    with pytest.raises(AssertionError, match="waits for the device"):
-        run(make("torch"), "cpu")

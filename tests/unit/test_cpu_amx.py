@@ -115,17 +115,11 @@ def attended(name: str, **changes: Any) -> Tensor:
     return torch.cat(scene.run(list(range(len(chunks)))))
 
 
-@pytest.mark.parametrize("changes", [{}, {"head_dim": 40}, {"sliding_window": 90}], ids=str)
+@pytest.mark.parametrize("changes", [{"head_dim": 40}, {"sliding_window": 90}], ids=str)
 def test_attention_has_the_same_bits_where_tiles_are_emulated(changes: dict[str, Any]) -> None:
     assert torch.equal(
         attended("avx512_amx", **changes), attended("avx512_amx_emulated", **changes)
     )
-
-
-@pytest.mark.parametrize("changes", [{}, {"soft_cap": 5.0}, {"sliding_window": 90}], ids=str)
-def test_emulated_attention_is_close_on_any_machine(changes: dict[str, Any]) -> None:
-    one, other = attended("portable_amx_emulated", **changes), attended("portable", **changes)
-    torch.testing.assert_close(one.float(), other.float(), atol=2e-2, rtol=2e-2)
 
 
 # ------------------------------------------------------------------ permission

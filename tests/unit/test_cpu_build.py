@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import shutil
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -25,7 +25,6 @@ from paged_backends.kernels.cpu.compiler import (
     EMULATED,
     SETS,
     CppCompiler,
-    NoSuchInstructions,
     choose,
     cpp_build,
 )
@@ -40,25 +39,35 @@ SMALLEST = cpp_build("one", ["detect.cpp"])
 """The smallest library there is."""
 
 
-class Counting(CppCompiler):
-    """Notes what it builds."""
+class Concatenating:
+    """The compiler of another language: its libraries are the sources, one after another."""
+
+    def __init__(self, version: str = "1") -> None:
+        self.identity = ("concatenate", version)
+        self.num_built = 0
 
     def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:
-        built.append(target)
-        super().build(sources, flags, target)
+        self.num_built += 1
+        target.write_bytes(b"".join(source.read_bytes() for source in sources))
 
 
-built: list[Path] = []
+@pytest.fixture
+def sources(tmp_path: Path) -> Build:
+    folders = tmp_path / "sources", tmp_path / "shim"
+    for folder in folders:
+        folder.mkdir()
+        for name in ("a.cu", "b.cu", "shared.h"):
+            (folder / name).write_text(name)
+    units = ("a.cu", "b.cu")
+    return Build("gpu", sources=folders[0], units=units, flags=("-O3",), includes=folders[1:])
 
 
 @pytest.fixture
 def compiler() -> CppCompiler:
-    built.clear()
     try:
-        found = CppCompiler.find()
+        return CppCompiler.find()
     except CannotCompile as error:
         pytest.skip(str(error))
-    return Counting(found.command, found.version)
 
 
 def script(folder: Path, name: str, text: str) -> Path:
@@ -71,31 +80,31 @@ def script(folder: Path, name: str, text: str) -> Path:
 # ---------------------------------------------------------------------- the cache
 
 
-def test_is_built_once(tmp_path: Path, compiler: CppCompiler) -> None:
-    path = library(SMALLEST, compiler, tmp_path)
-    assert library(SMALLEST, compiler, tmp_path) == path
-    assert len(built) == 1
-    assert ctypes.CDLL(str(path)).paged_core_instruction_sets() >= 0
+def test_is_built_once_and_again_when_anything_changed(tmp_path: Path, sources: Build) -> None:
+    compiler = Concatenating()
+    path = library(sources, compiler, tmp_path)
+    assert library(sources, compiler, tmp_path) == path
+    assert compiler.num_built == 1
+    assert path.read_bytes() == b"a.cub.cu"
+    assert path.name.startswith("gpu-")
     assert not list(tmp_path.glob("*.tmp*"))
-
-
-def test_other_flags_make_another_library(tmp_path: Path, compiler: CppCompiler) -> None:
-    first = library(SMALLEST, compiler, tmp_path)
-    assert library(cpp_build("one", ["detect.cpp"], ["-DX"]), compiler, tmp_path) != first
-    newer = Counting(compiler.command, "another version")
-    assert library(SMALLEST, newer, tmp_path) != first
-    assert len(built) == 3
+    paths = {
+        path,
+        library(replace(sources, flags=("-DX",)), compiler, tmp_path),
+        library(sources, Concatenating("2"), tmp_path),
+    }
+    for folder in (sources.sources, *sources.includes):
+        (folder / "shared.h").write_text("changed")
+        paths.add(library(sources, compiler, tmp_path))
+    assert len(paths) == 5
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF not a library"])
-def test_a_damaged_file_is_built_again(
-    tmp_path: Path, compiler: CppCompiler, damage: bytes
-) -> None:
-    path = library(SMALLEST, compiler, tmp_path)
+def test_a_damaged_file_is_built_again(tmp_path: Path, sources: Build, damage: bytes) -> None:
+    path = library(sources, Concatenating(), tmp_path)
     path.write_bytes(damage)
-    assert library(SMALLEST, compiler, tmp_path) == path
-    assert len(built) == 2
-    assert len(path.read_bytes()) > len(damage)
+    assert library(sources, Concatenating(), tmp_path) == path
+    assert path.read_bytes() == b"a.cub.cu"
 
 
 def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: CppCompiler) -> None:
@@ -124,14 +133,14 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: CppCompi
 
 
 def test_what_lay_in_a_folder_open_to_others_is_not_trusted(
-    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sources: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
-    path = library(SMALLEST, compiler)
+    path = library(sources, Concatenating())
     path.write_bytes(b"planted")
     path.with_suffix(".sha256").write_text(hashlib.sha256(b"planted").hexdigest())
     path.parent.chmod(0o777)
-    assert library(SMALLEST, compiler) == path == tmp_path / "kernels" / path.name
+    assert library(sources, Concatenating()) == path == tmp_path / "kernels" / path.name
     assert path.read_bytes() != b"planted"
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
@@ -179,59 +188,29 @@ def test_without_a_compiler_what_another_made_serves(
 
 
 def test_a_home_that_cannot_be_written_works(
-    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sources: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    path = library(SMALLEST, compiler)
+    path = library(sources, Concatenating())
     assert path.parent.parent == tmp_path
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert library(SMALLEST, compiler) == path
-    assert len(built) == 1
+    assert library(sources, Concatenating()) == path
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(
-    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sources: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (tmp_path / "kernels").symlink_to(elsewhere)
-    (tmp_path / f"paged_core-{os.getuid()}").symlink_to(elsewhere)
+    for name in ("kernels", f"paged_core-{os.getuid()}"):
+        (tmp_path / name).symlink_to(elsewhere)
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(CannotCompile, match="PAGED_CORE_CACHE_DIR"):
-        library(SMALLEST, compiler)
+        library(sources, Concatenating())
     assert not list(elsewhere.iterdir())
-
-
-class Concatenating:
-    """The compiler of another language: its libraries are the sources, one after another."""
-
-    identity = ("concatenate", "1")
-
-    def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:
-        target.write_bytes(b"".join(source.read_bytes() for source in sources))
-
-
-def test_another_language_brings_sources_and_a_compiler_of_its_own(tmp_path: Path) -> None:
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    for name in ("a.cu", "b.cu", "shared.h"):
-        (sources / name).write_text(name)
-    shim = tmp_path / "shim"
-    shim.mkdir()
-    build = Build(
-        name="gpu", sources=sources, units=("a.cu", "b.cu"), flags=("-O3",), includes=(shim,)
-    )
-    path = library(build, Concatenating(), tmp_path)
-    assert path.read_bytes() == b"a.cub.cu"
-    assert path.name.startswith("gpu-")
-    paths = {path}
-    for folder in (sources, shim):
-        (folder / "shared.h").write_text("changed")
-        paths.add(library(build, Concatenating(), tmp_path))
-    assert len(paths) == 3
 
 
 # ---------------------------------------------------------------------- the compiler
@@ -275,15 +254,6 @@ def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- instruction sets
 
 
-def test_what_the_processor_lacks_is_refused(
-    compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_compiler, "available", lambda _: [SETS[-1]])
-    with pytest.raises(NoSuchInstructions, match="'avx2'; it can run: portable"):
-        choose("avx2", compiler)
-    assert choose("auto", compiler) == [SETS[-1]]
-
-
 @pytest.mark.parametrize(
     ("answer", "best"), [(31, "avx512_amx"), (15, "avx512_bf16_mixed"), (7, "avx512_bf16")]
 )
@@ -320,10 +290,11 @@ def test_settings_name_the_instruction_sets_that_there_are() -> None:
     assert set(get_args(InstructionSetName)) == {one.name for one in (*SETS, *EMULATED)}
 
 
-def test_the_refusal_names_the_setting(
+def test_what_the_processor_lacks_is_refused_by_the_name_of_the_setting(
     compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_compiler, "available", lambda _: [SETS[-1]])
+    assert choose("auto", compiler) == [SETS[-1]]
     with pytest.raises(
         SettingsError, match=r"^runner\.kernels: .* run 'avx2'; it can run: portable"
     ):

@@ -18,7 +18,7 @@ BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 each_set = pytest.mark.parametrize("name", SETS)
 each_dtype = pytest.mark.parametrize("dtype", list(BOUND), ids=str)
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=15, deadline=None)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -70,9 +70,7 @@ def test_linear_takes_rows_that_lie_apart(name: str, dtype: torch.dtype) -> None
 
 @each_set
 @each_dtype
-@pytest.mark.parametrize(
-    "shape", [(3, 576, 1000), (25, 77, 333), (97, 64, 4100), (130, 150, 300)], ids=str
-)
+@pytest.mark.parametrize("shape", [(25, 77, 333), (130, 150, 300)], ids=str)
 def test_bits_depend_neither_on_threads_nor_on_company(
     name: str, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> None:

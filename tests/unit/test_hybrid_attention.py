@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_backends.attention.hybrid_attention import HybridAttention, make_hybrid, part_of
+from paged_backends.attention.hybrid_attention import HybridAttention, make_hybrid
 from paged_backends.attention.settings import HybridSettings, TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.cli import main
@@ -74,20 +74,6 @@ def test_sequences_with_one_new_token_are_decoded() -> None:
     assert roles(made, [(5, 1), (0, 3), (2, 1)]) == ["prefill", "decode"]
 
 
-def test_a_part_has_the_numbers_of_its_sequences() -> None:
-    whole = batch_of([(30, 1), (0, 3), (7, 1), (15, 4)])
-    part = part_of(whole, np.array([1, 3]))
-    assert part.rows_R.tolist() == [1, 2, 3, 5, 6, 7, 8]
-    batch = part.batch
-    assert batch.query_start.tolist() == batch.query_start_host.tolist() == [0, 3, 7]
-    assert batch.seq_lens.tolist() == batch.seq_lens_host.tolist() == [3, 19]
-    assert batch.block_tables.tolist() == batch.block_tables_host.tolist() == [[2, 3], [6, 7]]
-    assert batch.slot_mapping.tolist() == whole.slot_mapping[part.rows_R].tolist()
-    assert (batch.max_query_len, batch.max_seq_len) == (4, 19)
-    for name in ("query_start", "seq_lens", "block_tables", "slot_mapping"):
-        assert getattr(batch, name).dtype == getattr(whole, name).dtype
-
-
 PREFILL_READS_DECODE = ([(15, 1), (16, 24)], [(0, 1, 1)], [0], [1, 0], ["decode", "prefill"])
 DECODE_READS_PREFILL = ([(0, 40), (32, 1)], [(0, 1, 2)], [], [1, 0], ["prefill", "decode"])
 EACH_READS_THE_OTHER = (
@@ -139,44 +125,28 @@ def test_a_part_reads_what_the_other_writes_in_the_same_step(
 # ---------------------------------------------------------------------- what is refused
 
 
-def test_layouts_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("prefill", "decode", "changes", "words"),
+    [
+        ("torch", "flash_attn", {}, "(2, 7, 16, 2, 64) for 7 blocks, and that of 'flash_attn' is "),
+        ("torch", "heads_first", {"num_kv_heads": 16, "num_heads": 16}, "choose two components"),
+        ("torch", "packed", {}, "decode 'packed': it has a cache layout of its own"),
+        ("torch", "flashinfer", {}, "decode 'flashinfer': not installed (pip install flashinfer"),
+    ],
+)
+def test_parts_that_cannot_share_a_cache_are_refused(
+    prefill: str, decode: str, changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(monkeypatch, "fa3")
-    reason = hybrid("torch", "flash_attn").check(LAYER) or ""
-    assert reason == (
-        "the cache of 'torch' is (2, 7, 16, 2, 64) for 7 blocks, and that of 'flash_attn' is "
-        "(7, 2, 2, 16, 64); choose two components with one layout"
-    )
-
-
-@pytest.mark.parametrize("heads", [2, 16])
-def test_a_block_size_that_equals_the_number_of_heads_hides_nothing(heads: int) -> None:
-    made = hybrid("torch", "heads_first", HEADS_FIRST)
-    reason = made.check(layer(num_kv_heads=heads, num_heads=16)) or ""
-    assert reason.endswith("choose two components with one layout")
+    made = hybrid(prefill, decode, HEADS_FIRST, PACKED)
+    assert words in (made.check(layer(**changes)) or "")
 
 
 def test_float8_is_served_where_both_serve_it() -> None:
     of = layer(kv_cache_dtype="fp8_e4m3")
     made = torch_twice()
     assert made.check(of) is None
-    assert made.cache_shape(of, 3) == (2, 3, 16, 2, 65)
-    assert made.block_dim() == 1
-
-
-def test_a_layout_of_its_own_is_refused() -> None:
-    made = hybrid("torch", "packed", PACKED)
-    assert made.check(LAYER) == (
-        "decode 'packed': it has a cache layout of its own, which cannot be shared"
-    )
-
-
-def test_a_part_that_cannot_be_used_here_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    made = hybrid("torch", "flashinfer")
-    assert made.check(LAYER) == (
-        "decode 'flashinfer': not installed (pip install flashinfer-python)"
-    )
-    assert not isinstance(made, SupportsGraphCapture)
+    assert (made.cache_shape(of, 3), made.block_dim()) == ((2, 3, 16, 2, 65), 1)
 
 
 def test_deterministic_is_refused() -> None:
@@ -238,28 +208,26 @@ def test_decoding_is_captured_where_its_part_can_be(monkeypatch: pytest.MonkeyPa
 # ---------------------------------------------------------------------- settings and engines
 
 
-def config(capsys: pytest.CaptureFixture[str], *argv: str, **environ: str) -> dict[str, Any]:
-    """Settings of attention in ``paged-core config --json``."""
-    named = {f"PAGED_CORE_{key}": value for key, value in environ.items()}
-    assert main(["config", "--json", *argv], named) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)["settings"]["attention"]
-    return found
-
-
 def test_every_layer_of_settings_names_its_parts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    wanted = {"name": "hybrid", "prefill": {"name": "torch"}, "decode": {"name": "cpu"}}
     table = {"name": "cpu", "instruction_set": "avx2"}
     file = tmp_path / "engine.yaml"
     file.write_text("attention: {name: hybrid, prefill: torch, decode: {name: cpu}}")
-    assert config(capsys, "--config", str(file)) == wanted
-    environ = {"ATTENTION": "hybrid", "ATTENTION__PREFILL": "torch", "ATTENTION__DECODE": "cpu"}
-    assert config(capsys, **environ) == wanted
-    environ["ATTENTION__DECODE"] = json.dumps(table)
-    assert config(capsys, **environ) == {**wanted, "decode": table}
+    of_file, hybrid = ("--config", str(file)), ("--attention", "hybrid")
+    environ = {
+        "PAGED_CORE_ATTENTION": "hybrid",
+        "PAGED_CORE_ATTENTION__PREFILL": "torch",
+        "PAGED_CORE_ATTENTION__DECODE": json.dumps(table),
+    }
     parts = ("--attention.prefill", "torch", "--attention.decode")
-    assert config(capsys, "--attention", "hybrid", *parts, "cpu") == wanted
-    assert config(capsys, "--attention", "hybrid", *parts, json.dumps(table))["decode"] == table
-    argv = ("--attention.decode", "torch")
-    assert config(capsys, "--config", str(file), *argv)["decode"] == {"name": "torch"}
+    for argv, named, decode in (
+        (of_file, {}, {"name": "cpu"}),
+        ((), environ, table),
+        ((*hybrid, *parts, "cpu"), {}, {"name": "cpu"}),
+        ((*hybrid, *parts, json.dumps(table)), {}, table),
+        ((*of_file, "--attention.decode", "torch"), {}, {"name": "torch"}),
+    ):
+        assert main(["config", "--json", *argv], named) == 0
+        found = json.loads(capsys.readouterr().out)["settings"]["attention"]
+        assert found == {"name": "hybrid", "prefill": {"name": "torch"}, "decode": decode}

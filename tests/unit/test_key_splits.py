@@ -2,49 +2,10 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from paged_backends.kernels import key_splits
-from paged_backends.kernels.key_splits import MAX_SPLITS, choose_splits
+from paged_backends.kernels.key_splits import choose_splits
 from paged_backends.kernels.triton.tuning import tuning
-
-
-def waves(programs: int, splits: int, slots: int) -> int:
-    return ceil(programs * splits / slots)
-
-
-def time_of(programs: int, longest: int, splits: int, slots: int) -> int:
-    """In keys that are read: of all waves, and of what merges the parts."""
-    if splits == 1:
-        return waves(programs, 1, slots) * (longest + key_splits._START)
-    part = ceil(longest / splits / 16) * 16 + key_splits._START
-    return waves(programs, splits, slots) * part + key_splits._MERGE
-
-
-@given(
-    programs=st.integers(0, 3000),
-    longest=st.integers(0, 200_000),
-    least=st.sampled_from([64, 256, 512]),
-    slots=st.integers(1, 800),
-)
-def test_no_other_number_of_about_as_many_waves_takes_less_time(
-    programs: int, longest: int, least: int, slots: int
-) -> None:
-    splits = choose_splits(programs, longest, least, slots, unit=16)
-    assert 1 <= splits <= MAX_SPLITS
-    assert splits == 1 or (splits - 1) * least < longest
-    programs = max(1, programs)
-    first = waves(programs, 2, slots)
-    others = [
-        time_of(programs, longest, other, slots)
-        for other in range(1, min(MAX_SPLITS, ceil(longest / least)) + 1)
-        if waves(programs, other, slots) <= first + 8
-    ]
-    assert time_of(programs, longest, splits, slots) <= min(others, default=longest + 64 + 1 << 60)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 """Error of a result, relative to it."""
 
 each_set = pytest.mark.parametrize("name", SETS)
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=20, deadline=None)
 formats = st.builds(WeightFormat, st.sampled_from([4, 8]), st.sampled_from([16, 32, 64, 128]))
 
 

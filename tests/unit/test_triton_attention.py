@@ -36,9 +36,9 @@ pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("watched_accesses")]
 # ------------------------------------------------------------------ launches for GPUs
 
 LAUNCHES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "blocks of 16": (H200, {}),
     "a tile in a block": (H200, {"block_size": 128}),
     "float8": (H200, {"kv_cache_dtype": "fp8_e4m3"}),
+    "blocks of 16": (H200, {}),
     "blocks of 5": (H200, {"block_size": 5, "num_heads": 6, "num_kv_heads": 2}),
     "window and cap": (H200, {"sliding_window": 90, "soft_cap": 2.0, "block_size": 64}),
     "float32": (H200, {"dtype": "float32", "head_dim": 80}),
@@ -46,13 +46,13 @@ LAUNCHES: dict[str, tuple[Any, dict[str, Any]]] = {
     "A100, float8": (A100, {"kv_cache_dtype": "fp8_e4m3"}),
     "RTX 3090": (RTX_3090, {"head_dim": 256}),
 }
-"""All but the first three are of the long run."""
+"""All but the first two are of the long run."""
 
 
 @pytest.mark.parametrize(
     ("gpu", "changes"),
     [
-        pytest.param(*launch, id=name, marks=[pytest.mark.long] * (place > 2))
+        pytest.param(*launch, id=name, marks=[pytest.mark.long] * (place > 1))
         for place, (name, launch) in enumerate(LAUNCHES.items())
     ],
 )
@@ -126,9 +126,6 @@ def test_tokens_and_sequences_are_in_the_first_dimension_of_a_grid(
     bound.forward(*rows, made.plan(attention_batch(tables, chunks, 16)))
     assert len(grids) == 2
     assert all(max(grid[1:]) <= MAX_SPLITS for grid in grids)
-
-
-# ------------------------------------------------------------------ splits
 
 
 # ------------------------------------------------------------------ deterministic

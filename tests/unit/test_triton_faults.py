@@ -56,10 +56,6 @@ FAULTS = {
     "off by one at the last block, decode": Fault(
         "attention", "KEYS, length),", "KEYS, length - 1),", "decode"
     ),
-    "a key too many, decode": Fault("attention", "+ (length - 1)", "+ length", "decode"),
-    "off by one at the last block, chunk": Fault(
-        "attention", "last_position + 1", "last_position", "chunk"
-    ),
     "a key too many, chunk": Fault(
         "attention", "<= position_R[:, None]", "<= position_R[:, None] + 1", "chunk"
     ),
@@ -83,21 +79,12 @@ FAULTS = {
     "lost scale of the past": Fault(
         "attention", "out_RD *= shrunk_R[:, None]", "pass", "splits"
     ),
-    "lost scale of the past, of the sum": Fault(
-        "attention", "total_R *= shrunk_R", "pass", "rising scores"
-    ),
     "a row rises and its tile is not multiplied": Fault(
         "attention", "tl.int32), 0) > 0", "tl.int32), 0) > 1", "rising scores"
-    ),
-    "lost scale of a split": Fault(
-        "attention", "part_CD * tl.exp2(greatest_C - top)[:, None]", "part_CD", "splits"
     ),
     "lost split": Fault("attention", "split_C < used)", "split_C < used - 1)", "splits"),
     "lost scale of float8 keys": Fault(
         "attention", "product_RN *= power_of_two(", "_ = (", "float8"
-    ),
-    "lost scale of float8 values": Fault(
-        "attention", "weight_RN *= scale_N[None, :]", "pass", "float8"
     ),
     "scale of float8 one too small": Fault(
         "cache", "bits_N >> 23) - 8", "bits_N >> 23) - 9", "float8"

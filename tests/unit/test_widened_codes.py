@@ -17,7 +17,6 @@ from integration.dequantized_models import relative_error
 from integration.step_driver import prompt_logits
 from integration.step_driver import settings as engine_settings
 from paged_backends.kernels.cpu.compiler import SETS, products
-from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
@@ -57,27 +56,6 @@ def test_weights_are_rounded_once_and_added_in_the_order_of_tiles(
     x = rows_of(rows, columns, torch.bfloat16, seed)
     expected = as_tiles_add(x, rounded(weight.dequantized()))
     assert torch.equal(kernels.linear(x, kernels.pack_quantized(weight)), expected)
-
-
-@each_set
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group", [16, 32, 128])
-def test_offsets_are_rounded_less_than_weights(name: str, bits: int, group: int) -> None:
-    """They may be much larger than the scales: then weights are."""
-    kernels = load(name)
-    weight_format = WeightFormat(bits, group)  # type: ignore[arg-type]
-    for magnitude in (0.1, 30.0):
-        weight = matrix(weight_format, 90, 200, offsets=True)
-        assert weight.offsets_OG is not None
-        weight.offsets_OG.copy_((weight.offsets_OG * magnitude).half().float())
-        x = rows_of(40, 200, torch.bfloat16)
-        dense = weight.dequantized().double()
-        wanted = x.double() @ dense.T
-        step = weight.scales_OG.abs().repeat_interleave(group, 1)[:, :200].double()
-        allowed = x.double().abs() @ (dense.abs() * 2**-8.9 + step * 2**-9).T
-        allowed += wanted.abs() * 2**-8
-        found = kernels.linear(x, kernels.pack_quantized(weight)).double()
-        assert ((found - wanted).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("weight_format", [WeightFormat(8, 16), WeightFormat(4, 128)], ids=str)
@@ -145,13 +123,3 @@ def test_what_cannot_be_is_refused(folder: Path) -> None:
         runner(folder, kernels=EMULATED[1], quantized_products="widened", dtype="float32")
     with pytest.raises(SettingsError, match="integer needs our kernels for CPUs"):
         runner(folder, kernels="off", quantized_products="integer")
-
-
-def test_other_models_say_nothing_of_it(folder: Path) -> None:
-    load("portable")
-    made = NativeRunner(
-        NativeSettings(weights="random"), RunnerContext(settings=engine_settings(folder))
-    )
-    made.load()
-    assert made.model_size().quantized_products is None
-    assert Kernels.load("portable").quantized_products == "integer"
