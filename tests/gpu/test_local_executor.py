@@ -10,7 +10,13 @@ import torch
 
 from gpu.no_waiting import no_waiting
 from integration import tiny_models
-from integration.step_driver import load_runner, make_executor, settings
+from integration.step_driver import (
+    StepDriver,
+    load_runner,
+    make_executor,
+    run_at_random,
+    settings,
+)
 from integration.test_device_pipeline import GREEDY, PROMPTS, SAMPLED, WAYS, generate
 from paged_backends.executors.accelerator import ModelTimer
 from paged_backends.executors.cuda_accelerator import CudaAccelerator
@@ -122,3 +128,17 @@ def test_the_model_is_timed_by_the_device() -> None:
     before = timer.seconds()
     torch.cuda.synchronize(device)
     assert before < 0.01 < timer.seconds()
+
+
+@pytest.mark.parametrize("name", list(tiny_models.FAMILIES))
+def test_greedy_tokens_equal_those_of_generate(name: str, tmp_path: Path) -> None:
+    folder = tiny_models.save(name, tmp_path)
+    expected = tiny_models.generate(folder, tiny_models.PROMPTS, 8, device="cuda")
+    for block_size in (1, 4, 16, 256):
+        chosen = settings(
+            folder, device="cuda", block_size=block_size, num_blocks=max(4, 160 // block_size)
+        )
+        driver = StepDriver(
+            make_executor(chosen, needs_host_blocks=True), block_size, seed=block_size
+        )
+        assert run_at_random(driver, tiny_models.PROMPTS, 8) == expected

@@ -6,6 +6,7 @@ Kernels for GPUs are emulated or interpreted.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,8 @@ def cases() -> Iterator[Any]:
     """Component, family, settings."""
     missing = unavailable_reason() is not None
     compiled = pytest.mark.skipif(missing, reason="there is no C++ compiler")
-    for family in ("llama", "gemma2"):
-        for way, settings in WAYS.items():
-            yield case("emulated", family, settings, f"cuda, {family}, {way}", compiled)
+    for family, (way, settings) in zip(cycle(("llama", "gemma2")), WAYS.items(), strict=False):
+        yield case("emulated", family, settings, f"cuda, {family}, {way}", compiled)
     interpreted = pytest.mark.skipif(
         not is_interpreted(),
         reason="there is a GPU, on which tests/gpu/test_attention.py runs the engine",

@@ -12,10 +12,9 @@ from structlog.testing import capture_logs
 
 from emulation.accelerator import EmulatedGraph
 from integration import tiny_models
-from integration.step_driver import StepDriver, load_runner, make_executor, run_at_random, settings
+from integration.step_driver import StepDriver, load_runner, make_executor, settings
 from paged_backends.executors import decode_graphs
 from paged_backends.executors.decode_graphs import graph_sizes
-from paged_backends.executors.steps import DeviceSteps
 from paged_core.ids import BlockId, SeqId
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput
@@ -82,14 +81,6 @@ def test_sizes_of_graphs_go_up_to_what_may_run() -> None:
     assert graph_sizes(8) == [1, 2, 4, 8]
     assert graph_sizes(27) == [1, 2, 4, 8, 16, 24, 27]
     assert graph_sizes(4000)[-2:] == [504, 512]
-
-
-@pytest.mark.parametrize("eager", [True, False])
-def test_a_schedule_of_dice_generates_what_the_library_does(
-    llama: Path, eager: bool, greedy: list[list[int]]
-) -> None:
-    driver = StepDriver(make(llama, eager=eager), SIZE, seed=3)
-    assert run_at_random(driver, PROMPTS, NUM_TOKENS) == greedy
 
 
 def test_rows_to_spare_write_nowhere(llama: Path, greedy: list[list[int]]) -> None:
@@ -188,26 +179,6 @@ def test_launching_a_step_reads_nothing_that_the_device_makes(llama: Path, eager
     results = [executor.collect(handle) for handle in handles]
     assert [len(result.token_ids) for result in results] == [2] * 4
     assert all(set(result.seconds) == {"prepare", "model", "sample"} for result in results)
-
-
-@pytest.mark.parametrize("count", [2, 7])
-def test_a_token_that_is_not_known_yet_follows_a_chunk_in_its_batch(
-    llama: Path, greedy: list[list[int]], count: int
-) -> None:
-    """Its place among the tokens is not that of its sequence in the batch."""
-    executor = make(llama, eager=True)
-    executor.start()
-    first = executor.submit(prefill(new(1), new(2)))
-    both = StepInput(
-        number=1,
-        sequence_ids=[SeqId(0), SeqId(1), SeqId(2)],
-        num_tokens=[count, 1, 1],
-        added=[new(0)],
-    )
-    second = executor.submit(both)
-    assert executor.collect(first).token_ids == [greedy[1][0], greedy[2][0]]
-    drawn = executor.collect(second)
-    assert drawn.token_ids[-2:] == [greedy[1][1], greedy[2][1]]
 
 
 def test_a_step_that_needs_the_host_waits_for_those_before_it(
@@ -310,23 +281,6 @@ def test_logits_that_are_not_wanted_fail_nothing(
         assert (result.sequence_ids, result.token_ids, result.failed) == ([], [], {})
     is_broken[0] = False
     assert executor.collect(executor.submit(token)).token_ids == greedy[0][:1]
-
-
-def test_what_the_device_raises_is_raised_by_collect_and_the_others_go_on(
-    llama: Path, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = load_runner(settings(llama, block_size=SIZE), "native")
-    executor = make(llama, runner=runner, eager=True)
-    executor.start()
-    assert executor.collect(executor.submit(prefill(new(1)))).token_ids == greedy[1][:1]
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "forward", lambda *_: 1 // 0)
-        failing = executor.submit(prefill(new(0)))
-        with pytest.raises(ZeroDivisionError):
-            executor.collect(failing)
-    later = StepInput(number=2, sequence_ids=[SeqId(1)], num_tokens=[1], removed=[SeqId(0)])
-    assert executor.collect(executor.submit(later)).token_ids == [greedy[1][1]]
-    assert isinstance(executor._steps, DeviceSteps)
 
 
 def test_a_step_that_needs_the_host_fails_with_the_step_that_it_waits_for(

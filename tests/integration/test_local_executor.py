@@ -191,24 +191,3 @@ def test_populating_ahead_changes_no_text_and_leaves_no_thread(
     expected = texts(populate_ahead=0)
     assert texts(populate_ahead="256KiB") == texts() == expected
     assert set(threading.enumerate()) <= before
-
-
-@pytest.mark.parametrize(
-    ("executor", "reason"),
-    [
-        ({"populate_ahead": 0}, "executor.populate_ahead is 0"),
-        ({"name": "emulated"}, "it is for steps on a CPU"),
-        ({}, "the machine is like this"),
-    ],
-    ids=["off", "emulated", "machine"],
-)
-def test_why_nothing_is_populated_is_logged(
-    executor: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local, "unpopulated_reason", lambda: "the machine is like this")
-    lines: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        local.log, "debug", lambda event, reason: lines.append((event, reason)), raising=False
-    )
-    texts(**executor)
-    assert lines == [("cache_not_populated_ahead", reason)]

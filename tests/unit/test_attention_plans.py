@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from paged_backends.attention import torch_attention
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
 from paged_core.plugins.registry import Registry
-from paged_testing.attention_scene import attention_batch
+from paged_testing.attention_scene import Scene, attention_batch
 from unit import attention_calls as calls
 from unit.attention_calls import layer
 
@@ -79,3 +80,14 @@ def test_torch_computes_a_step_of_which_only_the_host_arrays_have_values() -> No
     backend = make("torch")
     assert isinstance(backend, TorchAttention)
     assert run(backend, "meta").shape == (sum(new for _, new in CHUNKS), 4, 8)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_equals_dense_attention_when_a_chunk_takes_several_tiles(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, bound in (("_MAX_SCORES", 24), ("_MAX_KEYS", 16), ("_SLACK", 0)):
+        monkeypatch.setattr(torch_attention, name, bound)
+    chunks = [(5, 9), (9, 1), (0, 11), (3, 1), (30, 1), (0, 2), (0, 1)]
+    of = layer(head_dim=8, dtype="float32", block_size=4, sliding_window=window)
+    calls.check(Scene(make("torch"), of, chunks, 1))

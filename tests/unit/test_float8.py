@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from paged_backends.attention.cache import layout_of
 from paged_backends.attention.float8 import pack, unpack
+from paged_core.interfaces.layer import KVCacheDtype
 from paged_testing.attention_scene import Scene
 from unit.attention_calls import layer, make
 
@@ -60,9 +61,13 @@ def test_attention_over_it_is_within_a_tenth_of_exact_attention() -> None:
             assert 0 < error < 0.1
 
 
-def test_a_block_takes_half_the_bytes_of_one_in_bfloat16() -> None:
-    wide = layer(head_dim=128)
-    layout = layout_of(make("torch"))
-    half = layout.block_bytes(replace(wide, kv_cache_dtype="fp8_e4m3"))
-    assert half / layout.block_bytes(wide) == 129 / 256
-    assert half == wide.block_size * replace(wide, kv_cache_dtype="fp8_e4m3").bytes_per_token
+@pytest.mark.parametrize(
+    ("name", "cache", "row_bytes"), [("torch", "fp8_e4m3", 129), ("cpu", "int8", 130)]
+)
+def test_a_block_takes_half_the_bytes_of_one_in_bfloat16(
+    name: str, cache: KVCacheDtype, row_bytes: int
+) -> None:
+    wide, layout = layer(head_dim=128), layout_of(make(name))
+    half = replace(wide, kv_cache_dtype=cache)
+    assert layout.block_bytes(half) / layout.block_bytes(wide) == row_bytes / 256
+    assert layout.block_bytes(half) == wide.block_size * half.bytes_per_token

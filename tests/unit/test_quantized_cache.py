@@ -45,22 +45,18 @@ def names(folder: Path) -> set[str]:
     return {path.name.partition("-")[0] for path in folder.glob("*.safetensors")}
 
 
-def test_weights_are_quantised_once(folder: Path) -> None:
+def test_weights_are_quantised_once_for_each_format_and_checkpoint(folder: Path) -> None:
     """The second time they are not even read: other ones would be quantised otherwise."""
-    with capture_logs() as logs:
-        assert is_of(DiskCache(folder).weights("model", MATRICES, INT8), MATRICES)
-        assert is_of(DiskCache(folder).weights("model", OTHERS, INT8), MATRICES)
-    assert [entry["cached"] for entry in logs] == [False, True]
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_formats_and_checkpoints_have_files_of_their_own(folder: Path) -> None:
     cache = DiskCache(folder)
-    cache.weights("model", MATRICES, INT8)
-    assert is_of(cache.weights("other", OTHERS, INT8), OTHERS)
-    cache.weights("model", MATRICES, WeightFormat(4, 32))
-    cache.weights("model", MATRICES, WeightFormat(8, 64))
+    with capture_logs() as logs:
+        assert is_of(cache.weights("model", MATRICES, INT8), MATRICES)
+        assert is_of(cache.weights("model", OTHERS, INT8), MATRICES)
+        assert is_of(cache.weights("other", OTHERS, INT8), OTHERS)
+        for weight_format in (WeightFormat(4, 32), WeightFormat(8, 64)):
+            cache.weights("model", MATRICES, weight_format)
+    assert [entry["cached"] for entry in logs] == [False, True, False, False, False]
     assert len(list(folder.glob("*.safetensors"))) == 4
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def flip(place: int) -> Callable[[Path], object]:
@@ -75,7 +71,7 @@ def flip(place: int) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     "damage",
     [
-        *(flip(place) for place in (0, 9, 100, SIZE // 2, -100, -5, -1)),  # the last: the checksum
+        *(flip(place) for place in (0, 100, -1)),  # the last: the checksum
         lambda path: path.write_bytes(path.read_bytes() + b"longer"),
         lambda path: os.truncate(path, SIZE - 1),
         lambda path: path.write_bytes(b""),
@@ -87,9 +83,7 @@ def test_a_damaged_file_is_made_again(folder: Path, damage: Callable[[Path], obj
     with capture_logs() as logs:
         assert is_of(DiskCache(folder).weights("model", MATRICES, INT8), MATRICES)
     assert [entry["event"] for entry in logs] == ["quantized_weights_damaged", "weights_quantized"]
-    with capture_logs() as logs:
-        DiskCache(folder).weights("model", MATRICES, INT8)
-    assert [entry["cached"] for entry in logs] == [True]
+    assert is_of(DiskCache(folder).weights("model", OTHERS, INT8), MATRICES), "found again"
 
 
 @pytest.mark.parametrize(
@@ -133,22 +127,21 @@ def test_what_a_killed_process_left_is_deleted(folder: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
-def test_a_disk_that_is_nearly_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(folder.parent)._replace(free=2 * SIZE - 1)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_disk_that_is_nearly_full_and_a_folder_that_cannot_be_made(
+    folder: Path, is_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_full:
+        usage = shutil.disk_usage(folder.parent)._replace(free=2 * SIZE - 1)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    else:
+        folder.write_text("")
     with capture_logs() as logs:
-        assert is_of(DiskCache(folder).weights("model", MATRICES, INT8), MATRICES)
-    assert [entry["event"] for entry in logs] == ["quantized_weights_not_cached"]
-    assert not names(folder)
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with capture_logs() as logs:
-        weights = DiskCache(tmp_path / "file").weights("model", MATRICES, INT8)
+        weights = DiskCache(folder).weights("model", MATRICES, INT8)
     assert is_of(weights, MATRICES)
     weights.release()
     assert [entry["event"] for entry in logs] == ["quantized_weights_not_cached"]
+    assert not names(folder)
 
 
 def test_one_of_several_makes_it(folder: Path) -> None:

@@ -139,25 +139,6 @@ def test_gates(
     assert_close(TritonOps().gated(activation)(rows), expected)
 
 
-@given(seed=seeds, dtype=dtypes, count=counts, width=widths, with_bias=st.booleans())
-@brief
-def test_linear_layers(
-    seed: int, dtype: torch.dtype, count: int, width: int, with_bias: bool
-) -> None:
-    numbers = Numbers(seed, dtype)
-    rows, weight, residual = numbers(count, 9), numbers(width, 9), numbers(count, width)
-    bias = numbers(width) if with_bias else None
-    linear = TritonOps().linear(weight, bias)
-    in_float = Ops().linear(weight.float(), None if bias is None else bias.float())
-    expected = in_float(rows.float())
-    scale = rows.float().abs() @ weight.float().abs().T + 10
-    share = 4 * torch.finfo(dtype).eps
-    assert bool(((linear(rows).float() - expected).abs() <= share * scale).all())
-    expected += residual.float()
-    assert linear(rows, residual) is residual
-    assert bool(((residual.float() - expected).abs() <= share * scale).all())
-
-
 @given(seed=seeds, dtype=dtypes, count=counts, width=st.sampled_from([1, 5, 300, 4096, 9001]))
 @brief
 def test_the_best_token_is_the_first_of_equals(

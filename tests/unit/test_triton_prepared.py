@@ -27,15 +27,13 @@ pytestmark = pytest.mark.heavy
 
 KINDS: dict[str, tuple[dict[str, Any], tuple[bool, bool], bool]] = {
     "as in Qwen3": ({"dtype": "bfloat16"}, (True, True), True),
-    "rotary": ({"dtype": "float16", "num_heads": 6, "num_kv_heads": 1}, (False, False), True),
     "float32, a width between powers of two": ({"head_dim": 40}, (True, True), True),
-    "float8": ({"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}, (True, True), True),
     "float8, another width": (
         {"dtype": "float16", "kv_cache_dtype": "fp8_e4m3", "head_dim": 24, "block_size": 5},
         (False, True),
         True,
     ),
-    "norms alone": ({}, (True, False), False),
+    "norms alone": ({"num_heads": 6, "num_kv_heads": 1}, (True, False), False),
 }
 """Changes of the layer; which heads have norms; whether there is a rotary embedding."""
 CHUNKS = [(20, 1), (3, 1), (0, 7)]

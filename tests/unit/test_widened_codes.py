@@ -58,18 +58,6 @@ def test_weights_are_rounded_once_and_added_in_the_order_of_tiles(
     assert torch.equal(kernels.linear(x, kernels.pack_quantized(weight)), expected)
 
 
-@pytest.mark.parametrize("weight_format", [WeightFormat(8, 16), WeightFormat(4, 128)], ids=str)
-@pytest.mark.parametrize("shape", [(1, 64, 33), (5, 70, 96), (33, 1100, 65), (130, 31, 32)])
-def test_all_sets_with_tiles_compute_the_same_bits(
-    weight_format: WeightFormat, shape: tuple[int, int, int]
-) -> None:
-    rows, columns, width = shape
-    weight = matrix(weight_format, width, columns, offsets=True)
-    x = rows_of(rows, columns, torch.bfloat16)
-    found = [kernels.linear(x, kernels.pack_quantized(weight)) for kernels in map(load, EMULATED)]
-    assert torch.equal(*found)
-
-
 # ------------------------------------------------------------------ in a model
 
 
