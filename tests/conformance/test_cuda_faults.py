@@ -107,9 +107,6 @@ FAULTS = {
         "joint.h", "kv_head, kv_head * group + first", "kv_head, kv_head + first", "heads",
         f"{RESULTS}|{RACE}",
     ),
-    "decode: the softmax is not rescaled": Fault(
-        "decode.h", "    sum[i] *= factor;\n", "", "decodes", RESULTS
-    ),
     "decode: a split is not rescaled": Fault(
         "combine.h", "all.sum += factor * partial[1]", "all.sum += partial[1]", "long", RESULTS
     ),
@@ -120,10 +117,6 @@ FAULTS = {
     "decode: no barrier after the keys": Fault(
         "decode.h", "    __syncthreads();  // the stages are used no more\n", "", "decodes", RACE
     ),
-    "decode: no barrier before the warps are put together": Fault(
-        "decode.h", "    __syncthreads();  // the joint is complete\n", "", "decodes",
-        f"{RACE}|{UNWRITTEN}",
-    ),
     "decode: no wait for the keys": Fault(
         "decode.h", "copy_wait<kStages * 2 - 1>();\n      __syncwarp();  // the keys",
         "copy_wait<kStages * 2>();\n      __syncwarp();  // the keys", "decodes", UNWRITTEN,
@@ -132,21 +125,12 @@ FAULTS = {
         "decode.h", "      __syncwarp();  // all have used the keys\n", "", "unsplit",
         f"{RACE}|{UNWRITTEN}",
     ),
-    "decode: the keys after the last one count": Fault(
-        "decode.h", "if (position >= share.end) score = -INFINITY;", "", "edges", RESULTS
-    ),
     "decode: a key's scale is lost": Fault(
         "decode.h", "scale_columns(scale, 0);", ";", "decodes", RESULTS, "fp8_e4m3"
-    ),
-    "decode: the scale of another token": Fault(
-        "decode.h", "offset % 4 * 8", "offset % 4 / 2 * 16", "edges", RESULTS, "fp8_e4m3"
     ),
     "write: a slot too far": Fault(
         "write.h", "int(slot % call.block_size)", "int(slot % call.block_size) + 1", "edges",
         f"{RESULTS}|{RACE}|beyond the end of cache",
-    ),
-    "write: the scale is lost": Fault(
-        "write.h", "scale_of(254 - byte)", "scale_of(127)", "edges", RESULTS, "fp8_e4m3"
     ),
     "tiles: a key too many": Fault(
         "tile_rows.h", "if (distance < 0 ||", "if (distance < -1 ||", "chunks", RESULTS
@@ -158,21 +142,9 @@ FAULTS = {
     "tiles: the result is not rescaled": Fault(
         "tile_rows.h", "      out[band][j][i * 2] *= factor;\n", "", "chunks", RESULTS
     ),
-    "tiles: no barrier before the places are used": Fault(
-        "tiles.h", "    __syncthreads();  // the first places are there\n", "", "chunks",
-        f"{RACE}|{UNWRITTEN}",
-    ),
     "tiles: no barrier after the values are used": Fault(
         "tiles.h", "      __syncthreads();  // all have used the values\n", "", "chunks",
         f"{RACE}|{UNWRITTEN}",
-    ),
-    "tiles: no wait for the values": Fault(
-        "tiles.h", "copy_wait<1>();\n      shared.values", "copy_wait<2>();\n      shared.values",
-        "chunks", UNWRITTEN,
-    ),
-    "tiles: columns of the values are swapped": Fault(
-        "tiles.h", "(step * 16 + lane % 16, j * 8 + lane / 16 * 8)",
-        "(step * 16 + lane / 16 * 8 + lane % 8, j * 8 + lane / 8 % 2 * 8)", "chunks", RESULTS,
     ),
     "tiles: rows do not begin at 16 bytes": Fault(
         "tile_rows.h", "kGap = 8;", "kGap = 4;", "chunks", "a copy of 16 B"
@@ -181,17 +153,9 @@ FAULTS = {
         "tile_rows.h", "min(first + key, end - 1)", "first + key", "chunks",
         "beyond the end of tables",
     ),
-    "tiles: another row's scale": Fault(
-        "tile_rows.h", "unsigned(places[row_of(i)].scale)", "unsigned(places[row_of(0)].scale)",
-        "chunks", RESULTS, "fp8_e4m3",
-    ),
     "warpgroups: keys are not shown": Fault(
         WGMMA, "      show_products();\n      __syncthreads();  // the keys",
         "      __syncthreads();  // the keys", "chunks", NOT_SHOWN,
-    ),
-    "warpgroups: no barrier before the values are used": Fault(
-        WGMMA, "      __syncthreads();  // the values are there, and all have used those before\n",
-        "", "chunks", f"{RACE}|{UNWRITTEN}|{NOT_SHOWN}",
     ),
     "warpgroups: no wait for the keys": Fault(
         WGMMA, "copy_wait<1>();\n      show_products();\n      __syncthreads();  // the keys",
@@ -204,10 +168,6 @@ FAULTS = {
     "warpgroups: scores are not waited for": Fault(
         WGMMA, "wait_for_products<0>(scores[0])", "wait_for_products<1>(scores[0])", "chunks",
         "changed before it was there",
-    ),
-    "warpgroups: keys of another column": Fault(
-        WGMMA, "b.plus(dim / 64 * kKeys * 128 + column)", "b.plus(dim / 64 * kKeys * 128)",
-        "chunks", RESULTS,
     ),
     "warpgroups: pieces are not swizzled": Fault(
         WGMMA, "swizzled(kCount, row, dim)", "(row * 128 + dim * 2)", "chunks", RESULTS
@@ -222,10 +182,6 @@ FAULTS = {
     ),
     "combine: results that were not split": Fault(
         "combine.h", "  if (splits == 1) return;\n", "", "uneven", RESULTS
-    ),
-    "combine: splits of another row": Fault(
-        "combine.h", "index * call.num_splits * (call.dim + 2)", "index * splits * (call.dim + 2)",
-        "uneven", RESULTS,
     ),
 }  # fmt: skip
 

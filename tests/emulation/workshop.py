@@ -20,27 +20,23 @@ class Workshop:
 
     folder: Path
     checked: bool
-    flags: tuple[str, ...] = ()
-    """Further flags, of the shim as well."""
     _shim: list[Path] = field(default_factory=list)
 
-    def module(self, source: Path, includes: Sequence[Path] = ()) -> EmulatedModule:
-        """Return the kernels of a ``.cu`` file; ``includes`` go before the project's folders."""
+    def module(self, source: Path) -> EmulatedModule:
+        """Return the kernels of a ``.cu`` file."""
         if not self._shim:
             names = ["runtime", "warpgroup", *(["check"] if self.checked else [])]
             self._shim.extend(self._object(SIMT / f"{name}.cpp") for name in names)
         watched = WATCHED if self.checked else ()
-        made = self._object(source, includes, (*watched, "-x", "c++"))
+        made = self._object(source, (*watched, "-x", "c++"))
         library = made.with_suffix(".so")
         _run(_compiler(), "-shared", str(made), *map(str, self._shim), "-o", str(library))
         return EmulatedModule(library)
 
-    def _object(
-        self, source: Path, includes: Sequence[Path] = (), flags: Sequence[str] = ()
-    ) -> Path:
+    def _object(self, source: Path, flags: Sequence[str] = ()) -> Path:
         made = self.folder / f"{source.stem}-{'checked' if self.checked else 'host'}.o"
-        folders = [f"-I{folder}" for folder in (*includes, *INCLUDES)]
-        common = (*emulation_build(checked=self.checked).flags, *self.flags)
+        folders = [f"-I{folder}" for folder in INCLUDES]
+        common = emulation_build(checked=self.checked).flags
         _run(_compiler(), *common, *flags, *folders, "-c", str(source), "-o", str(made))
         return made
 

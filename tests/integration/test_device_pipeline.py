@@ -145,8 +145,7 @@ def test_text_equals_that_of_a_cpu(
         assert bool(backend.num_updates) is ("eager" not in way)
 
 
-@pytest.mark.parametrize("runner", ["native", "transformers"])
-@pytest.mark.parametrize("attention", ["torch", "cpu"])
+@pytest.mark.parametrize(("attention", "runner"), [("torch", "native"), ("cpu", "transformers")])
 def test_backends_without_graphs(
     llama: Path, expected: dict[str, list[list[list[int]]]], attention: str, runner: str
 ) -> None:

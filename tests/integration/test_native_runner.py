@@ -89,16 +89,6 @@ def test_a_tied_model_that_brings_a_head_of_its_own(llama: Path) -> None:
     assert answers(llama) == expected
 
 
-@pytest.mark.parametrize("runner", ["native", "onnxruntime"])
-def test_weights_made_up_for_measuring_need_a_configuration_only(
-    runner: str, tmp_path: Path
-) -> None:
-    tiny_models.FAMILIES["llama"]().save_pretrained(tmp_path)
-    with LLM(str(tmp_path), runner={"name": runner, "weights": "random"}) as llm:
-        tokens = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
-    assert len(tokens[0].outputs[0].token_ids) == 4
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_format_asked_for_is_obeyed(llama: Path, dtype: str) -> None:
     runner = load_runner(settings(llama, dtype=dtype), "native")

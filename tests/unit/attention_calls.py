@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import wraps
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from emulation.cuda_module import EMULATED_CUDA
@@ -80,20 +77,6 @@ def tokens(layer: LayerSpec, count: int) -> tuple[torch.Tensor, torch.Tensor, to
         for heads in (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
     )
     return query, key, value
-
-
-def record(patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[dict[str, Any]]:
-    """Return a list to which every call of a stand-in's function adds its keywords."""
-    calls: list[dict[str, Any]] = []
-    function = getattr(module, name)
-
-    @wraps(function)
-    def called(*args: Any, **options: Any) -> Any:
-        calls.append(options)
-        return function(*args, **options)
-
-    patch.setattr(module, name, called)
-    return calls
 
 
 def repeated(work: Callable[[], Any], device: str) -> Callable[[], Any]:

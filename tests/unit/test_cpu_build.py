@@ -30,7 +30,6 @@ from paged_backends.kernels.cpu.compiler import (
 )
 from paged_core import LLM
 from paged_core.errors import PagedCoreError, SettingsError
-from paged_core.plugins.registry import Registry
 
 pytestmark = pytest.mark.heavy
 
@@ -59,7 +58,7 @@ def sources(tmp_path: Path) -> Build:
         for name in ("a.cu", "b.cu", "shared.h"):
             (folder / name).write_text(name)
     units = ("a.cu", "b.cu")
-    return Build("gpu", sources=folders[0], units=units, flags=("-O3",), includes=folders[1:])
+    return Build(name="gpu", sources=folders[0], units=units, flags=("-O3",), includes=folders[1:])
 
 
 @pytest.fixture
@@ -216,18 +215,11 @@ def test_a_link_in_place_of_the_folder_is_not_followed(
 # ---------------------------------------------------------------------- the compiler
 
 
-def test_without_a_compiler_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_compiler_it_says_what_to_install() -> None:
     with pytest.raises(CannotCompile, match="install g"):
         CppCompiler.find({"PATH": ""})
     with pytest.raises(CannotCompile, match="CXX=no-such-compiler does not run"):
         CppCompiler.find({"PATH": os.environ["PATH"], "CXX": "no-such-compiler"})
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert "install g++" in str(unavailable_reason())
-    assert "install g++" in str(Registry.discover().get("attention", "cpu").unavailable_reason())
 
 
 def test_cxx_is_honoured_with_its_arguments(tmp_path: Path, compiler: CppCompiler) -> None:

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.heavy
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 each_set = pytest.mark.parametrize("name", SETS)
+each_plain_set = pytest.mark.parametrize("name", [one for one in SETS if "emulated" not in one])
+"""Emulated tiles multiply; all else is as without them."""
 each_dtype = pytest.mark.parametrize("dtype", list(BOUND), ids=str)
 few = settings(max_examples=15, deadline=None)
 
@@ -106,7 +108,7 @@ def test_pack_refuses_other_types() -> None:
         load("portable").pack(torch.zeros(4, 4, dtype=torch.float16))
 
 
-@each_set
+@each_plain_set
 @each_dtype
 @few
 @given(rows=st.integers(1, 9), width=st.integers(1, 100), offset=st.sampled_from([0.0, 1.0]))
@@ -116,7 +118,7 @@ def test_rms_norm(name: str, dtype: torch.dtype, rows: int, width: int, offset: 
     close(out, functional.rms_norm(x.double(), (width,), weight.double() + offset, 1e-6))
 
 
-@each_set
+@each_plain_set
 @each_dtype
 @few
 @given(rows=st.integers(1, 9), width=st.integers(2, 100), biased=st.booleans())
@@ -128,7 +130,7 @@ def test_layer_norm(name: str, dtype: torch.dtype, rows: int, width: int, biased
     close(load(name).layer_norm(x, weight, bias, 1e-5), wanted)
 
 
-@each_set
+@each_plain_set
 @each_dtype
 @pytest.mark.parametrize("dim", [6, 32, 64, 80])
 @pytest.mark.parametrize("norms", [False, True])
@@ -154,7 +156,7 @@ def test_rope(name: str, dtype: torch.dtype, dim: int, norms: bool) -> None:
     assert torch.equal(value.double(), before[:, heads + 2 :])
 
 
-@each_set
+@each_plain_set
 @each_dtype
 @pytest.mark.parametrize("width", [1, 37, 64, 300])
 def test_gates(name: str, dtype: torch.dtype, width: int) -> None:
@@ -165,7 +167,7 @@ def test_gates(name: str, dtype: torch.dtype, width: int) -> None:
     close(kernels.gelu_mul(both), functional.gelu(gates, approximate="tanh") * values)
 
 
-@each_set
+@each_plain_set
 @each_dtype
 @few
 @given(
@@ -183,7 +185,7 @@ def test_argmax(
     assert torch.equal(load(name).argmax(logits), logits.argmax(-1))
 
 
-@each_set
+@each_plain_set
 def test_argmax_takes_the_first_of_equals(name: str) -> None:
     kernels = load(name)
     logits = torch.full((3, 9000), float("-inf"))

@@ -63,17 +63,18 @@ def record(tmp_path: Path) -> Any:
 def test_nothing_of_ours_needs_to_be_installed(tmp_path: Path) -> None:
     packages, found = tmp_path / "packages", tmp_path / "found.json"
     packages.mkdir()
-    done = executed(
-        "gpu_check",
-        *("--cpu", "--only", "build", "--output", str(found), "--folder", str(tmp_path / "made")),
-        PYTHONPATH=third_party(packages),
-        OMP_NUM_THREADS="1",
-    )
+    argv = ("--cpu", "--only", "build,doctor", "--skip", "doctor", "--output", str(found))
+    argv = (*argv, "--folder", str(tmp_path / "made"))
+    environ = {"PYTHONPATH": third_party(packages), "OMP_NUM_THREADS": "1"}
+    done = executed("gpu_check", *argv, **environ)
     assert done.returncode == 0, done.stdout
     record = recorded(found)
     assert list(record) == ["environment", "build"]
     assert {row["component"] for row in record["build"]["result"]["rows"]} >= {"torch"}
     assert "build: passed" in done.stdout
+    done = executed("gpu_check", *argv, "--resume", **environ)
+    assert "in an earlier run" in done.stdout
+    assert recorded(found)["build"] == record["build"]
 
 
 def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -221,13 +222,14 @@ def test_every_layer_of_settings_names_its_parts(
         "PAGED_CORE_ATTENTION__DECODE": json.dumps(table),
     }
     parts = ("--attention.prefill", "torch", "--attention.decode")
-    for argv, named, decode in (
+    cases: list[tuple[Sequence[str], dict[str, str], dict[str, str]]] = [
         (of_file, {}, {"name": "cpu"}),
         ((), environ, table),
         ((*hybrid, *parts, "cpu"), {}, {"name": "cpu"}),
         ((*hybrid, *parts, json.dumps(table)), {}, table),
         ((*of_file, "--attention.decode", "torch"), {}, {"name": "torch"}),
-    ):
+    ]
+    for argv, named, decode in cases:
         assert main(["config", "--json", *argv], named) == 0
         found = json.loads(capsys.readouterr().out)["settings"]["attention"]
         assert found == {"name": "hybrid", "prefill": {"name": "torch"}, "decode": decode}

@@ -193,17 +193,6 @@ def test_a_captured_plan_follows_the_numbers_of_its_tensors(deterministic: bool)
 # ------------------------------------------------------------------ what is refused
 
 
-def test_without_the_interpreter_it_needs_a_new_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(INTERPRETER)
-    assert "TRITON_INTERPRET=1" in str(make("triton").check(LAYER))
-    assert "the model is on mps" in str(make("triton").check(replace(LAYER, device="mps")))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    on_gpu = replace(LAYER, device="cuda:0")
-    assert "8.0 or more, and cuda:0 has 7.5" in str(make("triton").check(on_gpu))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert make("triton").check(on_gpu) is None
-
-
 def test_a_batch_outside_of_the_cache_is_refused() -> None:
     made = make("triton")
     bound = made.bind(LAYER, torch.zeros(head_major_shape(LAYER, 3)))
@@ -212,21 +201,23 @@ def test_a_batch_outside_of_the_cache_is_refused() -> None:
         bound.forward(*rows, made.plan(attention_batch(np.array([[3]]), [(4, 1)], 16)))
 
 
-def test_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert availability.unavailable_reason() is None
-    assert "interpreted on the CPU" in availability.details()
-    monkeypatch.delenv(INTERPRETER)
-    monkeypatch.setattr(availability, "gpu_problem", lambda: "there is no NVIDIA GPU here")
-    assert "no NVIDIA GPU" in str(availability.unavailable_reason())
-    monkeypatch.setattr(availability, "gpu_problem", lambda: None)
-    assert availability.unavailable_reason() is None
-    assert "interpreted" not in availability.details()
-    monkeypatch.setattr(availability, "find_spec", lambda _: None)
-    assert "pip install 'paged-core[gpu]'" in str(availability.unavailable_reason())
-
-
-def test_auto_prefers_everything_else_to_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Registry.discover().candidates("attention")[-1].name == "triton"
+    assert Registry.discover().candidates("attention")[-1].name == "triton", "the last resort"
     monkeypatch.delenv(INTERPRETER)
     ranks = {part.name: part.rank for part in Registry.discover().candidates("attention")}
-    assert ranks["triton"] == 25 > ranks["cpu"]
+    assert ranks["triton"] > ranks["cpu"], "not where there is a GPU"
+    on_gpu = replace(LAYER, device="cuda:0")
+    for capability, of, said in (
+        ((9, 0), LAYER, "TRITON_INTERPRET=1"),
+        ((9, 0), replace(LAYER, device="mps"), "the model is on mps"),
+        ((7, 5), on_gpu, "8.0 or more, and cuda:0 has 7.5"),
+        ((8, 0), on_gpu, "None"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert said in str(make("triton").check(of))
+    for problem in ("there is no NVIDIA GPU here", None):
+        monkeypatch.setattr(availability, "gpu_problem", lambda said=problem: said)
+        assert availability.unavailable_reason() == problem
+    monkeypatch.setattr(availability, "find_spec", lambda _: None)
+    assert "pip install 'paged-core[gpu]'" in str(availability.unavailable_reason())

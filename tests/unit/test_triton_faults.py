@@ -66,10 +66,6 @@ FAULTS = {
     "wrong group, decode": Fault(
         "attention", "(kv_head * GROUP + row_R)", "(kv_head + KV_HEADS * row_R)", "decode"
     ),
-    "wrong group, chunk": Fault(
-        "attention", "kv_head * GROUP + row_R % GROUP", "kv_head + row_R % GROUP * KV_HEADS",
-        "chunk",
-    ),
     "lost scale of the softmax": Fault(
         "attention", "return score_RN, scale * LOG2_E", "return score_RN, LOG2_E", "decode"
     ),
@@ -82,7 +78,6 @@ FAULTS = {
     "a row rises and its tile is not multiplied": Fault(
         "attention", "tl.int32), 0) > 0", "tl.int32), 0) > 1", "rising scores"
     ),
-    "lost split": Fault("attention", "split_C < used)", "split_C < used - 1)", "splits"),
     "lost scale of float8 keys": Fault(
         "attention", "product_RN *= power_of_two(", "_ = (", "float8"
     ),
@@ -93,10 +88,6 @@ FAULTS = {
         "attention", "(position_R - window)", "(position_R - window - 1)", "window"
     ),
     "lost cap": Fault("attention", "if HAS_CAP:", "if False:", "cap and slopes"),
-    "lost slopes": Fault(
-        "attention", "if HAS_SLOPES:\n        distance", "if False:\n        distance",
-        "cap and slopes",
-    ),
     "values are written where keys belong": Fault(
         "cache", "value_N = key_N + KV_HEADS * HEAD_SIZE", "value_N = key_N", "decode"
     ),

@@ -11,7 +11,6 @@ struct Numbers {
 struct Shared {
   alignas(16) float at[64];
   float more[64];
-  float* address;
 };
 
 #define KERNEL(name) SIMT_KERNEL(name, Numbers, 64, 1, sizeof(Shared), 0)
@@ -24,11 +23,6 @@ KERNEL(order_of_threads) {
   int place = int(call.data[64]);
   call.data[64] = place + 1;
   call.data[place] = threadIdx.x;
-}
-
-KERNEL(indices) {
-  int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-  if (threadIdx.x == 0) call.data[block] = blockIdx.x + 10 * blockIdx.y + 100 * blockIdx.z;
 }
 
 KERNEL(reversed_by_shared_memory) {
@@ -134,105 +128,8 @@ SIMT_KERNEL(too_little_shared_memory, Numbers, 64, 1, 16, 0) {
   shared.at[threadIdx.x] = 0;
 }
 
-// ------------------------------------------------------------------ wrong: NaN, named if checked
+// ------------------------------------------------------------------ what depends on an order
 
-KERNEL(read_before_written) {
-  SHARED();
-  call.data[threadIdx.x] = shared.at[threadIdx.x];
-}
-KERNEL(copy_never_committed) {
-  SHARED();
-  if (threadIdx.x < 16) copy_async<16>(&shared.at[threadIdx.x * 4], call.data, true);
-  copy_wait<0>();
-  __syncthreads();
-  call.data[threadIdx.x] = shared.at[threadIdx.x];
-  __syncthreads();
-  copy_commit();
-  copy_wait<0>();
-}
-KERNEL(copy_read_too_soon) {
-  SHARED();
-  if (threadIdx.x < 16) copy_async<16>(&shared.at[threadIdx.x * 4], call.data, true);
-  copy_commit();
-  copy_wait<1>();
-  __syncthreads();
-  float value = shared.at[threadIdx.x];
-  copy_wait<0>();
-  call.data[threadIdx.x] = value;
-}
-
-// ------------------------------------------------------------------ wrong: found if checked
-
-KERNEL(no_barrier_before_reading) {
-  SHARED();
-  shared.at[threadIdx.x] = call.data[threadIdx.x];
-  if (threadIdx.x) call.data[threadIdx.x] = shared.at[threadIdx.x - 1];
-}
-KERNEL(no_barrier_before_writing) {
-  SHARED();
-  shared.at[threadIdx.x] = call.data[threadIdx.x];
-  __syncthreads();
-  float value = shared.at[(threadIdx.x + 1) % 64];
-  shared.at[threadIdx.x] = value;
-}
-KERNEL(no_barrier_after_reading_of_others) {
-  SHARED();
-  shared.at[threadIdx.x] = call.data[threadIdx.x];
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
-  float value = shared.at[0];
-  if (threadIdx.x == 31) shared.at[0] = value + 1;
-}
-KERNEL(no_barrier_after_reading_of_another_warp) {
-  SHARED();
-  shared.at[threadIdx.x] = call.data[threadIdx.x];
-  __syncthreads();
-  float value = shared.at[0];
-  __syncwarp();
-  if (threadIdx.x == 0) shared.at[0] = value + 1;
-}
-KERNEL(warp_barrier_between_warps) {
-  SHARED();
-  shared.at[threadIdx.x] = call.data[threadIdx.x];
-  __syncwarp();
-  call.data[threadIdx.x] = shared.at[threadIdx.x % 32];
-}
-KERNEL(copy_read_by_another_thread) {
-  SHARED();
-  if (threadIdx.x < 16) copy_async<16>(&shared.at[threadIdx.x * 4], call.data, true);
-  copy_commit();
-  copy_wait<0>();
-  call.data[threadIdx.x] = shared.at[threadIdx.x];
-}
-KERNEL(blocks_that_race) {
+KERNEL(last_block) {
   if (threadIdx.x == 0) call.data[0] = blockIdx.x;
-}
-KERNEL(read_beyond_the_end) { call.data[0] = call.data[call.size + threadIdx.x]; }
-KERNEL(write_beyond_the_end) { call.data[call.size] = 1; }
-KERNEL(read_of_no_buffer) { call.data[0] = *reinterpret_cast<const float*>(64 + threadIdx.x * 4); }
-KERNEL(beyond_shared_memory) {
-  SHARED();
-  float* past = reinterpret_cast<float*>(&shared + 1);
-  past[threadIdx.x] = 1;
-}
-KERNEL(stack_of_another_thread) {
-  SHARED();
-  float mine = threadIdx.x;
-  if (threadIdx.x == 0) shared.address = &mine;
-  __syncthreads();
-  call.data[threadIdx.x] = *shared.address + mine;
-  __syncthreads();
-}
-KERNEL(odd_address) {
-  const uint4* words = reinterpret_cast<const uint4*>(call.data + 1);
-  call.data[0] = words[0].x;
-}
-KERNEL(index_outside_of_its_array) {
-  SHARED();
-  int i = call.size;
-  shared.at[i] = 1;
-}
-KERNEL(product_beyond_32_bits) {
-  int product = call.size * 100'000'000;
-  call.data[0] = product;
 }

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#if !defined(__x86_64__) || defined(SIMT_UCONTEXT)
+#if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
 
@@ -13,7 +13,7 @@ namespace simt {
 /// of the processor's cache.
 constexpr size_t kStack = (64 << 10) + 5 * 64;
 
-#if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
+#if defined(__x86_64__)
 
 // what a function must preserve is pushed, the stacks are exchanged, and what lies there is popped
 asm(R"(
