@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,54 +132,6 @@ def test_all_stages_of_the_check_fit_a_lease_of_ten_minutes(
     assert len(of_tools) == (0 if is_cpu else 5)
 
 
-TOOL = """#!/bin/sh
-while [ "$1" != "$PYTHON" ]; do echo "given: $1"; shift; done
-echo "$SAID"
-exec "$@"
-"""
-
-
-@pytest.mark.parametrize(
-    ("said", "status"),
-    [("RACECHECK SUMMARY: 0 hazards", "passed"), ("RACECHECK SUMMARY: 1 hazard", "failed")],
-)
-def test_a_stage_under_a_tool_passes_only_if_the_tool_says_so(
-    record: Any, monkeypatch: pytest.MonkeyPatch, said: str, status: str
-) -> None:
-    tool = record.folder / "compute-sanitizer"
-    tool.write_text(TOOL)
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{record.folder}:{os.environ['PATH']}")
-    record.environ |= {"PATH": os.environ["PATH"], "SAID": said, "PYTHON": sys.executable}
-    session = script("gpu_session", TOOLS).Session(record, record.folder, False, [], [])
-    found = {stage.name: stage for stage in script("gpu_check", TOOLS).tools(session)}
-    assert "racecheck" in found
-    called = found["racecheck"].arguments
-    command = ["-c", "print('computed')"]
-    arguments = [*called[: called.index(sys.executable) + 1], *command]
-    record.run(replace(found["racecheck"], arguments=arguments))
-    told = recorded(record.path)["racecheck"]
-    assert told["status"] == status
-    assert {"given: racecheck", "given: kernel_substring=paged_", "computed"} <= set(
-        told["tail"].splitlines()
-    )
-
-
-def test_what_passed_is_not_run_again_and_what_is_skipped_is_not_run(tmp_path: Path) -> None:
-    packages, found = tmp_path / "packages", tmp_path / "found.json"
-    packages.mkdir()
-    given = ("--cpu", "--output", str(found), "--folder", str(tmp_path / "made"))
-    chosen = ("--only", "doctor,engine torch,decode torch", "--skip", "decode torch")
-    done = executed("gpu_check", *given, *chosen, PYTHONPATH=third_party(packages))
-    assert done.returncode == 0, done.stdout
-    kept = recorded(found)["doctor"]
-    done = executed("gpu_check", *given, *chosen, "--resume", PYTHONPATH=third_party(packages))
-    assert "doctor: passed" in done.stdout
-    assert "in an earlier run" in done.stdout
-    assert recorded(found)["doctor"] == kept
-    assert list(recorded(found)) == ["environment", "doctor", "engine torch"]
-
-
 def test_wheels_are_installed_beside_the_checkout(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="has no file"):
         offline.install(tmp_path, tmp_path / "target")
@@ -196,16 +147,6 @@ def test_versions_are_compared_by_number(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # ---------------------------------------------------------------------- stages
-
-
-def test_a_stage_is_recorded_with_its_result(record: Any) -> None:
-    write = "import sys; print('made'); open(sys.argv[1], 'w').write('{\"a\": 1}')"
-    stage = stages.Stage("make it", ["-S", "-c", write, "{result}"], 30, "made")
-    assert record.run(stage) == {"a": 1}
-    found = recorded(record.path)["make it"]
-    assert (found["status"], found["exit_status"]) == ("passed", 0)
-    assert found["tail"] == "made\n"
-    assert json.loads(record.path.read_text())["passed"]
 
 
 @pytest.mark.parametrize(
@@ -240,13 +181,6 @@ def test_commands_beside_a_stage_are_part_of_it(record: Any, code: str, status: 
     arguments = ["-S", "-c", wait, str(first), str(other)]
     record.run(stages.Stage("both", arguments, 30, beside=[beside]))
     assert recorded(record.path)["both"]["status"] == status
-
-
-def test_lines_of_json_are_a_list_and_other_text_is_nothing(record: Any) -> None:
-    write = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
-    for text, result in (('{"a": 1}\n{"a": 2}\n', [{"a": 1}, {"a": 2}]), ("none", None)):
-        arguments = ["-S", "-c", write, "{result}", text]
-        assert record.run(stages.Stage("lines", arguments, 30)) == result
 
 
 def test_no_stage_is_started_after_the_deadline(record: Any) -> None:
