@@ -16,9 +16,8 @@ from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import EngineSettings, load_settings, settings_class
-from paged_core.text.front_end import check_sampling
+from paged_core.text.front_end import Prompt, check_sampling
 from paged_core.text.outputs import RequestOutput
-from paged_core.text.prompts import Prompt
 
 
 class AsyncLLM:

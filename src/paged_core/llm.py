@@ -18,11 +18,10 @@ from paged_core.requests.grammars import compile_grammars
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import BeamSearchParams, SamplingParams
 from paged_core.settings.schema import EngineSettings, load_settings, settings_class
-from paged_core.text.front_end import check_sampling
+from paged_core.text.front_end import Prompt, check_sampling
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.progress import Progress, progress_bar
-from paged_core.text.prompts import Prompt
 
 
 class LLM:
@@ -120,11 +119,13 @@ class LLM:
             RequestError: a prompt can never be served, or an argument is none that it may be;
                 nothing was started.
         """
-        with_progress = progress_bar(use_tqdm)
+        bar = None if use_tqdm is False else progress_bar(use_tqdm)
         generations = self.submit(prompts, sampling_params, priority=priority)
         try:
-            ended = self.run(generations)
-            for _ in with_progress(ended, total=len(generations), desc="generating"):
+            ended: Iterable[Any] = self.run(generations)
+            if bar is not None:
+                ended = bar(ended, total=len(generations), desc="generating")
+            for _ in ended:
                 pass
         finally:
             self.abort(generations)
@@ -250,7 +251,7 @@ class LLM:
             RequestError: a prompt can never be served; nothing was started.
         """
         batch = self.front_end.batch(prompts, sampling_params, priority)
-        compile_grammars(self.engine.executor, [params for _, params, _ in batch])
+        self._compile([params for _, params, _ in batch])
         started: list[Generation] = []
         try:
             for prompt, params, urgency in batch:
@@ -277,8 +278,14 @@ class LLM:
         Raises:
             RequestError: it can never be served.
         """
-        compile_grammars(self.engine.executor, [check_sampling(sampling)])
+        self._compile([check_sampling(sampling)])
         return self._add(prompt, sampling, request_id=request_id, **fields)
+
+    def _compile(self, samplings: Iterable[SamplingParams]) -> None:
+        """Compile the forms that outputs must have; raises as :func:`compile_grammars`."""
+        guided = [each for each in samplings if each.structured_outputs is not None]
+        if guided:
+            compile_grammars(self.engine.executor, guided)
 
     def _add(self, prompt: Prompt, sampling: SamplingParams | None, **fields: Any) -> Generation:
         """As :meth:`add`; the form of the output has been compiled."""

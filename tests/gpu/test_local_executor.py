@@ -18,8 +18,8 @@ from integration.step_driver import (
     settings,
 )
 from integration.test_device_pipeline import GREEDY, PROMPTS, SAMPLED, WAYS, generate
-from paged_backends.executors.accelerator import ModelTimer
 from paged_backends.executors.cuda_accelerator import CudaAccelerator
+from paged_backends.executors.host_device import ModelTimer
 from paged_core import LLM, SamplingParams
 from paged_core.plugins.registry import Registry
 from paged_testing.engines import registry_with

@@ -147,7 +147,7 @@ def test_reading_a_checkpoint_and_its_tokenizer_imports_nothing_heavy() -> None:
     code = (
         "import sys; import paged_backends.plugin\n"
         "from paged_backends.checkpoint.folder import Checkpoint\n"
-        "from paged_backends.text.tokenizer import load_tokenizer\n"
+        "from paged_backends.text.tokenizer_loader import load_tokenizer\n"
         "c = Checkpoint.open('demo'); c.check_weights(allow_pickle=False);"
         "assert c.model_type == 'llama';"
         "load_tokenizer('demo').apply_chat_template([{'role': 'user', 'content': 'hello'}]);"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from integration import damage, tiny_models
 from integration.test_checkpoints import change
-from paged_backends.text.tokenizer import load_tokenizer
+from paged_backends.text.tokenizer_loader import load_tokenizer
 from paged_core import LLM, SamplingParams
 from paged_core.cli import main
 from paged_core.errors import CheckpointError, PagedCoreError

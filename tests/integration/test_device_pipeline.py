@@ -19,9 +19,9 @@ from integration import test_engine_on_models
 from integration.test_engine_on_models import GREEDY, NUM_TOKENS, PROMPTS
 from paged_backends.executors.accelerator import PinnedBuffers
 from paged_backends.executors.decode_graphs import DecodeInputs
+from paged_backends.executors.device_sampler import DeviceSampler
+from paged_backends.executors.device_steps import DeviceSteps
 from paged_backends.executors.local import LocalExecutor
-from paged_backends.executors.step_sampler import DeviceSampler
-from paged_backends.executors.steps import DeviceSteps
 from paged_core import LLM, SamplingParams
 from paged_core.plugins.registry import Registry
 from paged_testing import ExecutorConformance

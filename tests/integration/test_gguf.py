@@ -28,11 +28,11 @@ from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_backends.checkpoint.weights import open_weights
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.assembly import Assembly
-from paged_backends.runners.native.decoder import BlockTable, Decoder
+from paged_backends.runners.native.decoder import BlockTable, Decoder, Linear
 from paged_backends.runners.native.families import decoder_config
-from paged_backends.runners.native.ops import Linear, Ops
+from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.source import ModelSource
-from paged_backends.text.tokenizer import load_tokenizer
+from paged_backends.text.tokenizer_loader import load_tokenizer
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, UnsupportedModel
 

@@ -20,7 +20,7 @@ from integration.step_driver import (
     make_executor,
     settings,
 )
-from paged_backends.executors import local
+from paged_backends.executors import model_steps
 from paged_backends.executors.settings import LocalSettings
 from paged_core.errors import EngineError, SettingsError
 from paged_core.llm import LLM
@@ -186,7 +186,7 @@ def test_populating_ahead_changes_no_text_and_leaves_no_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if sys.platform == "linux":  # also with several memory nodes
-        monkeypatch.setattr(local, "unpopulated_reason", lambda: None)
+        monkeypatch.setattr(model_steps, "unpopulated_reason", lambda: None)
     before = set(threading.enumerate())
     expected = texts(populate_ahead=0)
     assert texts(populate_ahead="256KiB") == texts() == expected

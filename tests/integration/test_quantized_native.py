@@ -21,7 +21,8 @@ from integration.gguf_files import GgufModel
 from integration.step_driver import load_runner, prompt_logits, settings
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.ops import Linear, Ops
+from paged_backends.runners.native.decoder import Linear
+from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.quantized_linears import check_quantization, quantized_decoder
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.settings import NativeSettings

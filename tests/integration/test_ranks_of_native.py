@@ -32,7 +32,7 @@ from paged_backends.checkpoint.gguf.tensors import QuantizedTensor
 from paged_backends.checkpoint.quantized.stored_module import PackedCodes
 from paged_backends.checkpoint.tensor_files import Part
 from paged_backends.runners.native import runner as runner_module
-from paged_backends.runners.native.share import SummedLinear
+from paged_backends.runners.native.decoder import SummedLinear
 from paged_core.errors import ExecutorLost, UnsupportedModel
 from paged_core.interfaces.runner import SupportsTopLogits
 from paged_testing.attention_scene import attention_batch

@@ -10,8 +10,7 @@ import jsonschema
 import openai
 import pytest
 
-from paged_core.text.front_end import FrontEnd
-from paged_core.text.prompts import Prompt
+from paged_core.text.front_end import FrontEnd, Prompt
 from server.served import SCHEMA, Served, bias_to
 
 pytestmark = pytest.mark.heavy

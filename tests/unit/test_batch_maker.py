@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged_backends.executors.batch import Batch
-from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
+from paged_backends.executors.batch import Batch, BatchMaker, SequenceRows
 from paged_core.ids import BlockId, SeqId
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput

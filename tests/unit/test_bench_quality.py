@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from paged_backends.text.tokenizer import load_tokenizer
+from paged_backends.text.tokenizer_loader import load_tokenizer
 from paged_core import LLM, EngineSettings, SamplingParams
 from paged_core.cli.options import SettingsArgs
 from paged_core.errors import EngineError, SettingsError

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from integration.rank_threads import ThreadCommunicator, ThreadGroup
+from paged_backends.runners.native.decoder import SummedLinear
 from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.share import (
     DividedVocabulary,
     Share,
-    SummedLinear,
     keys,
     scores_and_tokens,
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from paged_core.errors import RequestError
-from paged_core.text.prompts import encode_within
+from paged_core.text.front_end import encode_within
 from unit.test_tokenizer import KINDS
 
 TOKENIZERS = {name: make() for name, make in KINDS.items()}

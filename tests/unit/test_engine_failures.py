@@ -167,7 +167,7 @@ class TestObservers:
 
     def test_without_observers_nothing_is_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = engine_with(observers=[Observer()])
-        monkeypatch.setattr("paged_core.engine.recorder._step_record", None)
+        monkeypatch.setattr("paged_core.engine.outcome._step_record", None)
         run(engine, request())
 
 

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from integration.gguf_files import tokenizer_values, write_values
 from paged_backends.text.gguf_tokenizer import PRE_TOKENIZERS
-from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
+from paged_backends.text.tokenizer import CheckpointTokenizer
+from paged_backends.text.tokenizer_loader import load_tokenizer
 from paged_core.errors import CheckpointError
 from unit.test_tokenizer import CORPUS, byte_level, save
 

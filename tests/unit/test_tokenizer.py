@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
-from paged_backends.text.detokenizer import TokenBytes
-from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
+from paged_backends.text.tokenizer import CheckpointTokenizer, TokenBytes
+from paged_backends.text.tokenizer_loader import load_tokenizer
 from paged_core.errors import CheckpointError, RequestError
 
 CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind. "] * 4 + [

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paged_backends.runners.native.config import Activation, Rope
-from paged_backends.runners.native.ops import Ops, Rotary, frequencies
+from paged_backends.runners.native.decoder import Rotary
+from paged_backends.runners.native.ops import Ops, frequencies
 from unit.triton_device import DEVICE
 
 TritonOps: type[Ops] = pytest.importorskip("paged_backends.runners.native.triton_ops").TritonOps

@@ -28,8 +28,8 @@ from torch import Tensor
 from paged_backends.attention.step import StepAttention
 from paged_backends.executors.accelerator import Accelerator, Graph, PinnedBuffers
 from paged_backends.executors.batch import Batch
-from paged_backends.executors.paged_cache import LoadedModel
-from paged_backends.executors.step_sampler import DeviceSampler
+from paged_backends.executors.device_sampler import DeviceSampler
+from paged_backends.executors.host_steps import LoadedModel
 from paged_core.errors import error_text
 from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
 from paged_core.interfaces.runner import SupportsBestTokens

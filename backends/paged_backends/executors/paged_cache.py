@@ -6,11 +6,9 @@ may also allocate and copy the caches itself.
 Shapes: L layers, N blocks, T tokens of a batch.
 """
 
-# ruff: noqa: N803 - the shape of a tensor is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,21 +17,14 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.cache import cache_dtype, zeros
-from paged_backends.attention.step import StepAttention
 from paged_backends.executors.accelerator import Accelerator
 from paged_backends.executors.page_populator import BlockMemory
-from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
-from paged_core.errors import blame
 from paged_core.interfaces.attention import (
     AttentionBackend,
-    AttentionBatch,
-    LayerAttention,
     SupportsBlockCopies,
     SupportsCacheLayout,
 )
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.runner import Runner
-from paged_core.step import StepInput
 
 _MAX_BLOCKS = 64
 """Blocks swapped in one piece: bounds the memory of the device that a swap takes."""
@@ -236,21 +227,18 @@ class PagedCache:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy device blocks; every source is read before any target is written."""
-        if sources:
-            for part in self._parts:
-                part.copy(sources, targets)
+        for part in self._parts:
+            part.copy(sources, targets)
 
     def swap_out(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy device blocks to host blocks."""
-        if sources:
-            for part in self._parts:
-                part.swap_out(sources, targets)
+        for part in self._parts:
+            part.swap_out(sources, targets)
 
     def swap_in(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy host blocks to device blocks."""
-        if sources:
-            for part in self._parts:
-                part.swap_in(sources, targets)
+        for part in self._parts:
+            part.swap_in(sources, targets)
 
 
 def _alike(layers: Sequence[LayerSpec], backend: AttentionBackend) -> list[list[int]]:
@@ -262,36 +250,3 @@ def _alike(layers: Sequence[LayerSpec], backend: AttentionBackend) -> list[list[
         key = (backend.cache_shape(layer, 1), cache_dtype(layer), layer.device)
         groups.setdefault(key, []).append(place)
     return list(groups.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
-    """Model, cache and sequences between start and close."""
-
-    accelerator: Accelerator
-    runner: Runner
-    backend: AttentionBackend
-    cache: PagedCache
-    layers: list[LayerAttention]
-    rows: SequenceRows
-    batches: BatchMaker
-
-    def apply(self, step: StepInput) -> None:
-        """Apply what changed since the last step, in the order that :class:`StepInput` says."""
-        rows, cache = self.rows, self.cache
-        rows.remove(step.removed)
-        cache.swap_out(step.swap_out_sources, step.swap_out_targets)
-        cache.swap_in(step.swap_in_sources, step.swap_in_targets)
-        cache.copy(step.copy_sources, step.copy_targets)
-        for new in step.added:
-            rows.add(new)
-        rows.edit(step.edit_ids, step.edit_indices, step.edit_blocks)
-
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: AttentionBatch) -> Tensor:
-        """Return hidden states [T, hidden]."""
-        attend = StepAttention(self.layers, self.backend.plan(attention))
-        try:
-            return self.runner.forward(tokens_T, positions_T, attend)
-        except Exception as error:
-            blame(error, "runner", self.runner)
-            raise

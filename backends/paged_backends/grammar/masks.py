@@ -113,10 +113,8 @@ class GrammarMasks:
         self._compiler = compiler
         self._num_words = -(-vocab_size // 32)
 
-    def begin(self, sequences: Sequence[SequenceGrammar]) -> Thread | None:
+    def begin(self, sequences: Sequence[SequenceGrammar]) -> Thread:
         """Begin to fill the masks of these; they are there once the thread has ended."""
-        if not sequences:
-            return None
         thread = Thread(target=self.fill, args=(sequences,), daemon=True)
         thread.start()
         return thread

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from paged_backends.checkpoint.json_file import one_line
-from paged_core.errors import CheckpointError, PagedCoreError
+from paged_backends.text.tokenizer import library_errors
+from paged_core.errors import CheckpointError
 
 _MAX_BYTES = 64 << 20
 """Bytes of a ``tokenizer.json``, at most; the largest has 33 MB."""
@@ -45,23 +43,6 @@ def check_fast(fast: FastTokenizer, path: Path) -> None:
         factor = _growth(_state(fast.normalizer)) * _sequences(_state(fast.post_processor))
         if max(factor, _growth(_state(fast.decoder))) > _MAX_FACTOR:
             raise _unreadable(path, f"it makes a text more than {_MAX_FACTOR} times as long")
-
-
-@contextmanager
-def library_errors(make: Callable[[str], PagedCoreError]) -> Iterator[None]:
-    """Turn whatever the library raises into what ``make`` makes of the reason.
-
-    It raises bare ``Exception``, and for what its authors thought impossible a ``PanicException``,
-    which is not even one of those.
-    """
-    try:
-        yield
-    except PagedCoreError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise make(one_line(error)) from error
 
 
 def _unreadable(path: Path, reason: str) -> CheckpointError:

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
 
 from paged_backends.checkpoint.gguf.header import GgufHeader
-from paged_backends.text.fast_tokenizer import check_fast, library_errors
+from paged_backends.text.fast_tokenizer import check_fast
+from paged_backends.text.tokenizer import library_errors
 from paged_core.errors import CheckpointError
 from paged_core.field_rules import shown
 

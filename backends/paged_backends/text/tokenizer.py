@@ -1,65 +1,107 @@
-"""A checkpoint's own tokenizer.
+"""A checkpoint's own tokenizer, once it is loaded.
 
-A ``tokenizer.json`` is read by the ``tokenizers`` library, and nothing heavier is imported; only
-checkpoints in older formats are loaded by ``transformers``.
+It encodes prompts, decodes outputs whole or as they are generated, and formats conversations. The
+tokens of a byte-level vocabulary are runs of bytes, and are decoded as such.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers.decoders import ByteLevel
-from tokenizers.processors import TemplateProcessing
 
-from paged_backends.checkpoint.folder import resolve_checkpoint
-from paged_backends.checkpoint.json_file import damaged, one_line, read_json_object
+from paged_backends.checkpoint.json_file import one_line
 from paged_backends.text.chat_template import ChatTemplate
-from paged_backends.text.detokenizer import ByteDetokenizer, IncrementalDetokenizer, TokenBytes
-from paged_backends.text.fast_tokenizer import library_errors, load_fast
-from paged_backends.text.gguf_tokenizer import GgufTokenizer
-from paged_core.errors import CheckpointError, RequestError
+from paged_backends.text.windowed_detokenizer import WindowedDetokenizer
+from paged_core.errors import CheckpointError, PagedCoreError, RequestError
 
-_OTHER_FORMATS = (
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-    "vocab.json",
-    "vocab.txt",
-    "*.tiktoken",
-)
-_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+"""Tokens of SentencePiece for single bytes."""
 _SAMPLE = '{"a": [1.5, "\u00e9\u4e16"],\n  "b": null}'
+_REPLACEMENT = "\ufffd"
+_NUM_CONTEXT_BYTES = 4
+"""As many as the longest character has: fewer could miss the start of the last one."""
 
 
-def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> CheckpointTokenizer | None:
-    """Return the tokenizer of ``model`` (``demo``, a folder, a hub id), or ``None``: it has none.
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token of a byte-level vocabulary, cached; empty for unknown ids."""
 
-    Args:
-        trust_remote_code: run the checkpoint's own tokenizer code, if it has any.
+    def __init__(self, id_to_token: Callable[[int], str | None]) -> None:
+        super().__init__()
+        self._id_to_token = id_to_token
+        self._bytes_by_letter = _bytes_by_letter()
 
-    Raises:
-        CheckpointError: there is no such model, or its tokenizer cannot be read.
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._id_to_token(token_id) or ""
+        try:
+            found = bytes([self._bytes_by_letter[letter] for letter in token])
+        except KeyError:  # an added token: its text is its content
+            found = token.encode("utf-8")
+        self[token_id] = found
+        return found
+
+
+class ByteDetokenizer:
+    """Decodes one sequence's growing output by the bytes of its tokens, after its prompt.
+
+    The pieces, joined, are what the decoded output adds to the decoded prompt; the end of a piece
+    may be held back until a character is whole, or until :meth:`flush`.
+
+    Invalid bytes become U+FFFD by the same rule (one for each maximal part of a character) in
+    Python and in the tokenizers library, so that the pieces join to what that library decodes.
     """
-    folder = resolve_checkpoint(model, trust_remote_code=trust_remote_code)
-    if folder.is_file():
-        return _from_gguf(folder)
-    config = _read(folder / "tokenizer_config.json")
-    listed = config.get("auto_map")
-    own_code = trust_remote_code and isinstance(listed, Mapping) and "AutoTokenizer" in listed
-    path = folder / "tokenizer.json"
-    if path.exists() and not own_code:
-        return _from_tokenizers(folder, load_fast(path), config)
-    others = (path for pattern in _OTHER_FORMATS for path in folder.glob(pattern))
-    if own_code or any(path.is_file() for path in others):
-        return _from_transformers(folder, config, trust_remote_code)
-    return None
+
+    __slots__ = ("_decoder", "_hidden_ids", "_num_shown", "_token_bytes")
+
+    def __init__(
+        self, token_bytes: TokenBytes, prompt: Sequence[int], *, hidden_ids: frozenset[int]
+    ) -> None:
+        """Start after ``prompt``; ``hidden_ids`` are left out of the text."""
+        self._token_bytes = token_bytes
+        self._hidden_ids = hidden_ids
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        context = b""
+        for token_id in reversed(prompt):
+            if len(context) >= _NUM_CONTEXT_BYTES:
+                break
+            if token_id not in hidden_ids:
+                context = token_bytes[token_id] + context
+        self._decoder.decode(context)
+        dangling = self._decoder.getstate()[0]
+        self._num_shown = len(dangling.decode("utf-8", "replace"))
+        """U+FFFD shown for the bytes within a character that end the prompt: not output. (Two, if
+        they are the first of a surrogate.)"""
+
+    def append(self, token_ids: Sequence[int], /) -> str:
+        """Take new tokens and return the text that no later token can change."""
+        hidden, token_bytes = self._hidden_ids, self._token_bytes
+        data = b"".join([token_bytes[token] for token in token_ids if token not in hidden])
+        return self._own(self._decoder.decode(data))
+
+    def flush(self) -> str:
+        """Return the text held back; the sequence has ended."""
+        return self._own(self._decoder.decode(b"", final=True))
+
+    def _own(self, piece: str) -> str:
+        """Return a piece without the U+FFFD of the prompt, with which only the first may begin."""
+        if piece and self._num_shown:
+            shown = _REPLACEMENT * self._num_shown
+            self._num_shown = 0
+            return piece.removeprefix(shown)
+        return piece
+
+
+def _bytes_by_letter() -> dict[str, int]:
+    """Return GPT-2's alphabet: printable bytes are written as themselves, others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    letters.update((chr(0x100 + number), byte) for number, byte in enumerate(others))
+    return letters
 
 
 @dataclass
@@ -134,7 +176,7 @@ class CheckpointTokenizer:
 
     def detokenizer(
         self, prompt: Sequence[int], /, *, skip_special_tokens: bool = True
-    ) -> ByteDetokenizer | IncrementalDetokenizer:
+    ) -> ByteDetokenizer | WindowedDetokenizer:
         """Return a new detokenizer for output that follows ``prompt``."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
         if self.token_bytes is not None:
@@ -143,7 +185,7 @@ class CheckpointTokenizer:
         def shows(token_id: int) -> bool:
             return token_id not in hidden and self.is_known(token_id)
 
-        return IncrementalDetokenizer(self.decode_ids, prompt, shows=shows, byte_ids=self.byte_ids)
+        return WindowedDetokenizer(self.decode_ids, prompt, shows=shows, byte_ids=self.byte_ids)
 
 
 def _encodable(text: str) -> str:
@@ -161,170 +203,58 @@ def _piece_bytes(piece: str | None) -> bytes:
     """Return the bytes of a piece of SentencePiece, which writes a space as U+2581."""
     if piece is None:
         return b""
-    if len(piece) == 6 and piece in _BYTES:
+    if len(piece) == 6 and piece in BYTES:
         return bytes([int(piece[3:5], 16)])
     return piece.replace("\u2581", " ").encode("utf-8", "replace")
 
 
-def _from_gguf(path: Path) -> CheckpointTokenizer | None:
-    """Return the tokenizer of a GGUF file; a ``tokenizer.json`` beside it takes precedence."""
-    from paged_backends.checkpoint.gguf.reader import read_header  # imports the package ``gguf``
+class FastCodec:
+    """A tokenizer of the ``tokenizers`` library as a :class:`CheckpointTokenizer` calls it."""
 
-    stored, beside = GgufTokenizer(read_header(path)), path.parent / "tokenizer.json"
-    if beside.exists():
-        config = {**stored.templates(), **_read(path.parent / "tokenizer_config.json")}
-        return _from_tokenizers(path.parent, load_fast(beside), config)
-    if stored.kind in ("none", "no_vocab"):
-        return None
-    return _from_tokenizers(path.parent, stored.fast(), stored.config())
+    def __init__(self, fast: FastTokenizer) -> None:
+        self._fast = fast
 
-
-def _from_tokenizers(
-    folder: Path, fast: FastTokenizer, config: Mapping[str, Any]
-) -> CheckpointTokenizer:
-    named = _named_tokens(folder, config)
-    fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
-    fast.no_padding()
-    with library_errors(lambda reason: _contradictory(folder, reason)):
-        _add_tokens(fast, named, config)
-        if config.keys() & {"add_bos_token", "add_eos_token"}:
-            _surround(fast, named, config)
-    added = fast.get_added_tokens_decoder()
-
-    def encode_text(text: str, add_special_tokens: bool) -> list[int]:
-        with library_errors(_cannot_encode):
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text."""
+        with library_errors(cannot_encode):
             # A batch of one: `encode` keeps all other threads waiting, and looks for offsets, too.
-            (found,) = fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            (found,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             ids: list[int] = found.ids
         return ids
 
-    def decode_ids(token_ids: Sequence[int]) -> str:
-        with library_errors(_cannot_decode):
-            text: str = fast.decode(token_ids, skip_special_tokens=False)
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        with library_errors(cannot_decode):
+            text: str = self._fast.decode(token_ids, skip_special_tokens=False)
         return text
 
-    return CheckpointTokenizer(
-        encode_text,
-        decode_ids,
-        special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
-        byte_ids=_byte_ids(fast.token_to_id),
-        template=ChatTemplate.find(folder, config, named),
-        vocab_size=fast.get_vocab_size(),
-        is_known=lambda token_id: fast.id_to_token(token_id) is not None,
-        token_bytes=TokenBytes(fast.id_to_token) if isinstance(fast.decoder, ByteLevel) else None,
-        id_to_token=fast.id_to_token,
-    )
 
+@contextmanager
+def library_errors(make: Callable[[str], PagedCoreError]) -> Iterator[None]:
+    """Turn whatever the library raises into what ``make`` makes of the reason.
 
-def _add_tokens(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Add the tokens that only ``tokenizer_config.json`` knows, in the order of their ids."""
-    known = {token.content for token in fast.get_added_tokens_decoder().values()}
-    listed = config.get("added_tokens_decoder") or {}
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if entry["content"] not in known:
-            options = {
-                key: bool(entry[key])
-                for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
-                if key in entry
-            }
-            fast.add_tokens([AddedToken(entry["content"], **options)])
-            known.add(entry["content"])
-    older, newer = config.get("additional_special_tokens"), config.get("extra_special_tokens")
-    extra = [*(older or ()), *(newer.values() if isinstance(newer, Mapping) else newer or ())]
-    for content in [*named.values(), *map(_content, extra)]:
-        if content is not None and content not in known:
-            fast.add_special_tokens([AddedToken(content, special=True)])
-
-
-def _surround(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Put the tokens around a prompt that ``tokenizer_config.json`` asks for explicitly."""
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    single = " ".join(part for part in (bos, "$A", eos) if part)
-    around = [(token, fast.token_to_id(token)) for token in (bos, eos) if token]
-    fast.post_processor = TemplateProcessing(single=single, special_tokens=around)
-
-
-def _byte_ids(token_to_id: Callable[[str], int | None]) -> frozenset[int]:
-    ids = [token_to_id(token) for token in _BYTES]
-    known = frozenset(token_id for token_id in ids if token_id is not None)
-    return known if len(known) == len(_BYTES) else frozenset()
-
-
-def _from_transformers(
-    folder: Path, config: Mapping[str, Any], trust_remote_code: bool
-) -> CheckpointTokenizer:
-    """Let transformers build a tokenizer from an older format, or from the checkpoint's code."""
-    from transformers import AutoTokenizer
-
+    It raises bare ``Exception``, and for what its authors thought impossible a ``PanicException``,
+    which is not even one of those.
+    """
     try:
-        slow = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except Exception as error:  # each class of tokenizers has its own checks
-        raise CheckpointError(
-            f"the tokenizer in {folder} cannot be loaded ({one_line(error)}); save it as "
-            "tokenizer.json with a version of transformers that knows it, or set `tokenizer` to "
-            "another model's"
-        ) from error
-
-    def encode_text(text: str, add_special_tokens: bool) -> list[int]:
-        with library_errors(_cannot_encode):
-            return list(slow.encode(text, add_special_tokens=add_special_tokens))
-
-    def decode_ids(token_ids: Sequence[int]) -> str:
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        with library_errors(_cannot_decode):
-            return str(slow.decode(token_ids, **options))
-
-    vocab = slow.get_vocab()
-    return CheckpointTokenizer(
-        encode_text,
-        decode_ids,
-        special_ids=frozenset(slow.all_special_ids),
-        byte_ids=_byte_ids(vocab.get),
-        template=ChatTemplate.find(folder, config, _named_tokens(folder, config)),
-        vocab_size=len(slow),
-        id_to_token=slow.convert_ids_to_tokens,
-    )
+        yield
+    except PagedCoreError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise make(one_line(error)) from error
 
 
-def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``bos_token`` and the like, from ``tokenizer_config.json`` or an older file."""
-    older = _read(folder / "special_tokens_map.json")
-    named = {}
-    for kind in _NAMED:
-        name = f"{kind}_token"
-        content = _content(config[name] if name in config else older.get(name))
-        if content:
-            named[name] = content
-    return named
-
-
-def _content(token: Any) -> str | None:
-    """Return the text of a token given as such or as a dictionary."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    return read_json_object(path) if path.exists() else {}
-
-
-def _contradictory(folder: Path, reason: str) -> CheckpointError:
-    return damaged(
-        f"{folder / 'tokenizer_config.json'} and tokenizer.json do not belong together ({reason})"
-    )
-
-
-def _cannot_encode(reason: str) -> RequestError:
+def cannot_encode(reason: str) -> RequestError:
+    """Return the error of a text that the library refuses."""
     return RequestError(
         f"the model's tokenizer cannot encode the text ({reason}); change it, or give token ids"
     )
 
 
-def _cannot_decode(reason: str) -> CheckpointError:
+def cannot_decode(reason: str) -> CheckpointError:
+    """Return the error of tokens that the library cannot turn into text."""
     return CheckpointError(
         f"the model's tokenizer cannot decode its own tokens ({reason}); download it again, or set "
         "`tokenizer` to another model's"

@@ -16,9 +16,9 @@ from paged_core.interfaces.grammar import CANNOT_GO_ON
 from paged_core.log import get_logger
 from paged_core.request import FinishReason
 from paged_core.sampling_params import SamplingParams
+from paged_core.text.front_end import Prompt
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import OutputDelta, RequestOutput
-from paged_core.text.prompts import Prompt
 from paged_plugins.server.errors import ApiError, as_api_error
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import HttpSettings

@@ -15,8 +15,7 @@ from paged_core.client.engine_client import ClientHealth, ClientState, EngineCli
 from paged_core.errors import RequestError
 from paged_core.interfaces.grammar import SupportsVocabulary
 from paged_core.settings.schema import Resolved
-from paged_core.text.front_end import FrontEnd
-from paged_core.text.prompts import CHARACTERS_PER_TOKEN
+from paged_core.text.front_end import CHARACTERS_PER_TOKEN, FrontEnd
 from paged_plugins.instruments import Counter
 from paged_plugins.server.errors import RETRY_SECONDS, ApiError, refused
 from paged_plugins.server.parsers.choice import Parsers

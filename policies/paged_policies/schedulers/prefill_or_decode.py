@@ -206,9 +206,10 @@ class PromptLimits(Limits):
     def watermark(self, left: Room) -> int:
         return self.kv_cache.watermark_blocks
 
-    def room(self) -> Room:
+    def room(self, num_free: int | None = None) -> Room:
+        left = super().room(num_free)
         num_tokens = self.budget - len(self.plan.sequences)
-        return Room(self.seqs_left, num_tokens, self.kv_cache.num_free, len(self.running))
+        return Room(left.num_seqs, num_tokens, left.num_blocks, left.num_running)
 
     def claim(self, group: SequenceGroup) -> tuple[int, int]:
         return len(group.live), 0

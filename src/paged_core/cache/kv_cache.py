@@ -182,20 +182,23 @@ class KVCache:
         *,
         committed: bool = False,
     ) -> PrefixHit:
-        """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
+        """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss;
+        and say what is free.
 
         With ``committed``, only those that an earlier step filled. Nothing is referenced: hand the
         result, or part of it, to :meth:`admit` before the next change. A sequence that shares
         blocks that are not committed relies on the chunk that fills them: after that, no group in
         this step's batch may be preempted.
         """
-        if not _may_share(sequence.group):
-            return PrefixHit()
-        blocks = self._prefix_cache.look_up(sequence, num_tokens // self.block_size)
-        num_committed = self._prefix_cache.num_committed(blocks)
+        prefix_cache, blocks = self._prefix_cache, list[BlockId]()
+        if _may_share(sequence.group):
+            blocks = prefix_cache.look_up(sequence, num_tokens // self.block_size)
+        num_committed = prefix_cache.num_committed(blocks)
         if committed:
             blocks = blocks[:num_committed]
-        return PrefixHit(blocks, num_committed, self._num_idle(blocks))
+        idle = self._num_idle(blocks) if blocks else 0
+        has_run = self._runs is None or self.can_start(sequence)
+        return PrefixHit(blocks, num_committed, idle, self.num_free, has_run)
 
     def admit(
         self,
@@ -214,16 +217,17 @@ class KVCache:
         Raises:
             OutOfBlocks: too few are free; nothing has changed.
         """
-        shared, idle = (list(hit.blocks), hit.num_idle) if hit else ([], 0)
-        end = num_skipped + num_tokens
+        hit = hit or PrefixHit(num_free=self.num_free)
+        shared, end = list(hit.blocks), num_skipped + num_tokens
         missing = self.blocks_for(end) - len(shared)
-        self._check_free(missing + idle)
+        self._check_free(missing + hit.num_idle, hit.num_free)
         table = sequence.table
         if self.reserves_runs:
             run = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
             table.blocks = self._allocate(run)
         else:
-            self._allocator.share(shared)
+            if shared:
+                self._allocator.share(shared)
             table.blocks = shared + self._allocate(missing)
         if shared:
             self._changes.hits[sequence.id] = shared
@@ -364,7 +368,7 @@ class KVCache:
         found = self._still_cached(group)
         held = [block for sequence in group.live for block in sequence.table.host_blocks]
         absent = [block for block in dict.fromkeys(held) if block not in found]
-        self._check_free(len(absent) + self._num_idle(set(found.values())))
+        self._check_free(len(absent) + self._num_idle(set(found.values())), self.num_free)
         self._allocator.share(found.values())
         fresh = dict(zip(absent, self._allocate(len(absent)), strict=True))
         moved = found | fresh
@@ -412,8 +416,7 @@ class KVCache:
         ref_count = self._allocator.ref_count
         return sum(not ref_count(block) for block in blocks)
 
-    def _check_free(self, needed: int) -> None:
-        free = self.num_free
+    def _check_free(self, needed: int, free: int) -> None:
         if needed > free:
             raise OutOfBlocks(f"{needed} blocks are needed and {free} are free")
 

@@ -18,7 +18,7 @@ with ``None`` twice if no block is."""
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """Blocks that the prefix cache has for the leading tokens of a sequence."""
+    """The cache's one answer about a sequence that is to start: what it finds, and what is free."""
 
     blocks: Sequence[BlockId] = ()
     """Blocks that hold them; nothing is referenced yet."""
@@ -26,6 +26,10 @@ class PrefixHit:
     """Leading blocks that an earlier step filled; the rest is filled in this one."""
     num_idle: int = 0
     """Unreferenced ones among the blocks: sharing them takes them from the free ones."""
+    num_free: int = 0
+    """Unreferenced device blocks, cached or not."""
+    has_run: bool = True
+    """False if the allocator reserves adjacent blocks, and has too few of them."""
 
 
 @dataclass(frozen=True, slots=True)

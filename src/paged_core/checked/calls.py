@@ -1,15 +1,19 @@
-"""Calls of components: an error is marked with the component called, an answer is checked."""
+"""Calls of components: an error is marked with the one called, an answer is checked before use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from paged_core.errors import PluginError, blame
-from paged_core.ids import BlockId, BlockKey
-from paged_core.interfaces.preemption import PreemptionMode
-from paged_core.sequence import SequenceGroup
+from paged_core.ids import SeqId
+from paged_core.interfaces.schedule import Schedule
+from paged_core.interfaces.scheduler import Scheduler
+from paged_core.sequence import SequenceState
+from paged_core.step import StepResult
 
 Interface = TypeVar("Interface")
 
@@ -99,97 +103,146 @@ class asking:  # noqa: N801 - used as a statement
             blame(error, "queue_order", self._order)
 
 
-class VictimAnswers:
-    """The answers of a victim: one of the candidates."""
-
-    def choose(self, chosen: object, candidates: Sequence[SequenceGroup], now: float) -> None:
-        if not any(chosen is group for group in candidates):
-            raise PluginError(
-                f"choose() returned {chosen!r}, which is none of the {len(candidates)} candidates "
-                "that it was shown; it has to return one of them (paged_testing.VictimConformance "
-                "tests it)"
-            )
+# ---------------------------------------------------------------------- answers of each step
 
 
-class PreemptionAnswers:
-    """The answers of a preemption: modes, and lengths that can be reserved."""
+def check_length_cap(scheduler: Scheduler) -> int:
+    """Return the length cap of a scheduler.
 
-    def mode(self, mode: object, group: SequenceGroup) -> None:
-        if not isinstance(mode, PreemptionMode):
-            raise PluginError(
-                f"mode() returned {mode!r}; it has to return PreemptionMode.RECOMPUTE or "
-                "PreemptionMode.SWAP"
-            )
-
-    def tokens_to_reserve(self, num_tokens: object, group: SequenceGroup) -> None:
-        if num_tokens is None:  # asked for each running group when one is admitted
-            return
-        least = max((len(sequence.tokens) for sequence in group.live), default=0)
-        if type(num_tokens) is not int or num_tokens < least:
-            raise PluginError(
-                f"tokens_to_reserve() returned {num_tokens!r} for a sequence of {least} tokens; it "
-                "has to return None or as many tokens at least"
-            )
-
-
-class AllocatorAnswers:
-    """The answers of an allocator, by references and contents that are counted beside it.
-
-    A block that is handed out while it is in use would let a sequence write over the keys and
-    values of another, and one that is found by other tokens would let it read them.
+    Raises:
+        PluginError: no sequence could have so many tokens.
     """
+    cap = scheduler.length_cap
+    if type(cap) is not int or cap < 1:
+        raise PluginError(
+            f"scheduler {type(scheduler).__qualname__}: its length_cap is {cap!r}; it must be a "
+            "whole number of tokens, at least 1"
+        )
+    return cap
 
-    def __init__(self, num_blocks: int) -> None:
-        self._references = [0] * num_blocks
-        self._content: dict[BlockId, BlockKey] = {}
 
-    def allocate(self, blocks: Sequence[BlockId], count: int) -> None:
-        last = len(self._references) - 1
-        if len(blocks) != count:
-            raise PluginError(f"it handed out {len(blocks)} blocks where {count} were asked for")
-        for block in blocks:
-            if not 0 <= block <= last:
-                raise PluginError(f"it handed out block {block!r}, and the cache has 0 to {last}")
-            if self._references[block]:
-                raise PluginError(f"it handed out block {block}, which is in use")
-            self._references[block] = 1
-            self._content.pop(block, None)
+def count_scheduled(plan: Schedule, step: int) -> set[SeqId]:
+    """Count the tokens of a plan as scheduled in a step; return the sequences with more pending.
 
-    reserve = allocate
+    Raises:
+        PluginError: it plans what cannot be computed; some of its tokens are counted.
+    """
+    incomplete: set[SeqId] = set()
+    if 0 in array("q", plan.num_tokens):  # which raises if one is no integer
+        raise PluginError("schedule() planned 0 tokens of a sequence")
+    for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+        end = sequence.num_scheduled + num_tokens
+        if end != len(sequence.tokens) + sequence.num_unknown or end > sequence.capacity:
+            _check_chunk(sequence, num_tokens)
+            incomplete.add(sequence.id)
+        sequence.num_scheduled = end
+        sequence.last_step = step
+    if incomplete and len({sequence.id for sequence in plan.sequences}) < len(plan.sequences):
+        raise PluginError("schedule() planned one sequence twice")
+    return incomplete
 
-    def share(self, _: None, blocks: Iterable[BlockId]) -> None:
-        for block in blocks:
-            self._references[block] += 1
 
-    def free(self, _: None, blocks: Iterable[BlockId]) -> None:
-        for block in blocks:
-            self._references[block] -= 1
+def _check_chunk(sequence: SequenceState, num_tokens: int) -> None:
+    room = sequence.capacity - sequence.num_scheduled
+    if not 0 < num_tokens <= min(sequence.num_pending, room):
+        raise PluginError(
+            f"schedule() planned {num_tokens} tokens of {sequence}, which has "
+            f"{sequence.num_pending} pending and blocks for {room}"
+        )
 
-    def release(self, _: None, blocks: Iterable[BlockId], last_step: int) -> None:
-        self.free(_, blocks)
 
-    def ref_count(self, count: int, block: BlockId) -> None:
-        known = self._references[block]
-        if count != known:
-            raise PluginError(f"ref_count() of block {block} is {count!r}, and it has {known}")
+def check_plan(plan: Schedule) -> Schedule:
+    """Return what ``schedule()`` did; PluginError if it is no :class:`Schedule`."""
+    if not isinstance(plan, Schedule):
+        raise PluginError(f"schedule() returned {plan!r}; it has to return a Schedule")
+    return plan
 
-    def look_up(self, found: Sequence[BlockId], keys: Sequence[BlockKey]) -> None:
-        if len(found) > len(keys):
-            raise PluginError(f"look_up() of {len(keys)} keys found {len(found)} blocks")
-        for block, key in zip(found, keys, strict=False):
-            if self._content.get(block) != key:
-                raise PluginError(
-                    f"look_up() found block {block!r}, which does not hold the tokens asked for"
-                )
 
-    def cache(self, held: BlockId, block: BlockId, key: BlockKey) -> None:
-        if held != block:  # the caller's reference has moved to it
-            if self._content.get(held) != key:
-                raise PluginError(f"cache() merged block {block} with {held!r}, of other tokens")
-            self._references[held] += 1
-            self._references[block] -= 1
-        self._content[held] = key
+def check_result(
+    result: StepResult,
+    batch: Sequence[SequenceState],
+    ids: Sequence[SeqId],
+    incomplete: Collection[SeqId],
+    vocab_size: int | None,
+) -> None:
+    """Check that a result has the tokens that its step was to sample, and no others.
 
-    def uncache(self, _: None, blocks: Iterable[BlockId]) -> None:
-        for block in blocks:
-            self._content.pop(block, None)
+    Where each sequence samples one token, a few comparisons of whole lists are all that it costs.
+
+    Args:
+        batch: the sequences of the step; ``ids``: theirs.
+        incomplete: ids of those of which tokens are pending after it: these sample none.
+        vocab_size: token ids are below it; ``None``: any are served.
+
+    Raises:
+        PluginError: it has others.
+    """
+    if not isinstance(result, StepResult):
+        raise PluginError(f"collect() returned {result!r}; it has to return a StepResult")
+    tokens = result.token_ids
+    if len(result.sequence_ids) != len(tokens):
+        raise PluginError(
+            f"collect() returned {len(tokens)} tokens for {len(result.sequence_ids)} sequence ids"
+        )
+    plain = not (incomplete or result.failed or result.candidates)
+    if not plain or result.sequence_ids != ids:
+        _check_rows(result, [each for each in batch if each.id not in incomplete])
+    _check_tokens(tokens, vocab_size)
+    for candidates in result.candidates.values():
+        _check_tokens(candidates, vocab_size)
+    if result.logprobs is not None:
+        _check_logprobs(result)
+
+
+def _check_rows(result: StepResult, complete: Iterable[SequenceState]) -> None:
+    """Check that each complete sequence has the tokens that it should, unless its code failed."""
+    sampled = Counter(result.sequence_ids)
+    searching: set[SeqId] = set()
+    failed = set(result.failed)
+    for sequence in complete:
+        group = sequence.group
+        count = 1 if group.forked else group.request.sampling.width
+        if group.request.sampling.beam_width is not None:
+            searching.add(sequence.id)
+            count = 0
+        found = sampled.pop(sequence.id, 0)
+        if sequence.id in failed:
+            failed.remove(sequence.id)
+        elif found != count:
+            raise PluginError(
+                f"collect() returned {found} tokens for sequence {sequence.id}, which was to "
+                f"sample {count}"
+            )
+        elif not count and sequence.id not in result.candidates:
+            raise PluginError(f"collect() returned no candidates for beam {sequence.id}")
+    foreign = [*sampled, *failed, *(beam for beam in result.candidates if beam not in searching)]
+    if foreign:
+        raise PluginError(
+            f"collect() returned something for sequence {foreign[0]!r}, which was to sample nothing"
+        )
+
+
+def _check_tokens(tokens: Collection[int], vocab_size: int | None) -> None:
+    try:
+        array("q" if vocab_size is None else "Q", tokens)
+    except (OverflowError, TypeError):
+        raise PluginError("collect() returned a token that is no token id") from None
+    if bool in set(map(type, tokens)):
+        raise PluginError("collect() returned a truth value as a token id")
+    if vocab_size is not None and tokens and max(tokens) >= vocab_size:
+        raise PluginError(
+            f"collect() returned token {max(tokens)}, which is outside the model's vocabulary (0 "
+            f"to {vocab_size - 1})"
+        )
+
+
+def _check_logprobs(result: StepResult) -> None:
+    assert result.logprobs is not None
+    if len(result.logprobs) != len(result.token_ids):
+        raise PluginError(
+            f"collect() returned log-probabilities of {len(result.logprobs)} tokens for "
+            f"{len(result.token_ids)}"
+        )
+    for token, entry in zip(result.token_ids, result.logprobs, strict=True):
+        if entry is not None and token not in entry:
+            raise PluginError(f"collect() returned log-probabilities without sampled token {token}")

@@ -12,8 +12,8 @@ from typing import Any, Self
 from paged_core.errors import RequestError, SettingsError, did_you_mean
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings.documents import parse_json
+from paged_core.text.front_end import as_token_ids
 from paged_core.text.outputs import CompletionOutput, RequestOutput
-from paged_core.text.prompts import as_token_ids
 
 _COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
 _IGNORED = {"model", "user", "metadata", "store", "service_tier"}

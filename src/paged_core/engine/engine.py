@@ -10,14 +10,12 @@ from itertools import chain
 from time import perf_counter
 
 from paged_core.cache.kv_cache import KVCache
-from paged_core.checked.answers import check_length_cap, check_plan, count_scheduled
-from paged_core.checked.calls import asking
+from paged_core.checked.calls import asking, check_length_cap, check_plan, count_scheduled
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.live_requests import LiveRequests
-from paged_core.engine.outcome import EngineMetrics, PlannedStep, StepOutcome
+from paged_core.engine.outcome import EngineMetrics, PlannedStep, StepOutcome, StepRecorder
 from paged_core.engine.policies import Policies
-from paged_core.engine.recorder import StepRecorder
 from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError, stack_text
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
@@ -163,8 +161,9 @@ class Engine:
         """Let the scheduler plan, and note what becomes of whole requests."""
         started = perf_counter()
         now = self.clock()
-        for pin in self.pins.expired(now):
-            self.release(pin, "its time was up")
+        if self.pins.by_id:
+            for pin in self.pins.expired(now):
+                self.release(pin, "its time was up")
         plan = check_plan(self.scheduler.schedule(now))
         outcome.progressed = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
@@ -367,15 +366,16 @@ class Engine:
             PluginError: a component raised over it; the engine is as before.
         """
         with self._blame(request.id):
+            max_length = self._max_length(request)
             check_request(
                 request,
                 stop_check,
                 capacity=self.capacity,
                 kv_cache=self.kv_cache,
                 max_num_seqs=self.scheduler.max_num_seqs,
-                max_length=self._max_length(request),
+                max_length=max_length,
             )
-            group, refusal = self._offer(request, stop_check)
+            group, refusal = self._offer(request, stop_check, max_length)
         if refusal:
             raise RequestError(f"request {request.id!r} can never run: {refusal}")
         return group
@@ -389,7 +389,7 @@ class Engine:
         with self._blame(request.id):
             max_length = self._max_length(request)
             problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
-            return problem or self._offer(request, None)[1]
+            return problem or self._offer(request, None, max_length)[1]
 
     def abort(self, request_id: str, reason: str | None = None) -> SequenceGroup | None:
         """Abort a request at once; ``None`` if it is unknown or has finished."""
@@ -469,12 +469,12 @@ class Engine:
         return cap if max_tokens is None else min(cap, len(request.prompt) + max_tokens)
 
     def _offer(
-        self, request: Request, stop_check: StopCheck | None
+        self, request: Request, stop_check: StopCheck | None, max_length: int
     ) -> tuple[SequenceGroup, str | None]:
         group = self._requests.make(
             request,
             stop_check,
-            max_length=self._max_length(request),
+            max_length=max_length,
             eos_token_ids=self.capacity.eos_token_ids,
         )
         refusal = self.scheduler.refuse(group)

@@ -62,6 +62,7 @@ class Limits:
         reserve_full_sequence: bool = True,
     ) -> None:
         self.kv_cache = context.kv_cache
+        self._block_size = context.kv_cache.block_size
         self.preemptor = context.preemptor
         self.max_model_len = context.max_model_len
         self.running = running
@@ -105,10 +106,11 @@ class Limits:
         """Blocks that one group can have."""
         return self.kv_cache.num_blocks
 
-    def room(self) -> Room:
-        """Return the room that the step has left now."""
-        num_free, num_running = self.kv_cache.num_free, len(self.running)
-        return Room(self.seqs_left, self.tokens_left, num_free, num_running)
+    def room(self, num_free: int | None = None) -> Room:
+        """Return the room that the step has left now; ``num_free``: blocks, if that is known."""
+        if num_free is None:
+            num_free = self.kv_cache.num_free
+        return Room(self.seqs_left, self.tokens_left, num_free, len(self.running))
 
     def take(self, num_tokens: int) -> int:
         """Return how many of ``num_tokens`` of one sequence the step may compute."""
@@ -126,7 +128,7 @@ class Limits:
                 f"the prompt has {length} tokens, more than one step takes without chunked "
                 f"prefill (scheduler.max_num_batched_tokens={self.num_tokens})"
             )
-        return self.preemptor.refuse(group, self.most_blocks)
+        return self.preemptor.refuse(group, self.most_blocks) if self.preemptor.reserves else None
 
     def refuse_width(self, group: SequenceGroup, num_tokens: int) -> str | None:
         """Say that a group has more sequences than a step takes tokens, or return ``None``."""
@@ -180,18 +182,19 @@ class Limits:
 
     def first_chunk(self, sequence: SequenceState, hit: PrefixHit, left: Room) -> int | None:
         """Tokens of a waiting sequence's first chunk, if ``left`` has tokens and blocks for it."""
-        kv_cache, length = self.kv_cache, sequence.num_tokens
+        size, length = self._block_size, sequence.num_tokens
         num_hits = len(hit.blocks)
-        cached = num_hits * kv_cache.block_size
+        cached = num_hits * size
         count = self._first_count(length - cached, left.num_tokens)
         if count is None:
             return None
         blocks = left.num_blocks - hit.num_idle + num_hits - self.watermark(left)
-        if kv_cache.blocks_for(length if self._reserve_full_sequence else cached + count) > blocks:
+        if -(-(length if self._reserve_full_sequence else cached + count) // size) > blocks:
             return None
-        lifetime = self.preemptor.lifetime(sequence.group)
-        if lifetime and lifetime + self.preemptor.outstanding(self.running) > blocks:
-            return None
+        if self.preemptor.reserves:
+            lifetime = self.preemptor.lifetime(sequence.group)
+            if lifetime and lifetime + self.preemptor.outstanding(self.running) > blocks:
+                return None
         return count
 
     def _first_count(self, num_pending: int, tokens_left: int) -> int | None:

@@ -72,7 +72,8 @@ class LiveRequests:
         """Keep a group that :meth:`make` returned."""
         self.groups[group.id] = group
         self._sequences[group.live[0].id] = group.live[0]
-        self._beams.start(group)
+        if group.request.sampling.beam_width is not None:
+            self._beams.start(group)
 
     def record_admissions(self, plan: Schedule, now: float) -> None:
         """Keep with the requests which of them a plan admits and preempts.
@@ -294,7 +295,8 @@ class LiveRequests:
         if group.request.sampling.best_of is not None:
             keep_best(group)
         group.finished_at = now
-        self._beams.end(group)
+        if group.request.sampling.beam_width is not None:
+            self._beams.end(group)
         del self.groups[group.id]
 
     def _conclude(
@@ -316,7 +318,8 @@ class LiveRequests:
     ) -> None:
         sequence.finish_reason, sequence.error = reason, error
         sequence.num_unknown = 0
-        self._pins.hold_or_end(sequence)
+        if self._pins.by_id:
+            self._pins.hold_or_end(sequence)
         self._kv.release(sequence)
         sequence.group.live.remove(sequence)
         del self._sequences[sequence.id]

@@ -55,9 +55,12 @@ class Planner:
         self._order = context.queue_order
         self._victim = context.victim
         self._requeue = requeue
-        self._reset(0.0)
+        Planner.begin(self, 0.0)  # not what overrides it: that has not been made yet
 
-    def _reset(self, now: float) -> None:
+    # ------------------------------------------------------------------ one step
+
+    def begin(self, now: float) -> None:
+        """Start the plan of a step at ``now``."""
         self.now = now
         """Seconds on the engine's clock."""
         self.plan = Schedule()
@@ -73,12 +76,6 @@ class Planner:
     def refuse(self, group: SequenceGroup) -> str | None:
         """Say why a group could never run even alone, or return ``None``."""
         return self.limits.refuse(group)
-
-    # ------------------------------------------------------------------ one step
-
-    def begin(self, now: float) -> None:
-        """Start the plan of a step at ``now``."""
-        self._reset(now)
 
     @property
     def is_full(self) -> bool:
@@ -141,8 +138,8 @@ class Planner:
             cached = self._restore(group)
         else:
             hit = kv_cache.lookup(first, first.num_tokens - 1)
-            count = self.limits.first_chunk(first, hit, self.limits.room())
-            if count is not None and kv_cache.can_start(first):
+            count = self.limits.first_chunk(first, hit, self.limits.room(hit.num_free))
+            if count is not None and hit.has_run:
                 cached = len(hit.blocks) * kv_cache.block_size
                 self._begin_sequence(first, count, hit, cached)
         if cached is None:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
-from paged_core.checked.calls import (
-    AllocatorAnswers,
-    PreemptionAnswers,
-    VictimAnswers,
-    guarded,
-)
+from paged_core.checked.answers import AllocatorAnswers, PreemptionAnswers, VictimAnswers
+from paged_core.checked.calls import guarded
 from paged_core.engine.contexts import (
     AllocatorContext,
     EvictorContext,

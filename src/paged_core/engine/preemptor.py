@@ -22,6 +22,10 @@ class Preemptor:
     def __init__(self, kv_cache: KVCache, preemption: Preemption) -> None:
         self._kv = kv_cache
         self._preemption = preemption
+        asked = getattr(preemption, "inner", preemption)  # it may be guarded
+        own = type(asked).tokens_to_reserve
+        self.reserves = own is not Preemption.tokens_to_reserve
+        """False if the preemption leaves it at the interface's answer: it reserves nothing."""
 
     # ------------------------------------------------------------------ preempt and resume
 
@@ -85,7 +89,7 @@ class Preemptor:
 
         Full blocks of the prompt are shared by its sequences, all others are their own.
         """
-        num_tokens = self._preemption.tokens_to_reserve(group)
+        num_tokens = self._preemption.tokens_to_reserve(group) if self.reserves else None
         if num_tokens is None:
             return 0
         shared = len(group.request.prompt) // self._kv.block_size

@@ -183,9 +183,8 @@ class Beams:
         """By request id."""
 
     def start(self, group: SequenceGroup) -> None:
-        """Start the search of a request that was accepted, if it asks for beams."""
-        if group.request.sampling.beam_width is not None:
-            self._searches[group.id] = BeamSearch(group)
+        """Start the search of a request that was accepted and asks for beams."""
+        self._searches[group.id] = BeamSearch(group)
 
     def end(self, group: SequenceGroup) -> None:
         """Forget the search of a request that has finished."""

@@ -50,7 +50,7 @@ class Pins:
 
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
         self._kv = kv_cache
-        self._pins: dict[str, Pin] = {}
+        self.by_id: dict[str, Pin] = {}
         self._numbers = count()
         # a sequence ends at most one token past max_model_len, and some schedulers decode only if
         # one more block is free
@@ -93,7 +93,7 @@ class Pins:
                 "max_model_len"
             )
         pin = Pin(f"pin-{next(self._numbers)}", num_blocks, expires_at)
-        self._pins[pin.id] = pin
+        self.by_id[pin.id] = pin
         kv.num_pinned += num_blocks
         return pin
 
@@ -111,7 +111,7 @@ class Pins:
 
     def hold_or_end(self, sequence: SequenceState) -> None:
         """If a sequence that is about to release its blocks computed a pin, hold them or end it."""
-        pin = self._pins.get(sequence.group.id)
+        pin = self.by_id.get(sequence.group.id)
         if pin is None or pin.state is not PinState.COMPUTING:
             return
         reason = sequence.finish_reason
@@ -128,7 +128,7 @@ class Pins:
         Raises:
             RequestError: it is another engine's.
         """
-        if pin.state is not PinState.ENDED and self._pins.get(pin.id) is not pin:
+        if pin.state is not PinState.ENDED and self.by_id.get(pin.id) is not pin:
             raise RequestError(f"{pin.id!r} pins a prefix in another engine; release it there")
 
     def end(self, pin: Pin, reason: str) -> None:
@@ -138,7 +138,7 @@ class Pins:
                 self._kv.let_go(pin.blocks)
             self._kv.num_pinned -= pin.num_blocks
             pin.blocks, pin.state, pin.end_reason = [], PinState.ENDED, reason
-            del self._pins[pin.id]
+            del self.by_id[pin.id]
 
     def abandon(self, reason: str) -> None:
         """End all pins; the blocks that they held are not to be freed."""
@@ -148,11 +148,11 @@ class Pins:
 
     def expired(self, now: float) -> list[Pin]:
         """Return the pins whose time to live is over."""
-        pins = self._pins.values()
+        pins = self.by_id.values()
         return [pin for pin in pins if pin.expires_at is not None and pin.expires_at <= now]
 
     def __iter__(self) -> Iterator[Pin]:
-        return iter(list(self._pins.values()))
+        return iter(list(self.by_id.values()))
 
     def __len__(self) -> int:
-        return len(self._pins)
+        return len(self.by_id)

@@ -1,4 +1,7 @@
-"""The front end of engines: prompts, conversations and parameters become requests."""
+"""The front end of engines: prompts, conversations and parameters become requests.
+
+The token ids of a prompt are found in bounded time.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,34 @@ from itertools import count
 from typing import Any
 
 from paged_core.errors import RequestError
-from paged_core.field_rules import Rule, flag, instance, listed, optional, text
+from paged_core.field_rules import (
+    Rule,
+    entries,
+    flag,
+    instance,
+    listed,
+    optional,
+    refusal,
+    shown,
+    text,
+    token_ids,
+)
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.log import get_logger
 from paged_core.request import PRIORITY, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.text.generation import Generation
-from paged_core.text.prompts import Prompt, as_conversations, as_list, encode_prompt, per_prompt
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``; with
+``"add_special_tokens": False`` text has the special tokens already."""
+
+_KEYS = frozenset({"prompt", "prompt_token_ids", "add_special_tokens"})
+
+CHARACTERS_PER_TOKEN = 4
+"""About as many as a token of ordinary text has."""
+_SLACK = 64
+"""Tokens at the end of a part that may become fewer with what follows."""
 
 _SAMPLING = instance(SamplingParams, "SamplingParams(...), one for all prompts or one for each")
 _CHAT_RULES: Mapping[str, Rule] = {
@@ -77,11 +101,11 @@ class FrontEnd:
         Raises:
             RequestError: they are none, or there are more or fewer of them than prompts.
         """
-        listed_prompts = as_list(prompts)
+        listed_prompts = _as_list(prompts)
         number = len(listed_prompts)
         asked = SamplingParams() if sampling_params is None else sampling_params
-        sampling = per_prompt("sampling_params", asked, number, _SAMPLING)
-        priorities = per_prompt("priority", 0 if priority is None else priority, number, PRIORITY)
+        sampling = _per_prompt("sampling_params", asked, number, _SAMPLING)
+        priorities = _per_prompt("priority", 0 if priority is None else priority, number, PRIORITY)
         return list(zip(listed_prompts, sampling, priorities, strict=True))
 
     def chat_prompts(
@@ -118,7 +142,7 @@ class FrontEnd:
                 raise RequestError(f"chat_template_kwargs has {name!r}; give it to chat() itself")
         checked = {name: rule(name, options.get(name)) for name, rule in _CHAT_RULES.items()}
         prompts: list[Prompt] = []
-        for conversation in as_conversations(messages):
+        for conversation in _as_conversations(messages):
             render = partial(tokenizer.apply_chat_template, conversation, tokenize=False, **own)
             formatted = render(**checked)
             if checked["tools"] and not self._warned_of_tools:
@@ -148,7 +172,7 @@ class FrontEnd:
         """
         truncates = sampling is not None and sampling.truncate_prompt_tokens is not None
         limit = None if truncates else self.max_model_len
-        return encode_prompt(prompt, self.need_tokenizer, limit)
+        return _encode_prompt(prompt, self.need_tokenizer, limit)
 
     # ------------------------------------------------------------------ requests
 
@@ -224,3 +248,127 @@ def _bad_words_ids(words: Iterable[str], tokenizer: Tokenizer) -> list[tuple[int
         for written in (bare, f" {bare}"):
             found[tuple(tokenizer.encode(written, add_special_tokens=False))] = None
     return [token_ids for token_ids in found if token_ids]
+
+
+# ---------------------------------------------------------------------- forms of prompts
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one or several prompts as a list; a flat list of integers is one.
+
+    Raises:
+        RequestError: they are neither.
+    """
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    what = "texts or lists of token ids, one or several"
+    if prompts is None:
+        raise refusal("prompts", f"be {what}", prompts)
+    listed = entries("prompts", prompts, what)
+    if listed and all(_is_token_id(item) for item in listed):
+        return [listed]
+    return listed
+
+
+def _as_conversations(messages: object) -> list[list[Any]]:
+    """Return one conversation or several as a list; a list of mappings is one.
+
+    Raises:
+        RequestError: they are neither.
+    """
+    what = "messages such as {'role': 'user', 'content': 'Hello'}, or a list of conversations"
+    if messages is None:
+        raise refusal("messages", f"be {what}", messages)
+    listed = entries("messages", messages, what)
+    if listed and isinstance(listed[0], Mapping):
+        return [listed]
+    return [entries("messages", conversation, what) for conversation in listed]
+
+
+def _per_prompt(name: str, values: Any, num_prompts: int, rule: Rule) -> list[Any]:
+    """Return one value per prompt: the same for all, or those that are listed.
+
+    Raises:
+        RequestError: there are more or fewer of them than prompts, or ``rule`` refuses one.
+    """
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        return [rule(name, values)] * num_prompts
+    listed = [rule(name, value) for value in entries(name, values, "one for each prompt, or one")]
+    if len(listed) != num_prompts:
+        raise RequestError(
+            f"{name} has {len(listed)} entries for {num_prompts} prompts; give one for each, or one"
+        )
+    return listed
+
+
+def as_token_ids(prompt: object) -> tuple[int, ...]:
+    """Return the token ids of a prompt that is not text.
+
+    Raises:
+        RequestError: it is not a list of integers.
+    """
+    if prompt is None:
+        raise RequestError("a prompt is text or a list of token ids, not None")
+    return token_ids("a prompt that is not text", prompt)
+
+
+def encode_within(
+    encode: Callable[[str], Sequence[int]], text: str, max_tokens: int
+) -> tuple[int, ...]:
+    """Return the token ids of ``text``, without reading all of one that has far too many.
+
+    Raises:
+        RequestError: its beginning has more than ``max_tokens`` already.
+    """
+    end = CHARACTERS_PER_TOKEN * max_tokens
+    while end < len(text):
+        if len(encode(text[:end])) > max_tokens + _SLACK:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, of which the first {end} are more than "
+                f"the {max_tokens} tokens that a sequence may have; shorten it"
+            )
+        end *= 4
+    return tuple(encode(text))
+
+
+def _encode_prompt(
+    prompt: Prompt, need_tokenizer: Callable[[str], Tokenizer], max_tokens: int | None
+) -> tuple[str | None, tuple[int, ...]]:
+    """Return a prompt's text, if it has one, and its token ids.
+
+    Args:
+        need_tokenizer: takes what needs a tokenizer, and raises if there is none.
+        max_tokens: of more, text is refused; ``None``: it may have any number.
+
+    Raises:
+        RequestError: it is no prompt, or too long.
+    """
+    options: dict[str, bool] = {}
+    if isinstance(prompt, Mapping):
+        unknown = set(prompt) - _KEYS
+        if unknown or not prompt:
+            raise RequestError(
+                "a prompt given as a mapping has the key 'prompt' or 'prompt_token_ids', not "
+                f"{', '.join(map(shown, unknown)) or 'none'}"
+            )
+        if "prompt_token_ids" in prompt:
+            if len(prompt) > 1:
+                raise RequestError(
+                    "a prompt given as 'prompt_token_ids' has no other key: the engine could not "
+                    "tell whether a text beside them is the same"
+                )
+            return None, as_token_ids(prompt["prompt_token_ids"])
+        special = flag("add_special_tokens", prompt.get("add_special_tokens", True))
+        options, prompt = {"add_special_tokens": special}, prompt.get("prompt") or ""
+    if not isinstance(prompt, str):
+        return None, as_token_ids(prompt)
+    if not prompt:
+        raise RequestError("the prompt is empty; it needs at least one character")
+    encode = partial(need_tokenizer("text").encode, **options)
+    if max_tokens is None:
+        return prompt, tuple(encode(prompt))
+    return prompt, encode_within(encode, prompt, max_tokens)
+
+
+def _is_token_id(item: object) -> bool:
+    return hasattr(item, "__index__") and not isinstance(item, bool)

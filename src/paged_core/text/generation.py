@@ -138,7 +138,8 @@ class Generation:
         self.prompt = prompt
         self._tokenizer = tokenizer
         self._texts: dict[SeqId, OutputText] = {}
-        self._token_texts = None if tokenizer is None else TokenTexts(tokenizer)
+        self._token_texts: TokenTexts | None = None
+        """Made when the first log-probability is named."""
         self._logprobs: dict[SeqId | None, list[dict[int, Logprob] | None]] = {}
         """Log-probabilities returned so far, by sequence; ``None``: the prompt's."""
         self._num_taken: dict[SeqId, int] = {}
@@ -266,6 +267,8 @@ class Generation:
         if logprobs is None:
             return None
         known = self._logprobs.setdefault(of, [])
+        if self._token_texts is None and self._tokenizer is not None:
+            self._token_texts = TokenTexts(self._tokenizer)
         texts = self._token_texts if self.request.sampling.detokenize else None
         for entry in logprobs[len(known) :]:
             known.append(None if entry is None else with_ranks(entry, texts))

@@ -12,13 +12,11 @@ Progress = bool | Callable[..., Iterable[Any]]
 
 
 def progress_bar(wanted: Progress) -> Callable[..., Iterable[Any]]:
-    """Return what shows a bar that advances as items are taken, if one is wanted.
+    """Return what shows a bar that advances as items are taken.
 
     Raises:
-        RequestError: ``wanted`` is neither a truth value nor a function.
+        RequestError: ``wanted`` is neither ``True`` nor a function.
     """
-    if wanted is False:
-        return lambda items, **_: items
     if wanted is True:
         return _bar
     if not callable(wanted):

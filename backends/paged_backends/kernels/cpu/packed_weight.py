@@ -1,6 +1,4 @@
-"""Weights in the order in which the kernels read them, and the memory that they lie in.
-
-The memory is aligned, and on huge pages where the system has them.
+"""Weights in the order in which the kernels read them.
 
 Shapes: O outputs, G groups of a row.
 """
@@ -9,50 +7,12 @@ Shapes: O outputs, G groups of a row.
 from __future__ import annotations
 
 import math
-import mmap
-from contextlib import suppress
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from paged_backends.kernels.cpu.bindings import CodeFormat
 from paged_backends.quantization.matrix import QuantizedMatrix
-
-LINE = 64
-"""Bytes of a processor's cache line."""
-_PIECE = 1 << 25
-"""Bytes mapped at a time; pages that are never written take no memory."""
-
-
-class Arena:
-    """Allocates consecutive memory; a mapping lives as long as any tensor of it.
-
-    A huge page replaces 512 small ones, and a processor's TLB holds a few thousand entries: weights
-    that are read once per step would miss it on every page.
-    """
-
-    def __init__(self) -> None:
-        self._left = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Return ``count`` zeros that begin at a cache line."""
-        size = -(-count * dtype.itemsize // LINE) * LINE
-        if size > len(self._left):
-            self._left = _mapped(max(size, _PIECE))
-        taken, self._left = self._left[:size], self._left[size:]
-        return taken.view(dtype)[:count]
-
-
-def _mapped(size: int) -> Tensor:
-    # private: a forked process has its own copy of what it writes
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is not None:
-        with suppress(OSError):  # a system built without them
-            memory.madvise(advice)
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
 
 PANEL = 32
 """Rows of a weight that are packed together: ``PANEL`` of ``matmul.h``."""

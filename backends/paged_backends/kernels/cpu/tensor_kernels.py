@@ -13,6 +13,8 @@ heads, D head_dim, F rotated pairs of a head, P positions; R rows of logits, V v
 from __future__ import annotations
 
 import ctypes
+import mmap
+from contextlib import suppress
 from typing import Protocol, Self, runtime_checkable
 
 import torch
@@ -21,13 +23,46 @@ from torch import Tensor
 from paged_backends.kernels.cpu import ProductsName
 from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.kernels.cpu.compiler import products
-from paged_backends.kernels.cpu.packed_weight import PANEL, Arena, PackedWeight, code_format, halved
+from paged_backends.kernels.cpu.packed_weight import PANEL, PackedWeight, code_format, halved
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.quantize import in_threads
 
+LINE = 64
+"""Bytes of a processor's cache line."""
+_PIECE = 1 << 25
+"""Bytes mapped at a time; pages that are never written take no memory."""
 _PACKED = 1 << 20
 """Quantised weights that a thread packs before it takes others."""
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Arena:
+    """Allocates consecutive memory; a mapping lives as long as any tensor of it.
+
+    A huge page replaces 512 small ones, and a processor's TLB holds a few thousand entries: weights
+    that are read once per step would miss it on every page.
+    """
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return ``count`` zeros that begin at a cache line."""
+        size = -(-count * dtype.itemsize // LINE) * LINE
+        if size > len(self._left):
+            self._left = _mapped(max(size, _PIECE))
+        taken, self._left = self._left[:size], self._left[size:]
+        return taken.view(dtype)[:count]
+
+
+def _mapped(size: int) -> Tensor:
+    # private: a forked process has its own copy of what it writes
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is not None:
+        with suppress(OSError):  # a system built without them
+            memory.madvise(advice)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 @runtime_checkable

@@ -24,18 +24,17 @@ from paged_backends.runners.native.decoder import (
     Embedding,
     FeedForward,
     Head,
+    HeadOp,
     Layer,
+    Linear,
+    Norm,
+    SummedLinear,
     SummedTable,
     Table,
 )
 from paged_backends.runners.native.linear_maker import LinearMaker, MakeLinear
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
-from paged_backends.runners.native.share import (
-    DividedVocabulary,
-    SummedLinear,
-    check_output,
-    divided_inputs,
-)
+from paged_backends.runners.native.ops import Ops, frequencies, rounded
+from paged_backends.runners.native.share import DividedVocabulary, check_output, divided_inputs
 from paged_backends.runners.native.source import ModelSource
 
 
@@ -181,15 +180,19 @@ class Assembly:
             table = SummedTable(embedding.table, self._tokens, self._dtype, self._share.all_reduce)
             embedding = replace(embedding, table=table)
             vocabulary = DividedVocabulary(self._share, communicator, self._config.vocab_size)
+        config = self._config
+        ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         return Decoder(
-            config=self._config,
+            config=config,
             embedding=embedding,
             vocabulary=vocabulary,
             layers=layers,
             head=head,
             pick_best=self._ops.best,
             make_rotary=self._ops.rotary,
-            device=self._device,
+            frequencies={
+                rope: frequencies(rope, config.head_dim).to(self._device) for rope in ropes
+            },
         )
 
     @property

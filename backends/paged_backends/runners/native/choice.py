@@ -20,9 +20,8 @@ from paged_backends.kernels.cpu.compiler import NoSuchInstructions, find_compile
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_backends.runners.native.cpu_layers import KernelOps, fits
-from paged_backends.runners.native.decoder import Layer, Rotaries
-from paged_backends.runners.native.ops import Linear, Ops
-from paged_backends.runners.native.share import SummedLinear
+from paged_backends.runners.native.decoder import Layer, Linear, Rotaries, SummedLinear
+from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
 from paged_core.log import get_logger

@@ -6,26 +6,34 @@ microseconds each; the overhead of calling each of them from Python is of the sa
 Shapes as in :mod:`paged_backends.runners.native.ops`.
 """
 
-# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
+# ruff: noqa: N803 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from paged_backends.kernels.cpu import bindings
-from paged_backends.kernels.cpu.packed_weight import PANEL, Arena, PackedWeight
-from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.kernels.cpu.packed_weight import PackedWeight
+from paged_backends.kernels.cpu.tensor_kernels import Arena, Kernels
 from paged_backends.quantization.matrix import QuantizedMatrix
-from paged_backends.runners.native.config import Activation, DecoderConfig
-from paged_backends.runners.native.decoder import Layer, Rotaries
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, Rotary, RowOp, added
-from paged_backends.runners.native.share import Share, SummedLinear
+from paged_backends.runners.native.config import Activation, Rope
+from paged_backends.runners.native.decoder import (
+    HeadOp,
+    Linear,
+    Norm,
+    Rotaries,
+    Rotary,
+    RowOp,
+    added,
+)
+from paged_backends.runners.native.ops import Ops
+from paged_backends.runners.native.share import Share
 from paged_core.interfaces.attention import LayerAttention
 from paged_core.interfaces.runner import SupportsFusedLayers
 
@@ -157,9 +165,6 @@ def fits(dtype: torch.dtype, device: torch.device) -> bool:
 
 # ---------------------------------------------------------------------- all layers in one call
 
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2}
-_NORMS = {"rms": 0, "layer": 1}
-_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _ADDRESS = 8
 """Bytes that an address takes."""
 
@@ -183,55 +188,33 @@ class FusedLayers:
     """
 
     def __init__(
-        self, config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels, share: Share
+        self,
+        call: bindings.DecoderCall,
+        structs: Any,
+        weights: object,
+        ropes: Sequence[Rope],
+        dtype: torch.dtype,
+        kernels: Kernels,
+        share: Share,
     ) -> None:
         """
         Args:
-            layers: made by :class:`KernelOps`.
+            call: the kernel's argument, but for what a step sets.
+            structs: the layers that it points to.
+            weights: those that the layers point to, to be kept.
+            ropes: the rotary embeddings that they have, in the order of their numbers.
             share: what this rank holds: of ``output`` and ``down``, some of the columns.
-
-        Raises:
-            ValueError: the layers have different shapes or types, or the width of a gated
-                feed-forward is not a multiple of 32; call the kernels one by one instead.
         """
-        self._weights = [_packed_weights(layer) for layer in layers]  # kept: kernels get addresses
-        if config.gated and any(down.columns % PANEL for *_, down in self._weights):
-            raise ValueError(f"a width of the feed-forward is not a multiple of {PANEL}")
-        shapes = [
-            _shape(layer, weights) for layer, weights in zip(layers, self._weights, strict=True)
-        ]
-        if any(shape != shapes[0] for shape in shapes):
-            raise ValueError("all layers must have the same shapes and types")
-        ropes = [layer.rope for layer in config.layers]
-        self._ropes = list(dict.fromkeys(rope for rope in ropes if rope is not None))
-        first = layers[0].attention_norm
-        assert isinstance(first, KernelNorm)
-        self._dtype = first.weight.dtype
-        self._structs = (bindings.DecoderLayer * len(layers))(
-            *(
-                _struct(layer, weights, -1 if rope is None else self._ropes.index(rope))
-                for layer, weights, rope in zip(layers, self._weights, ropes, strict=True)
-            )
-        )
+        self._call, self._structs, self._weights = call, structs, weights
+        self._ropes, self._dtype = ropes, dtype
         self._kernels = kernels
-        self._memory = torch.empty(0, dtype=self._dtype)
+        self._memory = torch.empty(0, dtype=dtype)
         self._share = share
         self._lost: BaseException | None = None
         self._checked: Sequence[LayerAttention] | None = None
         self._attention: list[SupportsKernelCall] = []
-        self._call = bindings.DecoderCall(
-            layers=ctypes.addressof(self._structs),
-            num_layers=len(layers),
-            width=config.hidden_size,
-            activation=_ACTIVATIONS[config.activation],
-            gated=config.gated,
-            norm_kind=_NORMS[config.norm],
-            epsilon=config.norm_eps,
-            offset=config.norm_weight_offset,
-            type=_TYPES[self._dtype],
-        )
         if share.size > 1:
-            self._call.all_reduce = bindings.AllReduce(self._all_reduce)
+            call.all_reduce = bindings.AllReduce(self._all_reduce)
 
     def _all_reduce(self, numbers: int) -> None:
         """Sum over the ranks, in the middle of a call; what this raises cannot pass through it."""
@@ -278,76 +261,3 @@ class FusedLayers:
         if self._lost is not None:
             raise self._lost
         return True
-
-
-def fuse(
-    config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels, share: Share
-) -> FusedLayers | None:
-    """Return the layers as one call, or ``None`` if the kernels lack something that they need."""
-    if not config.norm_first or not config.norm_has_weights or config.activation == "gelu":
-        return None
-    try:
-        return FusedLayers(config, layers, kernels, share)
-    except ValueError:  # a shape that the kernels do not support
-        return None
-
-
-def _packed_weights(layer: Layer) -> list[PackedWeight]:
-    attention, mlp = layer.attention, layer.mlp
-    return [
-        _packed(linear)
-        for linear in (attention.query_key_value, attention.output, mlp.up, mlp.down)
-    ]
-
-
-def _packed(linear: Linear) -> PackedWeight:
-    if isinstance(linear, SummedLinear):
-        bias_O = linear.bias_O
-        return replace(_packed(linear.product), bias=None if bias_O is None else bias_O.float())
-    assert isinstance(linear, KernelLinear)
-    return linear.packed
-
-
-def _shape(layer: Layer, weights: Sequence[PackedWeight]) -> object:
-    """Return what all layers must have in common; each may quantise its weights in its own way."""
-    assert isinstance(layer.attention_norm, KernelNorm)
-    plain = {weight.data.dtype for weight in weights if weight.codes is None}
-    dtypes = plain | {layer.attention_norm.weight.dtype}
-    return dtypes, [(weight.width, weight.columns) for weight in weights]
-
-
-def _struct(layer: Layer, weights: Sequence[PackedWeight], rope: int) -> bindings.DecoderLayer:
-    """Return the addresses of a layer's weights; ``rope``: place of its tables, -1 for none."""
-    heads = layer.attention.heads
-    assert isinstance(heads, KernelHeadOp)
-    query_key_value, output, up, down = map(_matrix, weights)
-    return bindings.DecoderLayer(
-        attention_norm=_norm(layer.attention_norm),
-        attention_output_norm=_norm(layer.attention_output_norm),
-        mlp_norm=_norm(layer.mlp_norm),
-        mlp_output_norm=_norm(layer.mlp_output_norm),
-        query_norm=_vector(heads.query_norm),
-        key_norm=_vector(heads.key_norm),
-        query_key_value=query_key_value,
-        output=output,
-        up=up,
-        down=down,
-        rope=rope,
-    )
-
-
-def _matrix(weight: PackedWeight) -> bindings.Matrix:
-    codes = weight.codes or bindings.CodeFormat()
-    bias = _vector(weight.bias)
-    return bindings.Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns, codes)
-
-
-def _norm(norm: Norm | None) -> bindings.Norm:
-    if norm is None:
-        return bindings.Norm()
-    assert isinstance(norm, KernelNorm)
-    return bindings.Norm(_vector(norm.weight), _vector(norm.bias))
-
-
-def _vector(weight: Tensor | None) -> int | None:
-    return None if weight is None else weight.data_ptr()

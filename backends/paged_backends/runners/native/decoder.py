@@ -4,11 +4,12 @@ Shapes: T tokens in the batch, R rows that sample a token, E hidden size (of a t
 size), H query heads, K key/value heads, D head_dim, V vocabulary, P positions.
 """
 
-# ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
+# ruff: noqa: N802, N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -17,15 +18,6 @@ from torch.nn import functional
 
 from paged_backends.checkpoint.gguf.tensors import QuantizedTensor
 from paged_backends.runners.native.config import AttentionConfig, DecoderConfig, Rope
-from paged_backends.runners.native.ops import (
-    HeadOp,
-    Linear,
-    Norm,
-    Rotary,
-    RowOp,
-    frequencies,
-    soft_cap,
-)
 from paged_backends.runners.native.share import (
     AllReduce,
     DividedVocabulary,
@@ -36,6 +28,93 @@ from paged_backends.runners.native.share import (
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
+
+
+# ---------------------------------------------------------------------- parts of a layer
+
+RowOp = Callable[[Tensor], Tensor]
+"""Maps rows to rows, each by itself."""
+
+
+class Linear(Protocol):
+    """``rows @ weight.T + bias``, for rows [T, I]."""
+
+    def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+        """Return [T, O]; ``residual_TO``, if given, is added to in place and returned."""
+
+
+class Norm(Protocol):
+    """Norm of rows [T, E]."""
+
+    def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
+        """Return [T, E]; ``residual_TE``, if given, is added to in place and returned."""
+
+
+class HeadOp(Protocol):
+    """Prepares query and key heads for attention: norms, then the rotary embedding."""
+
+    def __call__(self, query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
+        """Apply it in place; ``rotary`` is ``None`` where the layer has none."""
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Cosines and sines of a batch's rotary embedding: of each pair's angle at each position."""
+
+    cos_TF: Tensor
+    """float32."""
+    sin_TF: Tensor
+
+    @classmethod
+    def at(cls, positions_T: Tensor, frequencies_F: Tensor) -> Rotary:
+        """Return the rotary embedding of tokens at these positions."""
+        angles_TF = positions_T.float()[:, None] * frequencies_F
+        return cls(angles_TF.cos(), angles_TF.sin())
+
+    @cached_property
+    def rows_T(self) -> Tensor:
+        """[T] int64: each token's row of the tables."""
+        return torch.arange(len(self.cos_TF), device=self.cos_TF.device)
+
+    def rotate(self, heads_THD: Tensor) -> None:
+        """Rotate all heads, in place."""
+        first, second = heads_THD.chunk(2, dim=-1)
+        cos, sin = self.cos_TF[:, None], self.sin_TF[:, None]
+        rotated = first * cos - second * sin
+        second.copy_(second * cos + first * sin)
+        first.copy_(rotated)
+
+
+def added(rows: Tensor, residual: Tensor | None) -> Tensor:
+    """Return ``rows``, or the residual, if there is one, to which they are added in place."""
+    return rows if residual is None else residual.add_(rows)
+
+
+def soft_cap(logits: Tensor, cap: float) -> Tensor:
+    """Return ``cap * tanh(logits / cap)``, computed in place."""
+    return logits.div_(cap).tanh_().mul_(cap)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SummedLinear:
+    """A linear layer whose inputs are divided among the ranks."""
+
+    product: Linear
+    """Product of this rank's inputs, without bias."""
+    bias_O: Tensor | None
+    all_reduce: AllReduce
+
+    def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+        """Add bias and residual to the sum, once; they are rounded together."""
+        sums_TO = self.product(rows_TI)
+        self.all_reduce(sums_TO)
+        if self.bias_O is None:
+            return added(sums_TO, residual_TO)
+        biased_TO = sums_TO.float() + self.bias_O.float()
+        return added(biased_TO, residual_TO).to(sums_TO.dtype)
+
+
+# ---------------------------------------------------------------------- embedding
 
 
 class Table(Protocol):
@@ -256,25 +335,22 @@ class Decoder:
     head: Head
     pick_best: Callable[[Tensor], tuple[Tensor, Tensor]]
     make_rotary: Callable[[Tensor, Tensor], Rotary]
-    device: torch.device
+    frequencies: Mapping[Rope, Tensor]
+    """Of each kind of rotary embedding that the layers have: the frequency of each pair."""
     run: Sequence[RunsLayer] = ()
     """Callables that compute the layers; in the beginning the layers themselves."""
     fused: FusedStack | None = None
     """Used instead of the layers, where it can be."""
     vocabulary: DividedVocabulary | None = None
     """``None``: the head scores all tokens."""
-    _frequencies: Mapping[Rope, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         self.run = self.layers
-        ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}
-        width = self.config.head_dim
-        self._frequencies = {rope: frequencies(rope, width).to(self.device) for rope in ropes}
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Return the output of the last layer, [T, E]."""
         rotaries: dict[Rope | None, Rotary | None] = {None: None}
-        for rope, frequencies_F in self._frequencies.items():
+        for rope, frequencies_F in self.frequencies.items():
             rotaries[rope] = self.make_rotary(positions_T, frequencies_F)
         hidden_TE = self.embedding(tokens_T, positions_T)
         if self.fused is not None and self.fused.run(hidden_TE, rotaries, attend):

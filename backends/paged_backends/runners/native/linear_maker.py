@@ -16,9 +16,15 @@ from torch.nn import functional
 from paged_backends.checkpoint.tensor_files import WHOLE, Part
 from paged_backends.quantization.matrix import QuantizedMatrix, Rows, stacked
 from paged_backends.quantization.weight_format import Shape
-from paged_backends.runners.native.decoder import Embedding, Head, Layer
-from paged_backends.runners.native.ops import Linear, Ops, added
-from paged_backends.runners.native.share import SummedLinear
+from paged_backends.runners.native.decoder import (
+    Embedding,
+    Head,
+    Layer,
+    Linear,
+    SummedLinear,
+    added,
+)
+from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.source import ModelSource
 
 SCALE_BYTES = 2

@@ -8,14 +8,12 @@ Shapes: T tokens, I inputs, O outputs, E hidden size, H query heads, K key/value
 F rotated pairs of a head: half of D, R rows that sample a token, V vocabulary.
 """
 
-# ruff: noqa: N802, N803, N806, N815 - the shape of an array is the upper-case end of its name
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from math import pi
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +22,7 @@ from torch.nn import functional
 from paged_backends.kernels.cpu import ProductsName
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.config import Activation, Rope
+from paged_backends.runners.native.decoder import HeadOp, Linear, Norm, Rotary, RowOp, added
 
 if TYPE_CHECKING:
     from paged_backends.kernels.cpu.tensor_kernels import Kernels
@@ -51,62 +50,10 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
     return (1 - blend_F) * base_F / rope.factor + blend_F * base_F
 
 
-@dataclass(frozen=True)
-class Rotary:
-    """Cosines and sines of a batch's rotary embedding: of each pair's angle at each position."""
-
-    cos_TF: Tensor
-    """float32."""
-    sin_TF: Tensor
-
-    @classmethod
-    def at(cls, positions_T: Tensor, frequencies_F: Tensor) -> Self:
-        """Return the rotary embedding of tokens at these positions."""
-        angles_TF = positions_T.float()[:, None] * frequencies_F
-        return cls(angles_TF.cos(), angles_TF.sin())
-
-    @cached_property
-    def rows_T(self) -> Tensor:
-        """[T] int64: each token's row of the tables."""
-        return torch.arange(len(self.cos_TF), device=self.cos_TF.device)
-
-    def rotate(self, heads_THD: Tensor) -> None:
-        """Rotate all heads, in place."""
-        first, second = heads_THD.chunk(2, dim=-1)
-        cos, sin = self.cos_TF[:, None], self.sin_TF[:, None]
-        rotated = first * cos - second * sin
-        second.copy_(second * cos + first * sin)
-        first.copy_(rotated)
-
-
 # ---------------------------------------------------------------------- operations
 
 _DEQUANTIZED = 1 << 20
 """Weights that are in float32 at a time: they stay in a processor's cache."""
-
-RowOp = Callable[[Tensor], Tensor]
-"""Maps rows to rows, each by itself."""
-
-
-class Linear(Protocol):
-    """``rows @ weight.T + bias``, for rows [T, I]."""
-
-    def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-        """Return [T, O]; ``residual_TO``, if given, is added to in place and returned."""
-
-
-class Norm(Protocol):
-    """Norm of rows [T, E]."""
-
-    def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
-        """Return [T, E]; ``residual_TE``, if given, is added to in place and returned."""
-
-
-class HeadOp(Protocol):
-    """Prepares query and key heads for attention: norms, then the rotary embedding."""
-
-    def __call__(self, query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
-        """Apply it in place; ``rotary`` is ``None`` where the layer has none."""
 
 
 class Ops:
@@ -121,6 +68,8 @@ class Ops:
     """Operations keep no reference to the weights that they are made from."""
     quantized_products: ProductsName | None = None
     """Name of the products with quantised weights; ``None``: they are of floats."""
+    rotary: Callable[[Tensor, Tensor], Rotary] = Rotary.at
+    """Returns the rotary embedding of a batch, by its positions and the frequencies of pairs."""
 
     def __init__(self, *, computes_quantized: bool = True) -> None:
         """
@@ -209,10 +158,6 @@ class Ops:
         logits_R, best_R = logits_RV.max(dim=-1)
         return best_R, logits_R
 
-    def rotary(self, positions_T: Tensor, frequencies_F: Tensor) -> Rotary:
-        """Return the rotary embedding of a batch, which its layers share."""
-        return Rotary.at(positions_T, frequencies_F)
-
     def layer_norm(
         self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
     ) -> Norm:
@@ -241,16 +186,6 @@ _ACTIVATIONS: dict[Activation, RowOp] = {
     "gelu_tanh": _gelu_tanh,
     "relu": functional.relu,
 }
-
-
-def added(rows: Tensor, residual: Tensor | None) -> Tensor:
-    """Return ``rows``, or the residual, if there is one, to which they are added in place."""
-    return rows if residual is None else residual.add_(rows)
-
-
-def soft_cap(logits: Tensor, cap: float) -> Tensor:
-    """Return ``cap * tanh(logits / cap)``, computed in place."""
-    return logits.div_(cap).tanh_().mul_(cap)
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:

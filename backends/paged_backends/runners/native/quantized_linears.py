@@ -18,7 +18,7 @@ from paged_backends.quantization.matrix import QuantizedMatrix, shape_of
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
-from paged_backends.runners.native.decoder import Decoder, Head, Layer
+from paged_backends.runners.native.decoder import Decoder, Head, Layer, Linear
 from paged_backends.runners.native.linear_maker import (
     StoredLinear,
     converted_embedding,
@@ -26,7 +26,7 @@ from paged_backends.runners.native.linear_maker import (
     converted_layer,
     stored_linears,
 )
-from paged_backends.runners.native.ops import Linear, Ops
+from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError

@@ -11,8 +11,8 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.choice import choose_ops, compile_layers
-from paged_backends.runners.native.cpu_layers import fuse
 from paged_backends.runners.native.decoder import Decoder, RunsLayers
+from paged_backends.runners.native.fusion import fuse
 from paged_backends.runners.native.linear_maker import SCALE_BYTES
 from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.quantized_linears import check_quantization, quantized_decoder

@@ -8,7 +8,7 @@ Shapes: T tokens in the batch, I inputs, O outputs, V tokens of the vocabulary, 
 R rows that sample a token, N ranks, K tokens of each row, the best first.
 """
 
-# ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from paged_backends.runners.native.config import DecoderConfig
-from paged_backends.runners.native.ops import Linear, added
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.communicator import Communicator
 
@@ -164,28 +163,6 @@ def divided_inputs(share: Share, count: int, unit: int, name: str) -> slice:
             f"{groups} ranks at most, or weights in smaller groups"
         )
     return share.units(count, unit)
-
-
-# ---------------------------------------------------------------------- sums over the ranks
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SummedLinear:
-    """A linear layer whose inputs are divided among the ranks."""
-
-    product: Linear
-    """Product of this rank's inputs, without bias."""
-    bias_O: Tensor | None
-    all_reduce: AllReduce
-
-    def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-        """Add bias and residual to the sum, once; they are rounded together."""
-        sums_TO = self.product(rows_TI)
-        self.all_reduce(sums_TO)
-        if self.bias_O is None:
-            return added(sums_TO, residual_TO)
-        biased_TO = sums_TO.float() + self.bias_O.float()
-        return added(biased_TO, residual_TO).to(sums_TO.dtype)
 
 
 # ---------------------------------------------------------------------- the vocabulary

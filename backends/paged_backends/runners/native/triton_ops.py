@@ -26,8 +26,18 @@ from paged_backends.kernels.triton.layer_ops import (
 )
 from paged_backends.kernels.triton.sampling import best_tokens
 from paged_backends.runners.native.config import Activation
-from paged_backends.runners.native.decoder import Layer, Rotaries, RunsLayer
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, Rotary, RowOp, added
+from paged_backends.runners.native.decoder import (
+    HeadOp,
+    Layer,
+    Linear,
+    Norm,
+    Rotaries,
+    Rotary,
+    RowOp,
+    RunsLayer,
+    added,
+)
+from paged_backends.runners.native.ops import Ops
 from paged_core.interfaces.attention import (
     HeadPreparation,
     LayerAttention,

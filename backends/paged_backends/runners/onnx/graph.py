@@ -21,8 +21,9 @@ from torch import Tensor
 from paged_backends.checkpoint.tensor_files import own_pages
 from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs, shape_of
 from paged_backends.runners.native.config import Activation
+from paged_backends.runners.native.decoder import Linear, Norm, RowOp, added
 from paged_backends.runners.native.linear_maker import StoredLinear
-from paged_backends.runners.native.ops import Linear, Norm, Ops, RowOp, added
+from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
 from paged_backends.runners.onnx.sessions import (
     CONTRIB,

@@ -17,14 +17,22 @@ from torch import Tensor
 from paged_backends.runners.loaded_runner import check_whole
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.config import Rope
-from paged_backends.runners.native.decoder import DenseTable, Embedding, Head, Layer
+from paged_backends.runners.native.decoder import (
+    DenseTable,
+    Embedding,
+    Head,
+    Layer,
+    Linear,
+    Rotary,
+    soft_cap,
+)
 from paged_backends.runners.native.linear_maker import (
     StoredLinear,
     converted_embedding,
     converted_head,
     converted_layer,
 )
-from paged_backends.runners.native.ops import Linear, Ops, Rotary, frequencies, soft_cap
+from paged_backends.runners.native.ops import Ops, frequencies
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
 from paged_backends.runners.native.source import DescribedRunner, ModelSource
 from paged_backends.runners.onnx.graph import Graph, GraphLinears, GraphOps, SymbolRotary

@@ -9,9 +9,9 @@ from uuid import uuid4
 import msgspec
 
 from paged_core.sampling_params import SamplingParams
+from paged_core.text.front_end import Prompt
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import TokenTexts
-from paged_core.text.prompts import Prompt
 from paged_plugins.server.answer import generations
 from paged_plugins.server.errors import refused
 from paged_plugins.server.http.endpoint import check_depth

@@ -1,11 +1,11 @@
-"""Steps of a loaded model: run at once, or launched on a device and collected later.
+"""Steps launched on a device and collected later, and what samples their tokens there.
 
-The sequences of a step that is run at once advance when all of it is done, so a step that raises
-leaves them as they were for the next one. The tokens that a launched step samples stay on the
-device for the next one, and follow to the host in one small copy. A step of which a request needs
-the host to choose its token, or to know all tokens, runs alone, once the steps before it are done.
+The tokens that a launched step samples stay on the device for the next one, and follow to the host
+in one small copy. A step of which a request needs the host to choose its token, or to know all
+tokens, runs alone, once the steps before it are done.
 
-Shapes: T tokens of S sequences in the batch, R rows of logits.
+Shapes: T tokens of S sequences in the batch, R rows of logits, V vocabulary, C rows of
+:class:`SequenceRows`.
 """
 
 # ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
@@ -13,102 +13,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backends.executors.accelerator import Event, ModelTimer
+from paged_backends.executors.accelerator import Event
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.decode_graphs import DecodeGraphs
-from paged_backends.executors.paged_cache import LoadedModel
-from paged_backends.executors.step_sampler import DeviceSample, DeviceSampler, StepSampler
-from paged_core.interfaces.attention import AttentionBatch
+from paged_backends.executors.device_sampler import DeviceSample, DeviceSampler
+from paged_backends.executors.host_device import ModelTimer
+from paged_backends.executors.host_steps import HostSteps, LoadedModel
 from paged_core.step import StepInput, StepResult
-
-
-class HostSteps:
-    """Runs one step at a time."""
-
-    def __init__(self, model: LoadedModel, sampler: StepSampler) -> None:
-        self._model = model
-        self._sampler = sampler
-
-    def submit(self, step: StepInput) -> StepResult:
-        """Run the whole step; the handle is its result."""
-        started = perf_counter()
-        self._model.apply(step)
-        return self.run(self._model.batches.make(step), started)
-
-    def collect(self, handle: StepResult) -> StepResult:
-        """Return what :meth:`submit` computed."""
-        return handle
-
-    def run(self, batch: Batch | None, started: float) -> StepResult:
-        """Run a step that was applied; all tokens of its sequences are known.
-
-        Args:
-            batch: its work; ``None``: there is none but what was applied.
-            started: the time when it was begun to be applied.
-        """
-        accelerator = self._model.accelerator
-        if batch is None:
-            return StepResult(seconds={"prepare": perf_counter() - started})
-        tokens_T, positions_T = map(accelerator.upload, (batch.tokens_T, batch.positions_T))
-        attention = batch.attention(accelerator.upload)
-        prepared = perf_counter()
-        results: list[StepResult] = []
-
-        def work() -> None:
-            results.append(self._compute(batch, tokens_T, positions_T, attention))
-
-        accelerator.compute.launch(work)
-        accelerator.compute.record().wait()
-        (result,) = results
-        model = result.seconds["model"]
-        seconds = {
-            "prepare": prepared - started,
-            "model": model,
-            "sample": perf_counter() - prepared - model,
-        }
-        return replace(result, seconds=seconds)
-
-    def _compute(
-        self, batch: Batch, tokens_T: Tensor, positions_T: Tensor, attention: AttentionBatch
-    ) -> StepResult:
-        masks = self._sampler.begin_masks(batch)  # filled while the model runs
-        try:
-            timer = ModelTimer(self._model.accelerator.device)
-            hidden = self._model.forward(tokens_T, positions_T, attention)
-            timer.stop()
-        finally:
-            if masks is not None:
-                masks.join()
-        return replace(self._sample(batch, hidden), seconds={"model": timer.seconds()})
-
-    def _sample(self, batch: Batch, hidden: Tensor) -> StepResult:
-        """Sample for the batch, and only then advance its sequences."""
-        sampler = self._sampler
-        sampled = sampler.sample_best(batch, hidden)
-        if sampled is None:
-            sampled = sampler.sample_top(batch, hidden)
-        if sampled is not None:
-            result = StepResult(failed=sampled.failed)
-        else:
-            prompt_logprobs = sampler.prompt_logprobs(batch, hidden)
-            candidates = sampler.rank(batch, hidden)
-            sampled = sampler.sample(batch, hidden)
-            result = StepResult(
-                logprobs=sampled.logprobs,
-                prompt_logprobs=prompt_logprobs,
-                candidates=candidates.logprobs,
-                failed=candidates.failed | sampled.failed,
-            )
-        self._model.rows.advance(batch, sampled.places_R, sampled.token_ids, sampled.failed)
-        ids = [batch.sequences[place].id for place in sampled.places_R.tolist()]
-        return replace(result, sequence_ids=ids, token_ids=sampled.token_ids)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,41 +1,159 @@
-"""Samplers of a step: from its hidden states to its tokens, log-probabilities and candidates.
+"""A loaded model, and its steps run at once: apply the changes, make a batch, compute, sample.
 
-One works on the host, for all that a request may ask for; the other on the device, where the next
-step finds the tokens.
+The sequences of a step advance when all of it is done, so a step that raises leaves them as they
+were for the next one.
 
-Shapes: T tokens of S sequences in the batch, R rows of logits, V vocabulary, C rows of
-:class:`SequenceRows`.
+Shapes: T tokens of S sequences in the batch, R rows of logits.
 """
 
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from threading import Thread
+from time import perf_counter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backends.executors.accelerator import Accelerator, PinnedBuffers
-from paged_backends.executors.batch import Batch
-from paged_backends.executors.sequence_rows import SequenceRows
+from paged_backends.attention.step import StepAttention
+from paged_backends.executors.accelerator import Accelerator
+from paged_backends.executors.batch import Batch, BatchMaker, SequenceRows
+from paged_backends.executors.host_device import ModelTimer
+from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.shared_sampling import SharedSampler
 from paged_backends.grammar.masks import GrammarMasks
 from paged_backends.sampling import Sampler
-from paged_backends.sampling.device_sampling import DeviceParams, device_sample
-from paged_backends.sampling.random_sampling import best_token
-from paged_backends.sampling.row import MAX_TEMPERATURE, uniform_at
-from paged_backends.sampling.sampler import unfit_rows
+from paged_core.errors import blame
 from paged_core.ids import SeqId
-from paged_core.interfaces.communicator import Communicator
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsTopLogits
+from paged_core.step import StepInput, StepResult
 
 _MAX_LOGITS = 1 << 25
 """Logits of a prompt held at once where its log-probabilities are asked for: 128 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """Model, cache and sequences between start and close."""
+
+    accelerator: Accelerator
+    runner: Runner
+    backend: AttentionBackend
+    cache: PagedCache
+    layers: list[LayerAttention]
+    rows: SequenceRows
+    batches: BatchMaker
+
+    def apply(self, step: StepInput) -> None:
+        """Apply what changed since the last step, in the order that :class:`StepInput` says."""
+        rows, cache = self.rows, self.cache
+        rows.remove(step.removed)
+        if step.swap_out_sources:
+            cache.swap_out(step.swap_out_sources, step.swap_out_targets)
+        if step.swap_in_sources:
+            cache.swap_in(step.swap_in_sources, step.swap_in_targets)
+        if step.copy_sources:
+            cache.copy(step.copy_sources, step.copy_targets)
+        for new in step.added:
+            rows.add(new)
+        rows.edit(step.edit_ids, step.edit_indices, step.edit_blocks)
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: AttentionBatch) -> Tensor:
+        """Return hidden states [T, hidden]."""
+        attend = StepAttention(self.layers, self.backend.plan(attention))
+        try:
+            return self.runner.forward(tokens_T, positions_T, attend)
+        except Exception as error:
+            blame(error, "runner", self.runner)
+            raise
+
+
+class HostSteps:
+    """Runs one step at a time."""
+
+    def __init__(self, model: LoadedModel, sampler: StepSampler) -> None:
+        self._model = model
+        self._sampler = sampler
+
+    def submit(self, step: StepInput) -> StepResult:
+        """Run the whole step; the handle is its result."""
+        started = perf_counter()
+        self._model.apply(step)
+        return self.run(self._model.batches.make(step), started)
+
+    def collect(self, handle: StepResult) -> StepResult:
+        """Return what :meth:`submit` computed."""
+        return handle
+
+    def run(self, batch: Batch | None, started: float) -> StepResult:
+        """Run a step that was applied; all tokens of its sequences are known.
+
+        Args:
+            batch: its work; ``None``: there is none but what was applied.
+            started: the time when it was begun to be applied.
+        """
+        accelerator = self._model.accelerator
+        if batch is None:
+            return StepResult(seconds={"prepare": perf_counter() - started})
+        tokens_T, positions_T = map(accelerator.upload, (batch.tokens_T, batch.positions_T))
+        attention = batch.attention(accelerator.upload)
+        prepared = perf_counter()
+        results: list[StepResult] = []
+
+        def work() -> None:
+            results.append(self._compute(batch, tokens_T, positions_T, attention))
+
+        accelerator.compute.launch(work)
+        accelerator.compute.record().wait()
+        (result,) = results
+        model = result.seconds["model"]
+        seconds = {
+            "prepare": prepared - started,
+            "model": model,
+            "sample": perf_counter() - prepared - model,
+        }
+        return replace(result, seconds=seconds)
+
+    def _compute(
+        self, batch: Batch, tokens_T: Tensor, positions_T: Tensor, attention: AttentionBatch
+    ) -> StepResult:
+        masks = self._sampler.begin_masks(batch)  # filled while the model runs
+        try:
+            timer = ModelTimer(self._model.accelerator.device)
+            hidden = self._model.forward(tokens_T, positions_T, attention)
+            timer.stop()
+        finally:
+            if masks is not None:
+                masks.join()
+        return replace(self._sample(batch, hidden), seconds={"model": timer.seconds()})
+
+    def _sample(self, batch: Batch, hidden: Tensor) -> StepResult:
+        """Sample for the batch, and only then advance its sequences."""
+        sampler = self._sampler
+        sampled = sampler.sample_best(batch, hidden)
+        if sampled is None:
+            sampled = sampler.sample_top(batch, hidden)
+        if sampled is not None:
+            result = StepResult(failed=sampled.failed)
+        else:
+            prompt_logprobs = sampler.prompt_logprobs(batch, hidden)
+            candidates = sampler.rank(batch, hidden)
+            sampled = sampler.sample(batch, hidden)
+            result = StepResult(
+                logprobs=sampled.logprobs,
+                prompt_logprobs=prompt_logprobs,
+                candidates=candidates.logprobs,
+                failed=candidates.failed | sampled.failed,
+            )
+        self._model.rows.advance(batch, sampled.places_R, sampled.token_ids, sampled.failed)
+        ids = [batch.sequences[place].id for place in sampled.places_R.tolist()]
+        return replace(result, sequence_ids=ids, token_ids=sampled.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +206,8 @@ class StepSampler:
         if self._masks is None:
             return None
         guided_S = self._rows.guided_C[batch.rows_S] & batch.complete_S
+        if not guided_S.any():
+            return None
         sequences = [batch.sequences[place] for place in np.flatnonzero(guided_S).tolist()]
         return self._masks.begin(
             [one.sampling.grammar for one in sequences if one.sampling.grammar is not None]
@@ -222,154 +342,4 @@ def _without_failed(sampled: Sampled, batch: Batch, failed: dict[int, str]) -> S
         token_ids=[sampled.token_ids[row] for row in kept],
         logprobs=[logprobs[row] for row in kept] if logprobs is not None else None,
         failed=reasons,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSample:
-    """The tokens that a step samples for the sequences at ``places_R`` of its batch."""
-
-    finish: Callable[[Tensor], None]
-    """Samples from hidden states [R, hidden] and queues the copy to the host; to be launched. Of a
-    step that has taken its best tokens it takes what :meth:`DeviceSampler.take_best` returned."""
-    places_R: NDArray[np.int64]
-    results_2R: Tensor
-    """[2, R] int32 on the host: tokens, and the bits of their rows' greatest logits."""
-    buffer: Tensor
-    """The pinned memory that these are in."""
-
-
-class DeviceSampler:
-    """Samples for sequences in rows below ``num_rows``."""
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        runner: Runner,
-        rows: SequenceRows,
-        *,
-        num_rows: int,
-        seed: int,
-        communicator: Communicator | None = None,
-    ) -> None:
-        self._accelerator = accelerator
-        self._communicator = communicator
-        self._runner = runner
-        self._rows = rows
-        self._seed = seed
-        self.no_target = num_rows
-        """The row that gets tokens which are not wanted."""
-        self.newest_C = torch.zeros(num_rows + 1, dtype=torch.int64, device=accelerator.device)
-        """The token that was sampled last for each row."""
-        self._results = PinnedBuffers(accelerator, 2 * num_rows, torch.int32)
-
-    def known(self, tokens_B: Tensor, sources_B: Tensor) -> Tensor:
-        """Return ``tokens_B``, or the newest token of row ``sources_B`` where that is not < 0."""
-        newest_B = self.newest_C.index_select(0, sources_B.clamp_min(0))
-        return torch.where(sources_B < 0, tokens_B, newest_B)
-
-    def is_greedy(self, batch: Batch) -> bool:
-        """Return True if every sequence asks for its best token and nothing else."""
-        return bool(self._rows.plain_C[batch.rows_S].all())
-
-    def take_best(self, hidden_RH: Tensor, targets_R: Tensor) -> Tensor:
-        """Sample the best token of each row for the sequences in rows ``targets_R``; return tokens
-        and the bits of their logits [2, R] int32. It may be captured in a graph."""
-        runner = self._runner
-        if isinstance(runner, SupportsBestTokens):
-            tokens_R, peaks_R = runner.best_tokens(hidden_RH)
-        else:
-            logits_RV = runner.logits(hidden_RH)
-            tokens_R = best_token(logits_RV)
-            peaks_R = logits_RV.gather(1, tokens_R[:, None])[:, 0]
-        return self._keep(tokens_R, peaks_R.float(), targets_R)
-
-    def prepare(
-        self,
-        batch: Batch,
-        places_R: NDArray[np.int64],
-        targets_R: Tensor,
-        *,
-        num_taken: int | None = None,
-    ) -> DeviceSample:
-        """Prepare to sample for these sequences of a step whose model is launched already.
-
-        Args:
-            targets_R: their rows; ``no_target`` for tokens that are not wanted.
-            num_taken: rows of which the step takes the best tokens itself, as many or more.
-        """
-        params_5R = None if num_taken is not None else self._params(batch, places_R)
-        num_rows = len(places_R) if num_taken is None else num_taken
-        buffer = self._results.take()
-        results_2R = buffer[: 2 * num_rows].view(2, -1)
-
-        def finish(made: Tensor) -> None:
-            if num_taken is not None:
-                made_2R = made
-            elif params_5R is None:
-                made_2R = self.take_best(made, targets_R)
-            else:
-                sampled = device_sample(self._runner.logits(made), _device_params(params_5R))
-                if self._communicator is not None:  # sums may be rounded in another order there
-                    self._communicator.broadcast(sampled.tokens_R)
-                made_2R = self._keep(sampled.tokens_R, sampled.peaks_R, targets_R)
-            results_2R.copy_(made_2R, non_blocking=True)
-
-        return DeviceSample(finish, places_R, results_2R[:, : len(places_R)], buffer)
-
-    def _keep(self, tokens_R: Tensor, peaks_R: Tensor, targets_R: Tensor) -> Tensor:
-        self.newest_C.index_copy_(0, targets_R, tokens_R)
-        return torch.stack((tokens_R.int(), peaks_R.view(torch.int32)))
-
-    def read(self, sample: DeviceSample, batch: Batch) -> tuple[list[int], dict[SeqId, str]]:
-        """Return what was sampled for the complete sequences of the batch, in order, and why some
-        of them failed; the device is done with ``sample``."""
-        tokens_R, bits_R = sample.results_2R
-        failed = {
-            batch.sequences[int(sample.places_R[row])].id: reason
-            for row, reason in unfit_rows(bits_R.view(torch.float32)).items()
-        }
-        token_ids: list[int] = tokens_R.tolist()
-        wanted_R = batch.complete_S[sample.places_R]
-        if not wanted_R.all():
-            token_ids = [token_ids[row] for row in np.flatnonzero(wanted_R).tolist()]
-            incomplete = {batch.sequences[n].id for n in np.flatnonzero(~batch.complete_S).tolist()}
-            failed = {seq_id: why for seq_id, why in failed.items() if seq_id not in incomplete}
-        return token_ids, failed
-
-    def give_back(self, sample: DeviceSample) -> None:
-        """Let another step have the pinned memory of ``sample``."""
-        self._results.give_back(sample.buffer)
-
-    def _params(self, batch: Batch, places_R: NDArray[np.int64]) -> Tensor | None:
-        """Return [5, R] float64 in the order of :class:`DeviceParams`; ``None``: all greedy."""
-        if self._rows.plain_C[batch.rows_S[places_R]].all():
-            return None
-        numbers = []
-        for place in places_R.tolist():
-            row = batch.sequences[place].sampling
-            if not row.sampled:
-                numbers.append((0.0, 0.0, 0.0, 1.0, 0.0))
-                continue
-            asked, position = row.sampling, int(self._rows.num_tokens_C[batch.rows_S[place]])
-            numbers.append(
-                (
-                    min(asked.temperature, MAX_TEMPERATURE),
-                    asked.min_p,
-                    float(asked.top_k),
-                    asked.top_p,
-                    uniform_at(row, position, self._seed),
-                )
-            )
-        return self._accelerator.upload(np.ascontiguousarray(np.array(numbers).T))
-
-
-def _device_params(params_5R: Tensor) -> DeviceParams:
-    temperature, min_p, top_k, top_p, uniform = params_5R.unbind(0)
-    return DeviceParams(
-        temperature=temperature.float(),
-        min_p=min_p.float(),
-        top_k=top_k.int(),
-        top_p=top_p.float(),
-        uniform=uniform,
     )

@@ -1,0 +1,208 @@
+"""Tokenizers of checkpoints, loaded.
+
+A ``tokenizer.json`` is read by the ``tokenizers`` library, and nothing heavier is imported; only
+checkpoints in older formats are loaded by ``transformers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.processors import TemplateProcessing
+
+from paged_backends.checkpoint.folder import resolve_checkpoint
+from paged_backends.checkpoint.json_file import damaged, one_line, read_json_object
+from paged_backends.text.chat_template import ChatTemplate
+from paged_backends.text.fast_tokenizer import load_fast
+from paged_backends.text.gguf_tokenizer import GgufTokenizer
+from paged_backends.text.tokenizer import (
+    BYTES,
+    CheckpointTokenizer,
+    FastCodec,
+    TokenBytes,
+    cannot_decode,
+    cannot_encode,
+    library_errors,
+)
+from paged_core.errors import CheckpointError
+
+_OTHER_FORMATS = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "*.tiktoken",
+)
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> CheckpointTokenizer | None:
+    """Return the tokenizer of ``model`` (``demo``, a folder, a hub id), or ``None``: it has none.
+
+    Args:
+        trust_remote_code: run the checkpoint's own tokenizer code, if it has any.
+
+    Raises:
+        CheckpointError: there is no such model, or its tokenizer cannot be read.
+    """
+    folder = resolve_checkpoint(model, trust_remote_code=trust_remote_code)
+    if folder.is_file():
+        return _from_gguf(folder)
+    config = _read(folder / "tokenizer_config.json")
+    listed = config.get("auto_map")
+    own_code = trust_remote_code and isinstance(listed, Mapping) and "AutoTokenizer" in listed
+    path = folder / "tokenizer.json"
+    if path.exists() and not own_code:
+        return _from_tokenizers(folder, load_fast(path), config)
+    others = (path for pattern in _OTHER_FORMATS for path in folder.glob(pattern))
+    if own_code or any(path.is_file() for path in others):
+        return _from_transformers(folder, config, trust_remote_code)
+    return None
+
+
+def _from_gguf(path: Path) -> CheckpointTokenizer | None:
+    """Return the tokenizer of a GGUF file; a ``tokenizer.json`` beside it takes precedence."""
+    from paged_backends.checkpoint.gguf.reader import read_header  # imports the package ``gguf``
+
+    stored, beside = GgufTokenizer(read_header(path)), path.parent / "tokenizer.json"
+    if beside.exists():
+        config = {**stored.templates(), **_read(path.parent / "tokenizer_config.json")}
+        return _from_tokenizers(path.parent, load_fast(beside), config)
+    if stored.kind in ("none", "no_vocab"):
+        return None
+    return _from_tokenizers(path.parent, stored.fast(), stored.config())
+
+
+def _from_tokenizers(
+    folder: Path, fast: FastTokenizer, config: Mapping[str, Any]
+) -> CheckpointTokenizer:
+    named = _named_tokens(folder, config)
+    fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
+    fast.no_padding()
+    with library_errors(lambda reason: _contradictory(folder, reason)):
+        _add_tokens(fast, named, config)
+        if config.keys() & {"add_bos_token", "add_eos_token"}:
+            _surround(fast, named, config)
+    added = fast.get_added_tokens_decoder()
+
+    codec = FastCodec(fast)
+    return CheckpointTokenizer(
+        codec.encode,
+        codec.decode,
+        special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+        byte_ids=_byte_ids(fast.token_to_id),
+        template=ChatTemplate.find(folder, config, named),
+        vocab_size=fast.get_vocab_size(),
+        is_known=lambda token_id: fast.id_to_token(token_id) is not None,
+        token_bytes=TokenBytes(fast.id_to_token) if isinstance(fast.decoder, ByteLevel) else None,
+        id_to_token=fast.id_to_token,
+    )
+
+
+def _add_tokens(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """Add the tokens that only ``tokenizer_config.json`` knows, in the order of their ids."""
+    known = {token.content for token in fast.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if entry["content"] not in known:
+            options = {
+                key: bool(entry[key])
+                for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
+                if key in entry
+            }
+            fast.add_tokens([AddedToken(entry["content"], **options)])
+            known.add(entry["content"])
+    older, newer = config.get("additional_special_tokens"), config.get("extra_special_tokens")
+    extra = [*(older or ()), *(newer.values() if isinstance(newer, Mapping) else newer or ())]
+    for content in [*named.values(), *map(_content, extra)]:
+        if content is not None and content not in known:
+            fast.add_special_tokens([AddedToken(content, special=True)])
+
+
+def _surround(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """Put the tokens around a prompt that ``tokenizer_config.json`` asks for explicitly."""
+    bos = named.get("bos_token") if config.get("add_bos_token") else None
+    eos = named.get("eos_token") if config.get("add_eos_token") else None
+    single = " ".join(part for part in (bos, "$A", eos) if part)
+    around = [(token, fast.token_to_id(token)) for token in (bos, eos) if token]
+    fast.post_processor = TemplateProcessing(single=single, special_tokens=around)
+
+
+def _byte_ids(token_to_id: Callable[[str], int | None]) -> frozenset[int]:
+    ids = [token_to_id(token) for token in BYTES]
+    known = frozenset(token_id for token_id in ids if token_id is not None)
+    return known if len(known) == len(BYTES) else frozenset()
+
+
+def _from_transformers(
+    folder: Path, config: Mapping[str, Any], trust_remote_code: bool
+) -> CheckpointTokenizer:
+    """Let transformers build a tokenizer from an older format, or from the checkpoint's code."""
+    from transformers import AutoTokenizer
+
+    try:
+        slow = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except Exception as error:  # each class of tokenizers has its own checks
+        raise CheckpointError(
+            f"the tokenizer in {folder} cannot be loaded ({one_line(error)}); save it as "
+            "tokenizer.json with a version of transformers that knows it, or set `tokenizer` to "
+            "another model's"
+        ) from error
+
+    def encode_text(text: str, add_special_tokens: bool) -> list[int]:
+        with library_errors(cannot_encode):
+            return list(slow.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode_ids(token_ids: Sequence[int]) -> str:
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        with library_errors(cannot_decode):
+            return str(slow.decode(token_ids, **options))
+
+    vocab = slow.get_vocab()
+    return CheckpointTokenizer(
+        encode_text,
+        decode_ids,
+        special_ids=frozenset(slow.all_special_ids),
+        byte_ids=_byte_ids(vocab.get),
+        template=ChatTemplate.find(folder, config, _named_tokens(folder, config)),
+        vocab_size=len(slow),
+        id_to_token=slow.convert_ids_to_tokens,
+    )
+
+
+def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``bos_token`` and the like, from ``tokenizer_config.json`` or an older file."""
+    older = _read(folder / "special_tokens_map.json")
+    named = {}
+    for kind in _NAMED:
+        name = f"{kind}_token"
+        content = _content(config[name] if name in config else older.get(name))
+        if content:
+            named[name] = content
+    return named
+
+
+def _content(token: Any) -> str | None:
+    """Return the text of a token given as such or as a dictionary."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    return read_json_object(path) if path.exists() else {}
+
+
+def _contradictory(folder: Path, reason: str) -> CheckpointError:
+    return damaged(
+        f"{folder / 'tokenizer_config.json'} and tokenizer.json do not belong together ({reason})"
+    )
