@@ -336,7 +336,7 @@ class Decoder:
     pick_best: Callable[[Tensor], tuple[Tensor, Tensor]]
     make_rotary: Callable[[Tensor, Tensor], Rotary]
     frequencies: Mapping[Rope, Tensor]
-    """Of each kind of rotary embedding that the layers have: the frequency of each pair."""
+    """Frequency of each pair, by kind of rotary embedding that the layers have."""
     run: Sequence[RunsLayer] = ()
     """Callables that compute the layers; in the beginning the layers themselves."""
     fused: FusedStack | None = None
