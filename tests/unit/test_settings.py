@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paged_core import plugin
 from paged_core.errors import PluginError, SettingsError
-from paged_core.plugins.component import AutoSettings, Component, Slot
+from paged_core.plugins.component import Component, Slot
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings, settings_class
 from unit.settings_parts import (
@@ -27,14 +21,16 @@ from unit.settings_parts import (
     registry,
 )
 
+HOSTILE = {
+    "NUM_BLOCKS": "7",
+    "CONFIG": "/no/such/file",
+    "NONSENSE": "1",
+    "BLOCK_PLUGIN": "policies",
+}
+"""Variables that only a command reads."""
+
 
 class TestKeywords:
-    def test_defaults(self) -> None:
-        settings = Settings()
-        assert settings.scheduler == BudgetSettings()
-        assert settings.attention == AutoSettings()
-        assert (settings.model, settings.block_size, settings.observers) == ("demo", 16, ())
-
     def test_a_component_is_a_name_a_table_or_an_object(self) -> None:
         assert Settings(scheduler="prefill_or_decode").scheduler == PhasesSettings()
         assert Settings(scheduler={"max_num_seqs": 4}).scheduler == BudgetSettings(max_num_seqs=4)
@@ -52,9 +48,8 @@ class TestKeywords:
         assert Settings(profile="v0", scheduler="token_budget").scheduler == BudgetSettings()
 
     def test_neither_files_nor_environment_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PAGED_CORE_NUM_BLOCKS", "3")
-        monkeypatch.setenv("PAGED_CORE_CONFIG", "/no/such/file")
-        monkeypatch.setenv("PAGED_CORE_NONSENSE", "1")
+        for name, value in HOSTILE.items():
+            monkeypatch.setenv(f"PAGED_CORE_{name}", value)
         assert EngineSettings().num_blocks is None
         assert Settings().num_blocks is None
 
@@ -65,31 +60,20 @@ class TestKeywords:
         assert isinstance(settings, EngineSettings)
         assert settings == EngineSettings.model_validate(settings.model_dump())
 
-    def test_settings_are_frozen(self) -> None:
-        with pytest.raises(ValueError, match="frozen"):
-            Settings().block_size = 4  # type: ignore[misc]
-
     @pytest.mark.parametrize(
         ("written", "read"),
         [
             ("2GiB", 2**31),
             ("500MB", 500_000_000),
-            ("1.5 kib", 1536),
             ("80%", 0.8),
             ("0.5", 0.5),
-            (0.5, 0.5),
             (1, 1.0),
             (4096, 4096),
-            ("4096", 4096),
         ],
     )
     def test_memory_sizes(self, written: object, read: object) -> None:
         value = Settings(kv_cache_memory=written).kv_cache_memory
         assert (value, type(value)) == (read, type(read))
-
-    @given(st.integers(2, 2**50))
-    def test_memory_sizes_survive_writing(self, size: int) -> None:
-        assert Settings(kv_cache_memory=str(size)).kv_cache_memory == size
 
     @pytest.mark.parametrize(
         ("values", "message"),
@@ -103,20 +87,12 @@ class TestKeywords:
                 "scheduler.max_num_seq: token_budget has no such option;"
                 " did you mean 'max_num_seqs'?",
             ),
-            (
-                {"scheduler": {"max_num_seqs": 0}},
-                "scheduler.max_num_seqs: input should be greater than 0, not 0",
-            ),
             ({"blocksize": 3}, "blocksize: no such setting; did you mean 'block_size'?"),
             (
                 {"max_num_seqs": 3},
                 "max_num_seqs: no such setting; did you mean 'scheduler.max_num_seqs'?",
             ),
             ({"profile": "v00"}, "profile: no profile is called 'v00'; did you mean 'v0'?"),
-            (
-                {"observers": ["decision_lo"]},
-                "observers.0: no observer is called 'decision_lo'; did you mean 'decision_log'?",
-            ),
             (
                 {"observers": [{"name": "decision_log", "pat": 1}]},
                 "observers.0.pat: decision_log has no such option; did you mean 'path'?",
@@ -127,16 +103,12 @@ class TestKeywords:
                 " to set it, name prefill_or_decode",
             ),
             ({"scheduler": 5}, "scheduler: give the name of a component, or a table"),
-            ({"scheduler": None}, "scheduler: give the name of a component, or a table"),
             (
                 {"kv_cache_memory": "much"},
                 "kv_cache_memory: give bytes, such as 2GiB or 500MB, or a fraction, such as 0.5",
             ),
-            ({"kv_cache_memory": 0}, "kv_cache_memory: memory must be more than 0"),
             ({"kv_cache_memory": 10**400}, "kv_cache_memory: there is no memory of 2**63 bytes"),
-            ({"kv_cache_memory": "9" * 400}, "kv_cache_memory: there is no memory of 2**63 bytes"),
             ({"kv_cache_memory": float("nan")}, "kv_cache_memory: memory must be more than 0"),
-            ({"num_blocks": 10**400}, "num_blocks: the number is too large"),
             (
                 {"scheduler": {"max_num_seqs": 2**63}},
                 "scheduler.max_num_seqs: the number is too large",
@@ -152,10 +124,6 @@ class TestKeywords:
             ),
             ({"watermark": float("nan")}, "watermark: input should be a finite number, not nan"),
             (
-                {"scheduler": {"name": "prefill_or_decode", "delay_factor": float("inf")}},
-                "scheduler.delay_factor: input should be a finite number, not inf",
-            ),
-            (
                 {"kv_cache_memory": 1.5},
                 "kv_cache_memory: a fraction of the memory is at most 1; above that, give whole "
                 "bytes",
@@ -165,10 +133,7 @@ class TestKeywords:
                 "device: no device is called 'potato'; give auto, cpu, cuda, cuda:1 or mps",
             ),
             ({"block_size": True}, "block_size: give a number, not true"),
-            (
-                {"scheduler": {"max_num_seqs": True}},
-                "scheduler.max_num_seqs: give a number, not true",
-            ),
+            ({"threads": 1025}, "threads: input should be less than or equal to 1024, not 1025"),
             ({"model": {"name": "x"}}, "model: input should be a valid string, not {'name': 'x'}"),
         ],
     )
@@ -212,37 +177,19 @@ class TestSlotsOfPlugins:
 
 
 class TestPickling:
-    def test_a_copy_is_equal(self) -> None:
+    def test_a_copy_is_equal_whatever_the_environment_there(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         settings = Settings(profile="v0", observers=["decision_log"], num_blocks=3)
-        copy = pickle.loads(pickle.dumps(settings))
+        sent = pickle.dumps(settings)
+        for name, value in HOSTILE.items():
+            monkeypatch.setenv(f"PAGED_CORE_{name}", value)
+        copy = pickle.loads(sent)
         assert copy == settings
         assert hash(copy) == hash(settings)
         assert copy.model_dump() == settings.model_dump()
         assert copy.scheduler == PhasesSettings(delay_factor=0.5)
         assert pickle.loads(pickle.dumps(copy)) == settings
-
-    def test_a_worker_reads_neither_its_environment_nor_files(self, tmp_path: Path) -> None:
-        settings = EngineSettings(scheduler={"name": "prefill_or_decode", "max_num_seqs": 3})
-        program = (
-            "import pickle, sys\n"
-            "settings = pickle.load(sys.stdin.buffer)\n"
-            "print(settings.scheduler.name, settings.scheduler.max_num_seqs, settings.num_blocks)\n"
-        )
-        hostile = {
-            "PAGED_CORE_NUM_BLOCKS": "7",
-            "PAGED_CORE_SCHEDULER__MAX_NUM_SEQS": "9",
-            "PAGED_CORE_NONSENSE": "1",
-            "PAGED_CORE_CONFIG": str(tmp_path / "no.yaml"),
-            "PAGED_CORE_BLOCK_PLUGIN": "policies",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            input=pickle.dumps(settings),
-            env=os.environ | hostile,
-            capture_output=True,
-            check=False,
-        )
-        assert done.stdout.decode().split() == ["prefill_or_decode", "3", "None"], done.stderr
 
 
 def test_the_schema_allows_shorthand_and_tables() -> None:
@@ -255,17 +202,7 @@ def test_the_schema_allows_shorthand_and_tables() -> None:
     assert schema["properties"]["attention"]["anyOf"][0]["enum"] == ["auto", "torch"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"threads": 1025}, "threads: input should be less than or equal to 1024"),
-        ({"threads": 2**31}, "threads: input should be less than or equal to 1024"),
-        (
-            {"executor": {"name": "process", "heartbeat_timeout": 1e300}},
-            "executor.heartbeat_timeout: input should be less than or equal to 1000000000",
-        ),
-    ],
-)
-def test_what_no_system_can_do_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        EngineSettings(**settings)
+def test_seconds_that_no_clock_counts_are_refused() -> None:
+    executor = {"name": "process", "heartbeat_timeout": 1e300}
+    with pytest.raises(SettingsError, match="heartbeat_timeout: input should be less"):
+        EngineSettings(executor=executor)

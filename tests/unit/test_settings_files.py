@@ -15,6 +15,8 @@ from paged_core.settings.layers import Origin
 from paged_core.settings.schema import EngineSettings, Resolved, load_settings
 from unit.settings_parts import LogSettings, PhasesSettings, Settings, registry
 
+TWO = (("two/paged_core_seed", b"1"), ("two/PAGED_CORE_SEED", b"1"))
+
 
 class TestFiles:
     """TOML, a .env file, a directory of secrets; all are read only where they are named."""
@@ -111,13 +113,6 @@ class TestFiles:
         with pytest.raises(SettingsError, match="PAGED_CORE_SEAD sets nothing; did you mean"):
             load_settings(registry(), secrets_dir=tmp_path, environ={})
 
-    @pytest.mark.parametrize("variable", ["ENV_FILE", "SECRETS_DIR"])
-    def test_what_cannot_be_read_is_refused(self, tmp_path: Path, variable: str) -> None:
-        """The sources of pydantic-settings pass over a file that does not exist."""
-        missing = tmp_path / "missing"
-        with pytest.raises(SettingsError, match=rf"missing: No such .* \(PAGED_CORE_{variable}\)"):
-            load_settings(registry(), environ={f"PAGED_CORE_{variable}": str(missing)})
-
     def test_the_working_directory_is_not_looked_at(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -132,24 +127,27 @@ class TestFiles:
         found = self.env_file(tmp_path, "B=2\nPAGED_CORE_SEED=${B}${B}${C:-1}\n")
         assert found.settings.seed == 221
 
-    def test_two_files_for_one_secret(self, tmp_path: Path) -> None:
-        for name in ("paged_core_seed", "PAGED_CORE_SEED"):
-            (tmp_path / name).write_text("1")
-        if len(list(tmp_path.iterdir())) == 1:
-            pytest.skip("names of files have no case here")
-        with pytest.raises(SettingsError, match="give one setting; remove one"):
-            load_settings(registry(), secrets_dir=tmp_path, environ={})
-
-    def test_a_secret_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
-        (tmp_path / "paged_core_seed").write_bytes(b"\xff")
-        with pytest.raises(SettingsError, match=r"cannot read \S+paged_core_seed: 'utf-8'"):
-            load_settings(registry(), secrets_dir=tmp_path, environ={})
-
-    @pytest.mark.parametrize("variable", ["CONFIG", "ENV_FILE"])
-    def test_a_device_or_folder_is_refused(self, tmp_path: Path, variable: str) -> None:
-        for path, reason in (("/dev/zero", "larger than"), (str(tmp_path), "")):
-            with pytest.raises(SettingsError, match=rf"{path}: .*{reason}"):
-                load_settings(registry(), environ={f"PAGED_CORE_{variable}": path})
+    @pytest.mark.parametrize(
+        ("variable", "path", "message"),
+        [
+            ("ENV_FILE", "missing", r"missing: No such .* \(PAGED_CORE_ENV_FILE\)"),
+            ("SECRETS_DIR", "missing", r"missing: No such .* \(PAGED_CORE_SECRETS_DIR\)"),
+            ("CONFIG", "missing", r"cannot read .*missing: No such .* \(PAGED_CORE_CONFIG\)"),
+            ("CONFIG", ".", "Is a directory"),
+            ("CONFIG", "/dev/zero", "larger than"),
+            ("ENV_FILE", "/dev/zero", "larger than"),
+            ("SECRETS_DIR", "binary", r"cannot read \S+paged_core_seed: 'utf-8'"),
+            ("SECRETS_DIR", "two", "give one setting; remove one"),
+        ],
+    )
+    def test_what_cannot_be_read_is_refused(
+        self, tmp_path: Path, variable: str, path: str, message: str
+    ) -> None:
+        for name, content in (("binary/paged_core_seed", b"\xff"), *TWO):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(SettingsError, match=message):
+            load_settings(registry(), environ={f"PAGED_CORE_{variable}": str(tmp_path / path)})
 
     @pytest.mark.skipif(os.name == "nt", reason="pipes have no path there")
     def test_a_pipe_will_do(self) -> None:
@@ -200,15 +198,6 @@ class TestInsideOtherSettings:
         copy = pickle.loads(pickle.dumps(application.engine))
         assert copy == application.engine
         assert Application(**application.model_dump()) == application
-
-    def test_an_option_that_is_a_table(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        environ = {"QUEUE_ORDER__NAME": "fair", "QUEUE_ORDER__WEIGHTS": '{"a": 2}'}
-        named = {f"ENGINE__{key}": value for key, value in environ.items()}
-        engine = self.application(monkeypatch, **named).engine
-        assert engine == EngineSettings(queue_order={"name": "fair", "weights": {"a": 2}})
-
-    def test_defaults(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.application(monkeypatch).engine == EngineSettings()
 
     def test_mistakes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(SettingsError, match="did you mean 'num_blocks'"):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paged_core.errors import SettingsError
 from paged_core.plugins.component import Profile
-from paged_core.settings.layers import Entry, Origin
 from paged_core.settings.schema import load_settings, settings_class
 from unit.settings_parts import (
     BudgetSettings,
@@ -39,19 +36,6 @@ class TestLayers:
         assert layers["scheduler.max_num_seqs"] == ("default", "scheduler.prefill_or_decode")
         assert layers["observers"] == ("default", "paged_core")
 
-    @given(st.lists(st.sampled_from(["profile", "yaml", "env", "cli"]), unique=True))
-    def test_the_highest_layer_wins(self, given_in: list[str]) -> None:
-        order = ("profile", "yaml", "env", "cli")
-        layers = [
-            [Entry(("num_blocks",), order.index(name) + 1, Origin(name, "x"))]  # type: ignore[arg-type]
-            for name in order
-            if name in given_in
-        ]
-        settings, origins = Settings.from_layers(layers)
-        highest = max(given_in, key=order.index, default="default")
-        assert origins["num_blocks"].layer == highest
-        assert settings.num_blocks == (order.index(highest) + 1 if given_in else None)
-
     def test_tables_merge_option_by_option(self, tmp_path: Path) -> None:
         yaml = "scheduler: {name: prefill_or_decode, delay_factor: 2}"
         found = load(tmp_path, yaml, SCHEDULER__MAX_NUM_SEQS="64")
@@ -78,13 +62,6 @@ class TestLayers:
         assert load(tmp_path, **environ).settings.scheduler == want
         cli = "scheduler.delay_factor=0.5 scheduler=prefill_or_decode"
         assert load(tmp_path, cli=cli).settings.scheduler == want
-
-    def test_a_layer_that_contradicts_itself_is_refused(self, tmp_path: Path) -> None:
-        environ = {"SCHEDULER": "prefill_or_decode", "SCHEDULER__NAME": "token_budget"}
-        assert refusal(tmp_path, **environ) == (
-            "scheduler.name: PAGED_CORE_SCHEDULER says 'prefill_or_decode',"
-            " PAGED_CORE_SCHEDULER__NAME says 'token_budget'; keep one of them"
-        )
 
     def test_shorthand_is_not_merged_as_a_table(self, tmp_path: Path) -> None:
         """Shorthand over a table, and a table over shorthand: either used to be taken apart."""
@@ -134,29 +111,6 @@ class TestLayers:
         under_profile = load(tmp_path, "profile: v0", SCHEDULER__DELAY_FACTOR="2").settings
         assert under_profile.scheduler == PhasesSettings(delay_factor=2)
 
-    def test_a_variable_for_an_option_of_another_component_names_the_remedy(
-        self, tmp_path: Path
-    ) -> None:
-        assert refusal(tmp_path, SCHEDULER__DELAY_FACTOR="2") == (
-            "scheduler.delay_factor: token_budget has no such option; to set it, name"
-            " prefill_or_decode (PAGED_CORE_SCHEDULER__DELAY_FACTOR)"
-        )
-        assert refusal(tmp_path, ATTENTION__SPEED="2").startswith(
-            "attention.speed: auto has no such option"
-        )
-
-    def test_an_option_of_a_list_is_refused_with_the_variable(self, tmp_path: Path) -> None:
-        assert refusal(tmp_path, OBSERVERS__PATH="x") == (
-            "observers: input should be a valid list, not {'path': 'x'}; write it as JSON"
-            " (PAGED_CORE_OBSERVERS__PATH)"
-        )
-
-    def test_profiles_are_chosen_by_any_layer(self, tmp_path: Path) -> None:
-        for arguments in (("profile: v0",), ("", "profile=v0")):
-            assert load(tmp_path, *arguments).settings.scheduler.name == "prefill_or_decode"
-        assert load(tmp_path, PROFILE="v0").settings.profile == "v0"
-        assert load(tmp_path, "profile: v0", PROFILE="none").settings.watermark == 0
-
     def test_overrides_lie_over_all(self) -> None:
         environ = {"PAGED_CORE_SEED": "1"}
         found = load_settings(registry(), environ=environ, overrides={"seed": 2})
@@ -164,39 +118,56 @@ class TestLayers:
 
 
 class TestMistakesOfLayers:
-    def test_unknown_variable(self, tmp_path: Path) -> None:
-        assert refusal(tmp_path, NUM_BLOK="1") == (
-            "PAGED_CORE_NUM_BLOK sets nothing; did you mean 'PAGED_CORE_NUM_BLOCKS'?"
-        )
-        assert "did you mean 'PAGED_CORE_CONFIG'" in refusal(tmp_path, CONFIG__X="1")
-
     def test_reserved_and_empty_variables(self, tmp_path: Path) -> None:
         found = load(tmp_path, CACHE_DIR="/x", LOG_LEVEL="debug", BLOCK_PLUGIN="", NUM_BLOCKS="")
         assert found.settings == Settings()
-
-    def test_the_message_says_where(self, tmp_path: Path) -> None:
-        assert refusal(tmp_path, "seed: 1\nscheduler:\n  max_num_seqs: many\n") == (
-            "scheduler.max_num_seqs: input should be a valid integer, unable to parse string as an"
-            " integer, not 'many' (/engine.yaml, line 3)"
-        )
-        assert refusal(tmp_path, "", "scheduler.name=token_buget") == (
-            "scheduler: no scheduler is called 'token_buget'; did you mean 'token_budget'?"
-            " (--scheduler.name)"
-        )
-        assert refusal(tmp_path, MODEL__NAME="x").endswith("(PAGED_CORE_MODEL__NAME)")
-        assert refusal(tmp_path, OBSERVERS="decision_log") == (
-            "observers: input should be a valid list, not 'decision_log'; write it as JSON"
-            " (PAGED_CORE_OBSERVERS)"
-        )
-        assert "not valid JSON" in refusal(tmp_path, OBSERVERS='["decision_log"')
-        deep = refusal(tmp_path, OBSERVERS="[" * 100_000)
-        assert deep.startswith("observers: not valid JSON: nested deeper than 64 levels, in '[[[")
-        assert len(deep) < 300
 
     @pytest.mark.parametrize("name", ["paged_core_seed", "PAGED_CORE_seed", "Paged_Core_Seed"])
     def test_a_variable_in_small_letters_is_not_ignored(self, name: str) -> None:
         with pytest.raises(SettingsError, match=f"^{name} sets nothing; write PAGED_CORE_SEED$"):
             load_settings(registry(), environ={name: "1"})
+
+    @pytest.mark.parametrize(
+        ("environ", "message"),
+        [
+            (
+                {"NUM_BLOK": "1"},
+                "PAGED_CORE_NUM_BLOK sets nothing; did you mean 'PAGED_CORE_NUM_BLOCKS'?",
+            ),
+            ({"CONFIG__X": "1"}, "PAGED_CORE_CONFIG__X sets nothing; did you mean 'PAGED_CORE_CO"),
+            (
+                {"SCHEDULER": "prefill_or_decode", "SCHEDULER__NAME": "token_budget"},
+                "scheduler.name: PAGED_CORE_SCHEDULER says 'prefill_or_decode',"
+                " PAGED_CORE_SCHEDULER__NAME says 'token_budget'; keep one of them",
+            ),
+            (
+                {"SCHEDULER__DELAY_FACTOR": "2"},
+                "scheduler.delay_factor: token_budget has no such option; to set it, name"
+                " prefill_or_decode (PAGED_CORE_SCHEDULER__DELAY_FACTOR)",
+            ),
+            ({"ATTENTION__SPEED": "2"}, "attention.speed: auto has no such option"),
+            (
+                {"OBSERVERS__PATH": "x"},
+                "observers: input should be a valid list, not {'path': 'x'}; write it as JSON"
+                " (PAGED_CORE_OBSERVERS__PATH)",
+            ),
+            (
+                {"OBSERVERS": "decision_log"},
+                "observers: input should be a valid list, not 'decision_log'; write it as JSON"
+                " (PAGED_CORE_OBSERVERS)",
+            ),
+            ({"OBSERVERS": '["decision_log"'}, "observers: not valid JSON"),
+            ({"MODEL__NAME": "x"}, "model: input should be a valid string"),
+        ],
+    )
+    def test_variables(self, tmp_path: Path, environ: dict[str, str], message: str) -> None:
+        assert refusal(tmp_path, **environ).startswith(message)
+
+    def test_an_option_of_the_command_line_is_named(self, tmp_path: Path) -> None:
+        assert refusal(tmp_path, "", "scheduler.name=token_buget") == (
+            "scheduler: no scheduler is called 'token_buget'; did you mean 'token_budget'?"
+            " (--scheduler.name)"
+        )
 
     @pytest.mark.parametrize(
         ("yaml", "message"),
@@ -207,24 +178,15 @@ class TestMistakesOfLayers:
             ("1: 2", "/engine.yaml, line 1: the key is not text; quote it"),
             ("a: 1\n---\nb: 2", "/engine.yaml, line 2: not valid YAML: but found another document"),
             ("profile: v0\nsead: 1", "sead: no such setting; did you mean 'seed'?"),
+            (
+                "seed: 1\nscheduler:\n  max_num_seqs: many\n",
+                "scheduler.max_num_seqs: input should be a valid integer, unable to parse string as"
+                " an integer, not 'many' (/engine.yaml, line 3)",
+            ),
         ],
     )
     def test_broken_files(self, tmp_path: Path, yaml: str, message: str) -> None:
         assert refusal(tmp_path, yaml).startswith(message)
-
-    def test_a_missing_file(self, tmp_path: Path) -> None:
-        """Such a layer was once skipped without a word."""
-        message = f"cannot read settings file {tmp_path}/no.yaml: No such file or directory"
-        with pytest.raises(SettingsError, match=message):
-            load_settings(registry(), config=tmp_path / "no.yaml", environ={})
-        with pytest.raises(SettingsError, match=r"\(PAGED_CORE_CONFIG\)"):
-            load_settings(registry(), environ={"PAGED_CORE_CONFIG": str(tmp_path / "no.yaml")})
-        with pytest.raises(SettingsError, match="Is a directory"):
-            load_settings(registry(), config=tmp_path, environ={})
-
-    def test_an_empty_file_changes_nothing(self, tmp_path: Path) -> None:
-        assert load(tmp_path, "# nothing\n").settings == Settings()
-        assert load(tmp_path, "scheduler: {}\n").settings == Settings()
 
     def test_profiles_do_not_nest(self) -> None:
         nested = settings_class(registry().extended(Profile("v2", "profile: v0")))

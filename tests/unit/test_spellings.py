@@ -39,15 +39,10 @@ def test_what_is_named_exists_and_what_is_foreign_does_not(table: str, word: str
     ("given", "answer"),
     [
         (["--gpu-memory-utilization", "0.9"], "write --kv-cache-memory, of the cache alone, in b"),
-        (["--gpu_memory_utilization=0.9"], "write --kv-cache-memory, "),
         (["--swap-space", "4"], "write --num-host-blocks, in blocks and not in GiB"),
-        (["--max-num-seqs", "4"], "write --scheduler.max-num-seqs"),
         (["--enable-prefix-caching"], "write --block-allocator hash_cached, which is the default"),
-        (["--tensor-parallel-size", "2"], "there is none: one device holds the model"),
         (["-n", "64"], "write --max-tokens if it is llama.cpp's, and --n if"),
         (["-ngl", "99"], "No such option: -ngl; write --device cuda"),
-        (["-c", "4096"], "write --max-model-len, in tokens"),
-        (["--temp", "0.8"], "write --temperature"),
         (["--no-such", "1"], "No such option: --no-such\n"),
     ],
 )
