@@ -100,27 +100,16 @@ def test_bad_usage(
 
 
 class TestReplayCommand:
-    def test_check_answers_0_where_all_are_equal(self, capsys: Capture) -> None:
-        status, out, err = command(capsys, "replay", *FILES[:3], "--check")
-        assert (status, err) == (0, "")
-        assert out.splitlines()[-1] == "3 of 3 traces equal"
-
     def test_check_answers_1_where_one_differs(self, capsys: Capture, changed: Path) -> None:
         status, out, _ = command(capsys, "replay", FILES[1], changed, "--check")
         assert status == 1
         assert "DIFFERENT at step 1" in out
         assert "free_blocks" in out
         assert out.splitlines()[-1] == "1 of 2 traces equal"
-
-    def test_check_in_json(self, capsys: Capture, changed: Path) -> None:
-        status, out, _ = command(capsys, "replay", FILES[1], changed, "--check", "--json")
+        _, out, _ = command(capsys, "replay", FILES[1], changed, "--check", "--json")
         rows = [json.loads(line) for line in out.splitlines()]
-        assert status == 1
-        assert [row["equal"] for row in rows] == [True, False]
-        assert rows[0]["step"] is None
-        assert rows[0]["keys"] == []
-        assert rows[1]["step"] == 1
-        assert rows[1]["keys"] == ["free_blocks"]
+        found = [(row["equal"], row["step"], row["keys"]) for row in rows]
+        assert found == [(True, None, []), (False, 1, ["free_blocks"])]
 
     def test_check_sees_the_order_of_the_batch(self, capsys: Capture, tmp_path: Path) -> None:
         for path in FILES:
@@ -174,7 +163,6 @@ class TestReplayCommand:
     @pytest.mark.parametrize(
         ("arguments", "environ", "said"),
         [
-            ((), {"PAGED_CORE_NUM_BLOCKS": "5"}, "num_blocks=5 (PAGED_CORE_NUM_BLOCKS)"),
             (("--num-blocks", "5"), {}, "num_blocks=5 (--num-blocks)"),
             (
                 (),
@@ -183,7 +171,7 @@ class TestReplayCommand:
             ),
             (("--config", "engine.yaml"), {}, "num_blocks=5 (engine.yaml, line 1)"),
         ],
-        ids=["variable", "option", "component", "file"],
+        ids=["option", "component", "file"],
     )
     def test_settings_replace_those_of_the_scenario_and_the_output_says_so(
         self,

@@ -17,7 +17,7 @@ from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.request import FinishReason
 from paged_core.sequence import Status
 from paged_core.step import NewSequence, StepInput, StepResult
-from paged_testing.doubles import BackgroundExecutor, FailingExecutor, WatchedScheduler
+from paged_testing.doubles import BackgroundExecutor, WatchedScheduler
 from paged_testing.engines import build_memory_engine
 from paged_testing.served import check_nothing_leaked, check_said, text_alone
 from unit.engines import EOS, engine_with, finish, request
@@ -60,20 +60,6 @@ def test_the_next_step_is_submitted_before_a_result_is_collected() -> None:
     check_nothing_leaked(engine)
 
 
-def test_an_outcome_names_the_step_before() -> None:
-    engine, _ = async_engine()
-    group = engine.add(request(max_tokens=3))
-    first = engine.step()
-    assert first.progressed
-    assert not first.advanced
-    (sequence,) = group.live
-    assert (len(sequence.tokens), sequence.num_tokens, sequence.num_pending) == (3, 4, 1)
-    second = engine.step()
-    assert second.advanced == [sequence]
-    assert second.tokens == sequence.output
-    assert sequence.num_unknown == 1
-
-
 def test_a_stop_token_is_found_one_step_late() -> None:
     engine, executor = async_engine(
         capacity={"eos_token_ids": frozenset({EOS})}, text=[1, 2, EOS, 3, 4], block_size=4
@@ -87,13 +73,6 @@ def test_a_stop_token_is_found_one_step_late() -> None:
     batches = [len(step.sequence_ids) for step in executor.steps]
     assert batches == [2, 2, 2, 2, 1, 1, 1, 1, 1], "the fourth step computes a token too many"
     check_nothing_leaked(engine)
-
-
-def test_nothing_is_planned_for_a_sequence_that_is_sure_to_end() -> None:
-    engine, executor = async_engine()
-    engine.add(request(max_tokens=1))
-    finish(engine)
-    assert [step.num_tokens for step in executor.steps] == [[3]]
 
 
 @pytest.mark.parametrize("sampling", [{"n": 3, "temperature": 1.0}, {"beam_width": 2}])
@@ -143,22 +122,6 @@ def test_closing_waits_for_the_step_in_flight() -> None:
     engine.step()
     engine.close()
     assert executor.events == [("submit", 0), ("collect", 0)]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_failed_step_takes_along_the_one_that_builds_on_it(when: str) -> None:
-    engine = engine_with(async_scheduling=True, block_size=4, scheduler={"max_num_seqs": 2})
-    FailingExecutor.install(engine, **{when: {1}})
-    BackgroundExecutor.install(engine)
-    a, b, c = (engine.add(request(name, (1, 2, 3, 4, 5), max_tokens=6)) for name in "ABC")
-    assert not engine.step().finished
-    assert not engine.step().finished
-    assert engine.step().finished == [a, b]
-    assert {group.sequences[0].finish_reason for group in (a, b)} == {FinishReason.ERROR}
-    finish(engine)
-    assert c.sequences[0].output == text_alone(engine, c.request)
-    assert c.num_cached == 4, "what the first step filled is still found"
-    check_nothing_leaked(engine)
 
 
 @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
@@ -221,17 +184,6 @@ def test_a_sequence_that_starts_again_at_once_waits_for_its_tokens(
     for group in groups:
         for sequence in group.sequences:
             assert sequence.output == ([1, 2, 3, 4, 5] * 2)[: group.request.sampling.max_tokens]
-    check_nothing_leaked(engine)
-
-
-def test_a_failure_found_while_tokens_are_waited_for_ends_what_was_planned() -> None:
-    engine = engine_with(async_scheduling=True, block_allocator="uncached")
-    FailingExecutor.install(engine, after={1})
-    BackgroundExecutor.install(engine)
-    engine.scheduler = Restless(engine.scheduler, engine)
-    group = engine.add(request(max_tokens=9))
-    finish(engine)
-    assert group.sequences[0].finish_reason is FinishReason.ERROR
     check_nothing_leaked(engine)
 
 

@@ -102,15 +102,6 @@ def test_comparing_two_chains_costs_as_much_as_they_are_long(comparisons: type[P
     assert comparisons.comparisons <= 1000, "nothing that precedes a block is looked at again"
 
 
-def test_looking_up_a_long_prompt_costs_as_much_as_it_is_long(comparisons: type[Packed]) -> None:
-    found = {key: index for index, key in enumerate(counted_chain(1000))}
-    for _ in range(3):
-        comparisons.comparisons = 0
-        prompt = counted_chain(1000)
-        assert [found[key] for key in prompt] == list(range(1000))
-        assert comparisons.comparisons <= 2 * 1000
-
-
 def test_two_long_chains_are_compared_without_recursion(comparisons: type[Packed]) -> None:
     assert counted_chain(20_000)[-1] == counted_chain(20_000)[-1]
     assert comparisons.comparisons == 20_000

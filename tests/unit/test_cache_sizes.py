@@ -55,20 +55,20 @@ def num_blocks(found: MemoryProfile | None, **changes: Any) -> int:
     return size.num_blocks
 
 
-def test_nine_tenths_of_the_memory_less_what_is_used_and_what_a_step_takes() -> None:
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, (90 - 20 - 15) * MIB // BLOCK),  # of nine tenths
+        ({"kv_cache_memory": 0.5}, 65 * MIB // 2 // BLOCK),  # of what is free in the largest step
+        ({"kv_cache_memory": 1.0}, 65 * MIB // BLOCK),
+        ({"max_model_len": 160}, 4 * 10),  # as many as four sequences could fill
+    ],
+)
+def test_the_memory_less_what_is_used_and_what_a_step_takes(
+    values: dict[str, Any], expected: int
+) -> None:
     found = profile(total=100 * MIB, free=80 * MIB, activations=15 * MIB)
-    assert num_blocks(found) == (90 - 20 - 15) * MIB // BLOCK
-
-
-def test_a_fraction_is_of_what_is_free_while_the_largest_step_runs() -> None:
-    found = profile(total=100 * MIB, free=80 * MIB, activations=15 * MIB)
-    assert num_blocks(found, kv_cache_memory=0.5) == 65 * MIB // 2 // BLOCK
-    assert num_blocks(found, kv_cache_memory=1.0) == 65 * MIB // BLOCK
-
-
-def test_never_more_than_the_sequences_could_fill() -> None:
-    found = profile(total=100 * MIB, free=80 * MIB, activations=15 * MIB)
-    assert num_blocks(found, max_model_len=160) == 4 * 10
+    assert num_blocks(found, **values) == expected
 
 
 def test_too_little_memory_is_an_error_that_says_so() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -18,7 +16,6 @@ from paged_core.cli import main
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Plugin, Registry
 from paged_plugins import machine
-from paged_plugins.scaffold import doctor as doctor_command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -86,28 +83,6 @@ def test_says_why_a_component_cannot_serve_and_which_commands_would_help(
     table = {line[0]: line[-1] for line in lines if len(line) > 1}
     assert table["pip install torch"] == "attention torch, attention cpu"
     assert table["apt-get install g++"] == "attention cpu"
-
-
-@pytest.mark.usefixtures("without_torch")
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [(7, "returned 7"), (True, "returned True"), (SystemExit(3), "SystemExit: 3")],
-)
-def test_a_check_that_is_wrong_spoils_neither_this_nor_plugins(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, answer: object, why: str
-) -> None:
-    def check() -> object:
-        if isinstance(answer, SystemExit):
-            raise answer
-        return answer
-
-    monkeypatch.setattr("paged_backends.kernels.cpu.availability.unavailable_reason", check)
-    monkeypatch.setattr("paged_backends.kernels.cpu.availability.details", lambda: exit(4))
-    reasons = {(one["slot"], one["name"]): one["reason"] for one in found(capsys)["components"]}
-    assert why in reasons["attention", "cpu"]
-    assert doctor(capsys)
-    assert main(["plugins", "cpu"], {"PATH": ""}) == 0
-    assert why in "".join(capsys.readouterr().out.split("\n"))
 
 
 @pytest.mark.usefixtures("without_torch")
@@ -202,14 +177,6 @@ def test_torch_that_cannot_be_asked_is_a_problem_with_a_reason(
     assert machine.describe_torch()["problem"] == "not installed; `pip install torch`"
 
 
-def test_without_the_plugin_the_other_commands_work(capsys: Capture) -> None:
-    assert main(["doctor", "--block-plugin", "scaffold"], {"PATH": ""}) == 2
-    message = capsys.readouterr().err
-    assert "no command is called 'doctor'" in message
-    assert "plugin 'scaffold' (paged-core" in message
-    assert main(["config", "--json", "--block-plugin", "scaffold"], {"PATH": ""}) == 0
-
-
 @pytest.mark.usefixtures("without_torch")
 def test_the_machine_is_asked_while_components_are_imported(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
@@ -228,20 +195,3 @@ def test_the_machine_is_asked_while_components_are_imported(
     monkeypatch.setattr(machine, "describe_host", describe)
     monkeypatch.setattr(Component, "unavailable_reason", reason)
     assert found(capsys)["machine"]["python"] == "here"
-
-
-@pytest.mark.usefixtures("without_torch")
-def test_shows_on_a_terminal_how_far_it_is(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    totals, moves = [], []
-
-    @contextmanager
-    def progress(total: int, what: str) -> Iterator[Any]:
-        totals.append(total)
-        yield lambda: moves.append(what)
-
-    monkeypatch.setattr(doctor_command, "progress", progress)
-    monkeypatch.setattr(machine, "describe_host", dict)
-    monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
-    assert len(found(capsys)["components"]) + 1 == totals[0] == len(moves)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from collections.abc import Iterator
@@ -92,12 +91,6 @@ def occupied(driver: EngineDriver) -> Iterator[int]:
 
 
 class TestPosts:
-    def test_are_done_at_once_by_the_poster_if_nothing_else_uses_the_engine(self) -> None:
-        driver = EngineDriver(engine_with())
-        future = driver.post(lambda engine: (engine, get_ident()))
-        assert future.done()
-        assert future.result() == (driver.engine, get_ident())
-
     def test_are_done_in_order_by_the_thread_that_uses_the_engine(self) -> None:
         driver, done = EngineDriver(engine_with()), list[tuple[int, int]]()
         with occupied(driver) as owner:
@@ -197,31 +190,6 @@ class TestRun:
             time.sleep(0.3)
             assert time.clock_gettime(clock) - before < 0.01
             assert driver.post(lambda engine: engine.num_steps).result(LONG) == num_steps
-
-    def test_lets_an_event_loop_stream(self) -> None:
-        driver = EngineDriver(engine_with())
-
-        async def stream(name: str, num_tokens: int) -> list[int]:
-            loop, changes = asyncio.get_running_loop(), asyncio.Queue[tuple[list[int], bool]]()
-
-            def changed(group: SequenceGroup) -> None:
-                (sequence,) = group.sequences
-                news = list(sequence.output), not group.live
-                loop.call_soon_threadsafe(changes.put_nowait, news)
-
-            asked = request(name, max_tokens=num_tokens)
-            await asyncio.wrap_future(driver.submit(asked, listener=changed))
-            seen, ended = list[int](), False
-            while not ended:
-                seen, ended = await changes.get()
-            return seen
-
-        async def streams() -> list[list[int]]:
-            return await asyncio.gather(*(stream(str(n), n) for n in range(2, 9)))
-
-        with running(driver):
-            found = asyncio.run(streams())
-        assert [len(tokens) for tokens in found] == list(range(2, 9))
 
     def test_keeps_other_threads_from_turns(self) -> None:
         driver = EngineDriver(engine_with())
@@ -361,20 +329,6 @@ class TestClose:
         assert driver._turn is None
 
 
-def test_a_scheduler_that_is_stuck_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_driver, "STALL_SECONDS", 0.0)
-    driver = EngineDriver(engine_with())
-    driver.add(request())
-    plan_nothing(driver.engine, monkeypatch)
-    driver.step()
-    with pytest.raises(
-        EngineError, match=r"TokenBudgetScheduler has planned nothing .* 1 requests"
-    ):
-        driver.step()
-    monkeypatch.undo()
-    assert driver.step().progressed
-
-
 def test_progress_between_idle_steps_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_driver, "IDLE_SECONDS", 0.9)
     engine = engine_with()
@@ -401,7 +355,9 @@ def test_a_stall_is_reported_a_second_after_all_that_could_end_it(
     if ttl is not None:
         driver.pin(range(8), ttl=ttl)
     plan_nothing(engine, monkeypatch)
-    with pytest.raises(EngineError, match="has planned nothing"):
+    with pytest.raises(
+        EngineError, match=r"TokenBudgetScheduler has planned nothing .* 1 requests"
+    ):
         while True:
             driver.step()
     assert expected < engine.clock() < expected + 0.1

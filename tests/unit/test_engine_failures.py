@@ -200,7 +200,10 @@ class TestLostExecutors:
         groups = [engine.add(request(name, max_tokens=6)) for name in "BC"]
         engine.step()
         self.lose(engine, monkeypatch, method, starts=True)
-        finish(engine)
+        finished = []
+        while engine.has_unfinished:
+            finished += engine.step().finished
+        assert finished == groups, "who listens is told"
         for group in groups:
             reason = without_place(group.sequences[0].error)
             assert reason == "executor 'memory' raised ExecutorLost: it is gone"

@@ -2,28 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
-from paged_core.cache.kv_cache import KVCache
-from paged_core.errors import OutOfBlocks
-from paged_core.sequence import SequenceGroup, Status
-from unit.block_tables import finish_step, fork, grow, make_cache, make_group, started
-
-
-def state_of(cache: KVCache, *groups: SequenceGroup) -> Any:
-    """Everything that an operation that raises must leave alone."""
-    tables = [
-        (list(s.table.blocks), list(s.table.host_blocks), s.table.num_cached)
-        for group in groups
-        for s in group.live
-    ]
-    counters = [
-        (s.num_computed, s.num_scheduled, s.capacity) for group in groups for s in group.live
-    ]
-    caching = repr({**vars(cache._prefix_cache), "_allocator": None, "_prefixes": None})
-    return tables, counters, cache.num_free, cache.num_free_host, repr(cache._changes), caching
+from paged_core.sequence import Status
+from unit.block_tables import finish_step, fork, grow, make_cache, started
 
 
 class TestReserve:
@@ -48,41 +28,6 @@ class TestReserve:
 
     def test_the_watermark_is_a_whole_number_of_blocks(self) -> None:
         assert make_cache(num_blocks=19, watermark=0.1).watermark_blocks == 1
-
-    def test_takes_all_or_nothing(self) -> None:
-        cache = make_cache(num_blocks=3, block_size=2)
-        group = started(cache, 4)
-        (sequence,) = group.live
-        before = state_of(cache, group)
-        with pytest.raises(OutOfBlocks):
-            cache.reserve(sequence, 3)
-        assert state_of(cache, group) == before
-        cache.reserve(sequence, 2)
-
-    def test_an_admission_that_fails_takes_nothing(self) -> None:
-        cache = make_cache(num_blocks=3, block_size=2)
-        first = started(cache, [1, 2, 3, 4])
-        cache.release_group(first)
-        group = make_group([1, 2, 3, 4, 5, 6, 7])
-        (sequence,) = group.live
-        hit = cache.lookup(sequence, 6)
-        assert (len(hit.blocks), hit.num_committed, hit.num_idle) == (2, 2, 2)
-        before = state_of(cache, group)
-        with pytest.raises(OutOfBlocks):
-            cache.admit(sequence, 3, hit, 4)
-        assert state_of(cache, group) == before
-        assert [cache._allocator.ref_count(block) for block in hit.blocks] == [0, 0]
-        cache.admit(sequence, 2, hit, 4)
-        assert cache.num_free == 0
-
-    def test_a_copy_on_write_that_fails_changes_nothing(self) -> None:
-        cache = make_cache(num_blocks=1)
-        group = started(cache, 2, n=2)
-        parent, _ = fork(cache, group, 2)
-        before = state_of(cache, group)
-        with pytest.raises(OutOfBlocks):
-            cache.reserve(parent, 1)
-        assert state_of(cache, group) == before
 
 
 class TestFork:
@@ -123,71 +68,6 @@ class TestSwap:
         assert cache.num_free_host == 2, "one host block is not needed any more"
         assert len(cache.take_changes().swap_in) == 2
         assert cache.num_free_host == 4
-
-    def test_sharing_inside_a_group_survives(self) -> None:
-        cache = make_cache(num_host_blocks=2)
-        group = started(cache, 6, n=3)
-        sequences = fork(cache, group, 3)
-        cache.swap_out(group)
-        assert cache.num_free_host == 0
-        assert len({tuple(s.table.host_blocks) for s in sequences}) == 1
-        cache.take_changes()
-        cache.swap_in(group)
-        assert len({tuple(s.table.blocks) for s in sequences}) == 1
-        assert cache.num_free == 6
-        assert cache._allocator.ref_count(sequences[0].table.blocks[0]) == 3
-        for sequence in sequences:
-            cache.reserve(sequence, 1)
-        assert len({s.table.blocks[1] for s in sequences}) == 3
-        cache.release_group(group)
-        cache.take_changes()
-        assert (cache.num_free, cache.num_free_host) == (8, 2)
-
-    def test_a_copy_planned_in_the_same_step_is_saved_from_its_source(self) -> None:
-        cache = make_cache(num_host_blocks=4)
-        group = started(cache, 6, n=2)
-        parent, child = fork(cache, group, 2)
-        shared, tail = parent.table.blocks
-        cache.reserve(parent, 1)
-        cache.swap_out(group)
-        changes = cache.take_changes()
-        assert not changes.copies, "nothing may write to a block that was given back"
-        saved = {host: device for device, host in changes.swap_out}
-        assert [saved[b] for b in parent.table.host_blocks] == [shared, tail]
-        assert [saved[b] for b in child.table.host_blocks] == [shared, tail]
-        assert cache.num_free_host == 1
-
-    def test_out_fails_without_change(self) -> None:
-        cache = make_cache(num_host_blocks=2)
-        group = started(cache, 10)
-        before = state_of(cache, group)
-        with pytest.raises(OutOfBlocks):
-            cache.swap_out(group)
-        assert state_of(cache, group) == before
-
-    def test_in_fails_without_change(self) -> None:
-        cache = make_cache(num_blocks=3, num_host_blocks=3)
-        group = started(cache, 10)
-        cache.swap_out(group)
-        group.status = Status.SWAPPED
-        other = started(cache, [7, 8, 9])
-        before = state_of(cache, group, other)
-        with pytest.raises(OutOfBlocks):
-            cache.swap_in(group)
-        assert state_of(cache, group, other) == before
-
-    def test_a_group_is_not_swapped_out_by_the_step_that_swaps_it_in(self) -> None:
-        cache = make_cache(num_host_blocks=16)
-        group = started(cache, 10)
-        cache.swap_out(group)
-        cache.take_changes()
-        cache.swap_in(group)
-        before = state_of(cache, group)
-        with pytest.raises(OutOfBlocks, match="on their way"):
-            cache.swap_out(group)
-        assert state_of(cache, group) == before
-        cache.take_changes()
-        cache.swap_out(group)
 
 
 class TestChanges:

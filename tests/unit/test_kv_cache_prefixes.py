@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from paged_core.cache.kv_cache import KVCache
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
@@ -90,14 +88,6 @@ class TestUnknownTokens:
         assert list(hit.blocks) == sequence.table.blocks[:2]
         assert hit.num_committed == 2, "a step that was planned before fills it"
 
-    def test_a_block_that_they_fill_can_be_merged_later(self) -> None:
-        cache, group = self.scheduled_ahead(merge_duplicates=True)
-        equal = started(cache, 8).live[0].table.blocks
-        assert group.live[0].table.blocks[1] != equal[1]
-        self.draw(group)
-        cache.reserve(group.live[0], 1)
-        assert group.live[0].table.blocks[:2] == equal
-
     def test_count_in_what_a_recomputed_group_takes(self) -> None:
         cache = make_cache(num_blocks=16, block_size=4)
         group = started(cache, 7, n=2)
@@ -124,45 +114,3 @@ class TestMerging:
         assert cache.num_free == 7
         changes = cache.take_changes()
         assert (changes.edit_ids, changes.edit_blocks) == ([sequence.id], [held])
-
-    def two_that_fill_equal_blocks(
-        self, cache: KVCache
-    ) -> tuple[SequenceGroup, SequenceGroup, list[int]]:
-        first, second = started(cache, [1, 2, 3]), started(cache, [1, 2, 3])
-        own = [group.live[0].table.blocks[0] for group in (first, second)]
-        for group in (first, second):
-            group.live[0].tokens.append(4)
-            cache.reserve(group.live[0], 1)
-        assert first.live[0].table.blocks == second.live[0].table.blocks == own[:1]
-        return first, second, own
-
-    @pytest.mark.parametrize("swap", [False, True])
-    def test_gets_its_own_back_when_the_other_is_withdrawn(self, swap: bool) -> None:
-        cache = self.cache(num_host_blocks=4)
-        first, second, own = self.two_that_fill_equal_blocks(cache)
-        if swap:
-            cache.swap_out(first)
-        else:
-            cache.release_group(first)
-        assert second.live[0].table.blocks == own[1:]
-        assert cache.num_free == 7
-        changes = cache.take_changes()
-        assert changes.edit_blocks[-1] == own[1]
-        assert list(cache.lookup(make_group([1, 2, 3, 4]).live[0], 4).blocks) == own[1:]
-        cache.release_group(second)
-        assert cache.num_free == 8
-
-    @pytest.mark.parametrize("swap", [False, True])
-    def test_leaves_nothing_behind_when_it_is_withdrawn_itself(self, swap: bool) -> None:
-        cache = self.cache(num_host_blocks=4)
-        first, second, own = self.two_that_fill_equal_blocks(cache)
-        if swap:
-            cache.swap_out(second)
-            assert [device for device, _ in cache._changes.swap_out] == own[1:]
-        else:
-            cache.release_group(second)
-        assert cache.num_free == 7
-        cache.take_changes()
-        cache.release_group(first)
-        cache.release_group(second)
-        assert (cache.num_free, cache.num_free_host) == (8, 4)

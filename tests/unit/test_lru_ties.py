@@ -10,7 +10,6 @@ import pytest
 from paged_core.engine.engine import Engine
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.settings.schema import settings_class
 from paged_testing.engines import build_memory_engine
 from paged_testing.workloads import simple_request
 from unit.engines import REGISTRY, replayed
@@ -20,14 +19,6 @@ V0: dict[str, Any] = {
     "scheduler": {"name": "prefill_or_decode", "max_num_seqs": 8},
 }
 BY_PREFIX = {"name": "lru", "ties": "longest_prefix"}
-
-
-def test_the_profile_of_v0_breaks_ties_by_the_longest_prefix() -> None:
-    ties = {
-        profile: settings_class(REGISTRY)(profile=profile).evictor.model_dump()["ties"]
-        for profile in ("vllm-v0", "vllm-v1")
-    }
-    assert ties == {"vllm-v0": "longest_prefix", "vllm-v1": "release_order"}
 
 
 @pytest.mark.parametrize(("ties", "cached"), [("release_order", 4), ("longest_prefix", 8)])

@@ -98,15 +98,6 @@ class TestQuantum:
         assert order.quantum_over(group, 0.0)
         assert level(order, group) == 1
 
-    def test_is_over_after_the_first_quantum_on_every_level(self) -> None:
-        order, group = make(), make_group(9)
-        start(order, group)
-        decode(order, group, 3)
-        assert not order.quantum_over(group, 0.0)
-        decode(order, group, 1)
-        assert order.quantum_over(group, 0.0)
-        assert level(order, group) == 2
-
     def test_begins_anew_when_the_request_starts_again(self) -> None:
         order, group = make(), make_group(17)
         start(order, group)

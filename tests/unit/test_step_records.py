@@ -51,14 +51,6 @@ class TestEvictions:
         assert engine.metrics.num_evictions == 1
         assert len(records.steps[-1].evicted) == 1
 
-    @pytest.mark.parametrize("async_scheduling", [False, True])
-    def test_agree_with_the_record_of_every_step(self, async_scheduling: bool) -> None:
-        engine, records = watched(num_blocks=8, async_scheduling=async_scheduling)
-        for number in range(12):
-            engine.add(request(str(number), range(number % 5 * 100, number % 5 * 100 + 13)))
-        finish(engine)
-        assert engine.metrics.num_evictions == sum(len(step.evicted) for step in records.steps) > 0
-
 
 class TestHits:
     def test_are_the_blocks_that_a_request_shares(self) -> None:
@@ -125,16 +117,6 @@ def test_a_step_ends_when_its_tokens_are_applied() -> None:
     engine.executor.collect = slowly  # type: ignore[method-assign]
     serve_one(engine, "A", 0, 5, max_tokens=2)
     assert [(step.now, step.ended) for step in records.steps] == [(0.0, 0.25), (0.25, 0.5)]
-
-
-def test_a_block_event_names_the_step_that_first_uses_the_block() -> None:
-    engine, records = watched(async_scheduling=True)
-    serve_one(engine, "A", 0, 4, max_tokens=6)
-    engine.close()
-    steps = [event.step for event in records.blocks]
-    assert steps == sorted(steps)
-    assert steps[0] == 0
-    assert steps[-1] > 1
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])

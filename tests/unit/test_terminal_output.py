@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,25 +14,10 @@ from paged_core.cli.output import echo, print_json, print_table
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_testing.engines import registry_with
-from unit import studies
 from unit.faulty_settings import FaultySettings
 
 EVIL = "\x1b]0;owned\x07\x1b[31mred\x9b2J\r\u202e"
 COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
-SCHEDULERS = ("token_budget", "prefill_or_decode")
-WORKLOAD: dict[str, Any] = {
-    "name": f"w{EVIL}",
-    "about": EVIL,
-    "requests": 3,
-    "lengths": {"prompt": 8, "output": 2},
-}
-
-
-@pytest.fixture
-def workload(tmp_path: Path) -> str:
-    path = tmp_path / "workload.yaml"
-    path.write_text(yaml.safe_dump(WORKLOAD), "utf-8")
-    return str(path)
 
 
 def told(capsys: pytest.CaptureFixture[str], status: int, *argv: str) -> str:
@@ -44,15 +28,6 @@ def told(capsys: pytest.CaptureFixture[str], status: int, *argv: str) -> str:
     return text
 
 
-def test_workloads(capsys: pytest.CaptureFixture[str], workload: str) -> None:
-    varied = ("--vary", "victim=newest,most_blocks", "--seeds", "1")
-    for command in (("lab", "workload"), ("simulate",), ("compare", *varied)):
-        first, *others = command
-        argv = ("lab", "workload", workload) if first == "lab" else (first, workload, *others)
-        assert "\\x1b[31mred" in told(capsys, 0, *argv)
-        assert "\\u001b[31mred" in told(capsys, 0, *argv, "--json")
-
-
 def test_scenarios_and_their_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     scenario = {"name": EVIL, "about": EVIL, "max_steps": 1, "settings": {"num_blocks": 8}}
@@ -60,18 +35,6 @@ def test_scenarios_and_their_traces(capsys: pytest.CaptureFixture[str], tmp_path
     path.write_text(yaml.safe_dump(scenario), "utf-8")
     for options in ((), ("--json",), ("--requests",)):
         assert "red" in told(capsys, 1, "replay", str(path), *options)
-
-
-def test_a_manifest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder, evil, other = tmp_path / "results", json.dumps(EVIL)[1:-1], SCHEDULERS[1]
-    study = str(studies.write(tmp_path, seeds=6, axes={"scheduler": list(SCHEDULERS)}))
-    assert main(["lab", "run", study, "--output", str(folder), "--workers", "1"], {}) == 0
-    capsys.readouterr()
-    for name in ("manifest.json", "runs.json"):
-        text = (folder / name).read_text("utf-8")
-        (folder / name).write_text(text.replace(f'{other}"', f'{other}{evil}"'), "utf-8")
-    argv = ("lab", "report", str(folder), "--markdown", str(tmp_path / "report.md"))
-    assert "\\x1b[31mred" in told(capsys, 0, *argv)
 
 
 def test_plugins(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

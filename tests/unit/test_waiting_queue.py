@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -19,29 +18,6 @@ def groups(*priorities: int) -> list[SequenceGroup]:
 
 
 class TestQueue:
-    def test_who_comes_again_has_one_place(self) -> None:
-        queue = WaitingQueue(ByPriority())
-        first, second = groups(0, 0)
-        queue.push(first, 0.0)
-        queue.push(second, 0.0)
-        queue.remove(first)
-        queue.push(first, 0.0)
-        assert [queue.pop(), queue.pop()] == [second, first]
-        assert len(queue) == 0
-
-    def test_an_empty_queue_has_no_head(self) -> None:
-        queue = WaitingQueue(ByPriority())
-        with pytest.raises(IndexError):
-            queue.head()
-        (group,) = groups(0)
-        queue.push(group, 0.0)
-        queue.remove(group)
-        with pytest.raises(IndexError):
-            queue.pop()
-        with pytest.raises(KeyError):
-            queue.remove(group)
-        assert queue.ordered() == []
-
     def test_a_stable_order_is_asked_once_a_group(self) -> None:
         order = ByPriority()
         queue = WaitingQueue(order)
