@@ -58,11 +58,3 @@ def test_doctor_imports_no_model_code() -> None:
 )
 def test_sources_of_settings_are_imported_to_read_settings(program: str) -> None:
     assert not modules_after(program) & {"pydantic_settings", "yaml", "paged_core.settings.schema"}
-
-
-def test_help_imports_little() -> None:
-    """Half a second's worth, on a processor of 3 GHz; how long it takes here is not for a test."""
-    loaded = modules_after("from paged_core.cli import main; assert main(['--help']) == 0")
-    own = {name for name in loaded if name.startswith("paged_")}
-    assert len(own) <= 140, sorted(own)
-    assert len(loaded) <= 620, sorted(loaded - own)

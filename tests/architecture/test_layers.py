@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -56,21 +54,6 @@ def repository_files() -> list[Path]:
         return [path for path in found if path.is_file()]
     folders = ("src", "policies", "backends", "plugins", "tests", "docs", "examples", "tools")
     return [path for name in folders for path in (ROOT / name).rglob("*") if path.is_file()]
-
-
-def test_the_layers_hold() -> None:
-    linter = shutil.which("lint-imports", path=str(Path(sys.executable).parent))
-    if linter is None:
-        pytest.skip("import-linter is not installed")
-    done = subprocess.run(
-        [linter, "--no-cache"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONUTF8": "1"},
-    )
-    assert done.returncode == 0, done.stdout
 
 
 def test_no_modules_of_the_core_import_each_other() -> None:

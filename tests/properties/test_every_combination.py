@@ -135,21 +135,6 @@ def test_any_component_of_a_profile_can_be_swapped(profile: str) -> None:
                 serves(values, mixed_workload(len(slot), num_requests=5))
 
 
-def test_the_rows_contain_every_allowed_pair_of_values() -> None:
-    table = {"a": [1, 2, 3], "b": ["x", "y"], "c": [True, False]}
-
-    def allows(one: str, left: Any, other: str, right: Any) -> bool:
-        return {(one, left), (other, right)} != {("a", 3), ("b", "x")}
-
-    rows = pairwise_rows(table, allows)
-    assert rows == pairwise_rows(table, allows)
-    for one, other in combinations(table, 2):
-        for left, right in product(table[one], table[other]):
-            there = any((row[one], row[other]) == (left, right) for row in rows)
-            assert there == allows(one, left, other, right)
-    assert len(rows) < 3 * 2 * 2
-
-
 def test_the_workloads_cause_preemptions() -> None:
     """If all requests fitted at once, preemption would not be tested."""
     num_preemptions = [

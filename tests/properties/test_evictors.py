@@ -18,9 +18,7 @@ from paged_core.requests.lookup_oracle import LookupOracle
 from properties.evictor_models import (
     ArcModel,
     TwoQModel,
-    arc_hits,
     fewest_misses,
-    two_q_hits,
 )
 from unit.engines import REGISTRY
 
@@ -69,30 +67,6 @@ def hits(
 
 
 # ---------------------------------------------------------------------- as the papers say
-
-
-@given(references, capacities)
-def test_arc_hits_what_the_paper_says(pages: list[int], capacity: int) -> None:
-    assert hits(make("arc"), pages, capacity) == arc_hits(pages, capacity)
-
-
-@pytest.mark.parametrize(("kin", "kout"), SHARES)
-@given(pages=references, capacity=capacities)
-def test_two_q_hits_what_the_paper_says(
-    kin: float, kout: float, pages: list[int], capacity: int
-) -> None:
-    found = hits(make("two_q", kin=kin, kout=kout), pages, capacity)
-    assert found == two_q_hits(pages, capacity, kin, kout)
-
-
-def test_a_flood_leaves_what_came_back_to_arc_and_two_q_alone() -> None:
-    """Two pages that are asked for again and again, among pages that come once."""
-    once = iter(range(100, 1000))
-    pages = [page for _ in range(40) for page in (1, 2, next(once), next(once), next(once))]
-    pages = [1, 2, *pages]
-    for name in ("arc", "two_q"):
-        assert sum(hits(make(name), pages, 4)) >= 2 * 30
-    assert sum(hits(make("lru"), pages, 4)) == 2
 
 
 EVENTS = st.one_of(

@@ -4,42 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
+from unit.faulty_settings import with_another
 from unit.packed_attention import PackedAttention
 
 
-class _OfAnotherLayer(TorchAttention):
-    """Attends as a layer with other numbers would."""
-
-    changes: ClassVar[dict[str, Any]]
-
-    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
-        return super().bind(replace(layer, **self.changes), cache)
+def of_another_layer(**changes: Any) -> Any:
+    """Return a ``bind`` for a layer with other numbers."""
+    return lambda self, layer, cache: TorchAttention.bind(self, replace(layer, **changes), cache)
 
 
-class BoundlessAttention(_OfAnotherLayer):
-    """Sees past the sliding window."""
-
-    changes: ClassVar[dict[str, Any]] = {"sliding_window": None}
-
-
-class UncappedAttention(_OfAnotherLayer):
-    """Forgets the soft cap."""
-
-    changes: ClassVar[dict[str, Any]] = {"soft_cap": None}
-
-
-class ForgetfulAttention(TorchAttention):
-    """Never looks at the first token of a sequence that has several blocks."""
-
-    def plan(self, batch: AttentionBatch, /) -> Any:
-        tables = batch.block_tables.clone()
-        tables[:, 0] = tables[:, -1]
-        return super().plan(replace(batch, block_tables=tables))
+LAYERS = with_another(
+    __name__,
+    TorchAttention,
+    "bind",
+    {
+        # sees past the sliding window
+        "BoundlessAttention": of_another_layer(sliding_window=None),
+        # forgets the soft cap, and the slopes of ALiBi
+        "UncappedAttention": of_another_layer(soft_cap=None),
+        "FlatAttention": of_another_layer(alibi_slopes=None),
+    },
+)
+globals().update(LAYERS)
 
 
 class LateAttention(TorchAttention):
@@ -68,18 +59,6 @@ class UnreadAttention(PackedAttention):
     ) -> None:
         for origin, destination in zip(origins, destinations, strict=True):
             super().copy_blocks(source, [origin], target, [destination])
-
-
-class UnscaledAttention(_OfAnotherLayer):
-    """Scales by another number."""
-
-    changes: ClassVar[dict[str, Any]] = {"scale": 0.5}
-
-
-class FlatAttention(_OfAnotherLayer):
-    """Forgets the slopes of ALiBi."""
-
-    changes: ClassVar[dict[str, Any]] = {"alibi_slopes": None}
 
 
 class ShiftedAttention(TorchAttention):

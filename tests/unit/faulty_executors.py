@@ -35,12 +35,6 @@ class _DeafExecutor(MemoryExecutor):
         return replace(step, **{name: [] for name in self.unheard})
 
 
-class UncopyingExecutor(_DeafExecutor):
-    """Does not copy what is shared before it is written to."""
-
-    unheard = ("copy_sources", "copy_targets")
-
-
 class LosingExecutor(_DeafExecutor):
     """Loses what was moved to the host."""
 
@@ -81,15 +75,6 @@ class ShufflingExecutor(MemoryExecutor):
         result = super().collect(handle)
         result.token_ids.reverse()
         return result
-
-
-class SingleExecutor(MemoryExecutor):
-    """Draws one token where several sequences are to come."""
-
-    def collect(self, handle: Any, /) -> StepResult:
-        result = super().collect(handle)
-        kept = dict(zip(result.sequence_ids, result.token_ids, strict=True))
-        return replace(result, sequence_ids=list(kept), token_ids=list(kept.values()))
 
 
 class SociableExecutor(MemoryExecutor):
@@ -159,14 +144,3 @@ class OnceClosedExecutor(MemoryExecutor):
         if self.is_closed:
             raise RuntimeError("it is closed already")
         self.is_closed = True
-
-
-class RowlessExecutor(MemoryExecutor):
-    """Leaves out the last row of a batch."""
-
-    def collect(self, handle: Any, /) -> StepResult:
-        result = super().collect(handle)
-        if len(handle.sequence_ids) > 1 and result.sequence_ids:
-            result.sequence_ids.pop()
-            result.token_ids.pop()
-        return result

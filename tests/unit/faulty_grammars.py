@@ -29,14 +29,6 @@ class _Grammar(LlguidanceGrammar):
         super().__init__(LlguidanceSettings(), context)
 
 
-class GenerousGrammar(_Grammar):
-    """Allows everything."""
-
-    def fill(self, matchers: Sequence[Matcher], masks: Masks, /) -> Mapping[int, str]:
-        masks[:] = -1
-        return {}
-
-
 class HastyGrammar(_Grammar):
     """May always end."""
 
@@ -124,10 +116,3 @@ class ObligingGrammar(_Grammar):
             return super().compile(form)
         except RequestError:
             return super().compile(StructuredOutputs(regex="[a-z]*"))
-
-
-class NarrowGrammar(_Grammar):
-    """Knows the first text of a choice alone."""
-
-    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
-        return super().compile(replace(form, choice=form.choice and form.choice[:1]))

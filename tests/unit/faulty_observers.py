@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
 
-from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.interfaces.observer import Observer
 from paged_core.sequence import SequenceGroup
 from unit.faulty_settings import with_another
 
@@ -35,20 +35,15 @@ OF_REQUESTS = {
         "finished",
     ).index(event),
 }
-OF_BLOCKS = {
-    # takes it that every event about blocks names one
-    "PlacedObserver": lambda self, event: event.block + 1,
-}
 OF_CACHED = {
     # takes it that blocks are found for ever
     "CachingObserver": lambda self, event: event.key.digest,
 }
 globals().update(
     {
-        **with_another(_Observer, "on_step", OF_STEPS),
-        **with_another(_Observer, "on_request", OF_REQUESTS),
-        **with_another(_Observer, "on_block", OF_BLOCKS),
-        **with_another(_Observer, "on_cache", OF_CACHED),
+        **with_another(__name__, _Observer, "on_step", OF_STEPS),
+        **with_another(__name__, _Observer, "on_request", OF_REQUESTS),
+        **with_another(__name__, _Observer, "on_cache", OF_CACHED),
     }
 )
 
@@ -58,16 +53,6 @@ class MeddlingObserver(_Observer):
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         group.max_length = min(group.max_length, len(group.request.prompt) + 1)
-
-
-class ClosingObserver(_Observer):
-    """Cannot be closed before its first step."""
-
-    def on_step(self, step: StepRecord, /) -> None:
-        self.steps += 1
-
-    def close(self) -> None:
-        raise OSError("no file") if not self.steps else ValueError("no file either")
 
 
 class UniqueObserver(_Observer):
@@ -89,15 +74,6 @@ class OnlyObserver(_Observer):
         if self.made:
             raise FileExistsError("observer.lock")
         self.made.append(self)
-
-
-class PromptObserver(_Observer):
-    """Shortens a request that was preempted, and counts the preemption again."""
-
-    def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        if event == "preempted":
-            group.num_preemptions += 1
-            group.max_length = 0
 
 
 class BufferingObserver(_Observer):

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 from random import choice, randrange
-from typing import Any, ClassVar
+from typing import Any
 
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.victim import Victim
 from paged_core.sequence import SequenceGroup
-from unit.faulty_settings import with_another
+from unit.faulty_settings import forever, meddling, with_another
 
 RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP
 
@@ -35,7 +35,12 @@ class _Order(_Policy, QueueOrder):
     pass
 
 
+def arrival(self: _Order, group: SequenceGroup, now: float) -> Any:
+    return group.number
+
+
 ORDERS = with_another(
+    __name__,
     _Order,
     "key",
     {
@@ -47,43 +52,18 @@ ORDERS = with_another(
         "CountingOrder": lambda self, group, now: -next(self.asked),
         "RollingOrder": lambda self, group, now: group.number ^ self.salt,
         "ReversedOrder": lambda self, group, now: -group.number,
+        # notes on a group that it has been seen
+        "MarkingOrder": meddling(lambda group: setattr(group, "num_cached", 0), arrival),
+        # looks for ever for a deadline
+        "WaitingOrder": forever(
+            lambda group, now: group.request.deadline is None and group.request.priority, arrival
+        ),
+        # raises for a group that runs
+        "FrozenOrder": lambda self, group, now: (
+            group.number if group.admitted_at is None else self.no_key
+        ),
     },
 )
-
-
-class MarkingOrder(_Order):
-    """Notes on a group that it has been seen."""
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        group.num_cached = 0
-        return group.number
-
-
-class SharedOrder(_Order):
-    """Counts its keys with the class."""
-
-    made: ClassVar[list[int]] = []
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        self.made.append(group.number)
-        return (group.number * len(self.made)) % 7
-
-
-class WaitingOrder(_Order):
-    """Looks for ever for a deadline."""
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        while group.request.deadline is None and group.request.priority:
-            next(self.asked)
-        return group.number
-
-
-class FrozenOrder(_Order):
-    """Raises for a group that runs."""
-
-    def key(self, group: SequenceGroup, now: float, /) -> Any:
-        assert group.admitted_at is None and not group.live[0].table.blocks, "it runs already"
-        return group.number
 
 
 class OneSidedOrder(_Order):
@@ -115,41 +95,30 @@ class _CountingService(_Order):
         self.tokens.pop(group.id, None)
 
 
-class AssumingOrder(_CountingService):
-    """Assumes that what leaves was served."""
-
-    def left(self, group: SequenceGroup, /) -> None:
-        del self.tokens[group.id]
-
-
-class RememberingOrder(_CountingService):
-    """Never forgets a group."""
-
-    def left(self, group: SequenceGroup, /) -> None:
-        self.tokens[group.id] = 0
-
-
+LEAVING = with_another(
+    __name__,
+    _CountingService,
+    "left",
+    {
+        # assumes that what leaves was served
+        "AssumingOrder": lambda self, group: self.tokens.pop(group.id),
+        # never forgets a group
+        "RememberingOrder": lambda self, group: self.tokens.update({group.id: 0}),
+    },
+)
 QUANTA = with_another(
+    __name__,
     _CountingService,
     "quantum_over",
     {
         # over every other time that it is asked
         "CountingQuantum": lambda self, group, now: next(self.asked) % 2 == 1,
-        "RollingQuantum": lambda self, group, now: bool(self.rolled(group)),
         # answers with a number of tokens
         "WordlessQuantum": lambda self, group, now: self.tokens.get(group.id, 0),
         # raises for a group that was not served yet
         "NarrowQuantum": lambda self, group, now: self.tokens[group.id] > 4,
     },
 )
-
-
-class MarkingQuantum(_CountingService):
-    """Notes on a group that it has been asked about."""
-
-    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        group.num_preemptions += 1
-        return False
 
 
 # ---------------------------------------------------------------------- victims
@@ -160,6 +129,7 @@ class _Victim(_Policy, Victim):
 
 
 VICTIMS = with_another(
+    __name__,
     _Victim,
     "choose",
     {
@@ -169,18 +139,19 @@ VICTIMS = with_another(
         # finds none if there is only one candidate
         "ForgetfulVictim": lambda self, shown, now: shown[-2],
         "RollingVictim": lambda self, shown, now: choice(list(shown)),
+        # frees the blocks itself
+        "ActingVictim": lambda self, shown, now: (
+            self.kv_cache.release_group(shown[-1]) or shown[-1]
+        ),
+        # waits until one has generated something
+        "WaitingVictim": forever(
+            lambda shown, now: not any(group.live[0].output for group in shown),
+            lambda self, shown, now: shown[-1],
+        ),
         # only among those that were not preempted yet
         "SparingVictim": lambda self, shown, now: [g for g in shown if not g.num_preemptions][-1],
     },
 )
-
-
-class ActingVictim(_Victim):
-    """Frees the blocks itself."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        self.kv_cache.release_group(candidates[-1])
-        return candidates[-1]
 
 
 class LateVictim(_Victim):
@@ -192,40 +163,6 @@ class LateVictim(_Victim):
         chosen = self.shown[0] if self.shown else candidates[-1]
         self.shown = list(candidates)
         return chosen
-
-
-class CountingVictim(_Victim):
-    """Counts preemptions, as the engine does."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        candidates[-1].num_preemptions += 1
-        return candidates[-1]
-
-
-class SortingVictim(_Victim):
-    """Sorts the list that it is shown."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        candidates.sort(key=lambda group: -group.number)  # type: ignore[attr-defined]
-        return candidates[0]
-
-
-class WaitingVictim(_Victim):
-    """Waits until one has generated something."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        while not any(group.live[0].output for group in candidates):
-            pass
-        return candidates[-1]
-
-
-class MeanVictim(_Victim):
-    """Divides by the distance of the best and the worst."""
-
-    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        held = [len(group.live[0].table.blocks) for group in candidates]
-        scores = [blocks / (max(held) - min(held)) for blocks in held]
-        return candidates[scores.index(max(scores))]
 
 
 # ---------------------------------------------------------------------- preemptions
@@ -242,15 +179,21 @@ class _Swapping(_Preemption):
 
 PREEMPTIONS = {
     **with_another(
+        __name__,
         _Preemption,
         "mode",
         {
             # it says that it never swaps
             "SecretSwapPreemption": lambda self, group: SWAP,
             "WordlessPreemption": lambda self, group: "drop",
+            # looks for ever for a length that suits a forked group
+            "SearchingPreemption": forever(
+                lambda group: group.num_seqs > 1, lambda self, group: RECOMPUTE
+            ),
         },
     ),
     **with_another(
+        __name__,
         _Swapping,
         "mode",
         {
@@ -259,13 +202,12 @@ PREEMPTIONS = {
         },
     ),
     **with_another(
+        __name__,
         _Preemption,
         "tokens_to_reserve",
         {
             # more than a sequence can come to
             "ExcessivePreemption": lambda self, group: group.max_length + 8,
-            # more than there is
-            "HoardingPreemption": lambda self, group: 10**9,
             # less than what a group has already
             "StingyPreemption": lambda self, group: 1,
             # raises for a group that holds no blocks
@@ -277,31 +219,4 @@ PREEMPTIONS = {
 }
 
 
-class TouchingPreemption(_Preemption):
-    """Counts preemptions, as the engine does."""
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        group.num_preemptions += 1
-        return RECOMPUTE
-
-
-class SearchingPreemption(_Preemption):
-    """Looks for ever for a length that suits a forked group."""
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        while group.num_seqs > 1:
-            next(self.asked)
-        return RECOMPUTE
-
-
-class FirstPreemption(_Swapping):
-    """Swaps the first group that it is asked about."""
-
-    first: SequenceGroup | None = None
-
-    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        self.first = self.first or group
-        return SWAP if group is self.first else RECOMPUTE
-
-
-globals().update({**ORDERS, **QUANTA, **VICTIMS, **PREEMPTIONS})
+globals().update({**ORDERS, **LEAVING, **QUANTA, **VICTIMS, **PREEMPTIONS})

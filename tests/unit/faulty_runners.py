@@ -79,20 +79,6 @@ class StatefulRunner(NativeRunner):
         return hidden
 
 
-class AveragingRunner(NativeRunner):
-    """Normalises over the batch."""
-
-    def logits(self, hidden: Tensor, /) -> Tensor:
-        return super().logits(hidden - hidden.mean(0))
-
-
-class NoisyRunner(NativeRunner):
-    """Leaves dropout on."""
-
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
-        return torch.nn.functional.dropout(super().forward(tokens, positions, attend), 0.1)
-
-
 class WideRunner(NativeRunner):
     """Says that its vocabulary is larger than it is."""
 

@@ -10,7 +10,7 @@ from paged_core.engine.planner import Planner
 from paged_core.engine.preemptor import Quanta
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
-from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_core.sequence import SequenceGroup, Status
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 from unit.faulty_settings import with_another
 
@@ -33,12 +33,6 @@ class TooManySequencesScheduler(GreedyScheduler):
     limit = "max_num_seqs"
 
 
-class UnderstatingScheduler(TokenBudgetScheduler):
-    """Says that it runs one sequence at a time, and runs several."""
-
-    max_num_seqs = 1  # type: ignore[assignment]
-
-
 class PickyScheduler(TokenBudgetScheduler):
     """Does not like the number 7."""
 
@@ -52,30 +46,6 @@ class ForgettingScheduler(TokenBudgetScheduler):
     def remove(self, group: SequenceGroup, /) -> None:
         if group not in self._waiting:
             super().remove(group)
-
-
-class UnswappingScheduler(TokenBudgetScheduler):
-    """Does not look among the swapped groups when one is aborted."""
-
-    def remove(self, group: SequenceGroup, /) -> None:
-        if group.status is not Status.SWAPPED:
-            super().remove(group)
-
-
-class DicingScheduler(TokenBudgetScheduler):
-    """Admits at random."""
-
-    def _admit(self) -> None:
-        if random() < 0.7:
-            super()._admit()
-
-
-class PairingScheduler(TokenBudgetScheduler):
-    """Waits for a second request before it starts one."""
-
-    def _admit(self) -> None:
-        if len(self._waiting) > 1 or self._running:
-            super()._admit()
 
 
 class RestlessScheduler(TokenBudgetScheduler):
@@ -103,52 +73,56 @@ class WishfulScheduler(TokenBudgetScheduler):
 # ---------------------------------------------------------------------- other plans
 
 
-class _Editing(TokenBudgetScheduler):
-    """Changes its plans."""
-
-    edit: Callable[[Schedule], object]
-
-    def schedule(self, now: float, /) -> Schedule:
-        plan = super().schedule(now)
-        self.edit(plan)
+def _editing(edit: Callable[[Any, Schedule], object]) -> Callable[..., Schedule]:
+    def schedule(self: TokenBudgetScheduler, now: float, /) -> Schedule:
+        plan = TokenBudgetScheduler.schedule(self, now)
+        edit(self, plan)
         return plan
+
+    return schedule
+
+
+def _repeat(scheduler: Any, plan: Schedule) -> None:
+    plan.sequences += plan.sequences[:1]
+    plan.num_tokens += plan.num_tokens[:1]
+
+
+def _hurry(scheduler: Any, plan: Schedule) -> None:
+    for sequence in [each for group in scheduler._running for each in group.live]:
+        if sequence.num_pending == 0:
+            plan.add(sequence, 1)
 
 
 EDITING = with_another(
-    _Editing,
-    "edit",
+    __name__,
+    TokenBudgetScheduler,
+    "schedule",
     {
         # does not say which groups it admits
-        "SilentScheduler": lambda self, plan: plan.admitted.clear(),
+        "SilentScheduler": _editing(lambda self, plan: plan.admitted.clear()),
         # nor which it preempted
-        "DiscreetScheduler": lambda self, plan: plan.preempted.clear(),
+        "DiscreetScheduler": _editing(lambda self, plan: plan.preempted.clear()),
+        # says that the cache never served anything
+        "ModestScheduler": _editing(
+            lambda self, plan: plan.admitted.__setitem__(
+                slice(None), [(group, 0) for group, _ in plan.admitted]
+            )
+        ),
+        # schedules one sequence twice
+        "RepeatingScheduler": _editing(_repeat),
+        # schedules sequences that wait for a step in flight
+        "ImpatientScheduler": _editing(_hurry),
     },
 )
-
-
-class ModestScheduler(_Editing):
-    """Says that the cache never served anything."""
-
-    def edit(self, plan: Schedule) -> None:
-        plan.admitted = [(group, 0) for group, _ in plan.admitted]
-
-
-class RepeatingScheduler(_Editing):
-    """Schedules one sequence twice."""
-
-    def edit(self, plan: Schedule) -> None:
-        plan.sequences += plan.sequences[:1]
-        plan.num_tokens += plan.num_tokens[:1]
-
-
-class ImpatientScheduler(_Editing):
-    """Schedules sequences that wait for a step in flight."""
-
-    def edit(self, plan: Schedule) -> None:
-        for group in self._running:
-            for sequence in group.live:
-                if sequence.num_pending == 0:
-                    plan.add(sequence, 1)
+ADMITTING = with_another(
+    __name__,
+    TokenBudgetScheduler,
+    "_admit",
+    {
+        # admits at random
+        "DicingScheduler": lambda self: random() > 0.7 or TokenBudgetScheduler._admit(self),
+    },
+)
 
 
 class _Withholding(TokenBudgetScheduler):
@@ -200,13 +174,6 @@ class _WithPlanner(TokenBudgetScheduler):
         wrong.__class__ = self.faulty
 
 
-class Unreserved(Planner):
-    """Runs sequences past the end of their blocks."""
-
-    def _reserve(self, sequence: SequenceState) -> bool:
-        return True
-
-
 class Stuck(Planner):
     """Preempts a group that is alone and has outgrown the cache, and can never admit it again."""
 
@@ -239,29 +206,6 @@ class Halfway(Planner):
         for sequence, num_tokens in planned:
             if sequence.group is group:
                 self._add(sequence, num_tokens)
-
-
-class FullyCached(Planner):
-    """Computes nothing of a prompt that is cached as a whole."""
-
-    def admit(self, group: SequenceGroup) -> bool:
-        first = group.live[0]
-        hit = self.kv_cache.lookup(first, first.num_tokens)
-        cached = len(hit.blocks) * self.kv_cache.block_size
-        if self.is_full or len(group.live) > 1 or cached < first.num_tokens:
-            return super().admit(group)
-        self.kv_cache.admit(first, 0, hit, cached)
-        self.limits.joins(group)
-        self.running.append(group)
-        self.plan.admitted.append((group, cached))
-        return True
-
-
-class Dropping(Planner):
-    """Gives up a request that would have to be preempted."""
-
-    def preempt(self, group: SequenceGroup) -> None:
-        self.give_up(group, "there are too few blocks")
 
 
 class Holding(Planner):
@@ -303,54 +247,12 @@ class Obliging(Quanta):
         return list(spent)
 
 
-PLANNERS = (
-    Unreserved,
-    Stuck,
-    Circling,
-    Halfway,
-    FullyCached,
-    Dropping,
-    Holding,
-    Disturbing,
-    Hasty,
-    Obliging,
+# runs sequences past the end of their blocks
+Unreserved = type("Unreserved", (Planner,), {"_reserve": lambda self, sequence: True})
+PLANNERS = {
+    f"{kind.__name__}Scheduler": kind
+    for kind in (Unreserved, Stuck, Circling, Halfway, Holding, Disturbing, Hasty, Obliging)
+}
+globals().update(
+    {**EDITING, **ADMITTING, **with_another(__name__, _WithPlanner, "faulty", PLANNERS)}
 )
-for _kind in PLANNERS:
-    globals().update(with_another(_WithPlanner, "faulty", {f"{_kind.__name__}Scheduler": _kind}))
-globals().update(EDITING)
-
-
-class _EarlySharing(Planner):
-    fresh: list[SequenceGroup]
-
-    def _make_way(self, group: SequenceGroup) -> bool:
-        if not self.fresh or self.plan.swapped_in:
-            return super()._make_way(group)
-        victim = self.fresh.pop(0)
-        self.preempt(victim)
-        for groups in (self.plan.preempted, self.plan.swapped_out):
-            if victim in groups:
-                groups.remove(victim)
-        self.plan.admitted = [entry for entry in self.plan.admitted if entry[0] is not victim]
-        return True
-
-
-class EarlySharingScheduler(_WithPlanner):
-    """Admits first, and then preempts for running groups what it has just admitted, first to last.
-
-    Others that it has just admitted share blocks that are now never filled.
-    """
-
-    faulty = _EarlySharing
-    planner: _EarlySharing
-
-    def schedule(self, now: float, /) -> Schedule:
-        planner, before = self.planner, list(self._running)
-        planner.begin(now)
-        while self._swapped and planner.resume(self._swapped[0]):
-            del self._swapped[0]
-        self._admit()
-        planner.fresh = [group for group in self._running if group not in before]
-        planner._shares = False
-        planner.grow(before)
-        return planner.plan

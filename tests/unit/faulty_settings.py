@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from pydantic import Field, PositiveInt
 
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
+from paged_core.sequence import SequenceGroup
 from paged_policies.allocators.contiguous import ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.schedulers.token_budget import TokenBudgetSettings
@@ -60,9 +61,34 @@ def registry_of(
     return registry_with(replace(component, interface_version=version))
 
 
-def with_another(base: type, member: str, values: Mapping[str, Any]) -> dict[str, type]:
+def with_another(
+    module: str, base: type, member: str, values: Mapping[str, Any]
+) -> dict[str, type]:
     """Return subclasses of ``base`` by their names, each with another value for one member."""
     return {
-        name: type(name, (base,), {"__module__": base.__module__, member: value})
+        name: type(name, (base,), {"__module__": module, member: value})
         for name, value in values.items()
     }
+
+
+def forever(asks: Callable[..., bool], answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that never ends when it is called with what ``asks`` finds."""
+
+    def method(self: Any, *args: Any) -> Any:
+        while asks(*args):
+            pass
+        return answer(self, *args)
+
+    return method
+
+
+def meddling(
+    change: Callable[[SequenceGroup], object], answer: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a method that changes the first group that it is shown, or the only one."""
+
+    def method(self: Any, shown: Any, *args: Any) -> Any:
+        change(shown if isinstance(shown, SequenceGroup) else shown[0])
+        return answer(self, shown, *args)
+
+    return method

@@ -97,7 +97,6 @@ _OPTIONS = {
 """Options of mutants of these components."""
 _WITH_EXPECTATION = {
     "WrongTieEvictor": test_evictors.TestLru,
-    "RunScanEvictor": test_evictors.TestLruWithTies,
     "ReversedOrder": test_orders.TestFcfs,
     "OldestVictim": test_victims.TestNewest,
 }

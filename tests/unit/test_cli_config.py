@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from paged_core import __version__, cli, plugin
+from paged_core import cli, plugin
 from paged_core.cli import frame, main
 from paged_core.cli.options import SettingsArgs, expanded, is_setting
 from paged_core.errors import CheckpointError
@@ -43,9 +43,6 @@ def config(capsys: Capture, *argv: str, **environ: str) -> tuple[dict[str, Any],
 
 
 class TestFrame:
-    def test_version(self, capsys: Capture) -> None:
-        assert run(capsys, "--version") == f"paged-core {__version__}\n"
-
     def test_help_lists_the_commands_of_the_core_and_of_plugins(self, capsys: Capture) -> None:
         text = run(capsys, "--help")
         assert run(capsys) == text
@@ -243,12 +240,6 @@ class TestPlugins:
         assert "available: yes" in text
 
 
-def test_schema(capsys: Capture) -> None:
-    schema = json.loads(run(capsys, "schema"))
-    assert "token_budget" in schema["properties"]["scheduler"]["anyOf"][0]["enum"]
-    assert schema["additionalProperties"] is False
-
-
 def test_two_providers_are_listed_and_refused(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,3 +336,9 @@ class TestCommandsOfPlugins:
         def plain(word: str) -> None: ...
 
         assert expanded(plain, Registry(()), {}) is plain
+
+
+def test_schema(capsys: Capture) -> None:
+    schema = json.loads(run(capsys, "schema"))
+    assert "token_budget" in schema["properties"]["scheduler"]["anyOf"][0]["enum"]
+    assert schema["additionalProperties"] is False

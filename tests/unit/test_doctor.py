@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,14 +115,6 @@ def test_the_machine_is_described_as_plain_data() -> None:
     assert described["torch"]["threads"] > 0
 
 
-def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    device = {"name": "NVIDIA H200", "compute_capability": "9.0", "multiprocessors": 132}
-    described = {"version": "2.11", "devices": [device | {"memory_bytes": 141 << 30}]}
-    monkeypatch.setattr(machine, "describe_torch", lambda: described)
-    monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
-    assert "NVIDIA H200, compute capability 9.0, 141 GiB, 132 multi" in doctor(capsys)[0]
-
-
 class TestCudaToolkit:
     @pytest.fixture(autouse=True)
     def nothing_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,21 +128,19 @@ class TestCudaToolkit:
         assert machine.cuda_folder() is machine.nvcc() is machine.nvrtc() is None
 
     def test_of_the_toolkit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-        compiler = program(tmp_path / "bin", "nvcc")
-        (tmp_path / "lib64").mkdir()
-        (tmp_path / "lib64" / "libnvrtc.so.13").touch()
-        assert machine.cuda_folder() == tmp_path
-        assert machine.nvcc() == compiler
-        assert machine.nvrtc() == tmp_path / "lib64" / "libnvrtc.so.13"
-        assert machine._nvcc() == f"{compiler}, release 13.0, V13.0.88"
-
-    def test_of_the_path_and_of_packages(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
         compiler = program(tmp_path / "bin", "nvcc")
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
         assert machine.nvcc() == compiler
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        library = tmp_path / "lib64" / "libnvrtc.so.13"
+        library.parent.mkdir()
+        library.touch()
+        assert (machine.cuda_folder(), machine.nvcc()) == (tmp_path, compiler)
+        assert machine.nvrtc() == library
+        assert machine._nvcc() == f"{compiler}, release 13.0, V13.0.88"
+
+    def test_of_packages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         library = tmp_path / "nvidia" / "cu13" / "lib" / "libnvrtc.so.13"
         library.parent.mkdir(parents=True)
         library.touch()
@@ -175,23 +164,3 @@ def test_torch_that_cannot_be_asked_is_a_problem_with_a_reason(
     assert "torch" in machine.describe_torch()["problem"]
     monkeypatch.setattr(machine, "_installed", lambda _: None)
     assert machine.describe_torch()["problem"] == "not installed; `pip install torch`"
-
-
-@pytest.mark.usefixtures("without_torch")
-def test_the_machine_is_asked_while_components_are_imported(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, answered = Event(), Event()
-
-    def describe() -> dict[str, Any]:
-        asked.set()
-        assert answered.wait(20), "no component was asked meanwhile"
-        return {"python": "here"}
-
-    def reason(_: Component) -> None:
-        assert asked.wait(20), "the machine was not asked yet"
-        answered.set()
-
-    monkeypatch.setattr(machine, "describe_host", describe)
-    monkeypatch.setattr(Component, "unavailable_reason", reason)
-    assert found(capsys)["machine"]["python"] == "here"

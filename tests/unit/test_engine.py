@@ -8,7 +8,7 @@ import pytest
 
 from paged_core.errors import RequestError
 from paged_core.request import FinishReason, Request
-from paged_core.sequence import SequenceState, Status
+from paged_core.sequence import SequenceState
 from paged_testing.served import text_alone
 from unit.engines import EOS, engine_with, finish, request, run
 
@@ -49,14 +49,6 @@ class TestAdding:
         )
         with pytest.raises(RequestError, match=r"'A' can never run: .* adjacent blocks"):
             engine.add(request("A", max_tokens=None))
-
-    def test_the_longest_prompt_that_leaves_room_is_served(self) -> None:
-        (group,) = run(engine_with(), request(prompt=range(63), max_tokens=5))
-        assert len(group.sequences[0].output) == 1
-        assert group.sequences[0].finish_reason is FinishReason.LENGTH
-
-    def test_any_token_id_is_served_where_there_is_no_vocabulary(self) -> None:
-        run(engine_with(), request(prompt=(10**9,), stop_token_ids=[2**31]))
 
 
 class TestEnds:
@@ -149,12 +141,6 @@ class TestSequences:
         assert any(group.num_preemptions for group in groups)
         assert [group.num_cached for group in groups] == [0, 0, 0]
         assert all(len(group.sequences[0].output) == 10 for group in groups)
-
-    def test_times_are_written_down(self) -> None:
-        engine = engine_with()
-        (group,) = run(engine, request(max_tokens=3))
-        assert (group.admitted_at, group.first_token_at, group.finished_at) == (0.0, 0.0, 2.0)
-        assert group.status is Status.FINISHED
 
 
 class TestAbort:

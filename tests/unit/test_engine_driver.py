@@ -176,6 +176,7 @@ class TestRun:
                 assert listener.finish_reason is FinishReason.LENGTH
                 assert listener.groups[-1].sequences[0].output == expected[name]
                 assert listener.lengths == list(range(9))
+        assert driver._listeners == {}
         assert driver.engine.kv_cache.num_free == 16
 
     def test_sleeps_while_there_is_nothing_to_do(self) -> None:
@@ -229,15 +230,6 @@ class TestRun:
 
 
 class TestListeners:
-    def test_hear_of_the_acceptance_and_of_each_step(self) -> None:
-        driver, heard = EngineDriver(engine_with()), Heard()
-        driver.submit(request("A", max_tokens=3), listener=heard)
-        assert heard.lengths == [0]
-        while driver.engine.has_unfinished:
-            driver.step()
-        assert heard.lengths == [0, 1, 2, 3]
-        assert driver._listeners == {}
-
     def test_that_raise_lose_their_request_and_no_other(self) -> None:
         driver, calls, heard = EngineDriver(engine_with()), list[int](), Heard()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,15 +123,3 @@ class TestContentKey:
         first, between, again = found
         assert first == again
         assert len({*first.values(), *between.values()}) == 2 + 3
-
-    def test_equal_tokens_of_another_salt_are_other_content(self) -> None:
-        running = build_memory_engine(REGISTRY)
-        added = record_added(running)
-        keys = set()
-        for salt in (None, "salt", "pepper"):
-            added.clear()
-            request = simple_request(f"with {salt}", (1, 2, 3, 4), 1)
-            running.add(replace(request, cache_salt=salt))
-            running.step()
-            keys.update(info.content_key for info in added.values())
-        assert len(keys) == 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -11,10 +9,7 @@ import pytest
 from paged_core.engine.contexts import OrderContext
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.orders.mlfq import MlfqOrder, MlfqSettings
-from paged_testing.engines import build_memory_engine, serve
 from paged_testing.policy_subjects import empty_cache
-from paged_testing.served import check_served
-from paged_testing.workloads import Workload, simple_request
 from unit.block_tables import make_group
 from unit.engines import REGISTRY
 
@@ -130,30 +125,3 @@ class TestPromotion:
         decode(order, group, 1, now=32.0)
         assert order.key(group, 32.0)[:2] == (1, 32.0)
         assert order.quantum_over(group, 32.0)
-
-
-def durations(order: str | dict[str, Any], **values: Any) -> dict[str, float]:
-    """Steps from arrival to the end of a long request, and of short ones that come meanwhile."""
-    sizes = {"long": (0, 3, 40)} | {f"short{step}": (step, 2, 2) for step in (2, 9, 16, 23)}
-    workload = Workload(
-        tuple(
-            (step, replace(simple_request(name, prompt, output), arrival=float(step)))
-            for name, (step, prompt, output) in sizes.items()
-        )
-    )
-    engine = build_memory_engine(REGISTRY, queue_order=order, num_blocks=100, **values)
-    groups = serve(engine, workload)
-    check_served(engine, workload, groups)
-    return {name: (group.finished_at or 0.0) - group.arrival for name, group in groups.items()}
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
-def test_short_requests_overtake_a_long_one_that_runs(scheduler: str, preemption: str) -> None:
-    """Purpose of FastServe: nothing is known of the output, and short requests still go first."""
-    values = {"scheduler": {"name": scheduler, "max_num_seqs": 1}, "preemption": preemption}
-    first_come = durations("fcfs", **values)
-    levels = durations({"name": "mlfq", "first_quantum": 4}, **values)
-    assert mean(levels.values()) < mean(first_come.values()) / 2
-    assert levels["long"] < first_come["long"] + 25
-    assert all(levels[name] < 10 <= first_come[name] for name in levels if name != "long")

@@ -63,15 +63,6 @@ class TestHits:
         assert second.hits == {"B": blocks[:2]}
         assert second.cached == {"B": 8}
 
-    def test_of_a_request_preempted_before_its_step_are_forgotten(self) -> None:
-        engine, _ = watched()
-        serve_one(engine, "A", 100, 12)
-        group = engine.add(request("B", range(100, 112)))
-        cache, sequence = engine.kv_cache, group.live[0]
-        cache.admit(sequence, 4, cache.lookup(sequence, 8), num_skipped=8)
-        cache.release(sequence)
-        assert not cache.take_changes().hits
-
 
 @pytest.mark.parametrize("allocator", ["hash_cached", "uncached"])
 def test_recomputed_tokens_are_those_computed_twice(allocator: str) -> None:
