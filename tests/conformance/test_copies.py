@@ -1,7 +1,11 @@
-"""A copy of each policy under another name, in another package, passes the same tests."""
+"""A copy of each policy under another name, in another package, passes the same tests.
+
+In written situations only in `make test-long`: one case of a class finds who goes by a name.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -19,6 +23,7 @@ from conformance import (
     test_schedulers,
     test_victims,
 )
+from marks import long
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_testing import ComponentConformance, registry_with
@@ -68,7 +73,8 @@ def copies() -> Iterator[type[ComponentConformance]]:
                 return registry_with(copied(*part))
 
             members = {"component": {**table, "name": "elsewhere"}, "make_registry": make_registry}
-            yield type(f"{name}Elsewhere", (kind,), members)
+            situations = [each for each in dir(kind) if re.fullmatch("test_.*_when", each)]
+            yield long(*situations)(type(f"{name}Elsewhere", (kind,), members))
 
 
 globals().update({kind.__name__: kind for kind in copies()})

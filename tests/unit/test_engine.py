@@ -9,7 +9,6 @@ import pytest
 from paged_core.errors import RequestError
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceState
-from paged_testing.served import text_alone
 from unit.engines import EOS, engine_with, finish, request, run
 
 
@@ -59,16 +58,6 @@ class TestEnds:
         (group,) = run(engine_with(scheduler=scheduler), request(max_tokens=None))
         assert len(group.sequences[0].tokens) == cap
         assert group.sequences[0].finish_reason is FinishReason.LENGTH
-
-    @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
-    def test_when_it_fills_the_pool_alone(self, scheduler: str) -> None:
-        engine = engine_with(scheduler=scheduler, num_blocks=4, block_size=4)
-        (group,) = run(engine, request(prompt=range(10), max_tokens=30))
-        (sequence,) = group.sequences
-        assert sequence.finish_reason is FinishReason.LENGTH
-        assert sequence.error, "the reason is said"
-        assert sequence.output == text_alone(engine, group.request)[: len(sequence.output)]
-        assert 4 <= len(sequence.output) <= 7
 
     @pytest.mark.parametrize(
         ("text", "asked", "output", "reason", "stop"),
