@@ -19,12 +19,13 @@ class _InformedEvictor(LruEvictor):
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
         self._infos: dict[BlockId, BlockInfo] = {}
-        self._seen: list[int | None] = []
+        self._lengths: dict[BlockId, int] = {}
+        self._seen: list[Any] = []
         self._by_key: dict[int | None, BlockId] = {}
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         super().add(block, info)
-        self._infos[block] = info
+        self._infos[block], self._lengths[block] = info, -info.num_tokens
 
     def evict(self) -> BlockId:
         if not self._blocks:
@@ -37,8 +38,9 @@ class _InformedEvictor(LruEvictor):
         """The one to go."""
         return next(iter(self._blocks))
 
-    def lengths(self) -> list[int]:
-        return [-self._infos[block].num_tokens for block in self._blocks]
+    def remove(self, block: BlockId, /) -> None:
+        super().remove(block)
+        del self._lengths[block]
 
 
 def search(self: _InformedEvictor) -> BlockId:
@@ -55,7 +57,9 @@ FIRST = with_another(
     "first",
     {
         # sorts all that it holds, inside built-ins
-        "SortingEvictor": lambda self: min(zip(self.lengths(), self._blocks, strict=True))[1],
+        "SortingEvictor": lambda self: min(zip(self._lengths.values(), self._lengths, strict=True))[
+            1
+        ],
         # looks at all that it holds
         "SearchingEvictor": search,
         # uses random numbers without a seed
@@ -136,15 +140,15 @@ class HoardingEvictor(_InformedEvictor):
 
 
 class PilingEvictor(_InformedEvictor):
-    """Remembers all that was removed since the last eviction."""
+    """Remembers all that was added since the last eviction."""
 
-    def remove(self, block: BlockId, /) -> None:
-        super().remove(block)
-        self._seen.append(block)
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        self._seen.append(info)
 
     def evict(self) -> BlockId:
         self._seen.clear()
-        return LruEvictor.evict(self)
+        return super().evict()
 
 
 class OneBlockPerKeyEvictor(_InformedEvictor):

@@ -93,6 +93,15 @@ def _hurry(scheduler: Any, plan: Schedule) -> None:
             plan.add(sequence, 1)
 
 
+def _ignore_long(self: TokenBudgetScheduler, now: float, /) -> Schedule:
+    long = [group for group in self._waiting.ordered() if len(group.request.prompt) > 50]
+    for group in long:
+        self._waiting.remove(group)
+    plan = TokenBudgetScheduler.schedule(self, now)
+    plan.ignored += [(group, "it is long") for group in long]
+    return plan
+
+
 EDITING = with_another(
     __name__,
     TokenBudgetScheduler,
@@ -112,6 +121,8 @@ EDITING = with_another(
         "RepeatingScheduler": _editing(_repeat),
         # schedules sequences that wait for a step in flight
         "ImpatientScheduler": _editing(_hurry),
+        # gives up what is long
+        "IgnoringScheduler": _ignore_long,
     },
 )
 ADMITTING = with_another(
@@ -123,41 +134,6 @@ ADMITTING = with_another(
         "DicingScheduler": lambda self: random() > 0.7 or TokenBudgetScheduler._admit(self),
     },
 )
-
-
-class _Withholding(TokenBudgetScheduler):
-    """Takes some groups out of the queue while a step is planned."""
-
-    withholds: Callable[[SequenceGroup], bool]
-
-    def schedule(self, now: float, /) -> Schedule:
-        held = [group for group in self._waiting.ordered() if self.withholds(group)]
-        for group in held:
-            self._waiting.remove(group)
-        plan = super().schedule(now)
-        self.give_back(held, plan, now)
-        return plan
-
-    def give_back(self, held: list[SequenceGroup], plan: Schedule, now: float) -> None:
-        for group in held:
-            self._waiting.push(group, now)
-
-
-class StarvingScheduler(_Withholding):
-    """Never admits the request of lowest priority."""
-
-    def withholds(self, group: SequenceGroup) -> bool:
-        return group.request.priority == 2
-
-
-class IgnoringScheduler(_Withholding):
-    """Gives up what is long."""
-
-    def withholds(self, group: SequenceGroup) -> bool:
-        return len(group.request.prompt) > 50
-
-    def give_back(self, held: list[SequenceGroup], plan: Schedule, now: float) -> None:
-        plan.ignored += [(group, "it is long") for group in held]
 
 
 # ---------------------------------------------------------------------- other planners

@@ -61,7 +61,6 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "LimitedVictim": "IndexError",
     "DisturbingScheduler": "has nothing pending: it waits for a step in flight",
     "PilingEvictor": "removed and added again left [0-9]+ bytes",
-    "StarvingScheduler": "unfinished after",
     "GreedyScheduler": "is the budget of a step",
     "TooManySequencesScheduler": "sequences run",
     "ForgettingScheduler": "remove\\(\\)",
