@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -18,7 +17,6 @@ from paged_core.engine.engine import Engine
 from paged_core.errors import PluginError, RequestError
 from paged_core.interfaces.observer import Observer
 from paged_core.request import FinishReason, Request
-from paged_core.sampling_params import SamplingParams
 from paged_testing.doubles import BackgroundExecutor
 from paged_testing.engines import build_memory_engine, engine_settings
 from paged_testing.served import check_nothing_leaked, check_said
@@ -147,49 +145,3 @@ def test_what_follows_a_fault_is_served_as_ever(length: Length) -> None:
 
     served = workloads(9, 3) if length.is_long else workloads(max_aborts=1)
     length.check(serves, engine_settings(REGISTRY), served, FAULTS, st.booleans())
-
-
-def _asked(number: int, prompt: str, **sampling: Any) -> Request:
-    tokens = tuple(map(int, prompt))
-    return Request(
-        id=f"r{number}",
-        prompt=tokens,
-        sampling=SamplingParams(**sampling),
-        arrival=float(number),
-    )
-
-
-WORKLOAD = Workload(
-    (
-        (0, _asked(0, "000000000", max_tokens=5)),
-        (0, _asked(1, "0000000001", max_tokens=4, n=2, temperature=1.0)),
-        (1, _asked(2, "1111111", max_tokens=6)),
-        (2, _asked(3, "000000000", max_tokens=6)),
-        (2, _asked(4, "0101", max_tokens=4, beam_width=2)),
-        (3, _asked(5, "11011", max_tokens=5, best_of=2, n=1, temperature=1.0)),
-    ),
-    ((4, "r2"),),
-)
-"""Shared prefixes, forks, beams, an abort; in a small pool, preemption."""
-TABLES: list[dict[str, Any]] = [
-    {},
-    {"preemption": "swap", "scheduler": "prefill_or_decode", "victim": "most_blocks"},
-    {"block_allocator": {"name": "hash_cached", "merge_duplicates": True}, "queue_order": "fair"},
-    {"queue_order": "mlfq", "preemption": "auto", "evictor": "arc"},
-    {"block_allocator": "uncached", "scheduler": "static_batch", "queue_order": "sjf"},
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("table", TABLES, ids=str)
-def test_a_fault_in_any_call_of_any_slot(table: dict[str, Any], ahead: bool) -> None:
-    values = {"block_size": 2, "num_blocks": 16, "num_host_blocks": 20, **table}
-    calls = sites(values, WORKLOAD, ahead=ahead)
-    assert {slot for (slot, _), _ in calls} >= {"scheduler", "block_allocator", "executor"}
-    for site, number in calls:
-        for after in (False, True):
-            for error in ERRORS:
-                injector = Injector(site, number, after=after, error=error)
-                check(values, WORKLOAD, injector, ahead=ahead)
-                assert injector.raised or after  # that call may raise OutOfBlocks
