@@ -266,13 +266,3 @@ def test_it_starts_without_the_libraries_of_other_runners(llama: Path) -> None:
         "sys.exit(bool({'transformers', 'onnx', 'onnxruntime'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_without_a_compiler_plain_pytorch_serves(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = answers(llama)
-    monkeypatch.setattr(
-        "paged_backends.runners.native.choice.unavailable_reason", lambda: "no compiler"
-    )
-    assert answers(llama) == expected

@@ -10,27 +10,16 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from paged_backends.kernels.build import Build, CannotCompile
-from paged_backends.kernels.cuda.kernel import Variant
-from paged_backends.kernels.cuda.toolkit import find_compilers
+from paged_backends.kernels.build import CannotCompile
 
-ARCHITECTURE = "sm_90"
-HOLDING = r"HMMA|LDGSTS|MUFU\.EX2"
-"""Instructions in a turn of the loop of attention on tensor cores."""
 AVOIDING = r"MUFU\.RCP"
 """Instructions of a turn only with a soft cap."""
 
-WITHOUT_POWERS = r"HMMA|LDGSTS"
-"""The same where a part of the powers is left out."""
-_DECODE_KEYS = 16
-"""Keys that a warp decodes in a turn: as many as a product has."""
 
 _SECTION = re.compile(r"\.section\s+\.text\.(\w+)")
 _LABEL = re.compile(r"(\.L_\w+):")
@@ -58,20 +47,6 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """One turn of a loop: what a warp issues."""
-
-    instructions: tuple[Instruction, ...]
-
-    def __len__(self) -> int:
-        return len(self.instructions)
-
-    def opcodes(self) -> Counter[str]:
-        """Return how often each opcode occurs, without its modifiers, the most frequent first."""
-        return Counter(one.opcode.partition(".")[0] for one in self.instructions)
-
-
-@dataclass(frozen=True, slots=True)
 class Kernel:
     """The assembly of a kernel."""
 
@@ -80,7 +55,7 @@ class Kernel:
     labels: dict[str, int]
     """Index of the instruction that follows each."""
 
-    def loop(self, holding: str = HOLDING, avoiding: str = AVOIDING) -> Loop:
+    def loop(self, holding: str, avoiding: str = AVOIDING) -> tuple[Instruction, ...]:
         """Return a turn of the smallest loop that has the most of ``holding``.
 
         Args:
@@ -97,7 +72,7 @@ class Kernel:
         _, length, first = max(found)
         avoided = [bool(re.match(avoiding, one.opcode)) for one in self.instructions]
         gains = [(-bad, good, -1) for bad, good in zip(avoided, held, strict=True)]
-        return Loop(tuple(self._best(first, first - length, gains)))
+        return tuple(self._best(first, first - length, gains))
 
     def _loops(self) -> Iterator[tuple[int, int]]:
         """First instruction and end of each loop; what is rare lies behind the kernel's end."""
@@ -174,40 +149,3 @@ def parse(assembly: str) -> Iterator[Kernel]:
                 target = _BRANCH.search(one[3])
                 instructions.append(Instruction(one[1] or "", one[2], one[3], target and target[1]))
         yield Kernel(name, tuple(instructions), labels)
-
-
-def compiled(variant: Variant, architecture: str = ARCHITECTURE) -> dict[str, Kernel]:
-    """Return the kernels of a variant of attention ``cuda`` by name.
-
-    Raises:
-        CannotCompile: there is no compiler or disassembler, or one fails.
-    """
-    return _kernels(variant.cubins(architecture))
-
-
-def _kernels(builds: Sequence[Build]) -> dict[str, Kernel]:
-    disassembler()
-    compilers = find_compilers()
-    if isinstance(compilers, CannotCompile):
-        raise compilers
-    kernels: dict[str, Kernel] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernels.cubin")
-        for build in builds:
-            compilers[0].build(build.paths(), build.arguments(), path)
-            kernels |= disassemble(path)
-    return kernels
-
-
-def decode_counts(variant: Variant, architecture: str = ARCHITECTURE) -> dict[int, float]:
-    """Return the instructions that a warp issues for each key of a key head while it decodes, by
-    the number of query heads that share the key: for up to 8, and for up to 16.
-
-    Raises:
-        CannotCompile: there is no compiler or disassembler, or one fails.
-    """
-    decode, _ = variant.cubins(architecture)
-    kernel = _kernels([decode])[variant.decode]
-    # the lower half of the rows has no weights where there are at most 8 query heads
-    loops = {8: kernel.loop(WITHOUT_POWERS), 16: kernel.loop()}
-    return {heads: len(loop) / _DECODE_KEYS for heads, loop in loops.items()}

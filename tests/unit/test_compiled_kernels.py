@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -20,8 +19,6 @@ from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda.kernel import WARPGROUP_DIMS, Variant
 from paged_backends.kernels.cuda.toolkit import Nvcc
 from paged_backends.kernels.triton.availability import INTERPRETER
-from paged_core.interfaces.layer import LayerSpec
-from unit import instructions
 
 pytestmark = pytest.mark.heavy
 
@@ -76,30 +73,6 @@ def test_no_register_is_spilled(architecture: str, variant: Variant, tmp_path: P
     if variant.tiles is not None:
         kernels.add(variant.tiles)
     assert found == dict.fromkeys(kernels, ("0", "0"))
-
-
-# ---------------------------------------------------------------------- CUDA: instructions
-
-
-@functools.cache
-def decode_counts(variant: Variant) -> dict[int, float]:
-    try:
-        return dict(instructions.decode_counts(variant))
-    except CannotCompile as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.parametrize(("group", "bounds"), [(8, (18, 38)), (16, (21, 41))])
-def test_a_key_takes_few_instructions_to_decode(group: int, bounds: tuple[int, int]) -> None:
-    """While a GPU reads a key and a value from memory, its warps can issue some hundred, and half
-    as many in float8."""
-    layer = LayerSpec(
-        num_heads=group, num_kv_heads=1, head_dim=128, scale=0.1, block_size=16, dtype="bfloat16",
-        device="cuda",
-    )  # fmt: skip
-    for bound, cache in zip(bounds, ("auto", "fp8_e4m3"), strict=True):
-        found = decode_counts(Variant.of(replace(layer, kv_cache_dtype=cache)))
-        assert found[group] <= bound, cache
 
 
 # ---------------------------------------------------------------------- Triton

@@ -106,7 +106,7 @@ def loops(cubin: Path, name: str) -> list[list[str]]:
     kernel = instructions.disassemble(cubin)[name]
     products = "HG?MMA|FFMA"
     both = (kernel.loop(holding) for holding in (products, f"{products}|FSEL|ISETP"))
-    return [[one.opcode for one in loop.instructions] for loop in both]
+    return [[one.opcode for one in loop] for loop in both]
 
 
 @contextmanager
