@@ -29,7 +29,12 @@ SMALL: dict[str, Any] = {
 }
 
 
-@long("test_more_tokens_than_a_dimension_of_a_grid_may_have")
+@long(
+    "test_more_tokens_than_a_dimension_of_a_grid_may_have",
+    "test_a_sequence_of_several_thousand_blocks",
+    "test_equals_dense_attention_on_long_sequences",
+    "test_sequences_may_begin_with_the_same_blocks",
+)
 class TestPacked(AttentionConformance):
     component = "packed"
 
