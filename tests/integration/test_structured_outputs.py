@@ -91,14 +91,6 @@ def test_what_cannot_be_enforced_is_refused(llm: LLM) -> None:
     assert llm.get_metrics().num_unfinished == 0
 
 
-def test_any_object(llm: LLM) -> None:
-    form = StructuredOutputs(json_object=True, disable_any_whitespace=True)
-    found = completions(llm, random(form, n=4, logit_bias={0: -100.0}, max_tokens=200))
-    ended = [json.loads(one.text) for one in found if one.finish_reason == "stop"]
-    assert ended
-    assert all(isinstance(value, dict) for value in ended)
-
-
 # ---------------------------------------------------------------------- other forms, and the end
 
 

@@ -228,9 +228,9 @@ def test_a_soak_leaves_nothing(tmp_path: Path, examples: int) -> None:
     assert not [*Path("/dev/shm").glob("*paged*")]
 
 
-@pytest.mark.parametrize("number", [60, 500])
-def test_many_streams_at_once_all_end_well(number: int) -> None:
+def test_many_streams_at_once_all_end_well() -> None:
     """None begins to be read before the last has been asked for."""
+    number = 500
 
     async def read_all(port: int) -> None:
         user = User(port, 0, Counter())

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from paged_backends.text.chat_template import ChatTemplate
-from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_plugins.server.parsers.choice import Parsers
@@ -99,9 +98,3 @@ def test_a_form_begins_after_thoughts_that_are_certain() -> None:
         ("question<think>\n\n</think>\n\n", False, None),
     ):
         assert thinks.ends_with(prompt, surely=surely) == expected
-
-
-def test_errors_of_templates_are_those_of_requests() -> None:
-    """Errors that :class:`Parsers` passes over."""
-    with pytest.raises(RequestError):
-        Tokenizer(STRICT).apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)
