@@ -109,12 +109,9 @@ def wrapped(label: str, width: int = 20) -> str:
 
 
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_NUMBER = re.compile(r"-?\d+\.\d{2,}")
 _REFERENCE = re.compile(rb"#([\w.-]+)")
-_SCALE = re.compile("scale|matrix")
 _FONT = re.compile("font-family: [^;]*; ")
 _DROPPED = ("metadata", "style")
-_ROUNDED = frozenset({"d", "x", "y", "width", "height", "transform", "points"})
 
 
 @contextmanager
@@ -164,7 +161,7 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
 
 def _simplify(element: Xml.Element, referred: Collection[str]) -> None:
     """Drop what shows nothing: namespaces, which the parser of HTML knows, ids that nothing refers
-    to, fonts, as the page has its own; and round numbers to tenths of a point.
+    to, and fonts, as the page has its own.
     """
     for child in list(element):
         if child.tag.endswith(_DROPPED) or child.get("style") == "fill: none":
@@ -173,7 +170,7 @@ def _simplify(element: Xml.Element, referred: Collection[str]) -> None:
             _simplify(child, referred)
     attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     element.attrib = {
-        key: _simple_value(key, value)
+        key: _FONT.sub("", value)
         for key, value in attributes.items()
         if not value.startswith("rotate(-0 ") and (key != "id" or value in referred)
     }
@@ -181,14 +178,6 @@ def _simplify(element: Xml.Element, referred: Collection[str]) -> None:
     element.tail = None
     if element.tag != "text":
         element.text = (element.text or "").strip() or None
-
-
-def _simple_value(key: str, value: str) -> str:
-    if key == "style":
-        return _FONT.sub("", value)
-    if key in _ROUNDED and not _SCALE.search(value):
-        return _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", " ".join(value.split()))
-    return value
 
 
 Legend = Sequence[tuple[str, str]]
