@@ -19,6 +19,7 @@ from paged_core.cli import main
 from paged_core.errors import EngineError, SettingsError
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.measures import ServiceLevel, measures
+from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.tasks.peers import (
     OURS,
     PEERS,
@@ -59,17 +60,20 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_engines_are_arms_of_one_comparison(
-    model: str, python: str, capfd: pytest.CaptureFixture[str]
+    model: str, python: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["compare", "W7", "--model", model, "--dtype", "float32", "--num-blocks", "32"]
     command += ["--threads", "1", "--seeds", "2", "--vary", "evictor=lru,fifo", "--json"]
     command += ["--peer", "transformers_static", "--peer", f"vllm={python}"]
+    command += ["--output", str(tmp_path / "results")]
     assert main(command, {"PATH": ""}) == 0
     out, err = capfd.readouterr()
     found = json.loads(out)
     arms = ["evictor=lru", "evictor=fifo", "transformers_static", "vllm"]
     assert [each["arm"] for each in found["arms"]] == arms
     assert {each["compared_with"] for each in found["arms"]} == {arms[0]}
+    kept = load_results(tmp_path / "results")
+    assert {run.arm for run in kept.runs if kept.record(run.arm, "W7", run.seed)} == {*arms}
     for run in found["runs"]:
         assert run["requests"] == 4
         assert run["measures"]["throughput_tokens_per_s"] > 0

@@ -22,7 +22,7 @@ from paged_plugins.lab.results.store import RUNS, RecordFile, write_measures
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
-from paged_plugins.lab.tasks.sources import Sources
+from paged_plugins.lab.tasks.sources import Sources, digest
 from paged_plugins.lab.tasks.task import Ran, Task, TaskDigests
 from paged_plugins.machine import summary
 from paged_plugins.progress import MANY, progress
@@ -222,10 +222,14 @@ def _make_records(folder: Path) -> None:
 
 
 def _entries(study: Study, registry: Registry) -> _Entries:
-    digests, keys = TaskDigests(registry), {}
+    digests, keys, taken = TaskDigests(registry), {}, set[str]()
     with progress(len(study), "looking for results", least=MANY) as advance:
         for task in study.tasks():
-            keys[task.place] = digests.of(task)
+            key = digests.of(task)
+            if key in taken:  # other engines have the settings of the first arm
+                key = digest([key, task.arm])
+            keys[task.place] = key
+            taken.add(key)
             advance()
     names = [workload.name for workload in study.workloads]
     places = product([one.arm.label for one in study.arms], names, study.seeds)
