@@ -30,7 +30,7 @@ CONVERSATIONS = {
     },
 }
 VALUES: dict[str, Any] = {"num_blocks": 64, "threads": 1, "seed": 0}
-"""Of each engine; the caches have to give some blocks up."""
+"""Settings of each engine; the caches have to give some blocks up."""
 VOCABULARY = 2048
 Found = dict[str, tuple[int, int]]
 """The replica and the cached tokens of each request."""
