@@ -1,31 +1,28 @@
-"""Executors and processors that another process can import."""
+"""Executors that are slow or at fault, and a processor, that another process can import."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.memory import MemoryExecutor
-from paged_backends.executors.settings import MemorySettings
+from paged_backends.executors.settings import LocalSettings, MemorySettings
 from paged_core.engine.contexts import ExecutorContext
+from paged_core.errors import SettingsError
 from paged_core.interfaces.executor import Capacity
 from paged_core.plugins.component import Component
-from paged_core.step import StepResult
+from paged_core.step import StepInput, StepResult
 
 
 class SlowSettings(MemorySettings):
-    """Durations in seconds."""
+    """Duration of a step in seconds."""
 
     name: Literal["slow"] = "slow"  # type: ignore[assignment]
-    start: float = 0.0
     step: float = 0.0
-    close: float = 0.0
-    fails: bool = False
-    """In every step, once it was waited for."""
-    exits: bool = False
-    """When it is started."""
 
 
 class SlowExecutor(MemoryExecutor):
@@ -33,27 +30,62 @@ class SlowExecutor(MemoryExecutor):
 
     def __init__(self, options: SlowSettings, context: ExecutorContext, /) -> None:
         super().__init__(options, context)
-        self._slow, self._context = options, context
-
-    def start(self) -> Capacity:
-        time.sleep(self._slow.start)
-        if self._slow.exits:
-            os._exit(40 + self._context.rank)
-        return super().start()
+        self._seconds = options.step
 
     def collect(self, handle: Any, /) -> StepResult:
-        time.sleep(self._slow.step)
-        if self._slow.fails:
-            raise LookupError("a deliberate failure")
+        time.sleep(self._seconds)
         return super().collect(handle)
-
-    def close(self) -> None:
-        time.sleep(self._slow.close)
-        super().close()
 
 
 SLOW = Component(
     "executor", SlowSettings, "integration.slow_executor:SlowExecutor", summary="a test's"
+)
+
+
+class FaultySettings(LocalSettings):
+    """Faults, and the ranks that have them."""
+
+    name: Literal["faulty_rank"] = "faulty_rank"  # type: ignore[assignment]
+    start: float = 0.0
+    """Seconds that each rank waits before it starts, or the one that is late alone."""
+    late: int = -1
+    folder: str = ""
+    """Where a rank that waits writes its number, and where ``hang`` tells it to, in a step."""
+    hangs: int = -1
+    refuses: int = -1
+    """The rank that does not start."""
+    raises: tuple[int, ...] = ()
+
+
+class FaultyRank(LocalExecutor):
+    """``local``, less reliably."""
+
+    def __init__(self, options: FaultySettings, context: ExecutorContext, /) -> None:
+        super().__init__(options, context)
+        self._faults, self._rank = options, context.rank
+
+    def start(self) -> Capacity:
+        if self._faults.start and self._faults.late in (-1, self._rank):
+            self._wait(self._faults.start)
+        if self._faults.refuses == self._rank:
+            raise SettingsError(f"rank {self._rank} has no memory")
+        return super().start()
+
+    def submit(self, step: StepInput, /) -> Any:
+        if self._faults.hangs == self._rank:
+            while (Path(self._faults.folder) / "hang").exists():
+                self._wait(0.05)
+        if self._rank in self._faults.raises:
+            raise LookupError("a deliberate failure")
+        return super().submit(step)
+
+    def _wait(self, seconds: float) -> None:
+        (Path(self._faults.folder) / str(os.getpid())).touch()
+        time.sleep(seconds)
+
+
+FAULTY = Component(
+    "executor", FaultySettings, "integration.slow_executor:FaultyRank", summary="a test's"
 )
 
 

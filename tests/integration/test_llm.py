@@ -11,7 +11,6 @@ import pytest
 
 from integration import tiny_models
 from paged_core import LLM, BeamSearchParams, Logprob, Request, SamplingParams
-from paged_core.engine.clock import VirtualClock
 from paged_core.errors import EngineError, RequestError
 from paged_core.request import FinishReason
 from paged_core.text.outputs import CompletionOutput
@@ -112,14 +111,6 @@ def test_who_stops_listening_gives_up(llm: LLM) -> None:
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert_idle(llm)
-
-
-def test_a_stream_ends_though_its_request_was_given_up(llm: LLM) -> None:
-    (generation,) = llm.submit("Once upon a time", SamplingParams(max_tokens=99, ignore_eos=True))
-    running = llm.steps([generation])
-    next(running)
-    llm.abort([generation])
-    assert list(running)[-1] == [generation]
 
 
 def test_each_request_ends_once_though_another_call_did_its_steps(llm: LLM) -> None:
@@ -328,68 +319,50 @@ def test_greedy_sampling_is_not_silent(capsys: pytest.CaptureFixture[str]) -> No
     assert "set temperature" in warning
 
 
-PROMPTS: dict[str, list[Any]] = {
-    "token ids": [None, b"hi", [None], [["a"]]],
-    "empty": ["", [[]], ["fine", ""]],
-    "vocabulary": [[[5, 999_999]], [[-1]]],
-    "prompt_token_ids": [{"text": "a"}],
-    "has no other key": [{"prompt": "The capital", "prompt_token_ids": [5, 6]}],
-    "max_model_len": [[[5] * 1024]],
-}
-MESSAGES: dict[str, list[Any]] = {
-    "message|conversation": [*(None, "hello", {"role": "user"}, [None], [[3]], [USER, 3])],
-    "type 'image_url'": [[{"type": "image_url", "image_url": {"url": "x"}}]],
-    "needs a 'text'": [[{"type": "text"}], [{"type": "text", "text": 3}]],
-    "type None": [[{"text": "a"}]],
-    "not a int": [[3]],
-}
-"""Conversations; and below the first row, contents of a message."""
-OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("tools must be", {"tools": "add"}),
-    ("add_generation_prompt must be True or False", {"add_generation_prompt": "no"}),
-    ("continue_final_message must be True or False", {"continue_final_message": 1}),
-    ("contradict", {"continue_final_message": True, "add_generation_prompt": True}),
-    ("chat_template must be text", {"chat_template": 3}),
-    ("chat_template_kwargs must be a mapping", {"chat_template_kwargs": [1]}),
-    ("name in chat_template_kwargs must be text", {"chat_template_kwargs": {1: 2}}),
-    ("give it to chat", {"chat_template_kwargs": {"tools": []}}),
-    ("use_tqdm must be", {"use_tqdm": "yes"}),
-]
-ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
-    ("sampling_params must be SamplingParams", {"sampling_params": {"n": 1}}),
-    ("sampling_params must be SamplingParams", {"sampling_params": [{"n": 1}]}),
-    ("0 entries for 1 prompts", {"sampling_params": []}),
-    ("priority must be a whole number", {"priority": [float("nan")]}),
-    ("2 entries for 1 prompts", {"priority": [1, 2]}),
-    *(
-        (f"{name} of request .* token id 99999", {"sampling_params": SamplingParams(**{name: ids})})
-        for name, ids in (("allowed_token_ids", [99_999]), ("bad_words_ids", [[99_999]]))
+def content(*parts: Any) -> list[dict[str, Any]]:
+    """A conversation of one message."""
+    return [{"role": "user", "content": list(parts)}]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+LARGE = SamplingParams(allowed_token_ids=[99_999])
+REFUSED: list[tuple[str, Callable[[LLM], object]]] = [
+    ("token ids", lambda llm: llm.generate(b"hi")),  # type: ignore[arg-type]
+    ("empty", lambda llm: llm.generate(["fine", ""])),
+    ("vocabulary", lambda llm: llm.generate([[5, 999_999]])),
+    ("prompt_token_ids", lambda llm: llm.generate({"text": "a"})),
+    ("has no other key", lambda llm: llm.generate({"prompt": "a", "prompt_token_ids": [5]})),
+    ("max_model_len", lambda llm: llm.generate([[5] * 1024])),
+    ("must be SamplingParams", lambda llm: llm.generate("a", {"n": 1})),  # type: ignore[arg-type]
+    ("0 entries for 1 prompts", lambda llm: llm.generate(["a"], [])),
+    ("2 entries for 1 prompts", lambda llm: llm.generate(["a"], priority=[1, 2])),
+    ("allowed_token_ids of request .* token id 99999", lambda llm: llm.generate("a", LARGE)),
+    ("conversation", lambda llm: llm.chat([None])),  # type: ignore[list-item]
+    ("type 'image_url'", lambda llm: llm.chat(content(IMAGE))),
+    ("needs a 'text'", lambda llm: llm.chat(content({"type": "text"}))),
+    ("type None", lambda llm: llm.chat(content({"text": "a"}))),
+    ("tools must be", lambda llm: llm.chat(USER, tools="add")),  # type: ignore[arg-type]
+    ("chat_template must be text", lambda llm: llm.chat(USER, chat_template=3)),  # type: ignore[arg-type]
+    ("give it to chat", lambda llm: llm.chat(USER, chat_template_kwargs={"tools": []})),
+    (
+        "contradict",
+        lambda llm: llm.chat(USER, continue_final_message=True, add_generation_prompt=True),
+    ),
+    (
+        "only LLM knows",
+        lambda llm: llm.engine.add(
+            Request(id="A", prompt=(5, 6), sampling=SamplingParams(bad_words=["a"]))
+        ),
+    ),
+    ("must be BeamSearchParams", lambda llm: llm.beam_search("a", SamplingParams())),  # type: ignore[arg-type]
+    (
+        "nothing to stream",
+        lambda llm: next(llm.stream([1, 2], SamplingParams(best_of=2, temperature=1.0))),
     ),
 ]
 
 
-def refusals() -> Iterator[tuple[str, Callable[[LLM], object]]]:
-    """Yield patterns of messages, each with a call that raises one."""
-    for message, prompts in PROMPTS.items():
-        for prompt in prompts:
-            yield message, lambda llm, prompt=prompt: llm.generate(prompt)
-    for number, (message, given) in enumerate(MESSAGES.items()):
-        for each in given:
-            messages = [{"role": "user", "content": each}] if number else each
-            yield message, lambda llm, messages=messages: llm.chat(messages)
-    for message, options in OPTIONS:
-        yield message, lambda llm, options=options: llm.chat(USER, **options)
-    for message, arguments in ARGUMENTS:
-        yield message, lambda llm, arguments=arguments: llm.generate(["a"], **arguments)
-    for values in ({"bad_words": ["a"]}, {"truncate_prompt_tokens": -1}):
-        request = Request(id="A", prompt=(5, 6), sampling=SamplingParams(**values))
-        yield "only LLM knows", lambda llm, request=request: llm.engine.add(request)
-    yield "must be BeamSearchParams", lambda llm: llm.beam_search("a", SamplingParams())
-    best = SamplingParams(best_of=2, temperature=1.0)
-    yield "nothing to stream", lambda llm: next(llm.stream([1, 2], best))
-
-
-@pytest.mark.parametrize(("message", "call"), list(refusals()))
+@pytest.mark.parametrize(("message", "call"), REFUSED)
 def test_a_call_that_can_never_be_served_is_refused_and_leaves_nothing(
     llm: LLM, message: str, call: Callable[[LLM], object]
 ) -> None:
@@ -417,12 +390,3 @@ def test_a_request_is_run_and_aborted_by_its_own_llm_alone() -> None:
         assert [one.finished for one in other.run([theirs])] == [True]
         ours.abort([theirs, mine])
         assert mine.group.sequences[0].finish_reason is FinishReason.ABORT
-
-
-def test_an_executor_without_a_model_and_a_clock_without_time() -> None:
-    clock = VirtualClock(100.0)
-    with LLM(executor="memory", tokenizer="none", num_blocks=64, clock=clock) as llm:
-        output = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, logprobs=2))[0]
-    assert output.metrics.arrival == output.metrics.finished == 100.0
-    for entry in output.outputs[0].logprobs or ():
-        assert {(one.rank, one.decoded_token) for one in entry.values()} == {(None, None)}

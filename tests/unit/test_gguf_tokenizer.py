@@ -150,14 +150,6 @@ def test_the_pair_of_the_highest_score_is_merged_first(
     assert sentence_pieces.decode(ids) == text.replace("▁", " ")
 
 
-def test_no_space_is_put_before_a_text_if_the_file_says_so(tmp_path: Path) -> None:
-    made = of(tmp_path, {**SENTENCE_PIECES, "tokenizer.ggml.add_space_prefix": False})
-    ids = made.encode("the and")
-    assert made.encode("the and")[1:] != merged("the and")
-    assert made.decode(ids) == "the and"
-    assert made.decode(made.encode(" and")) == " and"
-
-
 def test_tokens_that_users_defined_are_found_in_a_text(tmp_path: Path) -> None:
     values = {
         **SENTENCE_PIECES,

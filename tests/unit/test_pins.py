@@ -54,12 +54,6 @@ class TestHolding:
         assert group.num_cached == num_cached
         check_said(engine, group)
 
-    def test_is_found_by_its_salt_only(self) -> None:
-        engine = build_memory_engine()
-        pinned(engine, cache_salt="mine")
-        (other,) = run(engine, request("A", (*PREFIX, 1)))
-        assert other.num_cached == 0
-
     def test_the_same_prefix_twice(self) -> None:
         engine = build_memory_engine()
         first, second = pinned(engine), pinned(engine)
@@ -157,12 +151,6 @@ class TestRefusals:
         assert engine.kv_cache.num_blocks == 40
         finish(engine)
         check_nothing_leaked(engine)
-
-    def test_requests_that_need_what_is_pinned_are_refused_with_what_is_left(self) -> None:
-        engine = build_memory_engine(num_blocks=24, preemption="never")
-        pinned(engine)
-        with pytest.raises(RequestError, match="20 can be given"):
-            engine.add(request("A", (1,), n=2, max_tokens=48))
 
 
 def test_a_pin_is_released_by_its_own_engine_alone() -> None:

@@ -87,12 +87,6 @@ WHICH: dict[str, tuple[dict[str, Any], list[Request], Request, list[int]]] = {
         [1],
     ),
     "not while its quantum lasts": ({}, [of_priority(4)], simple_request("better", 5, 4), [0]),
-    "not where there is room for both": (
-        {"max_num_seqs": 2},
-        [of_priority(5)],
-        simple_request("better", 5, 4),
-        [0],
-    ),
     "for blocks too": (
         {"max_num_seqs": 8, "num_blocks": 8},
         [of_priority(5, 16, 12)],
@@ -145,7 +139,7 @@ class TestWhichGroupIsPreempted:
         assert [group.num_preemptions for group in (*groups, other)] == [*expected, 0]
         if len(here) == 1:
             first, last = finished_at(other, *groups)
-            assert (first < last) == bool(expected[0] or engine.scheduler.max_num_seqs == 2)
+            assert (first < last) == bool(expected[0])
 
     @pytest.mark.parametrize("num_host_blocks", [30, 2])
     def test_a_swapped_out_group_is_resumed_by_its_place_in_the_order(
@@ -190,13 +184,3 @@ class TestWhichGroupIsPreempted:
             assert worse.status is Status.RUNNING
         check_ended(engine, worse, better)
         assert worse.num_preemptions == 1
-
-
-def test_a_static_batch_is_not_preempted() -> None:
-    """Under ``static_batch``, with any order."""
-    for order in ("over_from_five", "priority"):
-        engine = engine_of("static_batch", queue_order=order)
-        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
-        better = engine.add(simple_request("better", 5, 4))
-        check_ended(engine, worse, better)
-        assert worse.num_preemptions == 0

@@ -18,8 +18,6 @@ from paged_core.errors import RequestError
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 
-HUGE = 10**5000
-"""Python writes no number of so many digits."""
 OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("n", 0, "n must be at least 1, not 0"),
     ("n", 10**6, "n must be at most 16384, not 1000000"),
@@ -81,22 +79,6 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
 
 
-def test_a_number_that_cannot_be_written_is_refused() -> None:
-    numbers = dict.fromkeys([*WHOLE, *REAL], HUGE)
-    for name, value in {**numbers, "stop_token_ids": [HUGE], "logit_bias": {1: HUGE}}.items():
-        with pytest.raises(RequestError, match=rf"^{name}\b"):
-            SamplingParams(**{name: value})
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", *LISTS],
-)
-def test_none_is_in_every_range_that_is_optional(name: str) -> None:
-    default = getattr(SamplingParams(max_tokens=None), name)
-    assert getattr(SamplingParams(**{name: None}), name) == default
-
-
 def test_numbers_of_other_libraries_become_plain_ones() -> None:
     params = SamplingParams(
         n=np.int32(2),
@@ -131,10 +113,9 @@ def test_sequences_are_copied_before_they_are_looked_at(name: str, items: list[A
     assert SamplingParams(stop="ab").stop == ("ab",)
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_a_list_without_an_end_is_refused(name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name} has more than"):
-        SamplingParams(**{name: itertools.repeat("a" if "words" in name else 1)})
+def test_a_list_without_an_end_is_refused() -> None:
+    with pytest.raises(RequestError, match="stop_token_ids has more than"):
+        SamplingParams(stop_token_ids=itertools.repeat(1))
 
 
 def test_a_copy_may_have_other_parameters() -> None:

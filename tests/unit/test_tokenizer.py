@@ -199,17 +199,6 @@ def test_what_the_prompt_shows_of_a_broken_character_is_not_output(
         assert "".join(pieces_of(tokenizer, first, [[each] for each in then])) == text
 
 
-def test_the_space_between_prompt_and_output_is_kept(
-    tokenizers_by_kind: dict[str, CheckpointTokenizer],
-) -> None:
-    tokenizer = tokenizers_by_kind["byte_fallback"]
-    ids = tokenizer.encode("the the")
-    bos = tokenizer.encode_text("<s>", False)
-    assert pieces_of(tokenizer, ids[:1], [ids[1:]]) == [" the", ""]
-    assert pieces_of(tokenizer, bos, [ids]) == ["the the", ""]
-    assert pieces_of(tokenizer, [], [ids]) == ["the the", ""]
-
-
 def test_work_per_token_does_not_grow(tokenizers_by_kind: dict[str, CheckpointTokenizer]) -> None:
     for kind in ("byte_level", "byte_level_by_windows", "byte_fallback"):
         tokenizer = tokenizers_by_kind[kind]
