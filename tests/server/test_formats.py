@@ -127,7 +127,7 @@ def test_no_tool_is_called_where_none_may_be(client: openai.OpenAI) -> None:
 
 
 def test_the_format_that_is_named_is_forced() -> None:
-    """Whether each format can be is a part of the parsers' conformance."""
+    """The conformance of parsers says whether each format can be."""
     with Served(tool_parser="pythonic") as served:
         url = f"{served.address}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:

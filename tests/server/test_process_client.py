@@ -150,7 +150,7 @@ PIN = "What is a block table? " * 6
 
 
 def test_a_killed_engine_is_started_again() -> None:
-    """What was read ends with an error, and the rest is answered; pins are held again."""
+    """An answer that was read ends with an error, the others go on; pins are held again."""
 
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         pin = await llm.pin_prefix(PIN)
