@@ -41,13 +41,9 @@ class _Quantized(RunnerConformance):
         monkeypatch.setattr("paged_backends.quantization.disk_cache.cache_dir", lambda: tmp_path)
 
 
-class TestOnnxRuntimeInt8(_Quantized):
+class TestOnnxRuntimeInt4(_Quantized):
     """Float arithmetic: a token's logits do not depend on the others in its batch."""
 
-    component: ClassVar[dict[str, Any]] = {"name": "onnxruntime", "quantization": "int8"}
-
-
-class TestOnnxRuntimeInt4(_Quantized):
     component: ClassVar[dict[str, Any]] = {
         "name": "onnxruntime",
         "quantization": "int4",

@@ -170,19 +170,11 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "recurrent state",
     ),
-    "falcon_h1": (
-        of("FalconH1", mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16),
-        "recurrent state",
-    ),
     "gpt_oss": (
         of("GptOss", **_GEMMA, num_local_experts=4, num_experts_per_tok=2),
         "attention sinks",
     ),
     "lfm2": (of("Lfm2", layer_types=["conv", "full_attention"]), "another kind"),
-    "gptj": (
-        of("GPTJ", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "vocab_size": 300}),
-        "attention interface",
-    ),
     "bert": (of("Bert", num_key_value_heads=None), "not causal"),
     "llama4": (
         of(

@@ -86,16 +86,6 @@ def test_a_logit_that_is_not_a_number_is_kept(place: int) -> None:
         assert (float(score[1]), int(best[1])) == (5.0, 4)
 
 
-def test_what_fills_up_a_smaller_share_is_never_a_token() -> None:
-    """Also where all logits are below zero, and where one rank has fewer tokens than wanted."""
-    logits = torch.tensor([[-9.0, -8.0, -INF, -7.0, -INF]])
-    for whole, best, _, top, tokens in both(logits, 3, 5):
-        assert torch.equal(whole, logits)
-        assert best.tolist() == [3]
-        assert tokens.tolist() == [[3, 1, 0, 2, 4]]
-        assert top.tolist() == [[-7.0, -8.0, -9.0, -INF, -INF]]
-
-
 def test_bias_and_residual_are_added_once_and_rounded_together() -> None:
     def rank(communicator: ThreadCommunicator) -> list[Tensor]:
         half = torch.tensor([[128.0]], dtype=torch.bfloat16)
