@@ -265,21 +265,21 @@ def test_logits_that_are_not_wanted_fail_nothing(
 ) -> None:
     """A graph computes logits for each of its rows, also in the middle of a prompt."""
     runner = load_runner(settings(llama, block_size=SIZE), "native")
-    logits, is_broken = runner.logits, [False]
+    best_tokens, damage = runner.best_tokens, torch.zeros(1)
 
-    def damaged(hidden: torch.Tensor) -> torch.Tensor:
-        made = logits(hidden)
-        return torch.full_like(made, float("nan")) if is_broken[0] else made
+    def damaged(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, peaks = best_tokens(hidden)
+        return tokens, peaks + damage
 
-    monkeypatch.setattr(runner, "logits", damaged)
+    monkeypatch.setattr(runner, "best_tokens", damaged)
     executor = make(llama, runner=runner)
     executor.start()
     token = StepInput(number=0, sequence_ids=[SeqId(0)], num_tokens=[1])
-    is_broken[0] = True
+    damage.fill_(float("nan"))
     for step in [replace(token, added=[new(0)]), *[token] * (len(PROMPTS[0]) - 2)]:
         result = executor.collect(executor.submit(step))
         assert (result.sequence_ids, result.token_ids, result.failed) == ([], [], {})
-    is_broken[0] = False
+    damage.zero_()
     assert executor.collect(executor.submit(token)).token_ids == greedy[0][:1]
 
 

@@ -91,37 +91,27 @@ def listed(place: Place) -> dict[str, Any]:
     return found
 
 
-def components(listed: dict[str, Any], plugin: str) -> set[tuple[str, str]]:
-    """The components of a plugin, by slot and name; all of them are available."""
-    own = [one for one in listed["components"] if one["plugin"] == plugin]
-    assert {one["status"] for one in own} == {"active"}
-    assert not any(one["default"] for one in own)
-    assert all(one["summary"] and one["options"]["properties"] for one in own)
-    return {(one["slot"], one["name"]) for one in own}
-
-
 # ---------------------------------------------------------------------- listed, and not in the way
 
-
-def test_the_example_is_listed_with_its_distribution(listed: dict[str, Any]) -> None:
-    (plugin,) = (one for one in listed["plugins"] if one["name"] == "example")
-    assert plugin == {
-        "name": "example",
-        "distribution": "paged-core-example",
-        "version": "1.2.0",
-        "status": "active",
-        "reason": None,
-    }
-    assert components(listed, "example") == PARTS
+LISTED: dict[str, tuple[str, str, set[tuple[str, str]]]] = {
+    "example": ("paged-core-example", "1.2.0", PARTS)
+} | {
+    name.replace("-", "_"): (name, "0.1.0", {(slot, name.replace("-", "_"))})
+    for slot, name in MADE.items()
+}
+"""Distribution, version and components of each plugin."""
 
 
-@pytest.mark.parametrize("slot", MADE)
-def test_a_fresh_plugin_is_listed(slot: str, listed: dict[str, Any]) -> None:
-    name = MADE[slot].replace("-", "_")
+@pytest.mark.parametrize("name", LISTED)
+def test_a_plugin_is_listed_with_its_components(name: str, listed: dict[str, Any]) -> None:
+    distribution, version, parts = LISTED[name]
     (plugin,) = (one for one in listed["plugins"] if one["name"] == name)
-    assert (plugin["distribution"], plugin["version"]) == (MADE[slot], "0.1.0")
-    assert plugin["status"] == "active"
-    assert components(listed, name) == {(slot, name)}
+    own = [one for one in listed["components"] if one["plugin"] == name]
+    assert (plugin["distribution"], plugin["version"]) == (distribution, version)
+    assert {plugin["status"], *(one["status"] for one in own)} == {"active"}
+    assert {(one["slot"], one["name"]) for one in own} == parts
+    assert not any(one["default"] for one in own)
+    assert all(one["summary"] and one["options"]["properties"] for one in own)
 
 
 def test_listing_fresh_plugins_imports_nothing_heavy(place: Place) -> None:
@@ -162,12 +152,6 @@ def test_the_example_runs_by_yaml_and_the_text_stays(place: Place, tmp_path: Pat
     assert written.name == "utilisation.csv"
     assert header.startswith("step,seconds,running,waiting,swapped,tokens")
     assert len(lines) > 5
-
-
-def test_the_example_can_be_blocked(place: Place) -> None:
-    found = json.loads(place.paged_core("plugins", "example", "--json", "--block-plugin=example"))
-    assert [one["status"] for one in found["plugins"]] == ["blocked"]
-    assert found["components"] == []
 
 
 def test_fresh_plugins_run_by_yaml_together(place: Place, tmp_path: Path) -> None:
