@@ -122,6 +122,12 @@ def test_attention_has_the_same_bits_where_tiles_are_emulated(changes: dict[str,
     )
 
 
+def test_emulated_attention_is_close_on_any_machine() -> None:
+    changes = {"soft_cap": 5.0, "sliding_window": 90}
+    one, other = attended("portable_amx_emulated", **changes), attended("portable", **changes)
+    torch.testing.assert_close(one.float(), other.float(), atol=2e-2, rtol=2e-2)
+
+
 # ------------------------------------------------------------------ permission
 
 

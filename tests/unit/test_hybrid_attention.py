@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_backends.attention.hybrid_attention import HybridAttention, make_hybrid
+from paged_backends.attention.hybrid_attention import HybridAttention, make_hybrid, part_of
 from paged_backends.attention.settings import HybridSettings, TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.cli import main
@@ -73,6 +73,20 @@ def test_sequences_with_one_new_token_are_decoded() -> None:
     assert roles(made, [(5, 1), (0, 1)]) == ["decode"]
     assert roles(made, [(5, 2), (0, 3)]) == ["prefill"]
     assert roles(made, [(5, 1), (0, 3), (2, 1)]) == ["prefill", "decode"]
+
+
+def test_a_part_has_the_numbers_of_its_sequences() -> None:
+    whole = batch_of([(30, 1), (0, 3), (7, 1), (15, 4)])
+    part = part_of(whole, np.array([1, 3]))
+    assert part.rows_R.tolist() == [1, 2, 3, 5, 6, 7, 8]
+    batch = part.batch
+    assert batch.query_start.tolist() == batch.query_start_host.tolist() == [0, 3, 7]
+    assert batch.seq_lens.tolist() == batch.seq_lens_host.tolist() == [3, 19]
+    assert batch.block_tables.tolist() == batch.block_tables_host.tolist() == [[2, 3], [6, 7]]
+    assert batch.slot_mapping.tolist() == whole.slot_mapping[part.rows_R].tolist()
+    assert (batch.max_query_len, batch.max_seq_len) == (4, 19)
+    for name in ("query_start", "seq_lens", "block_tables", "slot_mapping"):
+        assert getattr(batch, name).dtype == getattr(whole, name).dtype
 
 
 PREFILL_READS_DECODE = ([(15, 1), (16, 24)], [(0, 1, 1)], [0], [1, 0], ["decode", "prefill"])
