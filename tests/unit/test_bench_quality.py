@@ -187,18 +187,6 @@ def test_the_table_names_what_was_left_out(capfd: Capture, tmp_path: Path) -> No
     assert "left out fp8_e4m3 cache: attention 'cpu' cannot serve it" in out
 
 
-def test_the_title_says_what_the_base_quantises(capfd: Capture) -> None:
-    base = "{runner: {name: native, quantization: int8}, attention: cpu, kv_cache_dtype: int8}"
-    out = run(capfd, "--base", base, "--variant", "whole={runner: native, kv_cache_dtype: auto}")
-    assert " in float32, int8 weights, int8 cache: perplexity" in out
-
-
-def test_other_schedulers_and_sizes_of_the_cache(capfd: Capture) -> None:
-    argv = ("--scheduler", "static_batch", "--kv-cache-memory", "8MiB", "--max-model-len", "100")
-    found = json.loads(run(capfd, *argv, "--variant", "chunks={scheduler: token_budget}", "--json"))
-    assert found["variants"][0]["logit_difference_max"] < 1e-3
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

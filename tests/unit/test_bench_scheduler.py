@@ -10,9 +10,7 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.cli.options import SettingsArgs
-from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.registry import Registry
-from paged_core.sequence import SequenceGroup
 from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, NullExecutor, SteadyState
 
 pytestmark = pytest.mark.heavy
@@ -121,10 +119,6 @@ class TestCommand:
     def test_bad_arguments(self, capsys: Capture, argv: tuple[str, ...], message: str) -> None:
         assert message in run(capsys, *SMALL, *argv, status=2)
 
-    def test_the_group_lists_it(self, capsys: Capture) -> None:
-        assert main(["bench", "--help"], {"PATH": ""}) == 0
-        assert "\n  scheduler " in capsys.readouterr().out
-
 
 def build(scheduler: str, queue_order: str, num_waiting: int) -> Any:
     """An engine in which eight sequences run."""
@@ -152,62 +146,3 @@ class TestSteadyState:
         assert len(queues.waiting) == 7
         engine.close()
         assert engine.kv_cache.num_free == engine.kv_cache.num_blocks
-
-    def test_a_sequence_in_so_many_needs_a_block_in_every_step(self) -> None:
-        engine = build("token_budget", "fcfs", 0)
-        for _ in range(20):
-            before = engine.kv_cache.num_free
-            engine.step()
-            assert before - engine.kv_cache.num_free == 8 // 4
-
-
-def keys_asked_for(
-    monkeypatch: pytest.MonkeyPatch, scheduler: str, queue_order: str, num_waiting: int
-) -> list[int]:
-    """Return the number of keys that each of ten steps asks of the queue order."""
-    engine = build(scheduler, queue_order, num_waiting)
-    order: Any = Registry.discover().get("queue_order", queue_order).load()
-    genuine = order.key
-    calls = 0
-
-    def counted(self: QueueOrder, group: SequenceGroup, now: float, /) -> Any:
-        nonlocal calls
-        calls += 1
-        return genuine(self, group, now)
-
-    counts = []
-    with monkeypatch.context() as patch:
-        patch.setattr(order, "key", counted)
-        engine.step()  # the first after arrivals may sort them in
-        for _ in range(10):
-            calls = 0
-            engine.step()
-            counts.append(calls)
-    engine.close()
-    return counts
-
-
-STABLE = ("fcfs", "priority", "sjf", "edf")
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "queue_order"),
-    [
-        *(
-            (scheduler, order)
-            for scheduler in ("prefill_or_decode", "static_batch")
-            for order in STABLE
-        ),
-        *(
-            (scheduler, order)
-            for scheduler in ("token_budget", "iteration_level")
-            for order in (*STABLE, "hrrn", "fair", "longest_prefix")
-        ),
-    ],
-)
-def test_the_work_does_not_grow_with_the_queue(
-    monkeypatch: pytest.MonkeyPatch, scheduler: str, queue_order: str
-) -> None:
-    few = keys_asked_for(monkeypatch, scheduler, queue_order, 10)
-    assert keys_asked_for(monkeypatch, scheduler, queue_order, 1000) == few
-    assert max(few) <= 8 + 4  # the running requests, and the head of the queue

@@ -36,26 +36,6 @@ def prompts(firsts: list[WorkloadRequest]) -> list[list[int]]:
 
 
 class TestWorkloads:
-    @pytest.mark.parametrize(
-        ("name", "requests", "shortest", "longest", "outputs"),
-        [
-            ("W1", 32, 64, 512, (32, 128)),
-            ("W2", 16, 32, 32, (128, 128)),
-            ("W3", 24, 544, 544, (32, 32)),
-            ("W4", 1, 128, 128, (64, 64)),
-            ("W5", 10, 900, 1500, (16, 16)),
-            ("W6", 40, 8, 40, (150, 300)),
-            ("W8", 4, 200, 200, (120, 120)),
-        ],
-    )
-    def test_named(
-        self, name: str, requests: int, shortest: int, longest: int, outputs: tuple[int, int]
-    ) -> None:
-        found = NAMED[name].requests()
-        assert len(found) == requests
-        assert all(shortest <= request.num_new <= longest for request in found)
-        assert all(outputs[0] <= request.output <= outputs[1] for request in found)
-
     def test_conversations(self) -> None:
         links = list(by_turn(NAMED["W7"].requests()))
         assert [request.id for request, _ in links] == [str(place) for place in range(4 * 8)]
@@ -225,10 +205,6 @@ class TestThroughput:
         assert rows[0]["dtype"] is rows[0]["roofline"] is None  # there is no model
         assert rows[0]["output_tokens"] == 16 * 128
         assert "left out W1, W3, W5, W6, W7: the engine serves requests of 330 tokens" in err
-
-    def test_without_a_name_and_room(self, capsys: Capture) -> None:
-        argv = ("--executor", "memory", "--max-model-len", "32")
-        assert "the engine serves 32" in run(capsys, "throughput", *argv, status=2)
 
 
 def assert_trace(path: Path, num_steps: int) -> None:

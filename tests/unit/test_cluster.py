@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -18,14 +16,12 @@ from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
-from paged_plugins.lab.commands.simulate import request_log
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.routing.router import ReplicaLoad, Router, RouterContext
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload, Workload
-from paged_plugins.written_files import WriteFailed
 from paged_testing import registry_with
 from unit.cluster_doubles import CROWDS, IDLE, IGNORING, LOOKING, SERVED, STEP, Crowd, LookingRouter
 from unit.faulty_settings import registry_of
@@ -312,24 +308,3 @@ def test_what_is_no_cluster_is_refused(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         served(engine_settings(**values), listed(), num_replicas=num_replicas)
-
-
-class TestRequestLog:
-    WORKLOAD = listed(asks("a", 0.0), asks("b", 0.1, tenant="x", deadline=2.0))
-
-    def test_has_each_request_in_the_order_of_the_ends(self, tmp_path: Path) -> None:
-        path = tmp_path / "requests.jsonl"
-        with request_log(path) as write:
-            _, ended = served(engine_settings(), self.WORKLOAD, num_replicas=2)
-            for request, replica in ended:
-                write(request, replica)
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        assert [row.pop("replica") for row in rows] == [replica for _, replica in ended]
-        assert [RequestRecord(**row) for row in rows] == [request for request, _ in ended]
-
-    def test_names_a_file_that_cannot_be_written(self, tmp_path: Path) -> None:
-        with (
-            pytest.raises(WriteFailed, match=r"requests\.jsonl cannot be written: "),
-            request_log(tmp_path / "missing" / "requests.jsonl"),
-        ):
-            pass

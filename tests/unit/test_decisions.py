@@ -57,12 +57,6 @@ def line(step: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 class TestScenario:
-    def test_defaults(self) -> None:
-        scenario = Scenario.model_validate(SMALL)
-        assert (scenario.seconds_per_step, scenario.max_steps, scenario.aborts) == (1.0, 200, ())
-        request = scenario.requests[0]
-        assert (request.step, request.at, request.priority, request.n) == (0, None, 0, 1)
-
     def test_prompts_are_lengths_or_ranges(self) -> None:
         requests = [
             {"id": "A", "prompt": 3, "output": 1},
@@ -190,10 +184,6 @@ class TestReplay:
             0, scheduled={"A": 5}, cached={"A": 0}, running=["A"], free_blocks=6
         )
         assert trace[1] == line(1, scheduled={"A": 1}, finished=["A"], free_blocks=8)
-
-    def test_aborts(self) -> None:
-        trace = self.trace(aborts=[{"id": "A", "step": 1}, {"id": "A", "step": 9}])
-        assert len(trace) == 1
 
     @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode", "static_batch"])
     @pytest.mark.parametrize("preemption", ["never", "recompute"])
@@ -516,13 +506,6 @@ class TestSideBySide:
         }
         assert shown[0].split() == ["one", "other"]
         assert any(row.split() == ["waiting", "C", "C"] for row in shown)
-
-    def test_the_order_of_what_is_scheduled_counts(self) -> None:
-        ours, theirs = (line(scheduled=dict.fromkeys(names, 1)) for names in ("AB", "BA"))
-        assert any(
-            row.split() == ["*", "scheduled", "A:1", "B:1", "B:1", "A:1"]
-            for row in side_by_side(("one", "other"), (ours, theirs))
-        )
 
     def test_of_long_queues_what_differs_is_shown(self) -> None:
         names = [f"r{number}" for number in range(40)]

@@ -17,7 +17,6 @@ from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_policies.orders.sjf import SjfOrder
-from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 from unit.lab_runs import asks, run
 from unit.studies import ABLATION, WORKLOAD
 
@@ -80,23 +79,6 @@ def test_a_simulation(capsys: Capture, workload: str, tmp_path: Path) -> None:
         assert found["failure"] is None
     assert paged("simulate", workload, *OPTIONS, "--json") == OK
     assert json.loads(capsys.readouterr().out)["errors"] == 0
-
-
-def test_a_policy_that_raises_in_a_step_fails_all_that_are_unfinished(
-    capsys: Capture, workload: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schedule, calls = TokenBudgetScheduler.schedule, iter(range(10**6))
-
-    def fails_once(self: TokenBudgetScheduler, now: float, /) -> Any:
-        if next(calls) == 9:
-            raise KeyError("a typo")
-        return schedule(self, now)
-
-    monkeypatch.setattr(TokenBudgetScheduler, "schedule", fails_once)
-    assert paged("simulate", workload, *OPTIONS, "--json") == FAILED
-    found = json.loads(capsys.readouterr().out)
-    assert 1 < found["errors"] < 8
-    assert "scheduler 'token_budget' raised KeyError" in found["error"]
 
 
 def test_what_is_refused_is_no_error_and_is_told_beside_errors(

@@ -15,7 +15,6 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.plugins.registry import Registry
 from paged_core.settings.layers import Entry, Origin
 from paged_plugins.lab.measures import SHOWN
-from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.results.results import Results, run_study
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import PlannedArm, block_size_note, parse_variation, varied_arms
@@ -250,25 +249,3 @@ def test_the_page_shows_what_the_command_says(
     assert main(["compare", *command.split()], {}) == OK
     printed = capsys.readouterr().out.splitlines()
     assert [line.rstrip() for line in printed] == shown.splitlines()
-
-
-def test_all_results_are_kept_for_a_report(burst: str, tmp_path: Path) -> None:
-    folder = tmp_path / "kept"
-    command = ["compare", burst, "--vary", "num_blocks=64,1000", "--seeds", "2"]
-    command += ["--output", str(folder)]
-    assert main(command, {}) == OK
-    results = load_results(folder)
-    assert [arm.label for arm in results.arms] == ["num_blocks=64", "num_blocks=1000"]
-    assert len(results.runs) == 4
-    record = results.record("num_blocks=64", "burst", 1)
-    assert record is not None
-    assert len(record.requests) == 40
-    assert main(command, {}) == BAD_USAGE
-
-
-@pytest.mark.long
-def test_a_page_says_the_same(burst: str, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    assert main(["compare", burst, "--vary", "num_blocks=64,1000", "--html", str(page)], {}) == OK
-    assert "num_blocks=<wbr>1000" in (text := page.read_text("utf-8"))
-    assert "What does changing num_blocks do on burst?" in text

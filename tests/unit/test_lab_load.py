@@ -77,21 +77,6 @@ def test_the_capacity_of_a_queue_is_what_it_serves_however_the_workload_is_writt
     assert found.low <= found.rate <= found.high
 
 
-def test_queues_grow_above_the_capacity_and_not_below_it() -> None:
-    found = capacity(queue())
-
-    def late_wait(load: float) -> float:
-        """The mean wait in the last tenth of a long run."""
-        spec = queue(requests=3000, arrivals={"poisson": {"rate": load * found.rate}})
-        ran = run_task(Task(arm="a", settings=engine(), workload=spec, seed=7), REGISTRY)
-        assert ran.record is not None
-        waits = [(one.admitted or 0) - one.arrival for one in ran.record.requests[-300:]]
-        return sum(waits) / len(waits)
-
-    assert late_wait(0.8) < 30
-    assert late_wait(1.2) > 300
-
-
 def test_a_cluster_serves_so_many_times_as_much() -> None:
     assert capacity(queue(), num_replicas=3).rate == pytest.approx(3 * 2 / 5, rel=0.05)
 
@@ -109,11 +94,6 @@ def test_equal_seeds_find_equal_capacities_and_each_counts() -> None:
     found = capacity(queue())
     assert capacity(queue()) == found
     assert list(found.rates) == [0, 1]
-
-
-@pytest.mark.parametrize("arrivals", [{"gamma": {"rate": 1, "burstiness": 0.5}}, {"interval": 2}])
-def test_other_arrivals_have_a_rate_too(arrivals: dict[str, Any]) -> None:
-    assert capacity(queue(arrivals=arrivals), (0,)).rate == pytest.approx(2 / 5, rel=0.05)
 
 
 def test_within_limits_the_rate_is_lower_and_they_hold_there() -> None:
@@ -249,13 +229,6 @@ def test_the_peak_of_blocks_is_that_within_a_step() -> None:
     assert held(run([asks("a", 8, 1)])) == 2
     assert held(run([asks("a", 8, 4), asks("b", 8, 4)])) == 6
     assert held(run([asks("a", 8, 4), asks("b", 8, 4, at=100.0)])) == 3, "idle cached blocks"
-
-
-def test_a_cluster_has_the_peak_of_one_engine() -> None:
-    task = Task(arm="a", settings=engine(), workload=queue(arrivals="at_once"), seed=0)
-    alone = run_task(task, REGISTRY).record
-    assert alone is not None
-    assert held(alone) == 2 * 2
 
 
 def test_a_measure_that_one_arm_lacks_is_not_called_equal(capsys: Capture) -> None:

@@ -14,17 +14,14 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
-from paged_core.errors import SettingsError
 from paged_plugins.lab.report import write_html, write_markdown
 from paged_plugins.lab.report.contents import families
-from paged_plugins.lab.report.drawing import drawing, wrapped
+from paged_plugins.lab.report.drawing import drawing
 from paged_plugins.lab.report.formats import html, markdown
 from paged_plugins.lab.report.galleries import distributions, load, rate_sweeps
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.comparison import Comparison
-from paged_plugins.lab.statistics.differences import differences
 from paged_plugins.lab.study.arms import BASE
-from paged_plugins.written_files import WriteFailed
 from unit import studies
 from unit.drawn_results import drawn_results
 
@@ -179,30 +176,10 @@ def test_any_results_can_be_reported(
     write_markdown(results, tmp_path / "report.md")
 
 
-def test_long_names_may_be_broken_where_columns_are_narrow(tmp_path: Path) -> None:
-    results = drawn_results({"victim=fewest_computed": 1.2}, seeds=2, records=False)
-    write_html(results, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text("utf-8")
-    assert "victim=<wbr>fewest_<wbr>computed" in page
-
-
-def test_measures_that_are_equal_in_all_arms_are_listed_not_tabulated() -> None:
-    text = said_of(drawn_results({"victim=same": 1.0}, seeds=6))
-    assert re.search(r"^Equal in all arms: goodput \d.*; failed requests 0\.$", text, re.MULTILINE)
-    assert "| goodput" not in text
-
-
 def test_what_moved_is_called_better_or_worse() -> None:
     text = said_of(drawn_results({"victim=slow": 1.5, "victim=fast": 0.5}, seeds=8))
     row = next(line for line in text.splitlines() if line.startswith("| completion p50"))
     assert re.search(r"\*\*\+50% \[.*\] worse\*\* \| \*\*-50% \[.*\] better\*\*", row)
-
-
-def test_fewer_measures_make_fewer_comparisons() -> None:
-    results = drawn_results({"victim=slow": 1.5}, seeds=6)
-    text = markdown(Comparison.of(results, ["e2e_ms_p50", "hit_rate"]))
-    assert "all 2 intervals of this report" in text
-    assert "TTFT" not in text.partition("## What was run")[0]
 
 
 @pytest.mark.parametrize(
@@ -281,31 +258,6 @@ def test_pictures_are_bounded_in_number() -> None:
     assert gallery.num_left_out == 8
 
 
-@pytest.mark.parametrize(
-    ("label", "lines"),
-    [
-        ("newest", ["newest"]),
-        ("scheduler=prefill_or_decode", ["scheduler=", "prefill_or_decode"]),
-        ("scheduler.max_num_seqs=4", ["scheduler.", "max_num_seqs=4"]),
-        ("x" * 30, ["x" * 20, "x" * 10]),
-        ("a" * 100, ["a" * 19 + "…", "a" * 20]),
-    ],
-)
-def test_labels_of_pictures_have_two_lines_at_most(label: str, lines: list[str]) -> None:
-    assert wrapped(label).split("\n") == lines
-
-
-def test_without_matplotlib_the_page_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = drawn_results({"victim=x": 1.3}, seeds=1, records=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SettingsError, match=r"matplotlib.*pip install 'paged-core\[lab\]'"):
-        write_html(results, tmp_path / "report.html")
-    write_markdown(results, tmp_path / "report.md")
-    assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
-
-
 def test_the_commands_write_and_run_nothing_without_matplotlib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,26 +277,6 @@ def test_the_commands_write_and_run_nothing_without_matplotlib(
         assert "`paged-core lab report --markdown FILE`" in err
     assert sorted(results.iterdir()) == before
     assert not (tmp_path / "page.html").exists()
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    results = drawn_results({}, seeds=1, records=False)
-    with pytest.raises(WriteFailed, match=r"missing/report\.md cannot be written: No such file"):
-        write_markdown(results, tmp_path / "missing" / "report.md")
-
-
-def test_differences_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results, study = tmp_path / "results", str(studies.write(tmp_path, seeds=1))
-    assert main(["lab", "run", study, "--output", str(results), "--workers", "1"], {}) == 0
-    calls = []
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        calls.append(arguments)
-        return differences(*arguments, **options)
-
-    monkeypatch.setattr("paged_plugins.lab.statistics.comparison.differences", counted)
-    assert main(["lab", "report", str(results)], {}) == 0
-    assert len(calls) == 1
 
 
 def test_the_command_reports_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,25 +44,6 @@ def test_the_metric_is_lower_with_the_recipe(path: Path, compare: Any) -> None:
     assert with_it < without
 
 
-def test_the_victim_by_recompute_cost_is_better_than_fewest_computed(
-    compare: Any,
-) -> None:
-    name = "victim_by_recompute_cost"
-    scenario = compare.read_case(FOLDER / f"{name}.yaml").scenario
-    values = {**scenario.settings, "victim": "fewest_computed"}
-    blind = scenario.model_copy(update={"settings": values})
-    computed = compare.tokens_computed(list(compare.replay(blind, compare.registry())), blind)
-    assert compare.measure(name)[1] < computed
-
-
-def test_with_aging_a_long_request_overtakes_later_short_ones(compare: Any) -> None:
-    scenario = compare.read_case(FOLDER / "short_first_with_aging.yaml").scenario
-    ends = [
-        name for line in compare.replay(scenario, compare.registry()) for name in line["finished"]
-    ]
-    assert 1 < ends.index("long") < len(ends) - 1
-
-
 def urgent(compare: Any, **changes: Any) -> Any:
     """The trace of the recipe, and the scenario; with other options of the scheduler."""
     scenario = compare.read_case(FOLDER / "preempt_for_urgent.yaml").scenario

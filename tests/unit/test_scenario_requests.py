@@ -390,11 +390,6 @@ class TestStepsThatTakeTime:
         assert trace[-1]["cached"] == {"B": 8}
         assert times(outcome)["B"].ttft == 0.5 + 0.25 * (13 - 8)
 
-    def test_steps_that_are_skipped_take_none(self) -> None:
-        trace, _ = run(A, {**A, "id": "B", "step": 9}, settings=SIMULATED)
-        assert [line["step"] for line in trace] == [0, 1, 2, 9, 10, 11]
-        assert trace[3]["time"] == 3.0
-
     def test_time_passes_while_a_scheduler_waits(self) -> None:
         late = Component("scheduler", LateSettings, f"{__name__}:LateScheduler")
         registry = REGISTRY.extended(late, plugin="late")

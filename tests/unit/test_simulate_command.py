@@ -13,7 +13,6 @@ import yaml
 from paged_core.cli import main
 from paged_plugins.lab.calibration.scenes import Scene
 from paged_plugins.lab.commands import calibrate
-from paged_plugins.progress import counting
 
 pytestmark = pytest.mark.heavy
 
@@ -113,12 +112,6 @@ def test_real_time_passes_on_an_executor_without_a_model(capsys: Capture, worklo
     found = simulated(capsys, workload, "--executor", "memory", "--real")
     assert found["executor"] == "memory"
     assert found["measures"]["makespan_s"] > 1, "six requests at two a second were waited for"
-
-
-def test_progress_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with counting("requests") as advance:
-        advance(3)
 
 
 # ---------------------------------------------------------------------- a cluster

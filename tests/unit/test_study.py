@@ -61,15 +61,6 @@ def test_one_axis_is_varied_at_a_time() -> None:
     assert labels(base={"num_blocks": 64}, **axes) == ["base", "evictor=slru", "num_blocks=128"]
 
 
-@pytest.mark.parametrize(("product", "checked"), [(False, 1 + 4), (True, 1 + 4 + 3)])
-def test_settings_are_checked_once_and_counted(product: bool, checked: int) -> None:
-    counts: list[int] = []
-    axes = {"evictor": ["lru", "slru"], "num_blocks": [64, 128]}
-    base = [layer({"num_blocks": 64})]
-    plan_arms(base, axes, REGISTRY, product=product, advance=lambda: counts.append(1))
-    assert len(counts) == checked
-
-
 def test_the_base_says_what_it_has_of_each_axis() -> None:
     found = plan_arms([], {"evictor": ["lru", "slru"], "block_size": [32]}, REGISTRY)
     assert found[0].arm.held == {"evictor": "lru"}
@@ -537,16 +528,6 @@ def test_what_is_no_regular_file_is_refused_at_once(
     assert file.is_fifo()
 
 
-def test_a_folder_with_files_of_other_programs_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "Cargo.lock").write_text("mine", "utf-8")
-    assert run(write(tmp_path, seeds=1), folder) == 2
-    assert "has other files in it" in capsys.readouterr().err
-
-
 def with_a_deadly_one() -> tuple[list[Task], Registry]:
     """Return tasks, of which the third takes its process down."""
     plan = Ablation.model_validate(ABLATION)
@@ -598,15 +579,6 @@ def test_how_many_workers_there_are(
     num_tasks: int, asked: int | None, is_real: bool, expected: int
 ) -> None:
     assert num_workers(num_tasks, asked, is_real=is_real) == expected
-
-
-@pytest.mark.long
-def test_real_runs_go_one_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    workload = WORKLOAD | {"requests": 2, "lengths": {"prompt": 8, "output": 2}}
-    path = write(tmp_path, executor="local", workloads=[workload], seeds=1)
-    assert main(["lab", "run", str(path), "--output", str(tmp_path / "results")], {}) == 0
-    assert "one at a time, as they are timed on this machine" in capsys.readouterr().err
-    assert [run.measures["failed"] for run in load_results(tmp_path / "results").runs] == [0, 0, 0]
 
 
 def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None:

@@ -310,26 +310,3 @@ class TestCommand:
         shown = capsys.readouterr()
         assert "all at once" in shown.out
         assert "estimated, 4 characters a token" in shown.err
-
-    @pytest.mark.long
-    def test_texts_are_counted_with_the_tokenizer_of_a_model(
-        self, tmp_path: Path, capsys: Capture
-    ) -> None:
-        path = tmp_path / "custom.jsonl"
-        path.write_text(VLLM_BENCH)
-        assert main(["lab", "workload", str(path), "--model", "demo", "--json"]) == 0
-        shown = capsys.readouterr()
-        assert "estimated" not in shown.err
-        assert json.loads(shown.out)["prompt"]["max"] not in (None, 8)
-
-    def test_what_cannot_be_written(self, tmp_path: Path, capsys: Capture) -> None:
-        path = tmp_path / ("r" * 250)  # the name of the file that is written first is longer
-        assert main(["lab", "workload", "chat", "--output", str(path)]) == 2
-        assert f"{path} cannot be written: File name too long" in capsys.readouterr().err
-
-    def test_a_broken_trace_leaves_no_file(self, tmp_path: Path, capsys: Capture) -> None:
-        trace, path = tmp_path / "azure.csv", tmp_path / "requests.jsonl"
-        trace.write_text(AZURE_2023 + "yesterday,1,1\n")
-        assert main(["lab", "workload", str(trace), "--output", str(path)]) == 2
-        assert "line 6" in capsys.readouterr().err
-        assert list(tmp_path.iterdir()) == [trace]

@@ -93,17 +93,6 @@ def test_what_cannot_be_written_leaves_the_file_as_it_was(tmp_path: Path) -> Non
     assert statuses[:3] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("name", WRITING)
-def test_a_link_that_leads_nowhere_is_written_through(tmp_path: Path, name: str) -> None:
-    link, file = tmp_path / "link.json", tmp_path / "there" / "file"
-    file.parent.mkdir()
-    link.symlink_to("there/file")
-    assert main([part.replace("FILE", str(link)) for part in WRITING[name]], {}) in {0, 1}
-    assert link.is_symlink()
-    assert file.stat().st_size
-    assert [each.name for each in file.parent.iterdir()] == ["file"]
-
-
 def test_a_link_and_a_device_are_written_to_and_not_replaced(tmp_path: Path) -> None:
     link, other, file = tmp_path / "link", tmp_path / "other", tmp_path / "file"
     file.write_bytes(OLD)
@@ -113,6 +102,9 @@ def test_a_link_and_a_device_are_written_to_and_not_replaced(tmp_path: Path) -> 
     assert link.is_symlink()
     assert other.is_symlink()
     assert file.read_bytes() == b"after"
+    file.unlink()
+    write_bytes(link, b"made")
+    assert (other.readlink(), file.read_bytes()) == (file, b"made")
     write_bytes(Path("/dev/null"), b"content")
     assert Path("/dev/null").is_char_device()
     link.unlink()
