@@ -14,6 +14,7 @@ import pytest
 
 from paged_core.errors import EngineError
 from paged_core.ids import BlockKey, content_digests
+from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_plugins.routing.checked_router import CheckedRouter
@@ -175,6 +176,12 @@ class TestLoadBook:
 def requests(num: int) -> list[tuple[Request, str]]:
     """Requests that have nothing in common."""
     return list(islice(unrelated_requests(), num))
+
+
+def test_a_component_built_for_interface_1_is_refused_with_the_reason() -> None:
+    old = Component("router", FaultySettings, "unit.faulty_routers:FirstRouter", summary="old")
+    with pytest.raises(Exception, match="built for interface 1, this is 2"):
+        REGISTRY.extended(old)
 
 
 class TestRoundRobin:
@@ -380,6 +387,13 @@ class TestExactIndex:
         assert router.route(request, "", loads(3, 0, 1)) == 1
         router.blocks_changed(0, [("cleared", []), ("stored", self.KEYS)])
         assert router.route(request, "", loads(3, 0, 1)) == 0
+
+    def test_what_has_left_holds_nothing_when_it_is_back(self) -> None:
+        router, request = self.made(), make_request(0, self.SHARED)
+        router.blocks_changed(0, [("stored", self.KEYS)])
+        router.left(0)
+        router.joined(0, 64)
+        assert router.route(request, "", loads(3, 0, 1)) == 1
 
 
 class TestContentKeys:
