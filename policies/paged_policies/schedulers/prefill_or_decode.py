@@ -207,9 +207,10 @@ class PromptLimits(Limits):
         return self.kv_cache.watermark_blocks
 
     def room(self, num_free: int | None = None) -> Room:
-        left = super().room(num_free)
         num_tokens = self.budget - len(self.plan.sequences)
-        return Room(left.num_seqs, num_tokens, left.num_blocks, left.num_running)
+        if num_free is None:
+            num_free = self.kv_cache.num_free
+        return Room(self.seqs_left, num_tokens, num_free, len(self.running))
 
     def claim(self, group: SequenceGroup) -> tuple[int, int]:
         return len(group.live), 0
