@@ -11,9 +11,10 @@ import pytest
 from paged_backends.text.tokenizer import CheckpointTokenizer
 from paged_core import LLM
 from paged_core.engine.clock import VirtualClock
+from paged_core.errors import EngineError
 from paged_plugins.bench.measurement import complete
 from paged_plugins.bench.workloads import LabWorkload
-from paged_plugins.workloads.batch import NAMED, by_turn, is_batch
+from paged_plugins.workloads.batch import NAMED, BatchWorkload, by_turn, is_batch
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from unit.bench_tasks import runner
@@ -55,6 +56,21 @@ def test_requests_arrive_at_their_times(path: Path) -> None:
         before = [] if follows is None else groups[follows].sequences[0].tokens
         own = token_ids(request.prompt, None)
         assert list(groups[request.id].request.prompt) == [*before, *own]
+
+
+@pytest.mark.parametrize("follows", [1, 2])
+def test_a_turn_follows_one_before_it(follows: int) -> None:
+    batch = BatchWorkload("chat", lambda _: [([1], 1, None), ([1], 1, follows), ([1], 1, None)])
+    with pytest.raises(ValueError, match=f"follows '{follows}', which stands not before it"):
+        batch.requests()
+
+
+def test_no_turn_follows_one_that_ended_early() -> None:
+    firsts = BatchWorkload("chat", lambda _: [([1, 2, 3], 4, None), ([4], 1, 0)]).requests()
+    with LLM(executor="memory", num_blocks=64, max_model_len=6) as llm:
+        with pytest.raises(EngineError, match="ended after 3 of 4 tokens"):
+            complete(llm, firsts, lambda: None)
+        assert not llm.engine.scheduler
 
 
 def test_what_prompts_share_they_share_in_one_repeat_only(path: Path) -> None:

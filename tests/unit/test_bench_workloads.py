@@ -36,15 +36,6 @@ def prompts(firsts: list[WorkloadRequest]) -> list[list[int]]:
 
 
 class TestWorkloads:
-    def test_conversations(self) -> None:
-        links = list(by_turn(NAMED["W7"].requests()))
-        assert [request.id for request, _ in links] == [str(place) for place in range(4 * 8)]
-        for place, (request, follows) in enumerate(links):
-            assert follows == (str(place - 8) if place >= 8 else None)
-            shortest, most = (20, 80) if follows else (150, 400)
-            assert shortest <= request.num_new <= most
-            assert 48 <= request.output <= 96
-
     @pytest.mark.parametrize("name", NAMED)
     def test_a_workload_is_the_same_every_time(self, name: str) -> None:
         assert NAMED[name].requests(2) == NAMED[name].requests(2)

@@ -302,11 +302,6 @@ class TestWorkloads:
         assert followed.arrived == turns[first].finished + 2
         assert followed.num_prompt > turns[first].num_prompt + 4
 
-    def test_stand_beside_written_requests(self) -> None:
-        trace, _ = run(A, workload=self.spec)
-        assert "A" in trace[0]["scheduled"]
-        assert len({name for line in trace for name in line["finished"]}) == 13
-
     def test_have_content_of_their_own(self) -> None:
         spec = {"requests": 1, "arrivals": {"interval": 1}, "lengths": {"prompt": 9, "output": 1}}
         trace, _ = run({"id": "A", "prompt": "0:9", "output": 1}, workload=spec)

@@ -95,7 +95,6 @@ def test_requests_that_are_refused_are_explained(
         (["--executor", "simulated", "--real"], "runs no model"),
         (["--slo-ttft-ms", "nan"], "Input should be greater than or equal to 0"),
         (["--slo-tpot-ms", "inf"], "leave it out for no limit"),
-        (["--replicas", "2", "--real", "--executor", "memory"], "--real: a cluster is simulated"),
         (["--cost-model.name", "linear", "--cost-model.fixed", "1e308"], "a step would take"),
         (["--cost-model.compute-efficiency", "1e-300"], "a step would take"),
     ],

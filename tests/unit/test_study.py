@@ -110,14 +110,12 @@ def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
     [
         ({"axis": {}}, "axis: no such key; did you mean 'axes'?"),
         ({"axes": {"victim": []}}, "axes.victim: List should have at least 1 item"),
-        ({"axes": {"victim": "newest"}}, "axes.victim: Input should be a valid list"),
         ({"axes": {"victim": ["newst"]}}, "no victim is called 'newst'; did you mean"),
         ({"axes": {"a.b.c": [1]}}, "'a.b.c' is no setting"),
         ({"axes": {"num_blocks": [0]}}, "not 0 (arm num_blocks=0, line 6)"),
         ({"base": {"num_block": 3}}, "num_block: no such setting; did you mean"),
         ({"base": {"executor": "simulated"}}, "write `executor` beside `base`, not in it"),
         ({"seeds": 0}, "seeds: give 1 to"),
-        ({"seeds": []}, "seeds: Value should have at least 1 item"),
         ({"seeds": [1, 1]}, "seeds: one is given twice"),
         ({"seeds": 90_000}, "up to 450,000 runs"),
         ({"slo": {"ttft_ms": -1}}, "slo: its times are milliseconds above 0"),
@@ -125,8 +123,6 @@ def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
         ({"workloads": []}, "workloads: name one at least"),
         ({"workloads": ["caht"]}, "no workload is called 'caht'"),
         ({"workloads": ["chat", "chat"]}, "two workloads are called 'chat'"),
-        ({"workloads": [{"requests": "x"}]}, "workloads.0.requests"),
-        ({"executor": "simulatd"}, "did you mean 'simulated'?"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(
@@ -318,9 +314,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: bytes) -> None:
         ("requests", "arrival", 1e308),
         ("requests", "finished", -1e308),
         ("requests", "num_sequences", 0),
-        ("requests", "num_output", -1),
         ("steps", "seconds", float("inf")),
-        ("steps", "num_blocks", 10**30),
         ("totals", "elapsed", float("nan")),
         ("token_gaps", "1000000", 1),
     ],
@@ -392,11 +386,12 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
         load_results(folder)
     num_kept = len(list(folder.glob("runs/*.gz")))
     assert 0 < num_kept < 12
-    leave_partials(folder, process.pid)
+    left = leave_partials(folder, process.pid)
     (folder / "manifest.json").unlink()  # as if it had been killed before it was written
     assert run(path, folder) == 0
     assert run(path, tmp_path / "whole") == 0
     assert tables(folder) == tables(tmp_path / "whole")
+    assert not any(each.exists() for each in left)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="uses POSIX signals")
@@ -444,18 +439,6 @@ def test_what_another_code_has_written_is_removed_by_the_names_in_its_manifest(
     assert run(path, folder) == 0
     assert len(old) == len(list((folder / "runs").iterdir())) == 3
     assert old.isdisjoint(each.name for each in (folder / "runs").iterdir())
-
-
-def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
-    path, folder = write(tmp_path, seeds=1), tmp_path / "results"
-    assert run(path, folder) == 0
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    before = tables(folder)
-    left = leave_partials(folder, process.pid)
-    assert run(path, folder) == 0
-    assert not any(each.exists() for each in left)
-    assert tables(folder) == before
 
 
 @pytest.mark.parametrize("options", [(), ("--fresh",)])
@@ -571,7 +554,6 @@ def test_what_a_run_raises_is_told_with_its_place(monkeypatch: pytest.MonkeyPatc
         (100, 3, False, 3),
         (2, 3, False, 2),
         (100, None, True, 1),
-        (3, None, False, 1),
         (0, 2, False, 1),
     ],
 )
@@ -591,16 +573,8 @@ def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None
     ("text", "message"),
     [
         (
-            "axes: {evictor: [lru]}\nworkloads: [chat]\nsedes: 3\n",
-            "sedes: no such key; did you mean 'seeds'? (line 3)",
-        ),
-        (
             "axes: {evictor: [lru]}\nworkloads:\n  - chat\n  - name: b\n    lenghts: 3\n",
             "workloads.1.lenghts: no such key; did you mean 'lengths'? (line 5)",
-        ),
-        (
-            "axes:\n  evictor:\n    - lru\n    - slur\nworkloads: [chat]\n",
-            "did you mean 'slru'? (arm evictor=slur, line 4)",
         ),
         (
             "base:\n  block_sise: 3\naxes: {evictor: [lru]}\nworkloads: [chat]\n",

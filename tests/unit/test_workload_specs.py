@@ -336,7 +336,6 @@ class TestSeeds:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lengths: {prompt: 1, output: 1}\nrequets: 3\n", "did you mean 'requests'? (line 2)"),
         (
             "lengths:\n  prompt: 1\n  output: {unifrom: [1, 2]}\n",
             "'unifrom' takes keys, as in `{key: value}`; did you mean 'uniform'? (line 3)",
@@ -344,10 +343,6 @@ class TestSeeds:
         (
             "lengths: {prompt: 1, output: 1}\narrivals:\n  poisson: {rat: 1}\n",
             "arrivals.poisson.rat: no such key; did you mean 'rate'? (line 3)",
-        ),
-        (
-            "lengths: {prompt: 1, output: 1}\nprefixes:\n  sytem: 3\n",
-            "prefixes.sytem: no such key; did you mean 'system'? (line 3)",
         ),
     ],
 )
