@@ -55,6 +55,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 """For a model that has a tokenizer."""
 PEAKED = tiny_models.of("Qwen3", head_dim=16, initializer_range=0.5)
 """Scores far apart: two ranks add in another order, which may decide between two that tie."""
+LONG = pytest.mark.long
 PARTS = 20
 PER_PART = 25
 INSTEAD = {496: 500}
@@ -154,13 +155,7 @@ def check(model: str, number: int) -> None:
         assert values_of(two[name].prompt_logprobs) == expected
 
 
-def test_two_ranks_generate_what_one_generates(model: str) -> None:
-    for number in range(PER_PART):
-        check(model, number)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("part", range(1, PARTS))
-def test_two_ranks_generate_what_one_generates_in_many_workloads(model: str, part: int) -> None:
+@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=LONG) for p in range(1, PARTS))])
+def test_two_ranks_generate_what_one_generates(model: str, part: int) -> None:
     for number in range(part * PER_PART, (part + 1) * PER_PART):
         check(model, number)

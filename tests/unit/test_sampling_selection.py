@@ -23,7 +23,7 @@ from unit.triton_device import DEVICE
 
 triton = pytest.importorskip("triton")
 
-from paged_backends.kernels.triton import sampling, sampling_selection  # noqa: E402
+from paged_backends.kernels.triton import sampling  # noqa: E402
 from paged_backends.kernels.triton.sampling_selection import bounded, weights_of  # noqa: E402
 
 pytestmark = pytest.mark.heavy
@@ -130,55 +130,3 @@ def test_a_draw_is_that_of_a_sort(
     logits = rows_of(shape, len(choices), size, seed).to(dtype).to(DEVICE)
     drawn = triton_sample(logits, params_of(choices)).tokens_R.tolist()
     assert drawn == [drawn_by_sorting(logits[row], choice) for row, choice in enumerate(choices)]
-
-
-class Passes:
-    """Counts the calls of functions that look at all tokens once."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        for module, name in ((sampling_selection, "_from_levels"), (sampling, "from_key")):
-            monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
-
-    def _counted(self, look: Any) -> Any:
-        def counted(*args: Any, **named: Any) -> Any:
-            self.count += 1
-            return look(*args, **named)
-
-        return counted
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="passes are counted in Triton's interpreter")
-@pytest.mark.parametrize(
-    ("size", "spread", "asked", "most"),
-    [
-        (3000, 1.5, (0, 0.9), 7),
-        (3000, 1.5, (50, 0.95), 10),
-        (9000, 0.1, (0, 0.9), 11),
-        (9000, 0.1, (8900, 0.95), 21),
-    ],
-)
-def test_a_draw_takes_few_passes(
-    monkeypatch: pytest.MonkeyPatch, size: int, spread: float, asked: Any, most: int
-) -> None:
-    """By bisection they would be 27, 31, 31 and 42; the last two look at whole rows."""
-    logits = rows_of("normal", 1, size, 5).to(DEVICE) / 3 * spread
-    passes = Passes(monkeypatch)
-    for number in (0.1, 0.6, LAST):
-        choice = (1.0, 0.0, *asked, number)
-        passes.count = 0
-        (token,) = triton_sample(logits, params_of([choice])).tokens_R.tolist()
-        assert token == drawn_by_sorting(logits[0], choice)
-        assert 0 < passes.count <= most
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="passes are counted in Triton's interpreter")
-def test_passes_are_few_however_the_logits_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of all exponents: 83 by bisection."""
-    sizes = torch.exp2(-torch.arange(3000) / 25)
-    logits = (sizes * torch.tensor([1.0, -1.0]).repeat(1500))[None].to(DEVICE)
-    choice = (1.0, 0.0, 1000, 0.99, 0.6)
-    passes = Passes(monkeypatch)
-    (token,) = triton_sample(logits, params_of([choice])).tokens_R.tolist()
-    assert token == drawn_by_sorting(logits[0], choice)
-    assert 0 < passes.count <= 17
