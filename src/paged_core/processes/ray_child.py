@@ -307,7 +307,10 @@ class _Actor:
             for number in range(num_channels + 1)
         )
         adopt(lifeline)
-        called(Parent(arguments, [Channel(end) for end in ends], Beat(), reads=False))
+        try:
+            called(Parent(arguments, [Channel(end) for end in ends], Beat(), reads=False))
+        finally:  # the actor stays until it is ended: this says that it has done its work
+            lifeline.shutdown(socket.SHUT_WR)
 
 
 def _connected(host: str, port: int, hello: str) -> socket.socket:
