@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 
 from paged_plugins.server.anthropic import protocol as anthropic
-from paged_plugins.server.anthropic import translate as from_anthropic
+from paged_plugins.server.anthropic import routes as from_anthropic
 from paged_plugins.server.anthropic.events import GrowingMessage
 from paged_plugins.server.openai.chat import ChatDelta
 from paged_plugins.server.openai.protocol import CalledFunction, ChatRequest, MadeToolCall
 from paged_plugins.server.responses import protocol as responses
-from paged_plugins.server.responses import translate as from_responses
+from paged_plugins.server.responses import routes as from_responses
 from paged_plugins.server.responses.events import GrowingResponse
 from server.streams import message_of, named_events, response_of
 

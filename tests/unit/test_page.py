@@ -21,7 +21,7 @@ from paged_core.client.engine_client import ClientHealth, ClientState
 from paged_core.errors import EngineError, RequestError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import load_settings
-from paged_plugins.server.page import feed as feed_module
+from paged_plugins.server.page import routes as feed_module
 from paged_plugins.server.page.routes import FOLDER, LiveFeed, Page
 from paged_plugins.server.settings import PageSettings
 
