@@ -105,11 +105,7 @@ class TestCommand:
         ("argv", "message"),
         [
             (("--num-running", "0"), "num-running"),
-            (("--num-waiting", "-1"), "num-waiting"),
-            (("--steps", "0"), "steps"),
-            (("--repeats", "none"), "repeats"),
             (("--schedulers", "token_buget"), "did you mean 'token_budget'"),
-            (("--queue-orders", "fcsf"), "did you mean 'fcfs'"),
             (("--block-allocators", "cached"), "no block_allocator is called 'cached'"),
             (("--scheduler", "token_budget"), "use --schedulers"),
             (("--num-blocks", "9"), "has no effect here"),

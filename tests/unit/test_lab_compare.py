@@ -114,17 +114,7 @@ def test_the_command_prints_a_table_with_verdicts(
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[0].startswith("burst: 24 runs, 6 seeds, ")
-    columns = lines[1].split()
-    assert columns == [
-        "arm",
-        "compared",
-        "with",
-        "measure",
-        "reference",
-        "value",
-        "change",
-        "interval",
-    ]
+    assert " ".join(lines[1].split()) == "arm compared with measure reference value change interval"
     (row,) = [
         line for line in lines if "sjf, num_blocks=64 " in line and " completion p50 " in line
     ]
@@ -148,12 +138,8 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
     }
     assert set(document["measures"]) == {"ttft_ms_p50", "steps"}
     row = document["differences"][0]
-    assert (row["measure"], row["unit"], row["low"], row["moved"]) == (
-        "ttft_ms_p50",
-        "%",
-        None,
-        False,
-    )
+    told = [row[key] for key in ("measure", "unit", "low", "moved")]
+    assert told == ["ttft_ms_p50", "%", None, False]
     assert document["limits"] == ["1 seed: too few to decide anything with 95% confidence; run 6"]
     assert {run["seed"] for run in document["runs"]} == {0}
 
@@ -162,14 +148,11 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
     ("options", "message"),
     [
         (["--vary", "evictor"], "write KEY=A,B"),
-        (["--vary", "evictor=lru,"], "write KEY=A,B"),
         (["--vary", "evictor=lru"], "one value varies nothing"),
         (["--vary", "evictor=lru,slru,lru"], "'lru' is given twice"),
         (["--vary", "num_blocks=64,0064"], "are the same settings"),
         (["--vary", "evictor=lru,slur"], "did you mean 'slru'"),
         (["--vary", "evictr=lru,slru"], "did you mean 'evictor'"),
-        (["--vary", "num_blocks=64,many"], "num_blocks: "),
-        (["--vary", "scheduler={name: token_budget,prefill_or_decode"], "one value"),
         (["--vary", "scheduler={name: token_budget]},orca"], "cannot be read"),
         (["--vary", "evictor=lru,mru", "--vary", "evictor=slru,fifo"], "evictor is given twice"),
         (["--vary", "evictor=lru,mru", "--evictor", "lru"], "keep one of them"),
@@ -213,12 +196,7 @@ def test_each_combination_of_the_further_settings_has_its_reference() -> None:
         "scheduler.max_num_seqs=8, evictor={name: slru, protected: 0.5}",
         "scheduler.max_num_seqs=16, evictor={name: slru, protected: 0.5}",
     ]
-    assert [one.arm.compared_with for one in planned] == [
-        labels[0],
-        labels[0],
-        labels[2],
-        labels[2],
-    ]
+    assert [one.arm.compared_with for one in planned] == [labels[0]] * 2 + [labels[2]] * 2
     assert {one.arm.axis for one in planned} == {"scheduler.max_num_seqs"}
     settings = planned[3].settings.model_dump()
     assert settings["evictor"] == {"name": "slru", "protected": 0.5}

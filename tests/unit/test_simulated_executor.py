@@ -114,11 +114,6 @@ def test_log_probabilities_are_reported_and_repeatable() -> None:
     assert serve(engine(), n=1, best_of=3, temperature=1.0).sequences[0].score is not None
 
 
-def test_beams_are_found() -> None:
-    found = serve(engine(), beam_width=3, n=2).sequences
-    assert len({tuple(each.output) for each in found}) == 2
-
-
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
