@@ -328,7 +328,7 @@ class TestARank:
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that wait for a rank that has raised get little time to answer."""
+    """Ranks that wait for a rank that has raised get little time to answer."""
     monkeypatch.setattr(workers, "_GRACE", 0.5)
 
 

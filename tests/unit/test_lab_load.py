@@ -340,7 +340,7 @@ def test_a_study_has_replicas_a_load_and_a_cache_and_its_report_says_so(tmp_path
     assert "- replicas: 2" in text
     text = text.replace("\\", "")
     assert "0.9 of what scheduler.max_num_seqs=2 can serve without a limit of blocks" in text
-    assert "| measure | scheduler.max_num_seqs=2 | scheduler.max_num_seqs=4 |" in text
+    assert "| measure | base | scheduler.max_num_seqs=4 |" in text
 
 
 @pytest.mark.parametrize(
