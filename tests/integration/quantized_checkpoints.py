@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -230,12 +231,14 @@ def write(
     method: Method,
     *,
     plain: tuple[str, ...] = ("lm_head",),
+    others: Mapping[str, Method] = MappingProxyType({}),
     change: Callable[[str, Tensors], Mapping[str, torch.Tensor]] = lambda name, tensors: tensors,
 ) -> Path:
     """Save a model with the matrices of its linear layers quantised; its weights become those.
 
     Args:
         plain: matrices with this in their names stay as they are.
+        others: methods of matrices with this in their names.
         change: is given the name of a module and what is stored for it, and returns that.
     """
     model.save_pretrained(folder)
@@ -243,9 +246,10 @@ def write(
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear) or any(part in name for part in plain):
             continue
-        codes = method.quantized(module.weight.detach().double().numpy())
+        chosen = next((each for part, each in others.items() if part in name), method)
+        codes = chosen.quantized(module.weight.detach().double().numpy())
         tensors.pop(f"{name}.weight")
-        for part, tensor in change(name, method.tensors(codes)).items():
+        for part, tensor in change(name, chosen.tensors(codes)).items():
             tensors[f"{name}.{part}"] = tensor.contiguous()
         with torch.no_grad():
             module.weight.copy_(torch.from_numpy(codes.weights()))

@@ -111,14 +111,82 @@ def test_other_families(family: str, tmp_path: Path) -> None:
     check(model, write(model, tmp_path, method, plain=plain), 1e-5)
 
 
-def test_the_scheme_of_each_matrix_is_found(tmp_path: Path) -> None:
+SYMMETRIC, NOT = CompressedTensors(symmetric=True), CompressedTensors(group_size=32)
+WIDE = CompressedTensors(symmetric=True, bits=8, group_size=-1)
+TARGETS: dict[str, tuple[tuple[Method, ...], tuple[list[str], ...]]] = {
+    "a class, and names by an expression": ((SYMMETRIC, NOT), (["Linear"], ["re:.*mlp.*"])),
+    "an expression, and names": (
+        (SYMMETRIC, NOT),
+        (
+            ["re:model.*"],
+            [f"model.layers.{n}.mlp.{p}_proj" for n in range(2) for p in ("gate", "up", "down")],
+        ),
+    ),
+    "two expressions, the first in the alphabet": (
+        (SYMMETRIC, NOT),
+        (["re:model.layers.*"], ["re:.*mlp.*"]),
+    ),
+    "of other shapes": ((SYMMETRIC, WIDE), (["re:.*attn.*"], [r"re:.*(gate|up|down)_proj$"])),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("step", [1, -1], ids=["in order", "reversed"])
+def test_a_matrix_has_the_scheme_that_names_it(name: str, step: int, tmp_path: Path) -> None:
+    (usual, other), targets = TARGETS[name]
     model = make()
-    folder = write(model, tmp_path, CompressedTensors(symmetric=True), plain=("lm_head", "mlp"))
-    (first,) = config(folder)["config_groups"].values()
-    other = CompressedTensors(symmetric=True, bits=8, group_size=-1)
-    groups = {"a": other.config()["config_groups"]["group_0"], "b": first}
-    change(folder, config_groups=groups, format="mixed-precision")
+    folder = write(model, tmp_path, usual, others={"mlp": other})
+    groups = [
+        method.config()["config_groups"]["group_0"] | {"targets": names}
+        for method, names in zip((usual, other), targets, strict=True)
+    ]
+    change(folder, config_groups=dict(zip("ab", groups[::step], strict=True)))
     check(model, folder, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ignore": ["re:.*mlp.*"]}, "mlp.gate_proj is quantised, and ignore in quantization_conf"),
+        ({"ignore": ["re:("]}, r"names modules by '\(', which is no regular expression"),
+        ({"ignore": ["re:(.|..)+[0-9]{3}$"]}, "no regular expression that can be matched"),
+        (
+            {"targets": ["re:.*attn.*"]},
+            "gate_proj is quantised, and config_groups .* no target",
+        ),
+        ({"weights": {"symmetric": True}}, "does not use: .*mlp.down_proj.weight_zero_point"),
+        ({"weights": {"lattice": 3}}, "config_groups.weights.lattice is not known"),
+        ({"hadamard": {"size": 4}}, "quantization_config.hadamard is not known"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_does_not_describe_the_tensors(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = write(make(), tmp_path, NOT)
+    (group,) = config(folder)["config_groups"].values()
+    group |= {"targets": changes.pop("targets", ["Linear"])}
+    group["weights"] |= changes.pop("weights", {})
+    change(folder, config_groups={"group_0": group}, **changes)
+    with pytest.raises((CheckpointError, UnsupportedModel), match=message):
+        prompt_logits(load_runner(folder, "native"), PROMPT)
+
+
+def test_gptq_of_the_second_version_by_its_other_name_and_other_forms(tmp_path: Path) -> None:
+    model = make()
+    others = {
+        "down_proj": Gptq(version=2, bits=8, group_size=64),
+        "up_proj": Gptq(version=2, act_order=True),
+    }
+    plain = ("lm_head", "o_proj")
+    folder = write(model, tmp_path, Gptq(version=2), plain=plain, others=others)
+    rules = {
+        "-:.*o_proj$": {},
+        "+:.*down_proj": {"bits": 8, "group_size": 64},
+        r".*\.up_": {"desc_act": True},
+    }
+    change(folder, format="gptq_v2", checkpoint_format=None, dynamic=rules)
+    check(model, folder, 0.02)  # groups that are out of order are quantised again
 
 
 def test_the_size_of_the_model_is_that_of_its_codes(tmp_path: Path) -> None:

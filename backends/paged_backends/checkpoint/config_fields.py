@@ -35,6 +35,7 @@ class ConfigFields(TypedFields):
         self.checkpoint = checkpoint
         self._values: Mapping[str, Any] = checkpoint.config
         self._within = ""
+        self._read: set[str] = set()
 
     def part(self, name: str, values: object) -> ConfigFields:
         """Return the fields of an object in the configuration, by its name there."""
@@ -44,17 +45,27 @@ class ConfigFields(TypedFields):
         fields._values, fields._within = values, f"{self._within}{name[:_MAX_NAME]}."
         return fields
 
+    def changed(self, name: str, changes: object) -> ConfigFields:
+        """Return the fields with others in place of some, which one of them, by name, gives."""
+        if not isinstance(changes, Mapping):
+            raise self.wrong(name, "an object of objects")
+        kept = {key: value for key, value in self._values.items() if key != name}
+        fields = self.part(name, kept | changes)
+        fields._within = self._within
+        return fields
+
     def has(self, name: str) -> bool:
         """Return whether the field is there and is not null."""
-        return self._values.get(name) is not None
+        return self.any(name) is not None
 
     def any(self, name: str, default: Any = None) -> Any:
         """Return a field as it is; ``default`` if it is missing."""
+        self._read.add(name)
         return self._values.get(name, default)
 
     def optional_integer(self, name: str, default: int | None) -> int | None:
         """Return a whole number of at least 1, or ``None`` if the field is null."""
-        return None if self._values.get(name, default) is None else self.integer(name, default or 1)
+        return None if self.any(name, default) is None else self.integer(name, default or 1)
 
     def num_layers(self, name: str, default: int) -> int:
         """Return a number of layers."""
@@ -62,7 +73,7 @@ class ConfigFields(TypedFields):
 
     def optional_number(self, name: str, default: float | None) -> float | None:
         """Return a number, or ``None`` if the field is null."""
-        return None if self._values.get(name, default) is None else self.number(name, default or 0)
+        return None if self.any(name, default) is None else self.number(name, default or 0)
 
     def one_of(self, name: str, *options: int) -> int:
         """Return one of the whole numbers that are covered; raises as :meth:`choice`."""
@@ -84,10 +95,32 @@ class ConfigFields(TypedFields):
 
     def mapping(self, name: str) -> Mapping[str, Any] | None:
         """Return an object, or ``None`` if the field is missing or null."""
-        value = self._values.get(name)
+        value = self.any(name)
         if value is not None and not isinstance(value, Mapping):
             raise self.wrong(name, "an object")
         return value
+
+    def texts(self, name: str) -> Sequence[str]:
+        """Return a list of strings; none if the field is missing or null."""
+        value = self.any(name) or []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.wrong(name, "a list of strings")
+        return value
+
+    def refuse_unread(self, *without_effect: str) -> None:
+        """Refuse fields that nothing has read, and that are not known to be without effect.
+
+        Raises:
+            UnsupportedModel: there is one; to ignore it could mean to read the model wrongly.
+        """
+        for name, value in self._values.items():
+            if value is not None and name not in self._read and name not in without_effect:
+                raise UnsupportedModel(
+                    f"{self.checkpoint.config_path}: {self._within}{name[:_MAX_NAME]} is not known "
+                    "to runner native, and may change what the weights mean; take another "
+                    "quantisation of the model, or one that runner transformers serves with the "
+                    "package of its method"
+                )
 
     def token_ids(self, default: int | None) -> frozenset[int]:
         """Return the tokens that end a sequence; ``generation_config.json`` takes precedence."""
@@ -118,7 +151,7 @@ class ConfigFields(TypedFields):
 
     def given(self, name: str, default: Any) -> Any:
         """See :class:`TypedFields`; a field that is null is missing."""
-        value = self._values.get(name)
+        value = self.any(name)
         if value is None:
             value = default
         if value is MISSING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,7 @@ from paged_backends.checkpoint.quantized.stored_module import (
     StoredModule,
     covering,
     in_bytes,
+    matches,
     unit_of,
     unpacked_rows,
 )
@@ -23,6 +25,27 @@ from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs
 from paged_backends.quantization.weight_format import Shape
 from paged_core.log import get_logger
 
+_NOTES = (
+    *("quant_method", "backend", "meta", "lm_head", "sym", "modules_to_not_convert"),
+    *("offload_to_disk", "offload_to_disk_path", "modules_in_block_to_quantize"),
+    *("block_name_to_quantize", "module_name_preceding_first_block", "quantizer"),
+    *("damp_percent", "damp_auto_increment", "true_sequential", "static_groups"),
+    *("model_name_or_path", "model_file_base_name"),
+)
+"""Fields of both methods that say how a model was quantised, or which of its modules were, as its
+tensors do."""
+_NOTES_OF_GPTQ = (
+    *("act_group_aware", "adapter", "batch_size", "cache_block_outputs", "dataset", "failsafe"),
+    *("disable_exllama", "exllama_config", "fallback", "hyb_act", "is_marlin_format", "mse"),
+    *("max_input_length", "model_seqlen", "mock_quantization", "pad_token_id", "parallel_packing"),
+    *("tokenizer", "use_cuda_fp16", "use_exllama", "v2", "v2_alpha", "v2_memory_device"),
+    *("pack_impl", "process", "desc_act_group", "calibration"),
+)
+_NOTES_OF_AWQ = (
+    *("desc_act", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"),
+    *("duo_scaling", "n_parallel_calib_samples", "max_calib_samples", "max_calib_seq_len"),
+    *("apply_clip", "export_compatible", "calib_data", "split", "text_column"),
+)
 _ONES: dict[int, int] = {4: 0x11111111, 8: 0x01010101}
 """One in each code of an element."""
 
@@ -50,8 +73,11 @@ class Gptq:
 
     @classmethod
     def described(cls, fields: ConfigFields) -> Gptq:
-        """Read ``quantization_config``."""
-        version = fields.choice("checkpoint_format", "gptq", ("gptq", "gptq_v2"))
+        """Read ``quantization_config``, or what ``dynamic`` says of some of the modules."""
+        names, versions = ("checkpoint_format", "format"), ("gptq", "gptq_v2")
+        stated = {fields.choice(name, "gptq", versions) for name in names if fields.has(name)}
+        if len(stated) > 1:
+            raise fields.wrong("format", "the same as checkpoint_format")
         fields.choice("pack_dtype", "int32", ("int32",))
         group_size = fields.integer("group_size", least=-1)
         if group_size == 0:
@@ -59,12 +85,9 @@ class Gptq:
         out_of_order = fields.flag("desc_act", False) and group_size > 0
         if out_of_order:
             _log.info("groups_out_of_order", method="gptq", consequence="int8 in groups of 32")
-        return cls(
-            4 if fields.one_of("bits", 4, 8) == 4 else 8,
-            group_size,
-            zeros_less_one=version == "gptq",
-            out_of_order=out_of_order,
-        )
+        bits: Literal[4, 8] = 4 if fields.one_of("bits", 4, 8) == 4 else 8
+        fields.refuse_unread(*_NOTES, *_NOTES_OF_GPTQ)
+        return cls(bits, group_size, "gptq_v2" not in stated, out_of_order)
 
     def has(self, module: StoredModule) -> bool:
         """Return whether the matrix of a module is quantised."""
@@ -114,6 +137,49 @@ class Gptq:
 
 
 @dataclass(frozen=True, slots=True)
+class GptqModules:
+    """GPTQ's format where ``dynamic`` gives some of the modules another form, or none.
+
+    A rule is a regular expression for the beginning of a module's name. One after ``-:`` says that
+    the module is not quantised; another, which fields differ. The first that fits is taken.
+    """
+
+    usual: Gptq
+    rules: tuple[tuple[str, Gptq | None], ...]
+
+    @classmethod
+    def described(cls, fields: ConfigFields) -> GptqModules:
+        """Read ``quantization_config``."""
+        rules: list[tuple[str, Gptq | None]] = []
+        dynamic = fields.mapping("dynamic") or {}
+        for pattern, changed in dynamic.items():
+            described = None
+            if not pattern.startswith("-:"):
+                described = Gptq.described(fields.changed("dynamic", changed))
+            rules.append((pattern.removeprefix("-:").removeprefix("+:"), described))
+        return cls(Gptq.described(fields), tuple(rules))
+
+    def has(self, module: StoredModule) -> bool:
+        """Return whether the matrix of a module is quantised."""
+        form = self._form(module)
+        return form is not None and form.has(module)
+
+    def unit(self, module: StoredModule, shape: Shape) -> int:
+        """Return how many inputs of a matrix cannot be cut apart."""
+        return (self._form(module) or self.usual).unit(module, shape)
+
+    def matrix(self, module: StoredModule, shape: Shape, part: Part) -> QuantizedMatrix:
+        """Return a part; raises :class:`CheckpointError` if the matrix is malformed."""
+        return (self._form(module) or self.usual).matrix(module, shape, part)
+
+    def _form(self, module: StoredModule) -> Gptq | None:
+        for pattern, form in self.rules:
+            if matches(pattern, module.name):
+                return form
+        return self.usual
+
+
+@dataclass(frozen=True, slots=True)
 class Awq:
     """The format of AWQ's tools for matrix products: AutoAWQ's version ``gemm``.
 
@@ -130,9 +196,12 @@ class Awq:
     def described(cls, fields: ConfigFields) -> Awq:
         """Read ``quantization_config``."""
         fields.one_of("bits", 4)
-        name = "checkpoint_format" if fields.has("checkpoint_format") else "version"
-        fields.choice(name, "gemm", ("gemm", "GEMM"))
-        return cls(fields.integer("group_size", least=-1), fields.flag("zero_point", True))
+        for name in ("checkpoint_format", "format", "version"):
+            fields.choice(name, "gemm", ("gemm", "GEMM"))
+        fields.choice("pack_dtype", "int32", ("int32",))
+        read = cls(fields.integer("group_size", least=-1), fields.flag("zero_point", True))
+        fields.refuse_unread(*_NOTES, *_NOTES_OF_AWQ)
+        return read
 
     def has(self, module: StoredModule) -> bool:
         """Return whether the matrix of a module is quantised."""
@@ -188,6 +257,8 @@ def _in_order(packed: Tensor) -> Tensor:
 
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 _PACKED, _PLAIN, _SCALES = "weight_packed", "weight", "weight_scale"
+_MIDDLES = (0x88888888 - (1 << 32), 0x80808080 - (1 << 32))
+"""Zeros of a symmetric scheme, where they are stored all the same and packed."""
 _MAX_GROUPS = 100
 """Groups of a configuration, at most; each matrix is compared with all."""
 _ZEROS, _ORDER = "weight_zero_point", "weight_g_idx"
@@ -197,6 +268,8 @@ _ZEROS, _ORDER = "weight_zero_point", "weight_g_idx"
 class Scheme:
     """Form in which some of the matrices are stored."""
 
+    targets: tuple[str, ...]
+    """Which: by module, by a regular expression behind ``re:``, or by class."""
     bits: Literal[4, 8]
     group_size: int | None
     """``None``: one group for all inputs."""
@@ -207,21 +280,28 @@ class Scheme:
     """Inputs of a group are not one after another."""
 
     @classmethod
-    def described(cls, fields: ConfigFields) -> Scheme:
+    def described(cls, targets: Sequence[str], fields: ConfigFields) -> Scheme:
         """Read ``weights`` of one of the ``config_groups``."""
         fields.choice("type", "int", ("int",))
-        strategy = fields.choice("strategy", "tensor", ("tensor", "channel", "group"))
+        group_size = fields.any("group_size")
+        usual = "tensor" if group_size is None else "channel" if group_size == -1 else "group"
+        strategy = fields.choice("strategy", usual, ("tensor", "channel", "group"))
         orders = ("none", "weight", "static", "group", "dynamic")
         out_of_order = fields.choice("actorder", "none", orders) in ("group", "dynamic")
         if out_of_order:
             _log.info("groups_out_of_order", consequence="int8 in groups of 32")
-        return cls(
+        if fields.any("dynamic"):
+            raise fields.lacking("dynamic", "false")
+        read = cls(
+            tuple(targets),
             4 if fields.one_of("num_bits", 4, 8) == 4 else 8,
             fields.integer("group_size") if strategy == "group" else None,
             strategy == "tensor",
             fields.flag("symmetric", True),
             out_of_order,
         )
+        fields.refuse_unread("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+        return read
 
     def size(self, inputs: int) -> int:
         """Return the inputs of a group."""
@@ -236,12 +316,6 @@ class Scheme:
         """Return the shape of a matrix's codes, if they are packed."""
         return shape[0], -(-shape[1] * self.bits // 32)
 
-    def fits(self, module: StoredModule, shape: Shape) -> bool:
-        """Return whether a module's tensors have the shapes that this scheme says."""
-        packed = not module.has(_PACKED) or module.shape(_PACKED) == self.packed_shape(shape)
-        scaled = module.has(_SCALES) and module.shape(_SCALES) == self.scales_shape(shape)
-        return packed and scaled
-
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
@@ -255,12 +329,14 @@ class CompressedTensors:
     """
 
     schemes: tuple[Scheme, ...]
+    ignored: tuple[str, ...]
+    """Modules that are not quantised, whatever the targets of schemes are."""
 
     @classmethod
     def described(cls, fields: ConfigFields) -> CompressedTensors:
         """Read ``quantization_config``."""
         fields.choice("format", "pack-quantized", (*_FORMATS, "mixed-precision"))
-        for name in ("transform_config", "kv_cache_scheme"):
+        for name in ("transform_config", "kv_cache_scheme", "moe_sparsity_config"):
             if fields.any(name):
                 raise fields.lacking(name, "empty")
         sparsity = fields.mapping("sparsity_config") or {}
@@ -268,7 +344,14 @@ class CompressedTensors:
         groups = fields.mapping("config_groups")
         if groups is None or not 0 < len(groups) <= _MAX_GROUPS:
             raise fields.wrong("config_groups", f"an object of 1 to {_MAX_GROUPS} entries")
-        return cls(tuple(_scheme(fields.part("config_groups", each)) for each in groups.values()))
+        read = cls(
+            tuple(_scheme(fields.part("config_groups", each)) for each in groups.values()),
+            tuple(fields.texts("ignore")),
+        )
+        fields.refuse_unread(
+            "quant_method", "quantization_status", "global_compression_ratio", "version"
+        )
+        return read
 
     def has(self, module: StoredModule) -> bool:
         """Return whether the matrix of a module is quantised."""
@@ -276,14 +359,14 @@ class CompressedTensors:
 
     def unit(self, module: StoredModule, shape: Shape) -> int:
         """Return how many inputs of a matrix cannot be cut apart."""
-        scheme = self._scheme(module, shape)
+        scheme = self._scheme(module)
         in_order = _order(module, scheme, shape[1]) is None
         return unit_of(scheme.bits, shape[1], scheme.size(shape[1]), in_order=in_order)
 
     def matrix(self, module: StoredModule, shape: Shape, part: Part) -> QuantizedMatrix:
         """Return a part; raises :class:`CheckpointError` if the matrix is malformed."""
         inputs = shape[1]
-        scheme = self._scheme(module, shape)
+        scheme = self._scheme(module)
         size, order = scheme.size(inputs), _order(module, scheme, inputs)
         groups = slice(None) if order is not None else covering(part.columns, inputs, size)[0]
         of_scales = () if scheme.per_tensor else (part.rows, groups)
@@ -306,23 +389,48 @@ class CompressedTensors:
             groups_I=None if order is None else order[part.columns],
         ).matrix()
 
-    def _scheme(self, module: StoredModule, shape: Shape) -> Scheme:
-        fitting = [scheme for scheme in self.schemes if scheme.fits(module, shape)]
-        return (fitting or self.schemes)[0]
+    def _scheme(self, module: StoredModule) -> Scheme:
+        """Return the scheme of the target that fits best, as the library does: a name before a
+        regular expression before a class, and of several the first in the alphabet."""
+        if any(_fits(module.name, each) for each in self.ignored):
+            raise module.contradicts("ignore", "names it")
+        targets = {target: scheme for scheme in self.schemes for target in scheme.targets}
+        for target in sorted(targets, key=_rank):
+            if _fits(module.name, target):
+                return targets[target]
+        raise module.contradicts("config_groups", "has no target for it")
+
+
+_CLASSES = ("Linear", "Module")
+"""Names of a linear layer's classes, which targets may be."""
+
+
+def _rank(target: str) -> tuple[bool, bool, str]:
+    return target in _CLASSES, target.startswith("re:"), target
+
+
+def _fits(name: str, target: str) -> bool:
+    """Return whether a module is one of a target."""
+    if target.startswith("re:"):
+        return matches(target.removeprefix("re:"), name)
+    return target == name or target in _CLASSES
 
 
 def _scheme(fields: ConfigFields) -> Scheme:
     """Read one of the ``config_groups``."""
-    weights = fields.mapping("weights")
+    targets, weights = fields.texts("targets"), fields.mapping("weights")
     if weights is None:
         raise fields.wrong("weights", "an object")
+    if fields.any("output_activations"):
+        raise fields.lacking("output_activations", "null")
     fields.choice("format", "pack-quantized", _FORMATS)
     activations = fields.mapping("input_activations")
     if activations is not None:
         if fields.part("input_activations", activations).flag("dynamic", False) is False:
             raise fields.lacking("input_activations", "null, or dynamic,")
         _log.info("activations_not_quantized", reason="only weights are quantised")
-    return Scheme.described(fields.part("weights", weights))
+    fields.refuse_unread()
+    return Scheme.described(targets, fields.part("weights", weights))
 
 
 def _zeros(
@@ -330,7 +438,7 @@ def _zeros(
 ) -> Tensor | None:
     """Return codes [O, G] of some outputs and groups, or ``None`` if all are in the middle."""
     if scheme.symmetric:
-        module.skip(_ZEROS)
+        module.skip_equal(_ZEROS, 0, *_MIDDLES)
         return None
     if not module.has(_PACKED) or module.dtype(_ZEROS) == torch.int8:
         stored = module.integers(_ZEROS, scheme.scales_shape(shape), torch.int8)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.quantized.formats import Awq, CompressedTensors, Gptq
+from paged_backends.checkpoint.quantized.formats import Awq, CompressedTensors, GptqModules
 from paged_backends.checkpoint.quantized.stored_module import StoredModule
 from paged_backends.checkpoint.tensor_files import WHOLE, Part, SafetensorsFile
 from paged_backends.quantization.matrix import QuantizedMatrix
@@ -57,7 +57,7 @@ def layout_of(checkpoint: Checkpoint) -> Layout | None:
 
 
 _METHODS: Mapping[str, Callable[[ConfigFields], Layout]] = {
-    "gptq": Gptq.described,
+    "gptq": GptqModules.described,
     "awq": Awq.described,
     "compressed-tensors": CompressedTensors.described,
 }
@@ -92,7 +92,7 @@ class QuantizedModules:
         """Return a weight that is quantised; raises :class:`CheckpointError` if it is malformed."""
         module = self._module(name)
         matrix = self._layout.matrix(module, shape, part)
-        module.skip_zeros("bias")  # old tools wrote one for every layer
+        module.skip_equal("bias", 0)  # old tools wrote one for every layer
         self.taken |= module.taken
         return matrix
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Literal
 
+import regex
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -142,6 +143,25 @@ class PackedCodes:
         return (codes_RI - zeros) * self.scales_OG[begin:end, group_I]
 
 
+_MATCHING = 1.0
+"""Seconds that a regular expression of a checkpoint may take for one name."""
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether the name of a module begins as a regular expression of a checkpoint says.
+
+    Raises:
+        CheckpointError: it is none, or takes too long.
+    """
+    try:
+        return regex.match(pattern, name, timeout=_MATCHING) is not None
+    except (regex.error, TimeoutError) as error:
+        raise damaged(
+            f"the quantization_config names modules by {pattern[:100]!r}, which is no regular "
+            f"expression that can be matched ({error})"
+        ) from None
+
+
 TensorShape = tuple[int, ...]
 
 
@@ -167,15 +187,13 @@ class StoredModule:
         """Return the dtype of a tensor. Raises :class:`CheckpointError` if it is missing."""
         return self._file(part).stored(f"{self.name}.{part}").dtype
 
-    def skip(self, part: str) -> None:
-        """Say that a tensor is known, if it is there."""
-        if self.has(part):
+    def skip_equal(self, part: str, *values: int) -> None:
+        """Say that a tensor is known, if it is there and all of its numbers are one of these."""
+        if not self.has(part):
+            return
+        stored = self._file(part).stored(f"{self.name}.{part}")
+        if any(bool((stored == value).all()) for value in values):
             self.taken.add(f"{self.name}.{part}")
-
-    def skip_zeros(self, part: str) -> None:
-        """Say that a tensor is known, if it is there and all of its numbers are 0."""
-        if self.has(part) and not bool(self._file(part).stored(f"{self.name}.{part}").any()):
-            self.skip(part)
 
     def integers(self, part: str, shape: TensorShape, *dtypes: torch.dtype) -> Tensor:
         """Return a tensor of integers, of 32 bits unless ``dtypes`` are given; only to be read.
@@ -214,6 +232,12 @@ class StoredModule:
         """Return the error for a tensor whose numbers make no sense."""
         name = f"{self.name}.{part}"
         return damaged(f"{name} in {self._files[name].path} {reason}")
+
+    def contradicts(self, field: str, reason: str) -> CheckpointError:
+        """Return the error for a quantised module that the configuration says is none."""
+        return damaged(
+            f"{self.name} is quantised, and {field} in quantization_config {reason}"
+        )
 
     def groups(self, part: str, inputs: int, size: int, num_groups: int) -> Tensor | None:
         """Return the group of each input, int64, or ``None`` if they follow one another.
