@@ -123,6 +123,24 @@ def test_logits_are_those_of_the_numbers_in_the_file(name: str, tmp_path: Path) 
     check(make(*MADE[name]), tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rope.scaling.type": None},
+        {"rope.scaling.type": None, "rope.scaling.factor": None, "rope.scale_linear": 2.0},
+        {"vocab_size": 300, "rope.scaling.finetuned": True},
+    ],
+    ids=["a factor alone", "its older name", "what has no effect"],
+)
+def test_positions_are_scaled_whatever_the_factor_is_called(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    named = {f"llama.{name}": value for name, value in values.items()}
+    made = make("llama, linear rope, tied", **named)
+    assert made.config.rope_parameters["factor"] == 2.0
+    check(made, tmp_path / "model.gguf")
+
+
 class KeepingOps(Ops):
     """Keeps the matrices of which linear layers are made."""
 
@@ -262,6 +280,7 @@ def test_the_end_of_a_turn_ends_a_sequence(tmp_path: Path) -> None:
         ({"general.architecture": "phi3"}, "is of 'phi3'; take the model as safetensors"),
         ({"llama.expert_count": 8}, "llama.expert_count, which is not covered"),
         ({"llama.rope.scaling.type": "yarn"}, "rotary embeddings scaled by 'yarn'"),
+        ({"llama.attention.temperature_scale": 0.1}, "temperature_scale, which is not known and m"),
         ({"llama.rope.dimension_count": 8}, "heads of 16 with llama.rope.dimension_count of 8"),
         ({"llama.block_count": 3}, "says 3 layers, and the weights are of 2"),
         ({"llama.block_count": None}, "lacks llama.block_count"),

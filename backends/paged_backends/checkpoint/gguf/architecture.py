@@ -38,6 +38,13 @@ _NEUTRAL: Mapping[str, Any] = {
 }
 """Values that say that a model lacks a feature that is not covered."""
 
+_WITHOUT_EFFECT = (
+    *("vocab_size", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
+    *("expert_used_count", "tensor_data_layout", "decoder_start_token_id"),
+)
+"""Values that repeat what tensors say, belong to features that :data:`_NEUTRAL` says are not there,
+or tell how a model was made."""
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -85,13 +92,20 @@ def config_of(header: GgufHeader) -> Config:
                 "take the model as safetensors"
             )
     table = header.tensors.get("token_embd.weight")
+    described = architecture.describe(header)
+    unknown = [name for name in keys.unread() if name not in _WITHOUT_EFFECT]
+    if unknown:
+        raise UnsupportedModel(
+            f"{header.path} describes a model with {keys.prefix}{unknown[0][:100]}, which is not "
+            "known and may change what is computed; take the model as safetensors"
+        )
     return {
         "model_type": architecture.model_type,
         "dtype": _dtype(header),
         "vocab_size": table.shape[0] if table else None,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "eos_token_id": _end_tokens(header),
-        **architecture.describe(header),
+        **described,
     }
 
 
@@ -148,15 +162,18 @@ def _shape(header: GgufHeader) -> Config:
 
 
 def _rope_scaling(header: GgufHeader, width: int) -> Config | None:
+    """Return how positions are scaled, as llama.cpp reads it: by a factor without a type, too, which
+    has an older name."""
     keys = _keys(header)
-    kind = keys.text("rope.scaling.type", "none")
-    if kind == "none" and DIVISORS in header.tensors:
-        return {"rope_type": "divided", "divisors": _divisors(header, width // 2)}
-    if kind == "none":
-        return None
-    if kind == "linear":
-        return {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
-    return {"rope_type": kind}  # refused as such, by its name
+    stated = [name for name in ("rope.scaling.factor", "rope.scale_linear") if keys.any(name, 0)]
+    kind = keys.text("rope.scaling.type", "linear")
+    if kind not in ("none", "linear"):
+        return {"rope_type": kind}  # refused as such, by its name
+    factor = keys.number(stated[0]) if stated and kind == "linear" else 1.0
+    if DIVISORS in header.tensors:
+        divisors = [factor * each for each in _divisors(header, width // 2)]
+        return {"rope_type": "divided", "divisors": divisors}
+    return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
 
 
 def _divisors(header: GgufHeader, count: int) -> Sequence[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,8 @@ class Metadata(TypedFields):
     values: Mapping[str, Any]
     prefix: str = ""
     """Beginning of all names that are asked for."""
+    read: set[str] = field(default_factory=set, compare=False)
+    """Whole names of values that were asked for."""
 
     def within(self, prefix: str) -> Metadata:
         """Return the values whose names begin so."""
@@ -95,11 +97,18 @@ class Metadata(TypedFields):
 
     def has(self, name: str) -> bool:
         """Return whether there is a value of this name."""
-        return self.prefix + name in self.values
+        return self._value(name, MISSING) is not MISSING
 
     def any(self, name: str, default: Any) -> Any:
         """Return a value as it is; ``default`` if it is missing."""
-        return self.values.get(self.prefix + name, default)
+        return self._value(name, default)
+
+    def unread(self) -> list[str]:
+        """Return the names that nothing has asked for, without their common beginning."""
+        left = self.values.keys() - self.read
+        return sorted(
+            name.removeprefix(self.prefix) for name in left if name.startswith(self.prefix)
+        )
 
     def optional(self, name: str) -> float | None:
         """Return a number, or ``None`` if it is missing."""
@@ -140,10 +149,14 @@ class Metadata(TypedFields):
 
     def given(self, name: str, default: Any) -> Any:
         """Return a value as it is; raise if it is missing and ``default`` is ``MISSING``."""
-        value = self.values.get(self.prefix + name, default)
+        value = self._value(name, default)
         if value is MISSING:
             raise CheckpointError(f"{self.path} lacks {self.prefix}{name}; convert the model again")
         return value
+
+    def _value(self, name: str, default: Any) -> Any:
+        self.read.add(self.prefix + name)
+        return self.values.get(self.prefix + name, default)
 
 
 def _is_scalar(value: object) -> bool:
