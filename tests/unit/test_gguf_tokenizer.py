@@ -165,6 +165,21 @@ def test_tokens_that_users_defined_are_found_in_a_text(tmp_path: Path) -> None:
     assert made.decode(ids) == "a[x]"
 
 
+def test_tokens_may_have_the_same_text(tmp_path: Path) -> None:
+    text = next(piece for piece in PIECES if len(piece) > 1 and "\u2581" not in piece)
+    again = [*TOKENS, text]
+    values = {
+        **SENTENCE_PIECES,
+        "tokenizer.ggml.tokens": again,
+        "tokenizer.ggml.scores": [*SENTENCE_PIECES["tokenizer.ggml.scores"], 0.0],
+        "tokenizer.ggml.token_type": [*SENTENCE_PIECES["tokenizer.ggml.token_type"], 1],
+    }
+    made, first = of(tmp_path, values), TOKENS.index(text)
+    assert made.vocab_size == len(again)
+    assert made.decode([first]) == made.decode([len(TOKENS)]) == text
+    assert first not in made.encode(text)
+
+
 # ---------------------------------------------------------------------- beside, and refused
 
 
@@ -191,7 +206,6 @@ def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"tokenizer.ggml.model": "t5"}, "its kind is 't5'"),
-        ({"tokenizer.ggml.tokens": ["a", "a"]}, "two tokens of the same text"),
         ({"tokenizer.ggml.tokens": ["a" * 300, "b"]}, "more than 256 characters"),
         (
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
+from transformers import AutoTokenizer
 
 from paged_backends.text.tokenizer import CheckpointTokenizer, TokenBytes
 from paged_backends.text.tokenizer_loader import load_tokenizer
 from paged_core.errors import CheckpointError, RequestError
+from properties.covering import pairwise_rows
 
 CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind. "] * 4 + [
     "Zażółć gęślą jaźń; 数独は楽しい; 👩‍👩‍👧 and naïve café"
 ]
+MISSING = object()
 SPECIAL = ["<s>", "</s>", "<unk>"]
 
 
@@ -222,20 +225,50 @@ def test_work_per_token_does_not_grow(tokenizers_by_kind: dict[str, CheckpointTo
 # --- encoding and loading -------------------------------------------------------------------------
 
 
-def test_special_tokens_around_a_prompt(tmp_path: Path) -> None:
+KEYS: dict[str, tuple[Any, ...]] = {
+    "add_bos_token": (MISSING, None, True, False),
+    "add_eos_token": (MISSING, None, True, False),
+    "bos_token": ("<s>", {"__type": "AddedToken", "content": "<s>"}, "<other>"),
+    "eos_token": (MISSING, None, "</s>"),
+    "additional_special_tokens": (MISSING, ["<x>", "fox"]),
+    "extra_special_tokens": (MISSING, {"image_token": "dog"}, ["mind"]),
+    "audio_token": (MISSING, "quick"),
+    "added_tokens_decoder": (MISSING, {"900": {"content": "the dog", "special": False}}),
+    "model_max_length": (MISSING, 4),
+    "split_special_tokens": (MISSING, False),
+    "clean_up_tokenization_spaces": (MISSING, True),
+    "tokenizer_class": ("PreTrainedTokenizerFast", "TokenizersBackend", MISSING),
+    "processor": (True, False),
+}
+"""What ``tokenizer_config.json`` may say, and whether ``tokenizer.json`` adds a token by itself."""
+TEXTS = ("does not mind quick <s>", "the dog <s> fox</s>", "<x>dog  , \u00e9", "<other>the dog", "")
+
+
+@pytest.mark.parametrize("drawn", pairwise_rows(KEYS, lambda *_: True), ids=str)
+def test_ids_are_those_of_transformers(drawn: Mapping[str, Any], tmp_path: Path) -> None:
+    config = {name: value for name, value in drawn.items() if value is not MISSING}
     tokenizer = byte_level()
-    bos = tokenizer.token_to_id("<s>")
-    plain = load(save(tmp_path / "plain", tokenizer, bos_token="<s>"))
-    asked = load(save(tmp_path / "asked", tokenizer, bos_token="<s>", add_bos_token=True))
-    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
-    own = load(save(tmp_path / "own", tokenizer, bos_token="<s>"))
-    refused = load(save(tmp_path / "refused", tokenizer, bos_token="<s>", add_bos_token=False))
-    ids = plain.encode("dog")
-    assert bos not in ids
-    assert asked.encode("dog") == own.encode("dog") == [bos, *ids]
-    assert refused.encode("dog") == ids
-    assert own.decode([bos, *ids]) == "dog"
-    assert own.decode([bos, *ids], skip_special_tokens=False) == "<s>dog"
+    if config.pop("processor"):
+        bos = tokenizer.token_to_id("<s>")
+        tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", bos)]
+        )
+    folder = save(tmp_path / "model", tokenizer, **config)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load(folder)
+    for text in TEXTS:
+        for special in (True, False):
+            expected = theirs.encode(text, add_special_tokens=special)
+            assert ours.encode(text, add_special_tokens=special) == expected, text
+        assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
+
+
+def test_an_added_token_is_its_text(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["<\u00e9t\u00e9>", "\u4e16"])
+    made = load(save(tmp_path / "model", tokenizer))
+    for text in ("<\u00e9t\u00e9>", "the \u4e16\u00e9"):
+        assert made.decode(made.encode(text)) == text
+        assert "".join(pieces_of(made, [], [[each] for each in made.encode(text)])) == text
 
 
 def test_a_prompt_is_never_truncated_or_padded(tmp_path: Path) -> None:
@@ -252,7 +285,7 @@ def test_tokens_that_only_the_configuration_lists(tmp_path: Path) -> None:
     listed = {
         str(size + 1): {"content": "<call>", "special": False},
         str(size): {"content": "<|end|>", "special": True},
-        "0": {"content": "<s>", "special": True},
+        "0": {"__type": "AddedToken", "content": "<s>"},
     }
     folder = save(tmp_path / "listed", tokenizer, added_tokens_decoder=listed, pad_token="<pad>")
     loaded = load(folder)

@@ -94,6 +94,8 @@ _OF_LLAMA = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 """Tokens that a file of the kind ``llama`` need not name."""
 _SPACE = "\u2581"
 """SentencePiece's."""
+_AGAIN = "\ufffe"
+"""Letter of no text: makes the name of a token that has another's text."""
 _MAX_PIECE = 256
 """Characters of a token that pairs are merged to."""
 _MAX_TOKENS = 1 << 20
@@ -150,6 +152,10 @@ class GgufTokenizer:
             "add_eos_token": self._metadata.flag(f"{_PREFIX}add_eos_token", False),
             **self.templates(),
         }
+
+    def same(self) -> Mapping[int, int]:
+        """Return tokens that have the text of another, which is used in their place."""
+        return _same(self._tokens())
 
     def templates(self) -> Mapping[str, Any]:
         """Return the chat templates, as ``tokenizer_config.json`` holds them."""
@@ -233,10 +239,19 @@ class GgufTokenizer:
 
 
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
+    """Return the ids of tokens; one whose text another has later is never found in a text."""
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    if len(ids) < len(tokens):
-        raise ValueError("it has two tokens of the same text")
+    for token_id in _same(tokens):
+        ids[f"{tokens[token_id]}{_AGAIN}{token_id}"] = token_id
     return ids
+
+
+def _same(tokens: Sequence[str]) -> dict[int, int]:
+    """Return tokens with the text of a later one, by its id: llama.cpp finds that in a text."""
+    last = {token: token_id for token_id, token in enumerate(tokens)}
+    return {
+        token_id: last[token] for token_id, token in enumerate(tokens) if last[token] != token_id
+    }
 
 
 def _added(tokens: Sequence[str], types: Sequence[int], kinds: set[int]) -> list[AddedToken]:

@@ -10,6 +10,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -22,16 +23,25 @@ from paged_core.errors import CheckpointError, PagedCoreError, RequestError
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 """Tokens of SentencePiece for single bytes."""
 _SAMPLE = '{"a": [1.5, "\u00e9\u4e16"],\n  "b": null}'
+_NONE: Mapping[Any, Any] = MappingProxyType({})
 _REPLACEMENT = "\ufffd"
 _NUM_CONTEXT_BYTES = 4
 """As many as the longest character has: fewer could miss the start of the last one."""
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes of each token of a byte-level vocabulary, cached; empty for unknown ids."""
+    """The bytes of each token of a byte-level vocabulary, cached; empty for unknown ids.
 
-    def __init__(self, id_to_token: Callable[[int], str | None]) -> None:
+    Args:
+        added: contents of tokens that are found in a text before it is split: they are that text,
+            whatever bytes its letters stand for in the vocabulary.
+    """
+
+    def __init__(
+        self, id_to_token: Callable[[int], str | None], added: Mapping[int, str] = _NONE
+    ) -> None:
         super().__init__()
+        self.update({token_id: content.encode() for token_id, content in added.items()})
         self._id_to_token = id_to_token
         self._bytes_by_letter = _bytes_by_letter()
 
@@ -39,7 +49,7 @@ class TokenBytes(dict[int, bytes]):
         token = self._id_to_token(token_id) or ""
         try:
             found = bytes([self._bytes_by_letter[letter] for letter in token])
-        except KeyError:  # an added token: its text is its content
+        except KeyError:  # it was added to the vocabulary itself
             found = token.encode("utf-8")
         self[token_id] = found
         return found
@@ -209,10 +219,20 @@ def _piece_bytes(piece: str | None) -> bytes:
 
 
 class FastCodec:
-    """A tokenizer of the ``tokenizers`` library as a :class:`CheckpointTokenizer` calls it."""
+    """A tokenizer of the ``tokenizers`` library as a :class:`CheckpointTokenizer` calls it.
 
-    def __init__(self, fast: FastTokenizer) -> None:
-        self._fast = fast
+    Args:
+        token_bytes: of a byte-level vocabulary.
+        same: tokens with the text of another, by their ids.
+    """
+
+    def __init__(
+        self,
+        fast: FastTokenizer,
+        token_bytes: TokenBytes | None = None,
+        same: Mapping[int, int] = _NONE,
+    ) -> None:
+        self._fast, self._token_bytes, self._same = fast, token_bytes, same
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""
@@ -224,8 +244,12 @@ class FastCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids."""
+        if self._token_bytes is not None:
+            data = b"".join([self._token_bytes[each] for each in token_ids])
+            return data.decode("utf-8", "replace")
+        ids = [self._same.get(each, each) for each in token_ids]
         with library_errors(cannot_decode):
-            text: str = self._fast.decode(token_ids, skip_special_tokens=False)
+            text: str = self._fast.decode(ids, skip_special_tokens=False)
         return text
 
 

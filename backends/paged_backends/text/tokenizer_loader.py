@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import AddedToken
@@ -77,22 +78,40 @@ def _from_gguf(path: Path) -> CheckpointTokenizer | None:
         return _from_tokenizers(path.parent, load_fast(beside), config)
     if stored.kind in ("none", "no_vocab"):
         return None
-    return _from_tokenizers(path.parent, stored.fast(), stored.config())
+    fast, config = stored.fast(), stored.config()
+    _surround(fast, config)
+    return _from_tokenizers(path.parent, fast, config, stored.same())
 
 
 def _from_tokenizers(
-    folder: Path, fast: FastTokenizer, config: Mapping[str, Any]
+    folder: Path,
+    fast: FastTokenizer,
+    config: Mapping[str, Any],
+    same: Mapping[int, int] = MappingProxyType({}),
 ) -> CheckpointTokenizer:
+    """Return the tokenizer of a ``tokenizer.json``.
+
+    As in ``transformers``, that file alone says which tokens a prompt is put between; what
+    ``tokenizer_config.json`` says as ``add_bos_token`` and ``add_eos_token`` is for older formats.
+
+    Args:
+        same: tokens with the text of another, by their ids.
+    """
     named = _named_tokens(folder, config)
     fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
     fast.no_padding()
     with library_errors(lambda reason: _contradictory(folder, reason)):
         _add_tokens(fast, named, config)
-        if config.keys() & {"add_bos_token", "add_eos_token"}:
-            _surround(fast, named, config)
     added = fast.get_added_tokens_decoder()
+    contents = {token_id: token.content for token_id, token in added.items()}
 
-    codec = FastCodec(fast)
+    def token_of(token_id: int) -> str | None:
+        token: str | None = fast.id_to_token(same.get(token_id, token_id))
+        return token
+
+    is_bytes = isinstance(fast.decoder, ByteLevel)
+    token_bytes = TokenBytes(token_of, contents) if is_bytes else None
+    codec = FastCodec(fast, token_bytes, same)
     return CheckpointTokenizer(
         codec.encode,
         codec.decode,
@@ -100,36 +119,49 @@ def _from_tokenizers(
         byte_ids=_byte_ids(fast.token_to_id),
         template=ChatTemplate.find(folder, config, named),
         vocab_size=fast.get_vocab_size(),
-        is_known=lambda token_id: fast.id_to_token(token_id) is not None,
-        token_bytes=TokenBytes(fast.id_to_token) if isinstance(fast.decoder, ByteLevel) else None,
-        id_to_token=fast.id_to_token,
+        is_known=lambda token_id: token_of(token_id) is not None,
+        token_bytes=token_bytes,
+        id_to_token=token_of,
     )
 
 
 def _add_tokens(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Add the tokens that only ``tokenizer_config.json`` knows, in the order of their ids."""
+    """Add the tokens that only ``tokenizer_config.json`` knows, in the order of transformers."""
     known = {token.content for token in fast.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder") or {}
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if entry["content"] not in known:
-            options = {
-                key: bool(entry[key])
-                for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
-                if key in entry
-            }
-            fast.add_tokens([AddedToken(entry["content"], **options)])
-            known.add(entry["content"])
-    older, newer = config.get("additional_special_tokens"), config.get("extra_special_tokens")
-    extra = [*(older or ()), *(newer.values() if isinstance(newer, Mapping) else newer or ())]
-    for content in [*named.values(), *map(_content, extra)]:
-        if content is not None and content not in known:
-            fast.add_special_tokens([AddedToken(content, special=True)])
+    decoder = [entry for _, entry in sorted(listed.items(), key=lambda item: int(item[0]))]
+    extra = config.get("extra_special_tokens") or ()
+    of_model = {
+        name: value
+        for name, value in config.items()
+        if name.endswith("_token") and name.removesuffix("_token") not in _NAMED
+    }
+    if isinstance(extra, Mapping):
+        of_model, extra = of_model | {**extra}, ()
+    extra = extra or config.get("additional_special_tokens") or ()
+    special = [*named.values(), *of_model.values(), *extra]
+    for token in [
+        *map(_added_token, decoder),
+        *(_added_token(each, special=True) for each in special),
+    ]:
+        if token is not None and token.content not in known:
+            fast.add_tokens([token])
+            known.add(token.content)
 
 
-def _surround(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Put the tokens around a prompt that ``tokenizer_config.json`` asks for explicitly."""
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
+def _added_token(given: Any, **options: bool) -> AddedToken | None:
+    """Return a token given by its text, or as a dictionary; ``None``: it is neither."""
+    if isinstance(given, Mapping):
+        names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        options = {name: bool(given[name]) for name in names if name in given} | options
+    content = _content(given)
+    return None if content is None else AddedToken(content, **options)
+
+
+def _surround(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
+    """Put the tokens around a prompt that a GGUF file asks for."""
+    bos = config.get("bos_token") if config.get("add_bos_token") else None
+    eos = config.get("eos_token") if config.get("add_eos_token") else None
     single = " ".join(part for part in (bos, "$A", eos) if part)
     around = [(token, fast.token_to_id(token)) for token in (bos, eos) if token]
     fast.post_processor = TemplateProcessing(single=single, special_tokens=around)
@@ -180,12 +212,14 @@ def _from_transformers(
 
 
 def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``bos_token`` and the like, from ``tokenizer_config.json`` or an older file."""
-    older = _read(folder / "special_tokens_map.json")
+    """Return ``bos_token`` and the like, from ``tokenizer_config.json`` or an older file, which
+    counts where the newer one lists no added tokens."""
+    is_new = "added_tokens_decoder" in config
+    older = {} if is_new else _read(folder / "special_tokens_map.json")
     named = {}
     for kind in _NAMED:
         name = f"{kind}_token"
-        content = _content(config[name] if name in config else older.get(name))
+        content = _content(older[name] if name in older else config.get(name))
         if content:
             named[name] = content
     return named

@@ -162,8 +162,8 @@ def _shape(header: GgufHeader) -> Config:
 
 
 def _rope_scaling(header: GgufHeader, width: int) -> Config | None:
-    """Return how positions are scaled, as llama.cpp reads it: by a factor without a type, too, which
-    has an older name."""
+    """Return how positions are scaled, as llama.cpp reads it: a factor needs no type, and has an
+    older name."""
     keys = _keys(header)
     stated = [name for name in ("rope.scaling.factor", "rope.scale_linear") if keys.any(name, 0)]
     kind = keys.text("rope.scaling.type", "linear")

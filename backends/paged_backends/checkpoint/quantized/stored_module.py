@@ -235,9 +235,7 @@ class StoredModule:
 
     def contradicts(self, field: str, reason: str) -> CheckpointError:
         """Return the error for a quantised module that the configuration says is none."""
-        return damaged(
-            f"{self.name} is quantised, and {field} in quantization_config {reason}"
-        )
+        return damaged(f"{self.name} is quantised, and {field} in quantization_config {reason}")
 
     def groups(self, part: str, inputs: int, size: int, num_groups: int) -> Tensor | None:
         """Return the group of each input, int64, or ``None`` if they follow one another.
