@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,17 +121,6 @@ class ConfigFields(TypedFields):
                     "package of its method"
                 )
 
-    def token_ids(self, default: int | None) -> frozenset[int]:
-        """Return the tokens that end a sequence; ``generation_config.json`` takes precedence."""
-        for source in (
-            self.checkpoint.generation_config,
-            {"eos_token_id": default} | {**self._values},
-        ):
-            value = source.get("eos_token_id")
-            if value is not None:
-                return token_ids(self.checkpoint.place, value)
-        return frozenset()
-
     def wrong(self, name: str, kind: str) -> CheckpointError:
         """Return the error for a field that is not of this kind."""
         return CheckpointError(
@@ -157,21 +145,6 @@ class ConfigFields(TypedFields):
         if value is MISSING:
             raise self.wrong(name, "given")
         return value
-
-
-def token_ids(folder: Path, value: object) -> frozenset[int]:
-    """Return what a configuration says as ``eos_token_id``.
-
-    Raises:
-        CheckpointError: it is neither a token id nor a list of them.
-    """
-    ids: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
-    if not all(is_integer(item, 0) for item in ids):
-        raise CheckpointError(
-            f"the configuration in {folder} says that eos_token_id is {shown(value)}; it must be a "
-            "token id or a list of them"
-        )
-    return frozenset(ids)
 
 
 _LAYERS = re.compile(r"^(n|num)_(\w+_)?(layers?|blocks?)$|^depth$")

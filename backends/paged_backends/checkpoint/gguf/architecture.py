@@ -20,8 +20,11 @@ Config = dict[str, Any]
 DIVISORS = "rope_freqs.weight"
 """Not a weight, but a part of the configuration."""
 
-_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
-"""Tokens that end an answer, which older conversions do not name as such."""
+_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<EOT>"),
+    *("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_utterance>", "[EOS]", "[EOT]"),
+)
+"""Tokens that end an answer whatever a file says, as in llama.cpp."""
 
 _NEUTRAL: Mapping[str, Any] = {
     "attention.causal": True,
@@ -128,7 +131,7 @@ def _end_tokens(header: GgufHeader) -> list[int]:
     ids = [metadata.integer(name, least=0) for name in named if metadata.has(name)]
     if metadata.has("tokenizer.ggml.tokens"):
         tokens = metadata.texts("tokenizer.ggml.tokens")
-        ids += [tokens.index(token) for token in _END_OF_TURN if token in tokens]
+        ids += [tokens.index(token) for token in _ENDS if token in tokens]
     return sorted(set(ids))
 
 

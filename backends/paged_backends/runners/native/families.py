@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paged_backends.checkpoint.config_fields import ConfigFields
+from paged_backends.checkpoint.end_tokens import end_tokens
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.native.config import Activation, AttentionConfig, DecoderConfig, Rope
 from paged_backends.runners.native.shared_fields import (
@@ -245,7 +246,7 @@ def _rotated(
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         embedding_size=hidden,
         tied=fields.flag("tie_word_embeddings", tied),
-        eos_token_ids=fields.token_ids(default.eos),
+        eos_token_ids=end_tokens(fields.checkpoint, default.eos),
         **features,
     )
 
@@ -281,7 +282,7 @@ def _opt(fields: ConfigFields) -> DecoderConfig:
         embedding_size=fields.integer("word_embed_proj_dim", hidden),
         learned_positions=2,
         tied=fields.flag("tie_word_embeddings", True),
-        eos_token_ids=fields.token_ids(2),
+        eos_token_ids=end_tokens(fields.checkpoint, 2),
     )
 
 
@@ -317,7 +318,7 @@ def _gpt2(fields: ConfigFields) -> DecoderConfig:
         embedding_size=hidden,
         learned_positions=0,
         tied=fields.flag("tie_word_embeddings", True),
-        eos_token_ids=fields.token_ids(50256),
+        eos_token_ids=end_tokens(fields.checkpoint, 50256),
     )
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paged_backends.checkpoint.config_fields import LENGTHS, token_ids
+from paged_backends.checkpoint.config_fields import LENGTHS
+from paged_backends.checkpoint.end_tokens import end_tokens
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.json_file import one_line
 from paged_backends.device import choose_device
@@ -74,10 +74,10 @@ class TransformersRunner(LoadedRunner):
         device = choose_device(settings.device, self._context.rank)
         with self._fitting(device), quiet():
             model = load_model(checkpoint, settings, device)
-            self._describe(model, checkpoint.folder)
+            self._describe(model, checkpoint)
         self._log_loaded(checkpoint.model_type)
 
-    def _describe(self, model: Any, folder: Path) -> None:
+    def _describe(self, model: Any, checkpoint: Checkpoint) -> None:
         name = model.config.model_type
         try:
             _check_shape(model)
@@ -89,7 +89,7 @@ class TransformersRunner(LoadedRunner):
             # beyond it, one long sequence would change the positions of every other in the batch
             trained = _unscaled_length(text, getattr(text, "rope_parameters", None))
             self._limit_length(trained, "rope")
-            self._eos_token_ids = _eos_token_ids(model, folder)
+            self._eos_token_ids = end_tokens(checkpoint, getattr(text, "eos_token_id", None))
             self._port = AttentionPort(model)
             longest = self._max_model_len or 4096
             probed = probe_layers(model, self._base, self._port, self._settings, longest)
@@ -236,12 +236,3 @@ def _unscaled_length(config: Any, rope: Any) -> int | None:
         own = own or getattr(config, "original_max_position_embeddings", None)
         lengths.append(own or config.max_position_embeddings)
     return min(lengths, default=None)
-
-
-def _eos_token_ids(model: Any, folder: Path) -> frozenset[int]:
-    generation = getattr(model, "generation_config", None)
-    for source in (generation, model.config.get_text_config(), model.config):
-        value = getattr(source, "eos_token_id", None)
-        if value is not None:
-            return token_ids(folder, value)
-    return frozenset()
