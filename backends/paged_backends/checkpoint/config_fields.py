@@ -49,7 +49,7 @@ class ConfigFields(TypedFields):
         if not isinstance(changes, Mapping):
             raise self.wrong(name, "an object of objects")
         kept = {key: value for key, value in self._values.items() if key != name}
-        fields = self.part(name, kept | changes)
+        fields = self.part(name, {**kept, **changes})
         fields._within = self._within
         return fields
 

@@ -78,7 +78,7 @@ def _from_gguf(path: Path) -> CheckpointTokenizer | None:
         return _from_tokenizers(path.parent, load_fast(beside), config)
     if stored.kind in ("none", "no_vocab"):
         return None
-    fast, config = stored.fast(), stored.config()
+    fast, config = stored.fast(), dict(stored.config())
     _surround(fast, config)
     return _from_tokenizers(path.parent, fast, config, stored.same())
 
