@@ -240,7 +240,7 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "tokenizer_class": ("PreTrainedTokenizerFast", "TokenizersBackend", MISSING),
     "processor": (True, False),
 }
-"""What ``tokenizer_config.json`` may say, and whether ``tokenizer.json`` adds a token by itself."""
+"""Values in ``tokenizer_config.json``, and whether ``tokenizer.json`` adds a token by itself."""
 TEXTS = ("does not mind quick <s>", "the dog <s> fox</s>", "<x>dog  , \u00e9", "<other>the dog", "")
 
 
