@@ -134,7 +134,8 @@ class SequenceGroup:
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end a sequence, the model's own included unless they are to be ignored."""
     eos_token_ids: frozenset[int] = frozenset()
-    """The model's own; one of them that ends a sequence is not named as its stop reason."""
+    """The model's own, unless they are to be ignored; one of them that ends a sequence is not named
+    as its stop reason."""
     stop_check: StopCheck | None = None
 
     def __post_init__(self, seq_id: SeqId) -> None:

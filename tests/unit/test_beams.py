@@ -72,15 +72,18 @@ class TestSearch:
             engine.step()
         assert set(num_seqs) == {3}
 
-    def test_says_why_each_hypothesis_ended(self) -> None:
+    @pytest.mark.parametrize("ignores", [False, True])
+    def test_says_why_each_hypothesis_ended(self, ignores: bool) -> None:
         capacity = {"eos_token_ids": frozenset({3})}
         engine = engine_with(capacity, executor={"name": "memory", "vocab_size": 8})
-        (group,) = run(engine, request(beam_width=3, n=3, stop_token_ids=(5,), max_tokens=4))
+        asked = {"stop_token_ids": (3, 5), "ignore_eos": ignores}
+        (group,) = run(engine, request(beam_width=3, n=3, max_tokens=4, **asked))
         for sequence in group.sequences:
             last = sequence.output[-1]
             stopped = sequence.finish_reason is FinishReason.STOP
             assert stopped == (last in (3, 5))
-            assert sequence.stop_reason == (5 if last == 5 else None)
+            named = (3, 5) if ignores else (5,)
+            assert sequence.stop_reason == (last if last in named else None)
         assert any(sequence.finish_reason is FinishReason.STOP for sequence in group.sequences)
 
     def test_fewer_tokens_than_beams(self) -> None:

@@ -63,7 +63,7 @@ class LiveRequests:
             next(self._numbers),
             SeqId(next(self._ids)),
             max_length=max_length,
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=ends,
             stop_token_ids=ends.union(request.sampling.stop_token_ids),
             stop_check=stop_check,
         )
