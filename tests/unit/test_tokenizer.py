@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +369,26 @@ def test_the_last_message_may_be_left_open(chatty: CheckpointTokenizer) -> None:
     assert text == "<s>[user]x[assistant]It is "
     with pytest.raises(RequestError, match="contradict"):
         rendered(chatty, messages, continue_final_message=True, add_generation_prompt=True)
+
+
+def test_an_open_message_ends_as_transformers_leaves_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = save(tmp_path / "open", byte_level(), eos_token="</s>")
+    theirs, ours = transformers.PreTrainedTokenizerFast.from_pretrained(folder), load(folder)
+    contents = ("It is ", "It is \n\n", "  it", "", " ", "It is\u3000", "a </s> ")
+    shown = ("content", "content | trim", "content.strip() + ' '", "content.lstrip()", "role")
+    shown = (*shown, "content[:4] + message.content[4:] | trim", "content | upper | trim")
+    for content, form, end in product(contents, shown, ("", " ", "\n</s>")):
+        template = f"{{% for message in messages %}}{{{{ message.{form} }}}}{end}{{% endfor %}}"
+        asked = {"continue_final_message": True, "tokenize": False, "chat_template": template}
+        messages = [{"role": "user", "content": "Hi "}, {"role": "assistant", "content": content}]
+        try:
+            expected = theirs.apply_chat_template(messages, **asked)
+        except ValueError:
+            expected = None
+        with pytest.raises(RequestError) if expected is None else nullcontext():
+            text = ours.apply_chat_template(messages, add_generation_prompt=False, **asked)
+            assert text == expected, (content, form, end)
 
 
 @pytest.mark.parametrize(

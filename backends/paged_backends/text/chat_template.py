@@ -60,7 +60,8 @@ def _text(part: object) -> str:
 
 _MAX_SEPARATORS, _MAX_INDENT = 50, 100
 """Characters of JSON's separators and of its indent, at most."""
-_CUT = "<end of the message to go on with>"
+_CUT = "END_OF_THE_MESSAGE_TO_GO_ON_WITH "
+"""Put after it; a template that trims the message trims the space."""
 _MAX_FORM = 1000
 """Characters of the format of a date."""
 
@@ -274,10 +275,13 @@ def _with_cut(messages: list[dict[str, Any]], options: Mapping[str, Any]) -> lis
 
 
 def _cut(text: str, messages: list[dict[str, Any]]) -> str:
-    head, found, _ = text.rpartition(_CUT)
-    if not found:
+    """Return the text up to the mark, by the rule of ``transformers``: without spaces at its end
+    if the template trims the message, and so would not have them inside a longer one.
+    """
+    head, found, rest = text.rpartition(_CUT.rstrip())
+    if not found or messages[-1]["content"].removesuffix(_CUT).strip() not in text:
         raise RequestError(
             "continue_final_message is set, but the chat template leaves the last message "
-            f"({messages[-1]['role']}) out"
+            f"({messages[-1]['role']}) out, or part of it"
         )
-    return head
+    return head if rest.startswith(" ") else head.rstrip()
