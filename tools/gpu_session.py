@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from gpu_page import page
 from offline import (
     ROOT,
     how_to_carry,
@@ -55,10 +56,16 @@ class Session:
         """The option that names the device."""
         return ["--device", "cpu" if self.cpu else "cuda"]
 
-    def bench(self, name: str, limit: float, command: str, *options: str) -> Stage:
+    def bench(
+        self, name: str, limit: float, command: str, *options: str, expected: str = ""
+    ) -> Stage:
         """Return a benchmark on the device whose result is recorded."""
-        arguments = ["-m", "paged_core", "bench", command, *options, *self.device]
-        return Stage(name, [*arguments, "--output", "{result}"], limit, measures=True)
+        arguments = [*self.call("bench", command), *options, "--output", "{result}"]
+        return Stage(name, arguments, limit, expected, measures=True)
+
+    def call(self, *arguments: str) -> list[str]:
+        """Return arguments of Python that call the program on the device."""
+        return ["-m", "paged_core", *arguments, *self.device]
 
     def compare(self, name: str, limit: float, requests: str, *options: str) -> Stage:
         """Return a comparison with other engines on the device; its runs go into a folder.
@@ -139,9 +146,9 @@ def main(name: str, seconds: float, run: Callable[[Session], None]) -> None:
         "COLUMNS": "160",
     }
     seconds = given.seconds or seconds * (_PATIENCE if given.cpu else 1)
-    record = Record(output, folder, seconds, environ, facts)
+    record = Record(output, folder, seconds, environ, facts, page=page)
     if given.resume:
-        record.kept = _passed(output)
+        record.kept = _passed(output) or _passed(folder / output.name)
     session = Session(record, folder, given.cpu, _names(given.only), _names(given.skip))
     session.prepare(given.wheels)
     try:
@@ -149,7 +156,8 @@ def main(name: str, seconds: float, run: Callable[[Session], None]) -> None:
         session.finish()
     finally:
         record.write()
-        say("\n".join(["", *record.summary(), f"written: {output}"]))
+        written = ", ".join(str(output.with_suffix(end)) for end in (".json", ".log", ".md"))
+        say("\n".join(["", *record.summary(), f"written: {written}"]))
     sys.exit(0 if record.passed else 1)
 
 

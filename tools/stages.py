@@ -11,12 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from time import monotonic, sleep
+from typing import IO, Any
 
 _TAIL = 8000
 _SHOWN = 2500
@@ -39,6 +39,8 @@ class Stage:
     """Text that its output must contain."""
     beside: Sequence[Sequence[str]] = ()
     """Other commands, run at the same time; all must pass. They write no result."""
+    workers: int = 64
+    """Commands that run at once."""
     measures: bool = False
     """True if the end of its output is a table of what it measured, to be shown."""
 
@@ -49,7 +51,7 @@ class Record:
 
     path: Path
     folder: Path
-    """For the whole output of each stage."""
+    """For the results of stages, and a copy of the record."""
     seconds: float
     """The deadline, in seconds from now, of all stages together."""
     environ: Mapping[str, str]
@@ -58,33 +60,48 @@ class Record:
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Stages that passed in an earlier run, by name: they are not run again."""
     started: float = field(default_factory=monotonic)
+    spare: float = 0.0
+    """Seconds that stages left of their limits: a later one may take as many as its own limit."""
+    page: Callable[[Mapping[str, Any]], str] | None = None
+    """Makes a page of Markdown of the record, which is written beside it."""
+
+    @property
+    def log(self) -> Path:
+        """The file of the whole output of all stages."""
+        return self.path.with_suffix(".log")
 
     def run(self, stage: Stage) -> Any:
         """Run a stage and record it; return its result, ``None`` if there is none."""
         if stage.name in self.kept:
             self.add(self.kept[stage.name])
             return self.kept[stage.name]["result"]
-        limit = min(stage.limit, self.started + self.seconds - monotonic())
-        entry: dict[str, Any] = {"name": stage.name, "limit_s": stage.limit}
+        patience = stage.limit + min(self.spare, stage.limit)  # what hangs does not take all
+        limit = min(patience, self.started + self.seconds - monotonic())
+        entry: dict[str, Any] = {"name": stage.name, "limit_s": round(limit, 1)}
         if limit < _LEAST:
             self.add(entry | {"status": "not run", "reason": "the deadline of all stages"})
             return None
         say(f"{stage.name} ...")
-        log = self.folder / f"{stage.name.replace(' ', '_')}.log"
-        result = log.with_suffix(".json")
+        result = self.folder / f"{stage.name.replace(' ', '_')}.json"
         result.unlink(missing_ok=True)
         commands = [
             [sys.executable, *(part.replace("{result}", str(result)) for part in arguments)]
             for arguments in (stage.arguments, *stage.beside)
         ]
         began = monotonic()
-        status = _run(commands, log, limit, self.environ)
-        output = log.read_text("utf-8", "replace")
+        with self.log.open("ab") as log:
+            log.write(f"\n===== {stage.name}\n".encode())
+            log.flush()
+            place = log.tell()
+            status = _run(commands, log, limit, self.environ, stage.workers)
+        output = self.log.read_bytes()[place:].decode("utf-8", "replace")
         found = _json(result)
+        seconds = monotonic() - began
+        self.spare = max(0.0, self.spare + stage.limit - seconds)
         entry |= {
             "status": _status(status, stage.expected, output),
             "exit_status": status,
-            "seconds": round(monotonic() - began, 2),
+            "seconds": round(seconds, 2),
             "command": commands[0][1:],
             "tail": output[-_TAIL:],
             "measures": stage.measures,
@@ -121,9 +138,13 @@ class Record:
             "passed": self.passed,
             "stages": self.stages,
         }
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
-        partial.replace(self.path)
+        text = json.dumps(whole, indent=1) + "\n"
+        for path in {self.path, self.folder / self.path.name}:
+            partial = path.with_suffix(".partial")
+            partial.write_text(text, "utf-8")
+            partial.replace(path)
+        if self.page is not None:
+            self.path.with_suffix(".md").write_text(self.page(whole), "utf-8")
 
     @property
     def passed(self) -> bool:
@@ -149,33 +170,40 @@ def _status(status: int | None, expected: str, output: str) -> str:
 
 
 def _run(
-    commands: Sequence[list[str]], log: Path, limit: float, environ: Mapping[str, str]
+    commands: Sequence[list[str]],
+    log: IO[bytes],
+    limit: float,
+    environ: Mapping[str, str],
+    workers: int,
 ) -> int | None:
-    """Run commands at once; return the exit status of the first that fails, or else 0; ``None``:
-    one ran out of time. All are killed then, with their children."""
+    """Run commands, ``workers`` at once; return the exit status of the first that fails, or else 0;
+    ``None``: they ran out of time. All are killed then, with their children."""
     until = monotonic() + limit
-    with log.open("w", encoding="utf-8") as output:
-        processes = [
-            subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=dict(environ),
-                start_new_session=True,
-            )
-            for command in commands
-        ]
-        try:
-            found = [process.wait(max(0.0, until - monotonic())) for process in processes]
-            return next(filter(None, found), 0)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            for process in processes:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    waiting, started = list(reversed(commands)), []
+    try:
+        while waiting or any(process.returncode is None for process in started):
+            if monotonic() > until:
+                return None
+            running = sum(process.poll() is None for process in started)
+            if waiting and running < workers:
+                started.append(
+                    subprocess.Popen(
+                        waiting.pop(),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=dict(environ),
+                        start_new_session=True,
+                    )
+                )
+            else:
+                sleep(0.02)
+        return next((process.returncode for process in started if process.returncode), 0)
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _json(path: Path) -> Any:

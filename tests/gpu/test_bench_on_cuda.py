@@ -73,4 +73,5 @@ def test_what_the_gpu_does_in_a_decode_step_is_seen(capsys: Capture) -> None:
     found = bench(capsys, "decode", *sizes)
     assert 0 <= found["gpu_idle_share"] < 1
     assert found["kernels"]
+    assert not found["graphs"].startswith("none"), found["graphs"]
     assert found["ratio"] > 0

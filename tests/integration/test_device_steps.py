@@ -158,6 +158,9 @@ def test_a_runner_that_cannot_be_captured_is_named_and_served(
     (line,) = [line for line in logs if line["event"] == "graphs_off"]
     assert "NativeRunner and CapturableAttention cannot be captured" in line["reason"]
     assert "operation not permitted" in line["reason"]
+    size = executor.model_size()
+    assert size is not None
+    assert size.graphs == f"none: {line['reason']}"
     first = executor.submit(prefill(new(0)))
     second = executor.submit(decode(0))
     drawn = executor.collect(first).token_ids + executor.collect(second).token_ids
@@ -173,6 +176,9 @@ def test_launching_a_step_reads_nothing_that_the_device_makes(llama: Path, eager
     executor = make(llama, eager=eager)
     executor.start()
     assert bool(executor._loaded.backend.captured) is not eager
+    size = executor.model_size()
+    assert size is not None
+    assert size.graphs == ("none: enforce_eager is set" if eager else "4 sizes, up to 8 sequences")
     handles = [executor.submit(prefill(new(0, sampling), new(1)))]
     with NoReads("numpy"):  # of pinned memory
         handles += [executor.submit(decode(0, 1)) for _ in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,11 +96,14 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path: Pat
 
 
 def test_a_stage_that_there_is_not_is_not_passed_over(tmp_path: Path) -> None:
-    argv = ("--only", "atention", "--output", str(tmp_path), "--folder", str(tmp_path))
+    argv = ("--only", "atention", "--output", str(tmp_path), "--folder", str(tmp_path / "made"))
     done = executed("gpu_bench", *argv)
     assert done.returncode == 1
     record = recorded(tmp_path / "gpu-bench.json")
-    assert "there is no such stage here; there were checkpoint, " in record["atention"]["reason"]
+    assert (
+        "there is no such stage here; there were throughput triton, "
+        in record["atention"]["reason"]
+    )
 
 
 @pytest.mark.long
@@ -116,20 +120,40 @@ def test_every_stage_passes_on_a_cpu(name: str, tmp_path: Path) -> None:
     assert {stage["status"] for stage in recorded(found).values()} == {"passed"}
 
 
-@pytest.mark.parametrize("is_cpu", [False, True])
-def test_all_stages_of_the_check_fit_a_lease_of_ten_minutes(
-    is_cpu: bool, record: Any, monkeypatch: pytest.MonkeyPatch
+def stages_of(record: Any, *, is_cpu: bool = False) -> dict[str, Any]:
+    session = script("gpu_session", TOOLS).Session(record, record.folder, is_cpu, [], [])
+    found = list(script("gpu_check", TOOLS).all_stages(session))
+    assert len({stage.name for stage in found}) == len(found)
+    return {stage.name: stage for stage in found}
+
+
+def test_what_matters_most_comes_first_in_a_lease(
+    record: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: name)  # NVIDIA's tools are there
-    session = script("gpu_session", TOOLS).Session(record, record.folder, is_cpu, [], [])
-    check = script("gpu_check", TOOLS)
-    found = list(check.all_stages(session))
-    assert sum(stage.limit for stage in found) <= check.SECONDS
-    names = [stage.name for stage in found]
-    assert len(set(names)) == len(names)
-    assert names[-1] == "compare"
-    of_tools = [name for name in names if name.startswith("ncu ") or name == "racecheck"]
-    assert len(of_tools) == (0 if is_cpu else 5)
+    check, found = script("gpu_check", TOOLS), stages_of(record)
+    assert list(found)[:4] == ["doctor", "build", "tests kernels", "tests executor"]
+    assert list(found)[4:6] == ["throughput triton", "throughput cuda"]
+    assert check.SECONDS < 11 * 60
+    first = list(found.values())[: list(found).index("ranks on one GPU")]
+    assert sum(stage.limit for stage in first) <= check.SECONDS, "these are run in any case"
+    assert sum(name.startswith("ncu ") or name == "racecheck" for name in found) == 5
+    assert set(stages_of(record, is_cpu=True)).isdisjoint(["racecheck", "attention wgmma"])
+
+
+def test_every_test_of_a_gpu_is_in_one_stage(record: Any) -> None:
+    commands = [
+        " ".join(command)
+        for name, stage in stages_of(record).items()
+        if name.startswith("tests ")
+        for command in (stage.arguments, *stage.beside)
+        if "-k 2_31" not in " ".join(command)
+    ]
+    for path in (TOOLS.parent / "tests" / "gpu").glob("test_*.py"):
+        named = re.findall(rf"{re.escape(str(path))}(?:::(\w+))?", "\n".join(commands))
+        defined = re.findall(r"^(?:class|def) ([Tt]est\w+)", path.read_text(), re.M)
+        assert named in ([""], defined), path
+    assert all(Path(path).exists() for path in re.findall(r"/\S+\.py", "\n".join(commands)))
 
 
 def test_wheels_are_installed_beside_the_checkout(tmp_path: Path) -> None:
@@ -187,6 +211,82 @@ def test_no_stage_is_started_after_the_deadline(record: Any) -> None:
     record.seconds = 0.0
     assert record.run(stages.Stage("late", ["-c", "pass"], 30)) is None
     assert recorded(record.path)["late"]["status"] == "not run"
+
+
+def test_a_stage_may_take_what_others_left_and_twice_its_limit(record: Any) -> None:
+    for name in ("quick", "slow"):
+        record.run(stages.Stage(name, ["-S", "-c", "pass"], 20))
+    assert [recorded(record.path)[name]["limit_s"] for name in ("quick", "slow")] == [
+        20,
+        pytest.approx(40, abs=5),
+    ]
+    record.spare = 1000.0
+    record.run(stages.Stage("last", ["-S", "-c", "pass"], 10))
+    assert recorded(record.path)["last"]["limit_s"] == 20
+
+
+def test_the_output_of_all_stages_is_in_one_file_and_a_copy_of_the_record_stays(
+    record: Any,
+) -> None:
+    record.path = record.folder / "out" / "record.json"
+    record.path.parent.mkdir()
+    code = "import sys; print('word ' * 9999, sys.argv[1])"
+    for name in ("one", "two"):
+        record.run(stages.Stage(name, ["-S", "-c", code, name], 30))
+    said = record.log.read_text()
+    assert said.count("word") == 2 * 9999
+    assert said.index("===== one") < said.index("===== two") < said.rindex("two")
+    assert recorded(record.folder / "record.json") == recorded(record.path)
+
+
+def test_commands_of_a_pool_run_so_many_at_once(record: Any) -> None:
+    code = "import os, sys, time, pathlib as p; d = p.Path(sys.argv[1]); f = d / str(os.getpid())\n"
+    code += "f.touch(); time.sleep(0.2); print(len(list(d.iterdir())), 'running'); f.unlink()"
+    folder = record.folder / "running"
+    folder.mkdir()
+    command = ["-S", "-c", code, str(folder)]
+    record.run(stages.Stage("pool", command, 30, beside=[command] * 5, workers=2))
+    counts = {
+        int(line.split()[0]) for line in record.log.read_text().splitlines() if "running" in line
+    }
+    assert recorded(record.path)["pool"]["status"] == "passed"
+    assert max(counts) <= 2
+
+
+def test_a_page_has_what_was_measured_and_what_did_not_pass() -> None:
+    page = script("gpu_page", TOOLS).page
+    row = {
+        "components": {"attention": "cuda"},
+        "requests": 256,
+        "input_tokens": 9,
+        "output_tokens": 8,
+    }
+    row |= {
+        "temperature": 0.6,
+        "elapsed_s": 1.5,
+        "output_tokens_per_s": 4321.0,
+        "graphs": "35 sizes",
+    }
+    row |= {"total_tokens_per_s": 1.0, "ttft_ms": {"p50": 3}, "tpot_ms": {"p50": 4}}
+    machine = {"machine": {"gpu": "H200", "torch": "2.11", "cuda": "13.0"}, "rows": []}
+    stages = [
+        {"name": "throughput cuda", "status": "passed", "result": row},
+        {"name": "attention", "status": "passed", "result": machine},
+        {"name": "decode cuda", "status": "timed out", "seconds": 25.0, "result": None},
+    ]
+    made = page(
+        {
+            "name": "gpu-check",
+            "on": "cuda",
+            "started": "2026-11-28T",
+            "seconds": 61.2,
+            "stages": stages,
+        }
+    )
+    assert made.startswith("### H200, PyTorch 2.11, CUDA 13.0, 2026-11-28\n")
+    assert "| cuda | 256 | 9, 8 | 0.6 | 1.5 | 4321.0 | 1.0 | 3 | 4 | 35 sizes |" in made
+    assert "| decode cuda | timed out | 25.0 |" in made
+    assert "2 of 3 stages passed" in made
 
 
 def test_what_a_stage_measured_is_told_at_once_and_last(

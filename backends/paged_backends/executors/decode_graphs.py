@@ -256,6 +256,9 @@ class DecodeGraphs:
         )
         self._captured = {size: self._capture(size) for size in reversed(sizes)}
 
+    def __str__(self) -> str:
+        return f"{len(self._sizes)} sizes, up to {self._sizes[-1]} sequences"
+
     def fits(self, batch: Batch) -> bool:
         """Return True if there is a graph for ``batch``."""
         return (
@@ -322,12 +325,13 @@ def capture_decode_graphs(
     max_num_seqs: int,
     block_size: int,
     max_model_len: int,
-) -> DecodeGraphs | None:
-    """Capture graphs; ``None``, and a line in the log that says why: the model runs without."""
+) -> DecodeGraphs | str:
+    """Capture graphs; or return why there are none, and log it: the model runs without."""
     backend = model.backend
     if not isinstance(backend, SupportsGraphCapture):
-        log.info("graphs_off", reason=f"{type(backend).__name__} cannot be captured in graphs")
-        return None
+        reason = f"{type(backend).__name__} cannot be captured in graphs"
+        log.info("graphs_off", reason=reason)
+        return reason
     sizes = graph_sizes(max_num_seqs)
     try:
         graphs = DecodeGraphs(
@@ -340,7 +344,8 @@ def capture_decode_graphs(
         )
     except Exception as error:  # noqa: BLE001 - of a backend or a runner, which serve without
         components = f"{type(model.runner).__name__} and {type(backend).__name__}"
-        log.warning("graphs_off", reason=f"{components} cannot be captured: {error_text(error)}")
-        return None
+        reason = f"{components} cannot be captured: {error_text(error)}"
+        log.warning("graphs_off", reason=reason)
+        return reason
     log.info("graphs_captured", sizes=sizes)
     return graphs

@@ -59,12 +59,15 @@ class DeviceSteps:
         model: LoadedModel,
         device_sampler: DeviceSampler,
         host_steps: HostSteps,
-        graphs: DecodeGraphs | None,
+        graphs: DecodeGraphs | str,
     ) -> None:
+        """``graphs``: or why there are none."""
         self._model = model
         self._device_sampler = device_sampler
         self._host_steps = host_steps
-        self._graphs = graphs
+        self.told_graphs = str(graphs) if isinstance(graphs, DecodeGraphs) else f"none: {graphs}"
+        """Which sizes of batches have one, or why none has."""
+        self._graphs = graphs if isinstance(graphs, DecodeGraphs) else None
         self._in_flight: deque[StepHandle] = deque()
 
     def submit(self, step: StepInput) -> StepHandle:

@@ -7,6 +7,7 @@ collected; ``docs/architecture.md`` says in what order things happen there.
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -121,7 +122,10 @@ class LocalExecutor(Executor):
     def model_size(self) -> ModelSize | None:
         """Return the model's size; ``None`` before the start, or if its runner cannot tell."""
         runner = self._loaded.runner if self._loaded is not None else None
-        return runner.model_size() if isinstance(runner, SupportsModelSize) else None
+        size = runner.model_size() if isinstance(runner, SupportsModelSize) else None
+        if size is None or not isinstance(self._steps, DeviceSteps):
+            return size
+        return replace(size, graphs=self._steps.told_graphs)
 
     def tokenizer(self) -> CheckpointTokenizer | None:
         """Return the tokenizer that the settings name, or else the model's own, if it has one.

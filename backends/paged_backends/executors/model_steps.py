@@ -17,7 +17,7 @@ from paged_backends.executors.cache_size import (
     needs_profile,
     profile_pass,
 )
-from paged_backends.executors.decode_graphs import capture_decode_graphs
+from paged_backends.executors.decode_graphs import DecodeGraphs, capture_decode_graphs
 from paged_backends.executors.device_sampler import DeviceSampler
 from paged_backends.executors.device_steps import DeviceSteps
 from paged_backends.executors.host_device import HostDevice
@@ -172,9 +172,12 @@ def make_steps(
         seed=settings.seed,
         communicator=communicator,
     )
-    graphs = None
-    can_capture = communicator is None or communicator.can_be_captured
-    if can_capture and not settings.enforce_eager:
+    graphs: DecodeGraphs | str
+    if settings.enforce_eager:
+        graphs = "enforce_eager is set"
+    elif communicator is not None and not communicator.can_be_captured:
+        graphs = f"{type(communicator).__name__} cannot be captured in graphs"
+    else:
         graphs = capture_decode_graphs(
             model,
             device_sampler,

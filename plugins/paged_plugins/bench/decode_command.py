@@ -74,6 +74,7 @@ def decode_command(
             "model": bench.llm.settings.model,
             "dtype": bench.dtype,
             "components": bench.components(),
+            "graphs": size.graphs,
         } | chosen.measure(bench.llm, size)
     if roofline:
         rates = measure_rates(size.layers[0].dtype, size.layers[0].device)
@@ -106,6 +107,7 @@ def _print(found: dict[str, Any]) -> None:
         ("MB of weights, and of keys and values", _megabytes(found)),
         ("milliseconds that these bytes need", found.get("least_ms", "-")),
         ("ratio", found.get("ratio", "-")),
+        ("captured graphs", found["graphs"] or "-"),
         ("GPU idle, of the profiled steps and of those timed", idle),
         *((f"milliseconds, {phase}", spent) for phase, spent in found["ms_by_phase"].items()),
     ]

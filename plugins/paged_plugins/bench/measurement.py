@@ -100,6 +100,8 @@ class Bench:
     llm: LLM
     load_peak: int = field(default_factory=peak_memory)
     """Peak memory in bytes while the engine started."""
+    temperature: float = 0.0
+    """Of requests of one sequence; 0: greedy."""
     cache_written: bool = False
     """True once :meth:`write_cache` has run; on a GPU, allocating the cache writes it."""
 
@@ -169,7 +171,7 @@ class Bench:
     def run(
         self, firsts: Sequence[WorkloadRequest], advance: Callable[[], None] = lambda: None
     ) -> Run:
-        """Complete requests: greedy, ignoring end-of-sequence tokens, each from its arrival on.
+        """Complete requests at :attr:`temperature`, each from its arrival on; no token ends one.
 
         Args:
             firsts: those that follow no other, with token ids in their prompts.
@@ -183,7 +185,7 @@ class Bench:
         before = dict(llm.engine.seconds)
         num_steps = llm.engine.num_steps
         started = perf_counter()
-        found = complete(llm, firsts, advance)
+        found = complete(llm, firsts, advance, self.temperature)
         elapsed = perf_counter() - started
         completed = [found[request.id] for request, _ in by_turn(firsts)]
         outputs = [each.generation.output() for each in completed]
@@ -259,7 +261,9 @@ class Bench:
             ),
             "preemptions": round(median(run.record.totals.num_preemptions for run in runs)),
             "components": self.components(),
+            "temperature": self.temperature,
             "quantized_products": size.quantized_products if (size := self.size()) else None,
+            "graphs": size.graphs if size else None,
             "cache_written": self.cache_written or (self.device or "cpu") != "cpu",
             "seconds": phases,
             "digest": digest.hexdigest()[:10],
@@ -307,7 +311,7 @@ class Completed:
 
 
 def complete(
-    llm: LLM, firsts: Sequence[WorkloadRequest], advance: Callable[[], None]
+    llm: LLM, firsts: Sequence[WorkloadRequest], advance: Callable[[], None], temperature: float
 ) -> dict[str, Completed]:
     """Return requests completed, by id.
 
@@ -319,7 +323,7 @@ def complete(
         RequestError: a request does not fit the engine.
         EngineError: a request failed, or ended early.
     """
-    loop = _Completion(llm, firsts, advance)
+    loop = _Completion(llm, firsts, advance, temperature)
     try:
         loop.run()
     finally:
@@ -332,17 +336,22 @@ class _Completion(ServingLoop):
     """Completes requests, joined with their text; the first that cannot ends all."""
 
     def __init__(
-        self, llm: LLM, firsts: Sequence[WorkloadRequest], advance: Callable[[], None]
+        self,
+        llm: LLM,
+        firsts: Sequence[WorkloadRequest],
+        advance: Callable[[], None],
+        temperature: float,
     ) -> None:
         by_time = sorted(firsts, key=lambda first: first.at)
         super().__init__(llm.driver, Arrivals(by_time))
         self.done: dict[str, Completed] = {}
         self._tokenizer = llm.tokenizer
         self._advance = advance
+        self._temperature = temperature
         self._generations: dict[str, Generation] = {}
 
     def add(self, arrival: Arrival) -> None:
-        request = arrival.asked(self.start, sampling=_sampling(arrival.request))
+        request = arrival.asked(self.start, sampling=_sampling(arrival.request, self._temperature))
         generation = Generation(request, None, self._tokenizer)
         generation.group = self.driver.add(request)
         self._generations[request.id] = generation
@@ -372,11 +381,12 @@ def _failed(request_id: str, cause: str | None) -> EngineError:
     return EngineError(f"request {request_id} ended with an error: {cause}")
 
 
-def _sampling(request: WorkloadRequest) -> SamplingParams:
-    """Greedy; several sequences of a request are sampled, or they would be equal."""
+def _sampling(request: WorkloadRequest, temperature: float) -> SamplingParams:
+    """Several sequences of a request are sampled whatever the temperature, or they would be
+    equal."""
     return SamplingParams(
         n=request.n,
-        temperature=0.0 if request.n == 1 else 1.0,
+        temperature=temperature if request.n == 1 else temperature or 1.0,
         max_tokens=request.output,
         ignore_eos=True,
     )

@@ -58,6 +58,7 @@ def throughput_command(
     output_len: OutputLength = None,
     shared_prefix: SharedPrefix = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
     roofline: Annotated[
         bool, typer.Option(help="Measure the machine's limits after each workload, a second each.")
     ] = True,
@@ -68,7 +69,7 @@ def throughput_command(
 ) -> None:
     """Measure workloads on an engine: tokens per second, latencies, memory, time by phase.
 
-    Greedy, ignoring end-of-sequence tokens, from token ids to token ids; detokenisation is measured
+    End-of-sequence tokens are ignored; from token ids to token ids: detokenisation is measured
     separately. Two short requests run as a warm-up. Each repeat has different tokens, so that none
     hits the cached prefixes of another. A later turn of a conversation arrives when the previous
     one has ended, or its think time later. The share of the roofline compares with the least time
@@ -79,6 +80,7 @@ def throughput_command(
     listed, from_lab = _told_apart(workload or ())
     chosen = [*listed, *described]
     with open_bench(given, chosen, trace=trace, write_cache=write_cache) as bench:
+        bench.temperature = temperature
         counted = [LabWorkload.counted(each, bench.llm.tokenizer) for each in from_lab]
         bench.check_lengths(counted)
         chosen = [*chosen, *counted] or _fitting(bench)

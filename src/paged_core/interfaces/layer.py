@@ -21,6 +21,9 @@ class ModelSize:
     """As weights are read in a step; ``None``: they have the dtype of the layers."""
     quantized_products: str | None = None
     """Arithmetic of products with quantised weights; ``None``: none is quantised, or in floats."""
+    graphs: str | None = None
+    """Batches whose decode steps are captured graphs, or why none is; ``None``: its device has no
+    graphs."""
 
     @property
     def weight_bytes(self) -> int:

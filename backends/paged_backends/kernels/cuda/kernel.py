@@ -158,8 +158,8 @@ DEVICE_SOURCES = Path(__file__).parent / "device"
 """Folder of what they include of a GPU."""
 
 DTYPES = ("float32", "bfloat16", "float16")
-_DIMS = (64, 96, 128, 256)
-MAX_HEAD_DIM = _DIMS[-1]
+DIMS = (64, 96, 128, 256)
+MAX_HEAD_DIM = DIMS[-1]
 HEAD_DIM_MULTIPLE = 8
 MATRIX_ROWS = 16
 """Query heads of one key head that a thread block takes when it decodes on tensor cores."""
@@ -189,7 +189,7 @@ class Variant:
     @classmethod
     def of(cls, layer: LayerSpec, groups: Sequence[int] = GPU_GROUPS) -> Variant:
         """Return that of ``layer``, whose head dimension is at most :data:`MAX_HEAD_DIM`."""
-        dim = next(dim for dim in _DIMS if dim >= layer.head_dim)
+        dim = next(dim for dim in DIMS if dim >= layer.head_dim)
         if layer.dtype == "float32":
             heads = layer.num_heads // layer.num_kv_heads
             group = next((group for group in groups if group >= heads), groups[-1])
