@@ -32,7 +32,7 @@ def _marked(mark: pytest.MarkDecorator, names: Iterable[str]) -> Callable[[Class
 
 def _copy(case: Callable[..., None]) -> Callable[..., None]:
     @wraps(case)
-    def copy(self: Any, **values: Any) -> None:
-        case(self, **values)
+    def copy(*given: Any, **values: Any) -> None:
+        case(*given, **values)
 
     return copy
