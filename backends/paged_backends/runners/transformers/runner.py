@@ -27,6 +27,7 @@ from paged_backends.device import choose_device
 from paged_backends.runners.loaded_runner import LoadedRunner, check_whole
 from paged_backends.runners.settings import TransformersSettings
 from paged_backends.runners.transformers.attention_port import AttentionPort, probe_layers, quiet
+from paged_backends.runners.transformers.long_row import try_long_row
 from paged_backends.runners.transformers.model_loader import load_model
 from paged_backends.runners.transformers.trial_run import try_out
 from paged_core.engine.contexts import RunnerContext
@@ -97,6 +98,8 @@ class TransformersRunner(LoadedRunner):
             self._layers = [layer for _, layer in probed]
             self._heed_unused_window(model.config.get_text_config())
             self._vocab_size = try_out(self, model, self._modules)
+            limits = getattr(self._settings.scheduler, "step_limits", None)
+            try_long_row(self, model, self._modules, getattr(limits, "num_tokens", None))
         except (PagedCoreError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # the library's code, with values that it did not check

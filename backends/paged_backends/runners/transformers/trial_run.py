@@ -1,10 +1,10 @@
 """A trial run before a model is served: logits with and without the paged cache must agree.
 
-Two short sequences run through the model's own attention, one at a time; then through the paged
-cache in one row, one of them in two chunks. A model that keeps any state between tokens other than
+Short sequences run through the model's own attention, each alone; then through the paged cache in
+one row, shuffled, one of them in two chunks. A model that keeps any state between tokens other than
 keys and values, mixes neighbours in its row, or depends on options of attention that its call does
 not pass, gives other logits the second time, or other outputs of an attention module, and is
-refused.
+refused. What only long rows show, :mod:`.long_row` looks for.
 
 In float32 the comparison is tight. In low precision the model's own attention may round its scores
 more coarsely than ours; there, only large differences are refused.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,6 +40,8 @@ from paged_core.interfaces.runner import Runner
 _BLOCK_SIZE = 4
 _LONGEST_WINDOW = 48
 """Windows up to this length are run; longer ones are only checked by the rule of their mask."""
+_OTHERS = (7, 7)
+"""Number and length of the sequences beside the long one; all together make a row of over 48."""
 _TOLERANCE = 2e-3
 _LOW_PRECISION_TOLERANCE = 0.3
 
@@ -54,27 +57,22 @@ def try_out(runner: Runner, model: Any, modules: Sequence[nn.Module]) -> int:
     """
     windows = [layer.sliding_window for layer in runner.layers if layer.sliding_window]
     length = 9 + max((window for window in windows if window <= _LONGEST_WINDOW), default=0)
-    if runner.max_model_len is not None:
-        length = min(length, runner.max_model_len)
+    most = runner.max_model_len or length
+    number, short = _OTHERS
+    counts = [min(count, most) for count in (length, *[short] * number, 1)]
     device = model.device
     random = torch.Generator().manual_seed(0)
     limit = min(model.get_input_embeddings().num_embeddings, 1000)
-    prompts = [
-        torch.randint(limit, (count,), generator=random).to(device)
-        for count in (length, max(1, length // 2))
-    ]
+    prompts = [torch.randint(limit, (count,), generator=random).to(device) for count in counts]
     with torch.inference_mode():
         with _outputs_of(modules) as own:
             expected = _by_itself(model, prompts)
         with _outputs_of(modules) as ours:
-            actual = _paged(runner, prompts, device)
+            actual, order = _paged(runner, prompts, device)
     pairs = [("its logits", actual, expected)]
-    count, cut = len(modules), (len(prompts[0]) + 1) // 2
-    for index in range(count):
-        # ours are of two steps: the first chunk and the second sequence, then the second chunk
-        first, *rest = ours[index::count]
-        rows = torch.cat([first[:cut], *rest, first[cut:]])
-        wanted = torch.cat(own[index::count])
+    for index in range(len(modules)):
+        rows = torch.cat(ours[index :: len(modules)])[order]
+        wanted = torch.cat(own[index :: len(modules)])
         pairs.append((f"the attention of layer {index}", rows, wanted))
     low = runner.layers[0].dtype != "float32"
     for what, found, wanted in pairs:
@@ -106,14 +104,23 @@ def _outputs_of(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 
 def _by_itself(model: Any, prompts: Sequence[Tensor]) -> Tensor:
+    """Return the logits of each sequence alone; those of one length are a batch."""
     model.set_attn_implementation("eager")
     try:
-        return torch.cat([model(input_ids=prompt[None]).logits[0] for prompt in prompts]).float()
+        batches = [torch.stack(list(same)) for _, same in groupby(prompts, len)]
+        return torch.cat([model(input_ids=batch).logits.flatten(0, 1) for batch in batches]).float()
     finally:
         model.set_attn_implementation(IMPLEMENTATION)
 
 
-def _paged(runner: Runner, prompts: Sequence[Tensor], device: torch.device) -> Tensor:
+def _paged(
+    runner: Runner, prompts: Sequence[Tensor], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the logits of each sequence, and where their rows are among those that were computed.
+
+    The first step has a part of the first sequence and all others, in another order; the second
+    step the rest.
+    """
     backend = TorchAttention(
         TorchSettings(),
         AttentionContext(settings=cast("Any", SimpleNamespace(deterministic=False))),
@@ -121,12 +128,12 @@ def _paged(runner: Runner, prompts: Sequence[Tensor], device: torch.device) -> T
     layers = [
         replace(layer, block_size=_BLOCK_SIZE, kv_cache_dtype="auto") for layer in runner.layers
     ]
-    first, second = prompts
-    width = -(-len(first) // _BLOCK_SIZE)
-    tables_SW = np.arange(2 * width, dtype=np.int32)[::-1].reshape(2, width)
+    number = len(prompts)
+    width = -(-max(map(len, prompts)) // _BLOCK_SIZE)
+    tables_SW = np.arange(number * width, dtype=np.int32)[::-1].reshape(number, width)
     bound = []
     for layer in layers:
-        shape = backend.cache_shape(layer, 2 * width)
+        shape = backend.cache_shape(layer, number * width)
         cache = torch.zeros(shape, dtype=getattr(torch, layer.dtype), device=device)
         bound.append(backend.bind(layer, cache))
 
@@ -137,12 +144,14 @@ def _paged(runner: Runner, prompts: Sequence[Tensor], device: torch.device) -> T
         attend = StepAttention(bound, backend.plan(_batch(tables_SW, chunks, device)))
         return runner.logits(runner.forward(tokens, positions, attend)).float()
 
-    cut = (len(first) + 1) // 2
-    head = step([(0, 0, cut), (1, 0, len(second))])
-    parts = [head[:cut], head[cut:]]
-    if cut < len(first):
-        parts.insert(1, step([(0, cut, len(first))]))
-    return torch.cat(parts)
+    cut = (len(prompts[0]) + 1) // 2
+    places = np.random.default_rng(0).permutation(number)
+    first = [(row, 0, len(prompts[row]) if row else cut) for row in places.tolist()]
+    steps = [first, [(0, cut, len(prompts[0]))]] if cut < len(prompts[0]) else [first]
+    logits = torch.cat([step(chunks) for chunks in steps])
+    computed = [(row, token) for chunks in steps for row, *ends in chunks for token in range(*ends)]
+    order = torch.tensor(sorted(range(len(computed)), key=computed.__getitem__), device=device)
+    return logits[order], order
 
 
 def _batch(
