@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from paged_core.plugins.component import Component, ComponentSettings, Slot
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_plugins.lab.study.arms import layer
-from paged_plugins.lab.tasks.sources import Sources
+from paged_plugins.lab.tasks.sources import Sources, git_revision
 from paged_plugins.lab.tasks.task import Task, TaskDigests
 from paged_plugins.workloads.named import workload_spec
 
@@ -118,6 +121,98 @@ def test_what_a_run_does_not_choose_is_no_part_of_it(home: Path) -> None:
     _appended(home / "my_victim" / "choice.py")
     _appended(home / "my_victim_shared" / "deep.py")
     assert _digest("other_victim") == before
+
+
+_MODULE = """
+from importlib import import_module
+from pathlib import Path
+
+try: import alone_helper as helper  # beside it
+except ImportError: raise
+TABLE = (Path(__file__).parent / "alone_tables" / "a.json").read_text()
+LATER = import_module("alone_later")
+"""
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "checkout"])
+def test_modules_and_their_data_are_sources(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin of one file, modules beside it in whatever way they are imported, data, links."""
+    home = tmp_path / folder
+    written = {
+        "alone.py": _PLUGIN.format(name="alone").replace("alone.choice", "alone")
+        + _CHOICE
+        + _MODULE,
+        "alone_helper.py": "import alone_shared, alone_package",
+        "alone_later.py": "",
+        "alone_shared.py": "",
+        "alone_tables/a.json": "{}",
+        "alone_package/__init__.py": "",
+    }
+    for path, text in written.items():
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / path).write_text(text, "utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "linked.py").write_text("")
+    (home / "alone_package" / "inner").symlink_to(tmp_path / "elsewhere")
+    info = home / "alone-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: alone\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[paged_core]\nalone = alone\n")
+    (info / "RECORD").write_text("".join(f"{each},,\n" for each in written))
+    for module in [each for each in sys.modules if each.startswith("alone")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(home)
+    found = [_digest("alone")]
+    changed = [each for each in written if not each.startswith("alone_package")]
+    for path in (*(home / each for each in changed), tmp_path / "elsewhere" / "linked.py"):
+        _appended(path)
+        found.append(_digest("alone"))
+        assert found[-1] != found[-2], path
+
+
+def test_a_slot_of_several_and_options_that_name_files_are_read(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Filter(ComponentSettings):
+        name: Literal["mine"] = "mine"
+        table: str = ""
+
+    slot = Slot("filters", "my_victim_shared.deep:Filter", (), many=True)
+    registry = Registry.discover().extended(
+        slot, Component("filters", Filter, "my_victim.choice:F")
+    )
+    table = tmp_path / "table.csv"
+    table.write_text("1")
+    chosen = {"executor": "simulated", "filters": [{"name": "mine", "table": str(table)}]}
+    settings, _ = settings_class(registry).from_layers([layer(chosen)])
+    task = Task(arm="base", settings=settings, workload=workload_spec("chat"), seed=0)
+    found = [TaskDigests(registry).of(task)]
+    for path in (table, home / "my_victim" / "choice.py"):
+        _appended(path)
+        found.append(TaskDigests(registry).of(task))
+    assert len(set(found)) == 3
+
+
+def test_a_revision_is_known_whatever_else_is_in_the_folder(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", tmp_path, *who, *words], check=True, capture_output=True)
+
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "b.py").write_text("")
+    (tmp_path / ".gitignore").write_text("*.so\n")
+    assert git_revision(tmp_path / "package") is None
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    (tmp_path / "package" / "a.so").write_text("built")
+    clean = git_revision(tmp_path / "package")
+    assert clean and len(clean) == 40
+    assert git_revision(tmp_path / "package" / "b.py") == clean
+    (tmp_path / "package" / "new.py").write_text("")
+    assert git_revision(tmp_path / "package") == f"{clean}+changes"
 
 
 def test_a_new_file_and_one_that_is_gone_are_changes(home: Path) -> None:

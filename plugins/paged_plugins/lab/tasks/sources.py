@@ -4,8 +4,10 @@ settings choose, whichever distribution brings it.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,13 +21,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 
 _ENGINE = ("paged_core", "paged_plugins")
 """Packages that every run uses, whatever its settings choose."""
-_IMPORT = re.compile(r"^ *(?:from ([\w.]+) import|import ([\w., ]+)$)", re.MULTILINE)
+_IMPORT = re.compile(
+    r"(?:^|[;:])[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w., \t]+))"
+    r"|\b(?:import_module|__import__|files)\(\s*[\"']([\w.]+)",
+    re.MULTILINE,
+)
+"""Statements that import modules, and functions that are given the name of one."""
+_LONGEST_PATH = 200
+"""Characters of a text in a module that may name a file beside it."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _AUTO = "auto"
 """The name of a choice that is made on the machine that runs it: of any component of the slot."""
@@ -43,15 +52,17 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def git_revision(file: Path) -> str | None:
-    """Return the revision of the checkout that tracks a file, ``+changes`` at its end if files
-    differ; ``None``: none does.
+def git_revision(place: Path) -> str | None:
+    """Return the revision of the checkout that tracks a folder or a file, ``+changes`` at its end
+    if files differ, or new ones are there; ``None``: none does.
     """
-    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+    folder, name = (place, ".") if place.is_dir() else (place.parent, place.name)
+    if not _git(folder, "ls-files", "--", name):
         return None
-    revision = _git(file.parent, "rev-parse", "HEAD")
-    changed = _git(file.parent, "status", "--porcelain", "--untracked-files=no")
-    return f"{revision}+changes" if changed else revision
+    revision = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    new = _git(folder, "ls-files", "--others", "--exclude-standard", "--", name)
+    return f"{revision}+changes" if changed or new else revision
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -98,11 +109,12 @@ class _Package:
         for place in self.places:
             if place.is_file():
                 yield place.name, place
-            for path in place.rglob("*"):
-                name = path.relative_to(place)
-                is_kept = not any(part == "__pycache__" or part[0] == "." for part in name.parts)
-                if is_kept and path.is_file():
-                    yield f"{self.name}/{name.as_posix()}", path
+                for text in _texts_in(place):  # a module has data where it says so
+                    beside = place.parent / text
+                    if text.strip("./") and beside.is_relative_to(place.parent):
+                        yield from _files_under(beside, text)
+            else:
+                yield from _files_under(place, self.name)
 
     @cached_property
     def digest(self) -> str:
@@ -115,10 +127,43 @@ class _Package:
         found = set[str]()
         for path in self.files.values():
             if path.suffix == ".py":
-                for first, others in _IMPORT.findall(path.read_text("utf-8", "replace")):
-                    found |= {first, *(word.split(" ")[0] for word in others.split(", "))}
+                lines = path.read_text("utf-8", "replace").splitlines()
+                text = "\n".join(each for each in lines if "import" in each or "files(" in each)
+                for one, several, called in _IMPORT.findall(text):
+                    listed = (each.split() for each in several.split(","))
+                    found.update((one, called), (words[0] for words in listed if words))
         names = {name.partition(".")[0] for name in found}
         return frozenset(names - {self.name, ""} - sys.stdlib_module_names)
+
+
+def _files_under(place: Path, name: str) -> Iterator[tuple[str, Path]]:
+    """Yield a file, or those of a folder and of those that links in it lead to; no caches, nothing
+    hidden.
+    """
+    if place.is_file():
+        yield name, place
+    seen = set[str]()
+    for folder, inner, files in os.walk(place, followlinks=True):
+        is_new = (real := os.path.realpath(folder)) not in seen
+        seen.add(real)
+        inner[:] = [each for each in inner if is_new and each != "__pycache__" and each[0] != "."]
+        within = Path(folder).relative_to(place).as_posix()
+        for each in files if is_new else ():
+            path = Path(folder, each)
+            if each[0] != "." and path.is_file():
+                yield f"{name}/{within}/{each}", path
+
+
+def _texts_in(module: Path) -> set[str]:
+    """Return the short texts in a module."""
+    if module.suffix != ".py":
+        return set()
+    texts = (getattr(node, "value", None) for node in ast.walk(ast.parse(module.read_bytes())))
+    return {
+        text
+        for text in texts
+        if isinstance(text, str) and len(text) <= _LONGEST_PATH and text.isprintable()
+    }
 
 
 def _listed(name: str) -> set[str]:
@@ -127,7 +172,7 @@ def _listed(name: str) -> set[str]:
         files = distribution(name).files or ()
     except (PackageNotFoundError, ValueError):
         return set()
-    return {path.parts[0].removesuffix(".py") for path in files}
+    return {path.parts[0].partition(".")[0] for path in files}
 
 
 class Sources:
@@ -154,8 +199,7 @@ class Sources:
         found: dict[str, str] = {}
         for name in sorted(self._used(arms)):
             package = self._package(name)
-            file = next(iter(package.files.values()), None) if package else None
-            revision = file and git_revision(file)
+            revision = git_revision(package.places[0]) if package else None
             if revision and revision not in found.values():
                 found[name] = revision
         return found
@@ -172,7 +216,7 @@ class Sources:
         """Yield the components that settings name, in the options of others too."""
         slots = self._registry.slots
         for key, value in settings:
-            if key == "observers" or not isinstance(value, ComponentSettings):
+            if key == "observers" or key not in slots:
                 continue
             words = {*_texts(value)}
             for slot in slots:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -102,13 +103,18 @@ class TaskDigests:
         }
         if settings.executor.name != SIMULATED:
             parts["machine"] = cpu_model()
+            folders = [Path(each) for each in (settings.model, settings.tokenizer) if each]
+            files = sorted({path for each in folders for path in each.glob("*") if path.is_file()})
+            parts["model"] = [[path.name, self._file_digest(path)] for path in files]
         return digest(parts)
 
 
 def _files_in(value: Any) -> Iterator[Path]:
     """Yield the files that settings or a workload name: they are read when it is run."""
-    if isinstance(value, Path) and value.is_file():
-        yield value
+    if isinstance(value, str | Path):
+        with suppress(OSError, ValueError):  # a text that is no path
+            if Path(value).is_file():
+                yield Path(value)
     elif isinstance(value, BaseModel):
         yield from _files_in(dict(value))
     elif isinstance(value, Mapping):
