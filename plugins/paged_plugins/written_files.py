@@ -41,18 +41,23 @@ def _cannot_write(path: Path, error: OSError) -> str:
     return f"{path} cannot be written: {error.strerror or error}; name another file"
 
 
-def open_log(path: Path, key: str) -> TextIO:
-    """Open the log of an observer, which is written as it goes; make its folder if it is missing.
+def open_log(path: Path, key: str, *, appends: bool = False) -> TextIO:
+    """Open the log of an observer, line by line as it goes; make its folder if it is missing.
+
+    What an engine wrote before it was lost and started again is not lost with it.
 
     Args:
         key: of the setting that names it.
+        appends: go on behind what the file has; otherwise that is kept as the file ``PATH.1``.
 
     Raises:
         SettingsError: it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("w", encoding="utf-8")
+        if not appends and path.is_file() and path.stat().st_size:
+            path.replace(path.with_name(f"{path.name}.1"))
+        return path.open("a", encoding="utf-8", buffering=1)
     except OSError as error:
         raise unwritable(path, error, key) from None
 

@@ -128,11 +128,21 @@ def stack_text(error: BaseException) -> str:
     return "".join(format_exception(error)).rstrip()
 
 
+_MOST_LISTED, _NEAREST = 50, 8
+"""Names up to which a message lists all, and how many of more."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the nearest known name, or else all of them, to append to a message."""
+    """Return the nearest known name, or else all of them, or of many the nearest, to append to a
+    message.
+    """
     names = sorted(known)
     by_key = {name.lower(): name for name in names}
     close = get_close_matches(word.lower(), by_key, n=1)
     if close:
         return f"; did you mean {by_key[close[0]]!r}?"
+    if len(names) > _MOST_LISTED:
+        near = get_close_matches(word.lower(), by_key, n=_NEAREST, cutoff=0)
+        listed = ", ".join(by_key[each] for each in near)
+        return f"; the nearest of {len(names)} names are: {listed}"
     return f"; there are: {', '.join(names)}" if names else "; there are none"

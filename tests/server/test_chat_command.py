@@ -102,6 +102,28 @@ def test_thoughts_are_shown_and_only_the_answer_is_sent_back(
     assert talk.messages[-1] == {"role": "assistant", "content": "Yes"}
 
 
+class Starts(Thinks):
+    """A server whose engine is being loaded while it is asked for the first times."""
+
+    def __init__(self) -> None:
+        self.states = ["starting", "starting", "ready"]
+
+    async def get(self, path: str) -> Any:
+        return {"state": self.states.pop(0)}
+
+
+def test_it_waits_for_an_engine_that_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paged_plugins.server.chat_command._POLL_SECONDS", 0)
+    client = Starts()
+    assert Chat(client, "m", system=None, settings={}).run(iter(["Hello"])) == 0  # type: ignore[arg-type]
+    assert not client.states
+    told = capsys.readouterr()
+    assert told.out == "Hm.SoYes\n"
+    assert told.err.count("is being loaded") == 1
+
+
 def test_ctrl_c_stops_an_answer_and_the_talk_goes_on(served: Served) -> None:
     """In a terminal: a pseudo-terminal is standard input and output."""
     pid, terminal = pty.fork()

@@ -108,16 +108,34 @@ def test_the_log_has_a_line_for_each_request_and_no_key(tmp_path: Path) -> None:
             headers = {"Authorization": f"Bearer {key}", "X-Request-Id": f"id-{len(key)}"}
             status = ask(port, "POST", f"{COMPLETIONS}?{len(key)}", {"prompt": "x"}, headers)[0]
             assert status == (401 if "another" in key else 200)
+        for probe in ("/health", "/ready", "/metrics"):  # told only where something is wrong
+            assert ask(port, "GET", probe, headers=headers)[0] == (401 if "m" in probe else 200)
         served.send(signal.SIGTERM)
         assert served.wait() == 0
         logged = [line for line in served.lines if "answered" in line]
-        assert len(logged) == 3
-        assert ["status=200" in line for line in logged] == [True, True, False]
+        assert len(logged) == 4
+        assert ["status=200" in line for line in logged] == [True, True, False, False]
         assert "request_id=id-18" in logged[0]
         assert "id=cmpl-" in logged[0]
         assert "completion_tokens=" in logged[0]
         assert "error=invalid_api_key" in logged[2]
         assert "secret" not in "".join(served.lines)
+
+
+def test_all_lines_of_the_log_are_json_with_a_date_where_that_is_asked_for() -> None:
+    """Those of the server's start and end, of requests, and of the engine's process."""
+    with serve_process(
+        "--num-blocks=8", PAGED_CORE_LOG_FORMAT="json", PAGED_CORE_LOG_LEVEL="info"
+    ) as served:
+        port = served.port()
+        assert ask(port, "POST", COMPLETIONS, {"prompt": "x", "max_tokens": 2})[0] == 200
+        served.send(signal.SIGTERM)
+        assert served.wait() == 0
+    told = [json.loads(line) for line in served.lines if line.strip()]
+    assert all(re.match(r"\d{4}-\d\d-\d\dT", each["timestamp"]) for each in told)
+    events = [each["event"] for each in told]
+    assert "answered" in events
+    assert events[-1].startswith("stopping: ")
 
 
 def test_settings_come_from_a_file_and_ctrl_c_ends_it(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ REFUSED: list[tuple[str, str]] = [
     ("config --num-blokcs 3", "--num-blocks"),
     ("config --log-level loud", "no level is called 'loud'"),
     ("config LOG_LEVEL=loud", "PAGED_CORE_LOG_LEVEL"),
+    ("config LOG_FORMAT=xml", "PAGED_CORE_LOG_FORMAT: no format is called 'xml'; there are: json"),
     ("config --config no.yaml", "no.yaml"),
     ("config SEEED=1", "did you mean 'PAGED_CORE_SEED'"),
     ("config --scheduler token_buget", "did you mean 'token_budget'"),
@@ -105,6 +106,7 @@ REFUSED: list[tuple[str, str]] = [
         (f"diff one.jsonl other.jsonl {option} 1", f"{option} has no effect here")
         for option in ("--config", "--env-file", "--secrets-dir", "--seed")
     ),
+    ("plugins qqqqqqqq", "; the nearest of "),
     ("plugins token_buget", "did you mean 'token_budget'"),
     ("plugins auto", "'auto' is ambiguous; write one of attention.auto, communicator"),
     ("plugins vlm-v1", "did you mean 'vllm-v1'"),

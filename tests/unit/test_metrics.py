@@ -39,6 +39,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in path.read_text().splitlines()]
 
 
+def test_what_an_engine_wrote_stays_where_another_follows_it(tmp_path: Path) -> None:
+    for name in ("step_log", "decision_log", "block_map"):
+        path = tmp_path / name
+        for _ in range(2):  # the first one is lost: never closed
+            engine = watched({"name": name, "path": str(path)})
+            engine.add(simple_request("A", 6, 2))
+            finish(engine)
+        written = read_lines(path)
+        if name == "step_log":
+            assert [each["step"] for each in written] == [0, 1, 0, 1]
+        else:
+            assert read_lines(tmp_path / f"{name}.1") == written
+
+
 class TestStepLog:
     def test_one_event_per_step(self, tmp_path: Path) -> None:
         path = tmp_path / "new" / "steps.jsonl"

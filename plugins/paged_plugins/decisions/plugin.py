@@ -17,7 +17,7 @@ class DecisionLogSettings(ComponentSettings):
 
     name: Literal["decision_log"] = "decision_log"
     path: Path = Field(
-        default=Path("decisions.jsonl"), description="the file to write; it is overwritten"
+        default=Path("decisions.jsonl"), description="the file; what it had is kept as PATH.1"
     )
 
 

@@ -17,7 +17,7 @@ class StepLogSettings(ComponentSettings):
 
     name: Literal["step_log"] = "step_log"
     path: Path | None = Field(
-        default=None, description="the file to write; it is overwritten; none: standard error"
+        default=None, description="the file to append to; none: standard error"
     )
 
 
@@ -39,7 +39,7 @@ class BlockMapSettings(ComponentSettings):
 
     name: Literal["block_map"] = "block_map"
     path: Path = Field(
-        default=Path("blocks.jsonl"), description="the file to write; it is overwritten"
+        default=Path("blocks.jsonl"), description="the file; what it had is kept as PATH.1"
     )
 
 

@@ -29,7 +29,7 @@ class StepLog(Observer):
     def __init__(self, options: StepLogSettings, context: ObserverContext, /) -> None:
         self._file: TextIO | None = None
         if options.path is not None:
-            self._file = open_log(options.path, "step_log.path")
+            self._file = open_log(options.path, "step_log.path", appends=True)
         self._log = structlog.wrap_logger(
             structlog.WriteLogger(self._file or sys.stderr),
             processors=[structlog.processors.JSONRenderer()],

@@ -45,8 +45,13 @@ def command(
     """
     refuse_settings(given, "the server has its own settings; give them to `paged-core serve`")
     client = HttpClient(url, api_key=os.environ.get("OPENAI_API_KEY"))
+
+    async def asked() -> Any:
+        await _wait_while_it_starts(client)
+        return await client.get("/v1/models")
+
     try:
-        models = asyncio.run(client.get("/v1/models"))
+        models = asyncio.run(asked())
     except ServerError as error:
         remedy = {
             0: "; start one with `paged-core serve`, or name its URL",
@@ -61,6 +66,20 @@ def command(
         settings={name: value for name, value in settings.items() if value is not None},
     )
     return chat.run(_lines(chat.model))
+
+
+_POLL_SECONDS = 0.5
+
+
+async def _wait_while_it_starts(client: HttpClient) -> None:
+    """Wait while the server says that its engine is being loaded; others have no such state."""
+    is_said = False
+    with suppress(ServerError, AttributeError):
+        while (await client.get("/health")).get("state") == "starting":
+            if not is_said:
+                echo("the engine is being loaded; Ctrl-C ends the wait", err=True)
+            is_said = True
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 class Chat:
@@ -96,6 +115,7 @@ class Chat:
         said: list[str] = []
 
         async def stream() -> None:
+            await _wait_while_it_starts(self._client)
             async with aclosing(self._pieces()) as pieces:
                 async for piece, is_answer in pieces:
                     if is_answer:

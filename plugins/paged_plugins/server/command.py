@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged_core.cli import INTERRUPTED, OK
+from paged_core.cli.logs import tell
 from paged_core.cli.options import SettingsArgs
-from paged_core.cli.output import echo
 from paged_core.errors import SettingsError
 from paged_core.settings.layers import Entry, Origin
 
@@ -132,14 +132,14 @@ async def _serve(server: Server, service: Service) -> int:
     client = service.client
     await server.start()
     try:
-        echo(f"{service.settings.model} is being loaded; {server.address} listens", err=True)
+        tell(f"{service.settings.model} is being loaded; {server.address} listens")
         starting = asyncio.create_task(client.start())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
             stop.listen()  # libraries may have taken the signals for themselves, as Ray does
-            echo(f"{', '.join(service.model_names)} is served at {server.address}", err=True)
+            tell(f"{', '.join(service.model_names)} is served at {server.address}")
             await stopping
             await _drain(service)
         starting.cancel()
@@ -157,13 +157,13 @@ async def _drain(service: Service) -> None:
     service.is_stopping = True
     seconds = service.options.grace_period
     left = service.client.health().num_unfinished
-    echo(f"stopping: {left} requests have {seconds:g} s to finish", err=True)
+    tell(f"stopping: {left} requests have {seconds:g} s to finish")
     try:
         async with asyncio.timeout(seconds):
             await service.client.drain()
     except TimeoutError:
         left = service.client.health().num_unfinished
-        echo(f"{left} requests have not finished in time, and are ended", err=True)
+        tell(f"{left} requests have not finished in time, and are ended")
 
 
 class _Stop:

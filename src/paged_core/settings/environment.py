@@ -20,7 +20,10 @@ def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 PREFIX = "PAGED_CORE_"
 RESERVED = frozenset(
-    {"config", "env_file", "secrets_dir", "block_plugin", "cache_dir", "log_level", "api_key"}
+    {
+        *("config", "env_file", "secrets_dir", "block_plugin", "cache_dir"),
+        *("log_level", "log_format", "api_key"),
+    }
 )
 """Names after the prefix that are not settings: they are read before settings are."""
 

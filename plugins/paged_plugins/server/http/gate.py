@@ -31,6 +31,8 @@ from paged_plugins.server.service import Service
 
 PUBLIC = frozenset({"/health", "/ready"})
 """Paths that need no key."""
+_PROBES = PUBLIC | {"/metrics"}
+"""Paths that machines ask again and again: no line of the log unless something is wrong."""
 _ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _ALLOWED_HEADERS = (
     "authorization, content-type, x-api-key, x-request-id, x-session-id, anthropic-version, "
@@ -123,7 +125,9 @@ class Gate:
             self._service.num_open -= 1
             exchange.end()
             if self._service.options.access_log:
-                _access_log.info("answered", **exchange.record())
+                record = exchange.record()
+                if scope["path"] not in _PROBES or record["status"] not in (200, 503):
+                    _access_log.info("answered", **record)
 
     async def _answer(self, exchange: _Exchange, endpoint: Endpoint | None) -> None:
         scope, headers = exchange.scope, exchange.headers
