@@ -6,16 +6,18 @@ import json
 import pickle
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import pytest
 
+from paged_core.engine.contexts import Context, Maker
 from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.plugins.component import Component, ComponentSettings, load
 from paged_core.plugins.registry import Registry
-from paged_core.settings.schema import EngineSettings
+from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.availability import RAISED, CannotBeTested, refusal, said
 from paged_testing.engines import (
     build_memory_engine,
@@ -119,6 +121,9 @@ class ComponentConformance:
 
     def build(self, parts: object) -> Any:
         """Build the component as an engine does."""
+        if isinstance(parts, Context):
+            settings = settings_class(self.registry)(**{**self.settings, self.slot: self._setting})
+            parts = replace(parts, maker=Maker(settings, self.registry))
         return self.record.load()(self.options, parts)
 
     @pytest.fixture(autouse=True)
@@ -192,6 +197,11 @@ class ComponentConformance:
     def _table(self) -> Mapping[str, Any]:
         chosen = self.component
         return {"name": chosen} if isinstance(chosen, str) else chosen
+
+    @property
+    def _setting(self) -> Any:
+        """Setting that chooses the component."""
+        return [self._table] if self.registry.slots[self.slot].many else self._table
 
 
 _OF_AVAILABILITY = ("test_can_be_imported", "test_not_every_case_is_skipped")

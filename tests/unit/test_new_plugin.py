@@ -12,7 +12,8 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.plugins.registry import Registry
-from paged_plugins.scaffold.new_plugin import LAYOUT, SUMMARIES
+from paged_plugins.scaffold.new_plugin import LAYOUT, OWN_SLOT, SUMMARIES
+from paged_plugins.scaffold.new_plugin import TEMPLATES as KINDS
 
 pytestmark = pytest.mark.heavy
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "plugins" / "paged_plugins" / "scaffold" / "templates" / "plugin"
 
 
-@pytest.mark.parametrize("slot", SUMMARIES)
+@pytest.mark.parametrize("slot", KINDS)
 def test_writes_a_package_that_is_sound_and_tidy(slot: str, tmp_path: Path) -> None:
     assert main(["new-plugin", "made-here", "--slot", slot, "--out", str(tmp_path / "new")]) == 0
     folder = tmp_path / "new" / "made-here"
@@ -52,11 +53,11 @@ def check_style(folder: Path) -> None:
 @pytest.mark.long
 def test_what_it_writes_has_types_and_so_has_the_example(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
-    for slot in SUMMARIES:
+    for slot in KINDS:
         name = f"made-{slot.replace('_', '-')}"
         assert main(["new-plugin", name, "--slot", slot, "--out", str(tmp_path)]) == 0
     example = ROOT / "examples" / "third_party" / "paged-core-example" / "src"
-    sources = [str(example), *(f"made-{slot.replace('_', '-')}/src" for slot in SUMMARIES)]
+    sources = [str(example), *(f"made-{slot.replace('_', '-')}/src" for slot in KINDS)]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", *sources],
         cwd=tmp_path,
@@ -70,7 +71,8 @@ def test_what_it_writes_has_types_and_so_has_the_example(tmp_path: Path) -> None
 
 def test_there_is_no_template_that_nothing_uses() -> None:
     shared = {name for name in LAYOUT.values() if "$" not in name}
-    own = {f"{kind}-{slot}.py" for kind in ("component", "test") for slot in SUMMARIES}
+    own = {f"{kind}-{slot}.py" for kind in ("component", "test") for slot in KINDS}
+    own |= {"plugin.py", f"plugin-{OWN_SLOT}.py"}
     there = {path.name.removesuffix(".tmpl") for path in TEMPLATES.iterdir()}
     assert there == shared | own
     assert set(SUMMARIES) < set(Registry.discover().slots)

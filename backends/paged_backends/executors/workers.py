@@ -22,7 +22,7 @@ from typing import Any
 from paged_backends.executors.settings import WorkersOptions
 from paged_backends.executors.worker import Worker
 from paged_backends.executors.worker_main import COLLECT, START, STEP, Started
-from paged_core.engine.contexts import ExecutorContext, RankGroup, make_component
+from paged_core.engine.contexts import ExecutorContext, Maker, RankGroup, make_component
 from paged_core.errors import EngineError, ExecutorLost, RequestError, SettingsError
 from paged_core.interfaces.executor import Capacity, Executor, SupportsText
 from paged_core.interfaces.layer import ModelSize
@@ -230,6 +230,7 @@ class WorkersExecutor(Executor):
         return replace(
             parts,
             settings=settings,
+            maker=Maker(settings, parts.registry),
             rank=rank,
             size=size,
             group=group if size > 1 else None,

@@ -10,7 +10,7 @@ import typer
 
 from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import print_table
-from paged_core.engine.contexts import AttentionContext
+from paged_core.engine.contexts import AttentionContext, Maker
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.layer import LayerSpec
@@ -166,7 +166,11 @@ def _backends(
         reason = component.unavailable_reason(options)
         if reason is None:
             try:
-                given_parts = AttentionContext(settings=settings, registry=given.registry)
+                given_parts = AttentionContext(
+                    settings=settings,
+                    registry=given.registry,
+                    maker=Maker(settings, given.registry),
+                )
                 made = component.load()(options, given_parts)
                 reason = made.check(layer)
             except Exception as error:  # noqa: BLE001 - one component must not take the others

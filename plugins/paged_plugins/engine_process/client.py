@@ -12,7 +12,7 @@ from typing import Any
 
 from paged_core.client.engine_client import ClientHealth, ClientState
 from paged_core.client.streams import CopiedStream, Owner, StreamingClient
-from paged_core.engine.contexts import ExecutorContext, make_component
+from paged_core.engine.contexts import ExecutorContext, Maker, make_component
 from paged_core.engine.outcome import EngineMetrics
 from paged_core.engine.wiring import make_front_end
 from paged_core.errors import EngineError, EngineLost, SettingsError
@@ -349,7 +349,10 @@ def _descriptor_of(stream: Any) -> int | None:
 def distant_front_end(settings: EngineSettings, registry: Registry, max_model_len: int) -> FrontEnd:
     """Read the tokenizer in this process, of an engine that is in another one."""
     context = ExecutorContext(
-        settings=settings, registry=registry, needs_host_blocks=False, clock=None
+        settings=settings,
+        registry=registry,
+        needs_host_blocks=False,
+        maker=Maker(settings, registry),
     )
     executor: Executor = make_component(registry, "executor", settings.executor, context)
     return make_front_end(settings, executor, max_model_len)

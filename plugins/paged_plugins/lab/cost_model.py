@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paged_core.engine.contexts import Context
+
 if TYPE_CHECKING:
     from paged_core.settings.schema import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostModelContext:
+class CostModelContext(Context):
     """Context that the factory of a cost model gets in addition to its options."""
 
     settings: EngineSettings

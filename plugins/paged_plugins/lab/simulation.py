@@ -272,7 +272,7 @@ class SimulatedExecutor(Executor):
         self._settings = context.settings
         self._needs_host_blocks = context.needs_host_blocks
         chosen = dict(context.settings)["cost_model"]
-        made = CostModelContext(settings=context.settings)
+        made = CostModelContext(settings=context.settings, maker=context.maker)
         self.cost_model: CostModel = CheckedCostModel(
             make_component(context.registry, "cost_model", chosen, made), chosen.name
         )

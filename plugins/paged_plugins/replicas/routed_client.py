@@ -101,7 +101,11 @@ class RoutedClient(Replicas):
             context.registry,
             "router",
             chosen,
-            RouterContext(block_size=self._settings.block_size, seed=self._settings.seed),
+            RouterContext(
+                block_size=self._settings.block_size,
+                seed=self._settings.seed,
+                maker=context.maker,
+            ),
         )
         self._router = CheckedRouter(made, chosen.name)
         self._book = LoadBook(self._router)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from paged_core.engine.contexts import Context
 from paged_core.request import Request
 
 VERSION = 2
@@ -14,7 +15,7 @@ VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterContext:
+class RouterContext(Context):
     """Context that the factory of a router gets beside its options."""
 
     block_size: int

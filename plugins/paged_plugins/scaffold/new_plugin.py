@@ -37,6 +37,9 @@ SUMMARIES = {
     "tool_parser": "reads an answer that is a call: a word, the name of a function, JSON",
 }
 """Slots with a template, and what the component that it makes does."""
+OWN_SLOT = "admission_control"
+"""A template that brings this slot itself, with a scheduler that asks a component of it."""
+TEMPLATES = {**SUMMARIES, OWN_SLOT: "asks a component of a slot of its own which request may start"}
 
 _GENERATE = 'paged-core generate "What is a block table?" --config engine.yaml'
 USAGES = {
@@ -52,9 +55,9 @@ LAYOUT = {
     "engine.yaml": "engine.yaml",
     "src/${package}/__init__.py": "__init__.py",
     "src/${package}/py.typed": "py.typed",
-    "src/${package}/plugin.py": "plugin.py",
-    "src/${package}/${component}.py": "component-${slot}.py",
-    "tests/test_${component}.py": "test-${slot}.py",
+    "src/${package}/plugin.py": "plugin${own}.py",
+    "src/${package}/${component}.py": "component-${template}.py",
+    "tests/test_${component}.py": "test-${template}.py",
 }
 """Files of the package, and their templates."""
 
@@ -68,7 +71,7 @@ def command(
         Path, typer.Option("--out", metavar="FOLDER", help="Where the package's folder is made.")
     ] = Path(),
     slot: Annotated[
-        str, typer.Option("--slot", metavar="SLOT", help=f"One of {', '.join(SUMMARIES)}.")
+        str, typer.Option("--slot", metavar="SLOT", help=f"One of {', '.join(TEMPLATES)}.")
     ] = "queue_order",
 ) -> None:
     """Write a package with one component, ready to be installed, tested and changed."""
@@ -77,7 +80,8 @@ def command(
     folder = out / name
     _write(folder, words)
     typer.echo(
-        f"wrote {folder}: {slot} {words['component']!r}. Go there, and install, test and use it:\n"
+        f"wrote {folder}: {words['slot']} {words['component']!r}. Go there, and install, test and "
+        "use it:\n"
         '  pip install --editable ".[testing]"\n'
         "  pytest\n"
         f"  {words['usage']}"
@@ -90,8 +94,13 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
     Raises:
         PluginError: the name or the slot cannot be used; the message says why.
     """
+    template = slot
+    if slot == OWN_SLOT:
+        if slot in registry.slots:
+            raise PluginError(f"a plugin brings the slot {slot!r} already; see `plugins {slot}`")
+        slot = "scheduler"
     if slot not in SUMMARIES:
-        known = did_you_mean(slot, SUMMARIES)
+        known = did_you_mean(slot, TEMPLATES)
         if slot in registry.slots:
             known = f"; docs/plugins.md says what a component needs{known}"
         raise PluginError(f"there is no template for slot {slot!r}{known}")
@@ -107,6 +116,8 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
         raise PluginError(f"{name!r} cannot be the name of the package: {taken}; choose another")
     noun = registry.slots[slot].noun.replace("_", " ")
     setting = f"{slot}: {package}"
+    if template == OWN_SLOT:
+        setting += "\nadmission_control: {name: tenant_limit, limit: 8}"
     return {
         "distribution": package.replace("_", "-"),
         "package": package,
@@ -115,10 +126,12 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
         "module": f"{package}.{package}",
         "name": "".join(part.capitalize() for part in package.split("_")),
         "slot": slot,
+        "template": template,
+        "own": f"-{OWN_SLOT}" if template == OWN_SLOT else "",
         "noun": noun,
         "article": "An" if noun[0] in "aeiou" else "A",
         "setting": f"{slot}: [{package}]" if registry.slots[slot].many else setting,
-        "summary": SUMMARIES[slot],
+        "summary": TEMPLATES[template],
         "usage": USAGES.get(slot, _GENERATE),
         "interface_version": str(registry.slots[slot].version),
         "core_version": ".".join(__version__.split(".")[:2]),

@@ -12,6 +12,7 @@ from math import ceil
 from typing import Any, TypeVar
 
 from paged_core.client.engine_client import ClientHealth, ClientState, EngineClient
+from paged_core.engine.contexts import Maker
 from paged_core.errors import RequestError
 from paged_core.interfaces.grammar import SupportsVocabulary
 from paged_core.settings.schema import Resolved
@@ -78,6 +79,10 @@ class Service:
         self._num_in_thread = 0
         self._wait = 0.0
         """Seconds that requests waited for their first token lately."""
+
+    def make(self, slot: str, /) -> Any:
+        """As :meth:`~paged_core.engine.contexts.Context.make`."""
+        return Maker(self.settings, self.registry)(slot)
 
     def close(self) -> None:
         """End the thread that tokenises long prompts."""

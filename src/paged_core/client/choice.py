@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paged_core.client.engine_client import EngineClient
-from paged_core.engine.contexts import make_component
+from paged_core.engine.contexts import Context, Maker, make_component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientContext:
+class ClientContext(Context):
     """Parts of a component that makes the client of several engines.
 
     Options of such a component say how many: ``num_engines``.
@@ -36,6 +36,8 @@ def make_client(context: ClientContext) -> EngineClient:
     """
     for slot, options in context.settings:
         if hasattr(options, "num_engines"):
+            maker = Maker(context.settings, context.registry)
+            context = replace(context, maker=maker)
             client: EngineClient = make_component(context.registry, slot, options, context)
             return client
     return context.single()

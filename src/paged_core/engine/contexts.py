@@ -39,8 +39,68 @@ _log = get_logger()
 # What the factory of a component gets beside its options, by slot.
 
 
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes components of the slots that packages bring, as settings choose them."""
+
+    settings: EngineSettings
+    registry: Registry
+
+    def __call__(self, slot: str, /) -> Any:
+        """As :meth:`Context.make`."""
+        registry = self.registry
+        registry.of(slot)  # or there is none
+        owner = next(plugin for plugin in registry.plugins if registry.slots[slot] in plugin.slots)
+        core = next(plugin for plugin in registry.plugins if plugin.name == "core")
+        if owner.distribution == core.distribution:
+            raise PluginError(
+                f"make({slot!r}): paged-core itself makes components of this slot; ask for one of "
+                "a slot that a package brings"
+            )
+        context = SlotContext(settings=self.settings, maker=self)
+        build = partial(make_component, registry, slot, context=context)
+        chosen = getattr(self.settings, slot)
+        if registry.slots[slot].many:
+            return [_choose(registry, slot, each, build) for each in chosen]
+        return None if chosen is None else _choose(registry, slot, chosen, build)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorContext:
+class Context:
+    """What every context has."""
+
+    maker: Maker | None = None
+    """``None``: it was made by hand, without settings."""
+
+    def make(self, slot: str, /) -> Any:
+        """Make what the settings choose for a slot that a package brings.
+
+        Returns:
+            A component, of which nothing else has this instance; a list, where the slot is of
+            ``many``; ``None``, where nothing is chosen.
+
+        Raises:
+            PluginError: there is no such slot, paged-core itself makes its components, or the
+                component cannot be made.
+            SettingsError: it cannot be used here.
+        """
+        if self.maker is None:
+            raise PluginError(
+                f"make({slot!r}): this context was made without settings; give it "
+                "maker=Maker(settings, registry)"
+            )
+        return self.maker(slot)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotContext(Context):
+    """Parts of a component of a slot that a package brings."""
+
+    settings: EngineSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorContext(Context):
     """Parts of a ``block_allocator``."""
 
     num_blocks: int
@@ -50,7 +110,7 @@ class AllocatorContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvictorContext:
+class EvictorContext(Context):
     """Parts of an ``evictor``."""
 
     num_blocks: int
@@ -62,28 +122,28 @@ class EvictorContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderContext:
+class OrderContext(Context):
     """Parts of a ``queue_order``."""
 
     kv_cache: KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VictimContext:
+class VictimContext(Context):
     """Parts of a ``victim``."""
 
     kv_cache: KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreemptionContext:
+class PreemptionContext(Context):
     """Parts of a ``preemption``."""
 
     block_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerContext:
+class SchedulerContext(Context):
     """Parts of a ``scheduler``."""
 
     kv_cache: KVCache
@@ -96,7 +156,7 @@ class SchedulerContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionContext:
+class AttentionContext(Context):
     """Parts of an ``attention`` backend."""
 
     settings: EngineSettings
@@ -123,7 +183,7 @@ class RankGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicatorContext:
+class CommunicatorContext(Context):
     """Parts of a ``communicator``."""
 
     group: RankGroup
@@ -134,7 +194,7 @@ class CommunicatorContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerContext:
+class RunnerContext(Context):
     """Parts of a ``runner``."""
 
     settings: EngineSettings
@@ -149,14 +209,14 @@ class RunnerContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrammarContext:
+class GrammarContext(Context):
     """Parts of a ``grammar``."""
 
     vocabulary: Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObserverContext:
+class ObserverContext(Context):
     """Parts of one of the ``observers``."""
 
     settings: EngineSettings
@@ -166,7 +226,7 @@ class ObserverContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorContext:
+class ExecutorContext(Context):
     """Parts of an ``executor``: data that can be pickled, so that it can build the model and the
     attention in another process."""
 
@@ -192,10 +252,14 @@ class ExecutorContext:
         """
         if self.group is None:
             return None
-        context = CommunicatorContext(
-            group=self.group, rank=self.rank, size=self.size, device=device
-        )
         registry, options = self.registry, self.settings.communicator
+        context = CommunicatorContext(
+            group=self.group,
+            rank=self.rank,
+            size=self.size,
+            device=device,
+            maker=Maker(self.settings, registry),
+        )
         build = partial(make_component, registry, "communicator", context=context)
         communicator: Communicator = _choose(registry, "communicator", options, build)
         return communicator
@@ -209,7 +273,11 @@ class ExecutorContext:
         """
         settings, registry = self.settings, self.registry
         context = RunnerContext(
-            settings=settings, rank=self.rank, size=self.size, communicator=communicator
+            settings=settings,
+            rank=self.rank,
+            size=self.size,
+            communicator=communicator,
+            maker=Maker(settings, registry),
         )
 
         def load(options: ComponentSettings) -> Runner:
@@ -226,7 +294,8 @@ class ExecutorContext:
 
     def make_grammar(self, vocabulary: Vocabulary) -> GrammarBackend:
         """Build the chosen grammar; ``SettingsError``: it cannot be used here."""
-        context, options = GrammarContext(vocabulary=vocabulary), self.settings.grammar
+        options, maker = self.settings.grammar, Maker(self.settings, self.registry)
+        context = GrammarContext(vocabulary=vocabulary, maker=maker)
         build = partial(make_component, self.registry, "grammar", context=context)
         backend: GrammarBackend = _choose(self.registry, "grammar", options, build)
         return backend
@@ -272,9 +341,9 @@ def make_attention(
     """
 
     def check(options: ComponentSettings) -> AttentionBackend:
-        backend: AttentionBackend = make_component(
-            registry, "attention", options, AttentionContext(settings=settings, registry=registry)
-        )
+        maker = Maker(settings, registry)
+        context = AttentionContext(settings=settings, registry=registry, maker=maker)
+        backend: AttentionBackend = make_component(registry, "attention", options, context)
         for layer in dict.fromkeys(layers):
             with blaming(registry, "attention", options, "asked about a layer"):
                 reason = backend.check(layer)

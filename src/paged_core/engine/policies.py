@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
@@ -9,7 +10,9 @@ from paged_core.checked.answers import AllocatorAnswers, PreemptionAnswers, Vict
 from paged_core.checked.calls import guarded
 from paged_core.engine.contexts import (
     AllocatorContext,
+    Context,
     EvictorContext,
+    Maker,
     OrderContext,
     PreemptionContext,
     SchedulerContext,
@@ -39,6 +42,7 @@ class Policies:
         self._settings = settings
         self._registry = registry
         self._future = future
+        self._maker = Maker(settings, registry)
 
     def make_kv_cache(self, capacity: Capacity) -> KVCache:
         """Return an empty cache.
@@ -107,5 +111,6 @@ class Policies:
         answers = AllocatorAnswers(capacity.num_blocks) if settings.checks == "full" else None
         return guarded(made, "block_allocator", BlockAllocator, answers)
 
-    def _make(self, slot: str, context: Any) -> Any:
+    def _make(self, slot: str, context: Context) -> Any:
+        context = replace(context, maker=self._maker)
         return make_component(self._registry, slot, getattr(self._settings, slot), context)

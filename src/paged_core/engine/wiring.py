@@ -8,7 +8,13 @@ from contextlib import ExitStack
 from paged_core.checked.answers import check_capacity
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
-from paged_core.engine.contexts import ExecutorContext, ObserverContext, blaming, make_component
+from paged_core.engine.contexts import (
+    ExecutorContext,
+    Maker,
+    ObserverContext,
+    blaming,
+    make_component,
+)
 from paged_core.engine.engine import Engine
 from paged_core.engine.policies import Policies
 from paged_core.errors import SettingsError
@@ -49,6 +55,7 @@ def build_engine(
         registry=registry,
         needs_host_blocks=policies.make_preemption().may_swap,
         clock=clock,
+        maker=Maker(settings, registry),
     )
     executor: Executor = make_component(registry, "executor", settings.executor, context)
     with ExitStack() as on_error:
@@ -60,7 +67,10 @@ def build_engine(
         check_capacity(capacity)
         kv_cache = policies.make_kv_cache(capacity)
         watching = ObserverContext(
-            settings=settings, num_blocks=capacity.num_blocks, kv_cache=kv_cache
+            settings=settings,
+            num_blocks=capacity.num_blocks,
+            kv_cache=kv_cache,
+            maker=context.maker,
         )
         named: list[Observer] = []
         for one in settings.observers:

@@ -10,7 +10,7 @@ from math import inf
 from typing import NamedTuple
 
 from paged_core.engine.clock import Clock
-from paged_core.engine.contexts import make_component
+from paged_core.engine.contexts import Maker, make_component
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.engine import Engine
 from paged_core.engine.outcome import StepOutcome
@@ -347,7 +347,8 @@ def _build_replica(
 def make_router(settings: EngineSettings, registry: Registry) -> CheckedRouter:
     """Return the router that settings name, which no replica has joined."""
     options = router_options(settings, registry)
-    context = RouterContext(block_size=settings.block_size, seed=settings.seed)
+    maker = Maker(settings, registry)
+    context = RouterContext(block_size=settings.block_size, seed=settings.seed, maker=maker)
     return CheckedRouter(make_component(registry, "router", options, context), options.name)
 
 
