@@ -13,19 +13,23 @@ import pytest
 from paged_core.cli import BAD_USAGE, OK, main
 from paged_core.cli.options import SettingsArgs
 from paged_core.plugins.registry import Registry
+from paged_core.settings.documents import parse_yaml
 from paged_core.settings.layers import Entry, Origin
 from paged_plugins.lab.measures import SHOWN
+from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.results.results import Results, run_study
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import PlannedArm, block_size_note, parse_variation, varied_arms
-from paged_plugins.lab.study.study import Study
+from paged_plugins.lab.study.study import Study, read_ablation
 from paged_plugins.lab.tasks.pool import open_runner
 from paged_plugins.workloads.spec import parse_spec
 from paged_testing.engines import registry_with
 from unit.planted_policies import PLANTED
+from unit.studies import write
 
 pytestmark = pytest.mark.heavy
 
+REGISTRY = Registry.discover()
 
 BURST = """
 requests: 40
@@ -122,13 +126,62 @@ def test_the_command_prints_a_table_with_verdicts(
     assert any(line.startswith("equal in all arms: ") for line in lines)
 
 
+@pytest.mark.parametrize("evictor", ["slru", "random"])
+def test_what_draws_nothing_runs_once_and_is_exact(
+    evictor: str, burst: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A policy that draws is run with every seed, on a trace too."""
+    trace = str(tmp_path / "trace.jsonl")
+    assert main(["lab", "workload", burst, "--output", trace], {}) == OK
+    capsys.readouterr()
+    vary = ["--vary", f"evictor=lru,{evictor}", "--vary", "num_blocks=64,1000", "--workers", "1"]
+    study = write(tmp_path, workloads=[trace], axes={"evictor": [evictor], "num_blocks": [9, 99]})
+    assert main(["lab", "run", str(study), "--output", str(tmp_path / "results")], {}) == OK
+    results = load_results(tmp_path / "results")
+    assert len(results.seeds) == (1 if evictor == "slru" else 2)
+    for options in ([], ["--seeds", "3"]):
+        capsys.readouterr()
+        assert main(["compare", trace, *vary, *options, "--json"], {}) == OK
+        found = json.loads(capsys.readouterr().out)
+        if evictor == "random":
+            assert len(found["seeds"]) > 1
+            continue
+        assert (found["exact"], found["seeds"]) == (True, [0])
+        assert "differences are exact" in found["limits"][0]
+        assert {each["verdict"] for each in found["differences"]} - {"undecided"}
+        for each in (*found["differences"], *Comparison.of(results).document()["differences"]):
+            assert each["low"] == each["high"] == each["change"]
+            assert (each["verdict"] == "equal") == (each["change"] == 0)
+    assert main(["compare", trace, *vary], {}) == OK
+    assert ("exact" in capsys.readouterr().out) == (evictor == "slru")
+
+
+def test_arms_may_have_labels(
+    burst: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = "{name: token_budget, max_num_seqs: 2}"
+    vary = ["--vary", f"scheduler=tight:{table},wide: {table.replace('2', '9')}"]
+    command = ["compare", burst, *vary, "--seeds", "1", "--workers", "1"]
+    assert main([*command, "--json"], {}) == OK
+    found = json.loads(capsys.readouterr().out)
+    assert [each["arm"] for each in found["arms"]] == ["scheduler=tight", "scheduler=wide"]
+    assert found["arms"][0]["changes"]["scheduler"]["max_num_seqs"] == 2
+    vary[1] = f"scheduler=tight:{table},tight:{table.replace('2', '9')}"
+    assert main(["compare", burst, *vary], {}) == BAD_USAGE
+    assert "'tight' is given twice" in capsys.readouterr().err
+    axes = {"scheduler": {"tight": parse_yaml(table)[0], "plain": {"name": "token_budget"}}}
+    (base, tight) = read_ablation(write(tmp_path, axes=axes), REGISTRY).arms
+    assert (base.arm.title, tight.arm.label) == ("scheduler=plain", "scheduler=tight")
+    assert dict(tight.settings.scheduler)["max_num_seqs"] == 2
+
+
 def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", burst, "--vary", "num_blocks=64,1000", "--seeds", "1", "--json"]
     assert main([*command, "--measure", "ttft_ms_p50", "--measure", "steps"], {}) == OK
     document = json.loads(capsys.readouterr().out)
     assert list(document) == [
-        *("workload", "seeds", "confidence", "minimum_seeds", "arms", "measures", "differences"),
-        *("limits", "runs", "replicas", "chosen"),
+        *("workload", "workloads", "exact", "seeds", "confidence", "minimum_seeds", "arms"),
+        *("measures", "differences", "limits", "runs", "replicas", "chosen"),
     ]
     assert document["arms"][1] == {
         "arm": "num_blocks=1000",

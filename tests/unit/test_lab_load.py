@@ -19,6 +19,7 @@ from paged_plugins.lab.load.steady import SteadyState
 from paged_plugins.lab.report.formats import markdown
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import BASE
 from paged_plugins.lab.study.study import read_ablation
@@ -26,6 +27,8 @@ from paged_plugins.lab.study.unused import OF_MODELS, OF_ROOFLINES
 from paged_plugins.lab.tasks.pool import open_runner
 from paged_plugins.lab.tasks.task import Task
 from paged_plugins.lab.tasks.task import run as run_task
+from paged_plugins.workloads.distinct_blocks import DistinctBlocks
+from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 from unit.lab_runs import REGISTRY, asks, run, simulated
@@ -256,20 +259,49 @@ def test_a_part_of_the_blocks_is_rounded_up_and_holds_the_largest_request() -> N
     assert blocks_of(queue(requests=3, n=2), 0, 4) == (3 * 2 * 3, 2 * 3)
 
 
-@pytest.mark.parametrize(("fraction", "blocks"), [("0.5", 3), ("1", 6)])
-def test_a_cache_is_a_fraction_of_the_peak_without_a_limit(
-    fraction: str, blocks: int, tmp_path: Path, capsys: Capture
+@pytest.mark.parametrize("name", ["chat", "few_shot", "tree_of_thoughts", "two"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_distinct_blocks_are_those_that_a_cache_without_a_limit_holds_in_the_end(
+    name: str, seed: int
+) -> None:
+    two = queue(n=2, requests=9, lengths={"prompt": 40, "output": 30})
+    spec = two if name == "two" else workload_spec(name)
+    settings = engine(8, num_blocks=60_000, block_size=16 if seed else 4, max_model_len=20_000)
+    record = run_workload(settings, REGISTRY, spec.build(), seed, max_samples=100_000)
+    blocks = DistinctBlocks(settings.block_size)
+    for first in spec.build().draw(seed):
+        blocks.add(first)
+    assert len(blocks) == record.steps[-1].cached_blocks > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "fraction", "blocks"),
+    [("cache", "0.5", 3), ("cache", "1", 6), ("working-set", "0.5", 6), ("working-set", "0.3", 4)],
+)
+def test_a_cache_is_a_fraction_of_the_peak_or_of_the_distinct_blocks(
+    option: str, fraction: str, blocks: int, tmp_path: Path, capsys: Capture
 ) -> None:
     path = tmp_path / "queue.yaml"
     path.write_text(yaml.safe_dump(QUEUE | {"arrivals": "at_once", "requests": 6}))
     options = ["--block-size", "4", "--scheduler.max-num-seqs", "3", "--workers", "1"]
     vary = ["--vary", "victim=newest,fewest_computed", "--seeds", "1", "--json"]
-    command = ["compare", str(path), *vary, *options, "--cache", fraction]
+    command = ["compare", str(path), *vary, *options, f"--{option}", fraction]
     assert main([*command, "--measure", "peak_blocks"], {}) == OK
     found = json.loads(capsys.readouterr().out)
-    cache = {"fraction": float(fraction), "peak_blocks": 6, "num_blocks": blocks}
-    assert found["chosen"] == [{"workload": "queue", "cache": cache}]
-    assert {run["measures"]["peak_blocks"] for run in found["runs"]} == {blocks}
+    assert found["chosen"][0]["cache"] == {
+        "fraction": float(fraction),
+        "of": "peak_blocks" if option == "cache" else "distinct_blocks",
+        "peak_blocks": 6,
+        "distinct_blocks": 12,
+        "num_blocks": blocks,
+    }
+    assert {run["measures"]["peak_blocks"] for run in found["runs"]} <= {blocks - 1, blocks}
+    assert main(["lab", "workload", str(path), "--block-size", "4", "--json"], {}) == OK
+    assert json.loads(capsys.readouterr().out)["distinct_blocks"] == 12
+    assert main([*command[: command.index("--json")], *options, f"--{option}", fraction], {}) == OK
+    held = f"queue: {blocks} blocks, {blocks / 6:.3g} of the 6 that victim=newest held at once"
+    distinct = f" without a limit, {blocks / 12:.3g} of the 12 distinct ones of the workload"
+    assert held + distinct in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------- loads of studies
@@ -283,6 +315,21 @@ def workload(tmp_path: Path) -> str:
     path = tmp_path / "queue.yaml"
     path.write_text(yaml.safe_dump(QUEUE))
     return str(path)
+
+
+def test_several_loads_are_fractions_of_one_capacity(workload: str, capsys: Capture) -> None:
+    vary = ["--vary", "scheduler.max_num_seqs=2,4", "--seeds", "2", "--json", "--workers", "1"]
+    assert main(["compare", workload, *vary, "--load", "0.5,0.7", "--cache", "2"], {}) == OK
+    found = json.loads(capsys.readouterr().out)
+    first, second = found["chosen"]
+    assert first["load"]["capacity"] == second["load"]["capacity"]
+    assert first["load"]["rate"] * 0.7 == pytest.approx(second["load"]["rate"] * 0.5, rel=1e-3)
+    names = ["queue at load 0.5", "queue at load 0.7"]
+    assert [each["workload"] for each in found["chosen"]] == found["workloads"] == names
+    assert {run["workload"] for run in found["runs"]} == set(names)
+    assert {each["workload"] for each in found["differences"]} == set(names)
+    assert main(["simulate", workload, *SMALL[:2], "--load", "0.5,0.7"], {}) == BAD_USAGE
+    assert "--load: one run has one load" in capsys.readouterr().err
 
 
 def test_a_load_is_a_fraction_of_the_capacity_of_the_first_arm(
@@ -376,6 +423,8 @@ def test_what_contradicts_is_refused(
         (["--vary", "attention=auto,torch"], "attention has no effect here: a simulation runs no"),
         (["--threads", "2"], "threads has no effect here"),
         (["--cost-model", "linear", "--vary", "dtype=float32,float16"], "dtype has no effect here"),
+        (["--vary", "grammar=llguidance,xgrammar"], "grammar has no effect here: nothing in these"),
+        (["--routes", '["openai"]'], "routes has no effect here: nothing in these runs makes"),
         (["--real", "--cost-model.name", "linear", "--executor", "memory"], "cost_model has no"),
     ],
 )

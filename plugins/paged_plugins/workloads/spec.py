@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from paged_core.errors import SettingsError
 from paged_plugins.files import Document, mistakes
-from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Replay
+from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Gamma, Poisson, Replay
 from paged_plugins.workloads.batch import NAMED
 from paged_plugins.workloads.request_class import (
     MOST_PREFIXES,
@@ -116,6 +116,12 @@ class WorkloadSpec(RequestClass):
             return total if isfinite(total) else None
         times = [first.at for first in self.build().draw(0)]
         return (len(times) - 1) / (times[-1] - times[0]) if times and times[-1] > times[0] else None
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Return whether all seeds give the same requests: those of a trace, or of a batch."""
+        is_drawn = isinstance(self.arrivals, Poisson | Gamma)
+        return self.batch is not None or (self.trace is not None and not is_drawn)
 
     def faster(self, factor: float) -> WorkloadSpec:
         """Return the same requests, whose first ones arrive so many times as fast."""

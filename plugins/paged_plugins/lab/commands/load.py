@@ -88,7 +88,7 @@ def capacity_command(
         executor_layer("lab capacity", given.registry, real=False, replicas=replicas)
     ).settings
     check_executor(settings, real=False)
-    refuse_unused([entry.key for entry in given.options], [settings], replicas)
+    refuse_unused([entry.key for entry in given.options], [settings], given.registry, replicas)
     if settings.observers:
         raise SettingsError("leave observers out: all runs would write the same files")
     spec, limits = workload_spec(workload), parse_limits(limit or ())

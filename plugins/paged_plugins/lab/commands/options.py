@@ -55,13 +55,40 @@ Replicas = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Engines behind a --router (default: one)."),
 ]
+
+
+def _shares(text: str | None) -> str | None:
+    for each in (text or "1").split(","):
+        try:
+            is_share = 0.01 <= float(each) <= 4
+        except ValueError:
+            is_share = False
+        if not is_share:
+            raise typer.BadParameter(f"{each!r:.40} is no share; give numbers from 0.01 to 4")
+    return text
+
+
+def shares(text: str | None) -> tuple[float, ...]:
+    """Return the shares that an option lists."""
+    return tuple(map(float, text.split(","))) if text else ()
+
+
 Load = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE,...",
+        help="Arrivals, as shares of the `lab capacity` of the first arm, which is searched once; "
+        "each share is a workload.",
+        callback=_shares,
+    ),
+]
+WorkingSet = Annotated[
     float | None,
     typer.Option(
         min=0.01,
         max=4,
         metavar="SHARE",
-        help="Arrivals, as a share of the `lab capacity` of the first arm.",
+        help="Blocks, as a share of the distinct ones of the workload (see `lab workload`).",
     ),
 ]
 Cache = Annotated[
@@ -70,7 +97,8 @@ Cache = Annotated[
         min=0.01,
         max=4,
         metavar="SHARE",
-        help="Blocks, as a share of the most that the first arm holds without a limit.",
+        help="Blocks, as a share of the most that requests of the first arm hold at once without "
+        "a limit.",
     ),
 ]
 CpuTime = Annotated[

@@ -25,9 +25,11 @@ from paged_plugins.lab.commands.options import (
     Load,
     Real,
     Replicas,
+    WorkingSet,
     WorkloadName,
     check_executor,
     executor_layer,
+    shares,
 )
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures, value_text
@@ -167,6 +169,7 @@ def simulate_command(
     replicas: Replicas = None,
     load: Load = None,
     cache: Cache = None,
+    working_set: WorkingSet = None,
     requests: Requests = None,
     slo_ttft_ms: Limit = None,
     slo_tpot_ms: Limit = None,
@@ -190,15 +193,17 @@ def simulate_command(
     is_cluster = not (replicas is None and requests is None)
     if is_cluster and real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
-    refuse_unused([entry.key for entry in given.options], [settings], replicas)
+    refuse_unused([entry.key for entry in given.options], [settings], resolved.registry, replicas)
     study = Study(
         arms=[PlannedArm(Arm(label="the engine" if replicas is None else "the cluster"), settings)],
         workloads=[spec],
         seeds=[seed],
         num_replicas=replicas,
-        fractions=Fractions(load=load, cache=cache),
+        fractions=Fractions(load=shares(load), cache=cache, working_set=working_set),
     )
     study.check_fractions()
+    if len(study.fractions.load) > 1:
+        raise SettingsError("--load: one run has one load; give several to `paged-core compare`")
     study = fit(study, resolved.registry, workers=None)
     (task,) = study.tasks()
     spec, settings = task.workload, task.settings

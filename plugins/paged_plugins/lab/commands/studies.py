@@ -28,10 +28,12 @@ from paged_plugins.lab.commands.options import (
     Real,
     Replicas,
     Workers,
+    WorkingSet,
     WorkloadName,
     check_executor,
     chosen_measures,
     executor_layer,
+    shares,
 )
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import MEASURES, SHOWN, ServiceLevel
@@ -70,7 +72,8 @@ Vary = Annotated[
     typer.Option(
         metavar="KEY=A,B",
         help="A setting and its values, which may be tables ('victim={name: newest},most_blocks'), "
-        "compared with the first. Repeatable: within each combination.",
+        "with labels ('scheduler=tight:{...},wide:{...}'), compared with the first. Repeatable: "
+        "within each combination.",
     ),
 ]
 PeerNames = Annotated[
@@ -129,6 +132,7 @@ def compare_command(
     replicas: Replicas = None,
     load: Load = None,
     cache: Cache = None,
+    working_set: WorkingSet = None,
     workers: Workers = None,
     measure: Measure = None,
     slo_ttft_ms: Limit = None,
@@ -160,8 +164,9 @@ def compare_command(
                 "leave observers out: all runs would write the same files; give --observers to "
                 "`paged-core simulate`"
             )
-    refuse_unused(keys, [one.settings for one in arms], replicas)
-    num_runs = len(arms) * seeds
+    refuse_unused(keys, [one.settings for one in arms], given.registry, replicas)
+    loads = shares(load)
+    num_runs = len(arms) * seeds * max(1, len(loads))
     if num_runs > MAX_RUNS:
         raise SettingsError(
             f"--seeds {seeds}: these are {num_runs:,} runs, and {MAX_RUNS:,} is the most"
@@ -173,7 +178,7 @@ def compare_command(
         slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
         command=shlex.join(["paged-core", *sys.argv[1:]]),
         num_replicas=replicas,
-        fractions=Fractions(load=load, cache=cache),
+        fractions=Fractions(load=loads, cache=cache, working_set=working_set),
     )
     study.check_fractions()
     chosen = chosen_measures(measure, study.slo, is_cluster=replicas is not None) or SHOWN
@@ -196,7 +201,8 @@ def compare_command(
             pass
     if output is not None:
         make_folder(output)
-    study = fit(study, given.registry, workers=workers)
+    study = fit(study.once(given.registry), given.registry, workers=workers)
+    num_runs = len(study)
     count = num_workers(num_runs, workers, is_real=real)
     with _running(given.registry, arms, num_runs, "comparing", workers=count) as (runner, advance):
         results = run_study(study, resident or runner, advance, keeps_records=bool(html or output))
@@ -262,7 +268,7 @@ def _print(found: Comparison, num_runs: int) -> None:
         echo(told)
     print_differences(
         found,
-        f"{results.workloads[0]}: {num_runs} runs, {counted(len(results.seeds), 'seed')}, "
+        f"{', '.join(results.workloads)}: {num_runs} runs, {counted(len(results.seeds), 'seed')}, "
         f"differences with {found.confidence:.0%} intervals for all of them together",
     )
 

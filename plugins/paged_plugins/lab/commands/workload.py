@@ -12,6 +12,7 @@ import typer
 from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import echo, print_json, print_table
 from paged_plugins.command_options import check_writable
+from paged_plugins.workloads.distinct_blocks import DistinctBlocks
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.spec import WorkloadSpec
@@ -27,7 +28,8 @@ from paged_plugins.written_files import replacing
 class WorkloadSummary:
     """Counts requests as they are drawn; memory grows by some numbers for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int) -> None:
+        self._block_size, self._blocks = block_size, DistinctBlocks(block_size)
         self._num_first = 0
         self._last = 0.0
         self._num_shared = 0
@@ -41,6 +43,7 @@ class WorkloadSummary:
     def add(self, first: WorkloadRequest) -> None:
         """Count a request and those that follow it."""
         self._num_first += 1
+        self._blocks.add(first)
         self._last = first.at
         self._num_shared += self._num_known(first)
         turns = {first.id: 1}
@@ -72,6 +75,8 @@ class WorkloadSummary:
             "output": _percentiles(self._outputs),
             "prompt_tokens": sum(self._prompts),
             "output_tokens": sum(self._outputs),
+            "block_size": self._block_size,
+            "distinct_blocks": len(self._blocks),
             "shared": round(self._num_shared / sum(self._prompts), 4) if num_requests else None,
         }
 
@@ -129,7 +134,7 @@ def workload_command(
         spec = spec.model_copy(update={"requests": requests})
     count_tokens, note = _token_count(spec, given)
     drawn = spec.build(count_tokens).draw(seed)
-    summary = WorkloadSummary()
+    summary = WorkloadSummary(given.resolve().settings.block_size)
     with ExitStack() as stack:
         file = None
         if output is not None:
@@ -177,6 +182,7 @@ def _print(spec: WorkloadSpec, figures: dict[str, Any]) -> None:
         "prompt tokens": figures["prompt_tokens"],
         "of them in an earlier prompt or answer": "-" if shared is None else f"{100 * shared:.1f}%",
         "output tokens": figures["output_tokens"],
+        f"distinct blocks of {figures['block_size']} tokens": figures["distinct_blocks"],
     }
     echo(f"{about}\n")
     print_table("", ["in all", ""], counts.items())

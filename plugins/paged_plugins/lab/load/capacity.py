@@ -168,7 +168,7 @@ def written_rate(workload: WorkloadSpec) -> float:
 
 def capacity_seeds(workload: WorkloadSpec, num_seeds: int) -> range:
     """Return the seeds that a capacity is measured with: one where seeds draw nothing."""
-    return range(1 if workload.trace and not workload.arrivals else num_seeds)
+    return range(1 if workload.draws_nothing else num_seeds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -22,6 +22,7 @@ from paged_plugins.lab.study.study import Study
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.lab.tasks.task import Task
 from paged_plugins.progress import counted
+from paged_plugins.workloads.distinct_blocks import DistinctBlocks
 from paged_plugins.workloads.spec import DEFAULT_REQUESTS, WorkloadSpec
 
 
@@ -36,46 +37,47 @@ def fitted(study: Study, runner: Runner, advance: Advance = lambda count: None) 
         SettingsError: a workload has no rate.
         EngineError: a run failed.
     """
-    fractions = study.fractions
     workloads, blocks, chosen = [], dict[str, int](), list[Mapping[str, Any]]()
-    for workload in study.workloads:
-        told: dict[str, Any] = {"workload": workload.name}
-        if fractions.load is not None:
-            workload, load = _loaded(study, workload, fractions.load, runner, advance)
-            told |= load
-        if fractions.cache is not None:
-            cache = _cut(study, workload, fractions.cache, runner, advance)
-            blocks[workload.name] = cache["num_blocks"]
-            told["cache"] = cache
-        workloads.append(workload)
-        chosen += [told] if len(told) > 1 else []
+    for written in study.workloads:
+        for workload, load in _loaded(study, written, runner, advance):
+            told: dict[str, Any] = {"workload": workload.name, **load}
+            if study.chooses_blocks:
+                told["cache"] = _cut(study, workload, runner, advance)
+                blocks[workload.name] = told["cache"]["num_blocks"]
+            workloads.append(workload)
+            chosen.append(told)
     return replace(study, workloads=workloads, num_blocks=blocks, chosen=chosen)
 
 
 def _loaded(
-    study: Study, workload: WorkloadSpec, fraction: float, runner: Runner, advance: Advance
-) -> tuple[WorkloadSpec, Mapping[str, Any]]:
+    study: Study, workload: WorkloadSpec, runner: Runner, advance: Advance
+) -> Iterator[tuple[WorkloadSpec, Mapping[str, Any]]]:
+    """Yield a workload at each load, with what there is to tell of that: one search finds all."""
+    fractions = study.fractions.load
+    if not fractions:
+        yield workload, {}
+        return
     searched = Searched(
         settings=study.arms[0].settings,
         workload=workload,
         num_replicas=study.num_replicas,
-        is_unlimited=study.fractions.cache is not None,
+        is_unlimited=study.chooses_blocks,
     )
     seeds = capacity_seeds(workload, CAPACITY_SEEDS)
     found = find_capacity(searched, seeds, runner, advance)
-    rate = float(f"{fraction * found.rate:.4g}")
-    faster = workload.faster(rate / found.written_rate)
-    own = workload.requests
-    if not (workload.trace and own is None):
-        own = max(ceil(found.num_requests * rate / found.rate), own or DEFAULT_REQUESTS)
-    told = {"fraction": fraction, "rate": rate, "requests": own, "capacity": found.document()}
-    return faster.model_copy(update={"requests": own}), {"load": told}
+    for fraction in fractions:
+        rate = float(f"{fraction * found.rate:.4g}")
+        own = workload.requests
+        if not (workload.trace and own is None):
+            own = max(ceil(found.num_requests * rate / found.rate), own or DEFAULT_REQUESTS)
+        told = {"fraction": fraction, "rate": rate, "requests": own, "capacity": found.document()}
+        name = f"{workload.name} at load {fraction:g}" if len(fractions) > 1 else workload.name
+        faster = workload.faster(rate / found.written_rate)
+        yield faster.model_copy(update={"requests": own, "name": name}), {"load": told}
 
 
-def _cut(
-    study: Study, workload: WorkloadSpec, fraction: float, runner: Runner, advance: Advance
-) -> dict[str, Any]:
-    settings, peak, largest = study.arms[0].settings, 0, 0
+def _cut(study: Study, workload: WorkloadSpec, runner: Runner, advance: Advance) -> dict[str, Any]:
+    settings, peak, largest, distinct = study.arms[0].settings, 0, 0, 0
     tasks = []
     for seed in study.seeds:
         tasks.append(
@@ -88,6 +90,10 @@ def _cut(
             )
         )
         largest = max(largest, blocks_of(workload, seed, settings.block_size)[1])
+        blocks = DistinctBlocks(settings.block_size)
+        for first in workload.build().draw(seed):
+            blocks.add(first)
+        distinct = max(distinct, len(blocks))
     for ran in runner(tasks):
         if ran.record is None:
             raise EngineError(f"{ran.task} failed: {ran.problem}")
@@ -95,8 +101,16 @@ def _cut(
             raise EngineError(f"{ran.task}: a request failed: {ran.record.first_told}")
         peak = max(peak, ran.record.totals.peak_blocks)
         advance(1)
-    num_blocks = part_of(fraction, peak, largest, settings.watermark)
-    return {"fraction": fraction, "peak_blocks": peak, "num_blocks": num_blocks}
+    of_peak, of_distinct = study.fractions.cache, study.fractions.working_set
+    fraction, whole = (of_peak, peak) if of_peak is not None else (of_distinct, distinct)
+    num_blocks = part_of(fraction or 0.0, whole, largest, settings.watermark)
+    return {
+        "fraction": fraction,
+        "of": "peak_blocks" if of_peak is not None else "distinct_blocks",
+        "peak_blocks": peak,
+        "distinct_blocks": distinct,
+        "num_blocks": num_blocks,
+    }
 
 
 def choice_sentences(chosen: Sequence[Mapping[str, Any]], arm: str) -> list[str]:
@@ -116,10 +130,19 @@ def choice_sentences(chosen: Sequence[Mapping[str, Any]], arm: str) -> list[str]
                 + (f"; {load['requests']:,} requests a run" if load["requests"] else "")
             )
         if cache := each.get("cache"):
-            is_raised = cache["num_blocks"] > ceil(cache["fraction"] * cache["peak_blocks"])
+            num_blocks, peak = cache["num_blocks"], cache["peak_blocks"]
+            distinct = cache.get("distinct_blocks", 0)  # none in a folder of older results
+            whole = cache[cache.get("of", "peak_blocks")]
+            is_raised = num_blocks > ceil(cache["fraction"] * whole)
             told.append(
-                f"{name}: {counted(cache['num_blocks'], 'block')}, {cache['fraction']:g} of the "
-                f"{cache['peak_blocks']:,} that {arm} held at most without a limit"
+                f"{name}: {counted(num_blocks, 'block')}, {num_blocks / max(1, peak):.3g} of the "
+                f"{peak:,} that {arm} held at once without a limit"
+                + (
+                    f", {num_blocks / distinct:.3g} of the {distinct:,} distinct ones of the "
+                    "workload"
+                    if distinct
+                    else ""
+                )
                 + (", raised to what the largest request needs" if is_raised else "")
             )
     return told

@@ -259,7 +259,9 @@ def _scope(results: Results, different: Sequence[Difference]) -> str:
     return " · ".join(parts)
 
 
-_LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "chosen", "started", "finished"})
+_LEFT_OUT = frozenset(
+    {"format", "is_exact", "arms", "runs", "seeds", "slo", "chosen", "started", "finished"}
+)
 """Keys of a manifest that are told elsewhere, or differ between runs with equal results."""
 _LONGEST = 300
 """Characters of a fact that is shown in a line; longer ones are shown as blocks."""
@@ -338,6 +340,9 @@ def notes(results: Results, confidence: float, num_differences: int) -> Iterator
             f"{model.get('name')} ({', '.join(options)}) predicts. Intervals are of the draw of "
             "requests, not of the prediction."
         )
+    if results.is_exact:
+        yield "Seeds draw nothing, so each arm ran once: differences are exact, of these requests."
+        return
     if num_seeds < 2:
         yield "One seed bounds nothing: there are no intervals, and all is undecided."
         return

@@ -77,6 +77,8 @@ class Manifest(Strict):
     slo: ServiceLevel
     replicas: int | None = None
     """Engines behind a router, in each run; ``None``: one alone."""
+    is_exact: bool = False
+    """True if seeds draw nothing."""
     chosen: tuple[dict[str, Any], ...] = ()
     """Choices of rates and blocks for workloads."""
     runs: tuple[RunEntry, ...] = ()
@@ -101,6 +103,7 @@ def new_manifest(study: Study, registry: Registry) -> Manifest:
         seeds=tuple(study.seeds),
         slo=study.slo,
         replicas=study.num_replicas,
+        is_exact=study.is_exact,
         chosen=tuple(dict(each) for each in study.chosen),
         versions=_versions(registry),
         git=Sources(registry).revisions(one.settings for one in study.arms),

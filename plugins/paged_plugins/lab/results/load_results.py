@@ -67,6 +67,7 @@ def load_results(folder: Path) -> Results:
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
         num_replicas=manifest.replicas,
+        is_exact=manifest.is_exact,
         chosen=manifest.chosen,
         record=record,
     )

@@ -87,6 +87,8 @@ class Results:
     """The whole record of a run, for pictures; ``None``: it was not kept."""
     num_replicas: int | None = None
     """Engines behind a router, in each run; ``None``: one alone."""
+    is_exact: bool = False
+    """As in :class:`~paged_plugins.lab.study.study.Study`."""
     chosen: Sequence[Mapping[str, Any]] = ()
     """As in :class:`~paged_plugins.lab.study.study.Study`."""
 
@@ -156,6 +158,7 @@ def run_study(
         problems=problems,
         slo=study.slo,
         num_replicas=study.num_replicas,
+        is_exact=study.is_exact,
         chosen=study.chosen,
         record=lambda *place: records.get(place),
     )

@@ -46,7 +46,12 @@ class Comparison:
         """
         results, enough = self.results, minimum_seeds(self.confidence)
         found = []
-        if len(results.seeds) < enough:
+        if results.is_exact:
+            found.append(
+                "seeds draw nothing, so each arm ran once: differences are exact, and of exactly "
+                "these requests"
+            )
+        elif len(results.seeds) < enough:
             found.append(
                 f"{counted(len(results.seeds), 'seed')}: too few to decide anything with "
                 f"{self.confidence:.0%} confidence; run {enough}"
@@ -62,10 +67,12 @@ class Comparison:
         return found
 
     def document(self) -> dict[str, Any]:
-        """Return all of a comparison on one workload as plain data."""
+        """Return all of a comparison as plain data."""
         results = self.results
         return {
             "workload": results.workloads[0],
+            "workloads": list(results.workloads),
+            "exact": results.is_exact,
             "seeds": list(results.seeds),
             "confidence": self.confidence,
             "minimum_seeds": minimum_seeds(self.confidence),
@@ -93,6 +100,7 @@ class Comparison:
             "runs": [
                 {
                     "arm": run.arm,
+                    "workload": run.workload,
                     "seed": run.seed,
                     "measures": dict(run.measures),
                     "requests": run.num_requests,
@@ -108,6 +116,7 @@ class Comparison:
 def _described(each: Difference) -> dict[str, Any]:
     return {
         "arm": each.arm,
+        "workload": each.workload,
         "measure": each.measure,
         "base": each.base,
         "value": each.value,

@@ -159,8 +159,10 @@ class Difference(Pair):
     relative: bool
     moved: bool
     """True if a difference is claimed: the interval excludes 0, there are enough seeds
-    (:func:`~paged_plugins.lab.statistics.differences.minimum_seeds`), and the change is 0.01
-    percent or points at least."""
+    (:func:`~paged_plugins.lab.statistics.differences.minimum_seeds`) or nothing is drawn, and the
+    change is 0.01 percent or points at least."""
+    is_exact: bool = False
+    """True if nothing is drawn, so that there is nothing that an interval bounds."""
 
     @property
     def is_equal(self) -> bool:
@@ -202,6 +204,8 @@ class Difference(Pair):
     @property
     def interval_text(self) -> str:
         """The confidence interval: ``[+1.3, +2.9]``; of one seed ``[?, ?]``."""
+        if self.is_exact:
+            return "exact"
         low, high = (
             _signed(end, self._digits) if isfinite(end) else "?" for end in (self.low, self.high)
         )
@@ -266,7 +270,7 @@ def differences_of(
     effects = [effect for pair in pairs if (effect := _effect(pair, runs, results.seeds))]
     factors = _factors(effects, confidence)
     enough = minimum_seeds(confidence)
-    return [_difference(each, factors, enough) for each in effects]
+    return [_difference(each, factors, enough, results.is_exact) for each in effects]
 
 
 def _effect(
@@ -303,7 +307,9 @@ def _factors(effects: Sequence[PairedEffect], confidence: float) -> Mapping[int,
     }
 
 
-def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int) -> Difference:
+def _difference(
+    effect: PairedEffect, factors: Mapping[int, float], enough: int, is_exact: bool
+) -> Difference:
     pair, num_seeds = effect.pair, len(effect.effects)
     half = factors[num_seeds] * effect.error if effect.error else 0.0
     low, high = (effect.change(effect.mean + side * half) for side in (-1, 1))
@@ -318,8 +324,9 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
         base=float(effect.base.mean()),
         value=float(effect.value.mean()),
         change=change,
-        low=low if num_seeds > 1 else -inf,
-        high=high if num_seeds > 1 else inf,
+        low=low if num_seeds > 1 or is_exact else -inf,
+        high=high if num_seeds > 1 or is_exact else inf,
         relative=effect.relative,
-        moved=excludes_0 and num_seeds >= enough and not is_small,
+        moved=excludes_0 and (is_exact or num_seeds >= enough) and not is_small,
+        is_exact=is_exact,
     )

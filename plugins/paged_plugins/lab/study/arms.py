@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,23 @@ from paged_core.settings.layers import Entry, Layer, Origin, Text
 from paged_core.settings.schema import EngineSettings, settings_class
 
 
+class LabelledTable(dict[str, Any]):
+    """Options of a component, by the label of which arms are called."""
+
+    def __init__(self, label: str, table: Mapping[str, Any]) -> None:
+        super().__init__(table)
+        self.label = label
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LabelledTable, (self.label, dict(self))
+
+
 def setting_text(value: Any) -> str:
-    """Return the value of a setting: a name, a number, or a table ``{name: slru, share: 0.5}``."""
+    """Return the value of a setting: a name, a number, a table ``{name: slru, share: 0.5}``, or the
+    label of one.
+    """
+    if isinstance(value, LabelledTable):
+        return value.label
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
@@ -202,6 +218,7 @@ def block_size_note(arms: Iterable[EngineSettings]) -> str | None:
 
 _OPENING, _CLOSING = "{[(", "}])"
 _MOST_ARMS = 1000
+_LABELLED = re.compile(r"(\w[\w .+-]*):\s*(\{.*\})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +248,9 @@ def parse_variation(text: str) -> Variation:
         raise SettingsError(f"--vary {text:.80}: write KEY=A,B, as in --vary evictor=lru,slru")
     if len(texts) < 2:
         raise SettingsError(f"--vary {text:.80}: one value varies nothing; give two or more")
-    for number, each in enumerate(texts):
-        if each in texts[:number]:
+    names = [named[1] if (named := _LABELLED.fullmatch(each)) else each for each in texts]
+    for number, each in enumerate(names):
+        if each in names[:number]:
             raise SettingsError(f"--vary {text:.80}: {each!r} is given twice; leave one out")
     path, origin = tuple(key.split(".")), Origin("cli", f"--vary {key}")
     values = [_value(key, each) for each in texts]
@@ -302,6 +320,8 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _value(key: str, text: str) -> Any:
+    if named := _LABELLED.fullmatch(text):
+        return LabelledTable(named[1], _value(key, named[2]))
     try:
         value, _ = parse_yaml(text)
     except ValueError as error:

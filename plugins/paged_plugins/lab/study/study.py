@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,8 +27,8 @@ from paged_core.settings.schema import EngineSettings
 from paged_plugins.files import Document, mistakes, read_file
 from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, MAX_REPLICAS, check_slot
 from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.study.arms import LineOf, PlannedArm, layer, plan_arms
-from paged_plugins.lab.study.unused import refuse_unused
+from paged_plugins.lab.study.arms import LabelledTable, LineOf, PlannedArm, layer, plan_arms
+from paged_plugins.lab.study.unused import draws, refuse_unused
 from paged_plugins.lab.tasks.task import SIMULATED, Task
 from paged_plugins.progress import MANY, counted, progress
 from paged_plugins.workloads.named import workload_spec
@@ -42,10 +42,12 @@ MAX_RUNS = 100_000
 class Fractions:
     """Load and cache that are asked for; ``None``: as the workloads and the settings say."""
 
-    load: float | None = None
-    """Share of the rate that the first arm can serve."""
+    load: Sequence[float] = ()
+    """Shares of the rate that the first arm can serve, each of which makes a workload."""
     cache: float | None = None
     """Share of the blocks that the first arm holds at most without a limit."""
+    working_set: float | None = None
+    """Instead of that one: share of the distinct blocks of a workload."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,8 @@ class Study:
     fractions: Fractions = Fractions()
     num_blocks: Mapping[str, int] = field(default_factory=dict)
     """Blocks of all arms, by the name of the workload; without it as the settings of an arm say."""
+    is_exact: bool = False
+    """True if seeds draw nothing: one run tells all."""
     chosen: Sequence[Mapping[str, Any]] = ()
     """Choices of rates and blocks for workloads, see
     :mod:`paged_plugins.lab.load.fractions`."""
@@ -101,6 +105,20 @@ class Study:
         """Return whether an arm runs a model, so that its times are those of this machine."""
         return any(one.settings.executor.name != SIMULATED for one in self.arms)
 
+    def once(self, registry: Registry) -> Study:
+        """Return it with one seed if seeds draw nothing, so that its differences are exact: times
+        are simulated, and neither the workloads nor the components of an arm draw.
+        """
+        is_drawn = self.is_real or not all(each.draws_nothing for each in self.workloads)
+        if is_drawn or any(draws(one.settings, registry, self.num_replicas) for one in self.arms):
+            return self
+        return replace(self, seeds=self.seeds[:1], is_exact=True)
+
+    @property
+    def chooses_blocks(self) -> bool:
+        """Return whether blocks are chosen as a part of what is needed."""
+        return (self.fractions.cache or self.fractions.working_set) is not None
+
     def check_fractions(self) -> None:
         """Check that it leaves to its fractions what they choose.
 
@@ -109,19 +127,26 @@ class Study:
         """
         asked = self.fractions
         if self.is_real and asked != Fractions():
-            name = "cache" if asked.load is None else "load"
+            name = "load" if asked.load else "cache" if asked.cache else "working_set"
             raise SettingsError(
                 f"{name}: what it is a fraction of is measured in simulation; leave it out where a "
                 "model runs, and give the workload's rate or num_blocks instead"
             )
-        if asked.cache is None:
+        if len(set(asked.load)) < len(asked.load):
+            raise SettingsError("load: a fraction is given twice; leave one out")
+        if asked.cache is not None and asked.working_set is not None:
+            raise SettingsError("cache and working_set both choose the blocks; leave one out")
+        if not self.chooses_blocks:
             return
+        name = "cache" if asked.cache is not None else "working_set"
         for one in self.arms:
             for key in ("num_blocks", "kv_cache_memory"):
                 if getattr(one.settings, key) is not None:
-                    raise SettingsError(f"{key}: `cache` chooses the blocks; leave one of them out")
+                    raise SettingsError(
+                        f"{key}: `{name}` chooses the blocks; leave one of them out"
+                    )
         if len({one.settings.block_size for one in self.arms}) > 1:
-            raise SettingsError("block_size: `cache` counts blocks of one size; vary one of them")
+            raise SettingsError(f"block_size: `{name}` counts blocks of one size; vary one of them")
 
     def __str__(self) -> str:
         counts = {"arm": self.arms, "workload": self.workloads, "seed": self.seeds}
@@ -174,6 +199,21 @@ def _seeds(value: object) -> object:
     return value
 
 
+def _listed(value: object) -> object:
+    """Turn one number into a list of it."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _labelled(value: object) -> object:
+    """Turn tables by their labels into a list of them."""
+    if not isinstance(value, Mapping):
+        return value
+    for label, table in value.items():
+        if not isinstance(table, Mapping):
+            raise ValueError(f"{label} is the label of a table {{name: ...}}; or give a list")
+    return [LabelledTable(str(label), table) for label, table in value.items()]
+
+
 def _workload(value: object) -> object:
     """Turn the name of a workload, or of a file of one, into what it describes."""
     if isinstance(value, str):
@@ -187,9 +227,8 @@ def _workload(value: object) -> object:
 Seed = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_seeds), Field(min_length=1)]
 OneWorkload = Annotated[WorkloadSpec, BeforeValidator(_workload)]
-Load = Annotated[float, Field(ge=0.01, le=4, strict=True)]
-Cache = Annotated[float, Field(ge=0.01, le=4, strict=True)]
-Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
+Share = Annotated[float, Field(ge=0.01, le=4, strict=True)]
+Values = Annotated[list[Any], BeforeValidator(_labelled), Field(min_length=1)]
 
 
 class Ablation(Strict):
@@ -197,8 +236,8 @@ class Ablation(Strict):
 
     base: dict[str, Any] = Field(default_factory=dict)
     """Settings by key, which may be dotted; ``profile`` is one."""
-    axes: Axes
-    """Values by setting."""
+    axes: dict[str, Values]
+    """Values by setting: a list, or tables of options by their labels."""
     product: bool = False
     """True if all combinations are arms, instead of one axis at a time around the base."""
     workloads: tuple[OneWorkload, ...]
@@ -209,10 +248,12 @@ class Ablation(Strict):
     slo: ServiceLevel = ServiceLevel()
     replicas: Annotated[StrictInt, Field(ge=1, le=MAX_REPLICAS)] | None = None
     """Engines behind a router; ``None``: one alone."""
-    load: Load | None = None
-    """Load of every workload, as a share of the rate that the base can serve."""
-    cache: Cache | None = None
+    load: Annotated[tuple[Share, ...], BeforeValidator(_listed)] = ()
+    """Loads of every workload, as shares of the rate that the base can serve; one alone, too."""
+    cache: Share | None = None
     """Blocks, as a share of those that the base holds at most without a limit."""
+    working_set: Share | None = None
+    """Blocks, as a share of the distinct ones of a workload."""
 
     @field_validator("slo")
     @classmethod
@@ -244,7 +285,7 @@ class Ablation(Strict):
     def _bounded(self) -> Ablation:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: one is given twice")
-        num_runs = self.most_arms * len(self.workloads) * len(self.seeds)
+        num_runs = self.most_arms * len(self.workloads) * len(self.seeds) * max(1, len(self.load))
         if num_runs > MAX_RUNS:
             raise ValueError(
                 f"these are up to {num_runs:,} runs ({counted(self.most_arms, 'arm')}, "
@@ -294,7 +335,7 @@ class Ablation(Strict):
             line=line,
         )
         given = [*self.base, *self.axes, *(["cost_model"] if self.cost_model else [])]
-        refuse_unused(given, [one.settings for one in arms], self.replicas)
+        refuse_unused(given, [one.settings for one in arms], registry, self.replicas)
         return arms
 
 
@@ -319,10 +360,10 @@ def read_ablation(path: Path, registry: Registry) -> Study:
         command=f"paged-core lab run {path}",
         text=text,
         num_replicas=file.replicas,
-        fractions=Fractions(load=file.load, cache=file.cache),
+        fractions=Fractions(load=file.load, cache=file.cache, working_set=file.working_set),
     )
     try:
         study.check_fractions()
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
-    return study
+    return study.once(registry)

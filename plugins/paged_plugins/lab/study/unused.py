@@ -4,11 +4,15 @@ they do nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 
 from paged_core.errors import SettingsError
+from paged_core.plugins.component import Component
+from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.lab.tasks.task import SIMULATED
+from paged_plugins.lab.tasks.task import SIMULATED, Task, run
+from paged_plugins.workloads.spec import WorkloadSpec
 
 OF_MODELS = frozenset(
     {
@@ -21,10 +25,21 @@ OF_ROOFLINES = frozenset({"dtype", "kv_cache_dtype", "kv_cache_memory"})
 """Settings that it reads for the cost model ``roofline``, and not for ``linear``."""
 
 
+_ONE_REQUEST = WorkloadSpec.model_validate(
+    {"name": "one", "requests": 1, "lengths": {"prompt": 4, "output": 2}}
+)
+
+
 def refuse_unused(
-    keys: Iterable[str], arms: Sequence[EngineSettings], num_replicas: int | None
+    keys: Iterable[str],
+    arms: Sequence[EngineSettings],
+    registry: Registry,
+    num_replicas: int | None,
 ) -> None:
     """Refuse settings that no arm reads.
+
+    Whether a simulated arm makes a component of a slot is seen where it serves one request. Of arms
+    that run a model this is not asked: that takes time, and processes of theirs may make some.
 
     Args:
         keys: of those that were given for these runs, dotted.
@@ -41,6 +56,64 @@ def refuse_unused(
         reasons = [_unused(key, settings, num_replicas) for settings in arms]
         if all(reasons):
             raise SettingsError(f"{key} has no effect here: {reasons[0]}")
+    slots = registry.slots.keys() & given.keys() - {"router"}
+    for settings in arms:
+        if slots and settings.executor.name == SIMULATED:
+            slots -= _made(settings, registry, slots)
+        else:
+            return
+    if slots:
+        key = min(slots)
+        raise SettingsError(
+            f"{key} has no effect here: nothing in these runs makes a component of this slot; "
+            "leave it out, or choose a component that asks for it"
+        )
+
+
+def _made(settings: EngineSettings, registry: Registry, slots: set[str]) -> set[str]:
+    """Return the slots of which an engine makes components; ``slots`` if it cannot be run."""
+    made = _asked_for(settings, registry)
+    return slots if made is None else {component.slot for component in made}
+
+
+def draws(settings: EngineSettings, registry: Registry, num_replicas: int | None) -> bool:
+    """Return whether a simulated run may depend on its seed: the module of a component says so, or
+    cannot be read.
+    """
+    made = _asked_for(settings, registry)
+    if made is None:
+        return True
+    router = dict(settings).get("router")
+    if num_replicas is not None and router is not None:
+        made.append(registry.get("router", router.name))
+    for component in made:
+        try:
+            text = inspect.getsource(inspect.getmodule(component.load()) or component)  # type: ignore[arg-type]
+        except (OSError, TypeError):
+            return True
+        if "seed" in text:
+            return True
+    return False
+
+
+def _asked_for(settings: EngineSettings, registry: Registry) -> list[Component] | None:
+    """Return the components that an engine asks for to serve a request; ``None``: it cannot."""
+    watched = _WatchedRegistry(registry.plugins)
+    task = Task(arm="", settings=settings, workload=_ONE_REQUEST, seed=0)
+    return None if run(task, watched).record is None else watched.asked
+
+
+class _WatchedRegistry(Registry):
+    """Knows which components were asked for."""
+
+    @property
+    def asked(self) -> list[Component]:
+        return self.memo.setdefault("asked", [])  # type: ignore[no-any-return]
+
+    def get(self, slot: str, name: str, /) -> Component:
+        component = super().get(slot, name)
+        self.asked.append(component)
+        return component
 
 
 def _unused(key: str, settings: EngineSettings, num_replicas: int | None) -> str | None:
