@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -77,6 +78,10 @@ def test_the_metadata_says_what_it_needs(wheel: ZipFile) -> None:
     metadata = wheel.read(name).decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.11" in metadata
+    page = metadata.partition("\n\n")[2]
+    assert page.startswith("# paged_core")
+    assert re.findall(r"\]\(([^)]*)\)", page)
+    assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", page))
     extras = set(PROJECT["optional-dependencies"])
     assert {"gpu", "serve", "lab", "onnx", "onnx-gpu", "ray", "testing", "dev"} <= extras
     for extra in extras:
