@@ -395,6 +395,9 @@ def test_a_study_has_replicas_a_load_and_a_cache_and_its_report_says_so(tmp_path
     [
         (["--cache", "0.5", "--num-blocks", "9"], "num_blocks: `cache` chooses the blocks"),
         (["--cache", "0.5", "--vary", "block_size=8,16"], "block_size: `cache` counts blocks"),
+        (["--cache", "0.5", "--working-set", "0.5"], "cache and working_set both choose the"),
+        (["--working-set", "1", "--num-blocks", "9"], "num_blocks: `working_set` chooses the"),
+        (["--load", "0.5,0.50"], "load: a fraction is given twice"),
         (["--load", "0.5", "--real", "--executor", "memory"], "load: what it is a fraction of"),
         (["--replicas", "2", "--real", "--executor", "memory"], "--real: a cluster is simulated"),
         (["--measure", "replica_jain"], "--measure replica_jain: it is of a cluster"),
