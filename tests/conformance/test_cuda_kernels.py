@@ -103,12 +103,13 @@ class Launcher:
             for _ in range(2)
         )
         batch[before:], out[before:] = query, torch.nan
+        split = torch.full((1,), 256, dtype=torch.int32, device=device)
         call = self._call(
             query=batch.data_ptr(), out=out.data_ptr(), query_start=starts.data_ptr(),
             lengths=lengths.data_ptr(), tables=tables.data_ptr(), table_width=len(table),
             query_token=batch.stride(0), query_head=batch.stride(1), tokens=tokens,
-            sequences=2, rows_are_tokens=not before, tiles_from=1, split=256, max_splits=1,
-            num_splits=1,
+            sequences=2, rows_are_tokens=not before, tiles_from=1, split=split.data_ptr(),
+            max_splits=1, num_splits=1,
         )  # fmt: skip
         if in_tiles:
             name = self.variant.tiles

@@ -225,6 +225,14 @@ def test_plans_made_ahead_do_not_disturb_one_another() -> None:
         torch.testing.assert_close(one, other, atol=0, rtol=0)
 
 
+def test_the_driver_says_how_many_programs_run_at_once() -> None:
+    made, of = served("triton")
+    scene = Scene(made, of, [(300, 1)], 1)
+    check(scene)
+    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    assert scene._attention._rule.slots in range(processors, 16 * processors + 1, processors)
+
+
 # ---------------------------------------------------------------------- component cuda
 
 

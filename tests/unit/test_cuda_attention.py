@@ -20,7 +20,6 @@ from paged_backends.kernels.cuda import targets
 from paged_backends.kernels.cuda.kernel import GPU_GROUPS, Call, KeySplits, Variant
 from paged_backends.kernels.cuda.targets import GpuTarget
 from paged_backends.kernels.key_splits import choose_splits
-from paged_backends.kernels.triton.tuning import tuning
 from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing.attention_scene import Scene
@@ -111,7 +110,8 @@ def test_a_decode_is_split_and_combined() -> None:
     assert (combine.kernel, combine.grid) == ("paged_combine_bfloat16", (2, 4, 1))
     assert {launch.stream for launch in (write, decode, combine)} == {7}
     call = Call.from_buffer_copy(decode.argument)
-    assert (call.split, call.num_splits) == (64, splits)
+    assert call.num_splits == splits
+    assert call.split
     assert (call.tokens, call.sequences, call.heads, call.kv_heads, call.dim) == (2, 2, 4, 2, 64)
     assert call.partials
     assert decode.argument == combine.argument == write.argument
@@ -239,16 +239,6 @@ def test_splits_of_known_batches(sequences: int, longest: int, expected: int) ->
     assert choose_splits(sequences * 8, longest, 64, 4 * 132, unit=16) == expected
 
 
-@pytest.mark.parametrize(
-    ("dim", "capability", "expected"),
-    [(128, (9, 0), 2), (64, (9, 0), 4), (128, (8, 6), 1), (64, (8, 0), 3)],
-)
-def test_programs_that_a_multiprocessor_runs_at_once(
-    dim: int, capability: tuple[int, int], expected: int
-) -> None:
-    assert tuning(dim, 2, capability).decode.resident(dim, 2, capability) == expected
-
-
 # ---------------------------------------------------------------------- graphs
 
 
@@ -273,6 +263,48 @@ def test_launches_of_a_captured_batch_depend_on_its_longest_sequence_alone() -> 
         backend.bind(LAYER, zeros(backend)).forward(*tensors, backend.plan_capture(batch))
         grids.append([launch.grid for launch in driver.launches()])
     assert grids[0] == grids[1]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "length", "keys"),
+    [(1, 4096, 64), (8, 4096, 512), (32, 4096, 2048), (64, 4096, 4096), (8, 16, 64)],
+)
+def test_a_captured_step_divides_the_keys_of_the_sequences_at_hand(
+    sequences: int, length: int, keys: int
+) -> None:
+    """In a graph of as many rows for a far longer sequence."""
+    backend, _ = on_fake_gpu()
+    layer = replace(LAYER, num_heads=16, num_kv_heads=8)
+    batch, tensors = step(layer, [(length - 1, 1)] * sequences)
+    plan = backend.plan_capture(replace(batch, max_seq_len=131_072))
+    backend.bind(layer, zeros(backend, layer)).forward(*tensors, plan)
+    (launches,) = plan._launches.values()
+    before = launches.splits, launches.split.data_ptr()
+    backend.update_capture(plan, batch)
+    assert launches.split.item() == keys
+    assert (launches.splits, launches.split.data_ptr()) == before
+    assert -(-length // keys) <= launches.splits.count
+
+
+def test_in_deterministic_steps_keys_are_divided_whatever_is_at_hand() -> None:
+    backend, _ = on_fake_gpu(deterministic=True)
+    layer = replace(LAYER, dtype="float32")
+    batch, tensors = step(layer, [(99, 1)] * 4)
+    plan = backend.plan_capture(replace(batch, max_seq_len=131_072))
+    backend.bind(layer, zeros(backend, layer).float()).forward(*tensors, plan)
+    (launches,) = plan._launches.values()
+    backend.update_capture(plan, replace(batch, max_seq_len=100_000))
+    assert launches.split.item() == 256
+
+
+def test_plans_of_all_sizes_share_one_piece_of_memory() -> None:
+    backend, driver = on_fake_gpu()
+    bound = backend.bind(LAYER, zeros(backend))
+    for count in (4, 2, 1):
+        batch, tensors = step(LAYER, [(2000, 1)] * count)
+        bound.forward(*tensors, backend.plan_capture(batch))
+    calls_ = [Call.from_buffer_copy(launch.argument) for launch in driver.launches()]
+    assert len({call.partials for call in calls_}) == 1
 
 
 def test_what_cannot_be_captured_is_refused() -> None:

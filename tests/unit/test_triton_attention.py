@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -221,3 +222,44 @@ def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(availability.unavailable_reason()).startswith(str(problem))
     monkeypatch.setattr(availability, "find_spec", lambda _: None)
     assert "pip install 'paged-core[gpu]'" in str(availability.unavailable_reason())
+
+
+class NotLaunched:
+    """Stands for a kernel."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **named: None
+
+
+@pytest.mark.parametrize(
+    ("sequences", "length", "tiles"), [(1, 4096, 4), (8, 4096, 16), (64, 4096, 64), (8, 16, 4)]
+)
+def test_a_captured_step_splits_the_keys_of_the_sequences_at_hand(
+    sequences: int, length: int, tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a graph for a far longer sequence; the memory of the splits is that of other plans."""
+    for name in ("write_tokens", "attend_splits", "merge_splits"):
+        monkeypatch.setattr(triton_layer, name, NotLaunched())
+    layer = replace(LAYER, dtype="bfloat16", head_dim=128, num_heads=16, num_kv_heads=8)
+    backend = LaunchedFor(H200)
+    bound = backend.bind(layer, torch.zeros(backend.cache_shape(layer, 1), dtype=torch.bfloat16))
+    rows = [torch.zeros(sequences, heads, 128, dtype=torch.bfloat16) for heads in (16, 8, 8)]
+    batch = attention_batch(np.zeros((sequences, 256), np.int32), [(length - 1, 1)] * sequences, 16)
+    plan = backend.plan_capture(replace(batch, max_seq_len=131_072))
+    bound.forward(*rows, plan)
+    (splits,) = plan._splits.values()
+    backend.update_capture(plan, batch)
+    assert splits.least.item() == tiles
+    assert -(-length // (64 * tiles)) <= splits.count
+
+
+def test_the_driver_says_how_many_programs_of_what_was_compiled_run_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    monkeypatch.setattr(triton_layer, "resident_blocks", lambda *sizes: asked.append(sizes) or 3)
+    sizes = SimpleNamespace(num_warps=4, shared=51_200)
+    kernel = SimpleNamespace(function=None, metadata=sizes)
+    kernel._init_handles = lambda: setattr(kernel, "function", 77)
+    assert Gpu((9, 0), 132).resident(lambda: kernel) == 3
+    assert asked == [(77, 128, 51_200)]

@@ -32,7 +32,7 @@ from paged_backends.kernels.triton import layer_ops, sampling
 from paged_core.interfaces.attention import HeadPreparation
 from paged_testing.attention_scene import attention_batch
 from unit import instructions
-from unit.triton_kernels import LAYER, LaunchedFor
+from unit.triton_kernels import LAYER, AbsentGpu, LaunchedFor
 
 KERNELS = {
     triton_layer: (
@@ -126,7 +126,7 @@ def compiling(capability: tuple[int, int]) -> Iterator[list[Any]]:
 def attend(capability: tuple[int, int], changes: dict[str, Any]) -> None:
     """Launch all kernels for a layer, for prefill and for decoding in splits."""
     layer = replace(LAYER, **changes)
-    backend = LaunchedFor(triton_layer.Gpu(capability, 132))
+    backend = LaunchedFor(AbsentGpu(capability, 132))
     dtype = torch.uint8 if layer.kv_cache_dtype != "auto" else getattr(torch, layer.dtype)
     bound = backend.bind(layer, torch.zeros(backend.cache_shape(layer, 1), dtype=dtype))
     tables = np.zeros((2, 2048), np.int32)

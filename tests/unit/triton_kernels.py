@@ -16,7 +16,15 @@ from paged_testing.attention_scene import Scene
 from unit.attention_calls import layer
 from unit.writes_only import WritesOnly
 
-A100, RTX_3090, H200 = Gpu((8, 0), 108), Gpu((8, 6), 82), Gpu((9, 0), 132)
+
+class AbsentGpu(Gpu):
+    """One that is not here: nothing is compiled, and a multiprocessor runs two programs."""
+
+    def resident(self, compile_kernel: Any, /) -> int:
+        return 2
+
+
+A100, RTX_3090, H200 = AbsentGpu((8, 0), 108), AbsentGpu((8, 6), 82), AbsentGpu((9, 0), 132)
 
 LAYER = layer(head_dim=32, dtype="float32")
 FLOAT8 = replace(LAYER, dtype="bfloat16", kv_cache_dtype="fp8_e4m3")

@@ -17,7 +17,6 @@ PagedAttention, 2023; the division of keys, T. Dao et al., Flash-Decoding, 2023.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,7 +27,7 @@ from torch import Tensor
 from paged_backends.attention.cache import head_major_shape
 from paged_backends.attention.layers import dtype_problem, heads_problem, slopes_of
 from paged_backends.attention.settings import CudaSettings
-from paged_backends.attention.step import BlockBounds, KernelBatch, point_to_rows
+from paged_backends.attention.step import BlockBounds, KernelBatch, Scratch, point_to_rows
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda.kernel import (
     DTYPES,
@@ -68,6 +67,7 @@ class Plan(KernelBatch):
         self.longest_single = _longest_single(batch)
         self.bounds = BlockBounds.of(batch)
         """To be checked before a kernel gets the addresses."""
+        self.is_captured = False
         self._launches: dict[LayerKernels, Launches] = {}
 
     def launches(self, kernels: LayerKernels) -> Launches:
@@ -77,15 +77,24 @@ class Plan(KernelBatch):
             made = self._launches[kernels] = kernels.launches(self)
         return made
 
+    def update(self, batch: AttentionBatch) -> None:
+        """Divide the keys anew, in all kinds of layers, for the sequences of ``batch``."""
+        for kernels, launches in self._launches.items():
+            kernels.update(launches, batch)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Launches:
     """Kernels that layers of one kind launch in one step."""
 
     kernels: tuple[tuple[Kernel, Grid], ...]
     """One after another."""
     splits: KeySplits
-    partials: Tensor | None
+    split: Tensor
+    """Keys of a split at least [1] int32; a captured step may get others."""
+    keys: int
+    """The number that it has."""
+    partials: Tensor | None = None
     """Results of splits, before they are combined; used by layer after layer."""
 
 
@@ -99,6 +108,7 @@ class LayerKernels:
         device: torch.device,
         deterministic: bool,
         prefill_tile: str = "mma",
+        scratch: Scratch | None = None,
     ) -> None:
         """
         Raises:
@@ -126,27 +136,48 @@ class LayerKernels:
         self._blocks = layer.num_kv_heads * -(-self._group // variant.group)
         self._dim = layer.head_dim
         self._window = layer.sliding_window
+        self._scratch = scratch or Scratch()
+        self._numbers: dict[int, Tensor] = {}
 
     def launches(self, plan: Plan) -> Launches:
         """Return what is launched for a batch."""
         splits, partials = KeySplits.one(), None
         if not plan.num_tokens:  # a grid has at least one block
-            return Launches((), splits, partials)
+            return Launches((), splits, self._number(splits.keys), splits.keys)
         kernels: list[tuple[Kernel, Grid]] = [(self.write, (plan.num_tokens, 1, 1))]
         rows, longest = self._rows(plan)
         if rows:
             splits = self._splits(rows, longest)
             kernels.append((self.decode, (rows, self._blocks, splits.count)))
             if splits.count > 1:
-                shape = (rows, self._heads, splits.count, self._dim + 2)
-                partials = torch.empty(shape, dtype=torch.float32, device=self._device)
-                if self._device.type == "cpu":
-                    partials.fill_(math.nan)  # reading what was not written shows
+                size = rows * self._heads * splits.count * (self._dim + 2)
+                partials = self._scratch.take(size, self._device)
                 kernels.append((self.combine, (rows, self._heads, 1)))
         if self.tiles is not None and plan.max_query_len >= self.tiles_from:
             tiles = plan.num_tokens * self._group // self.tiles.geometry.rows
             kernels.append((self.tiles, (tiles + plan.num_sequences, self._kv_heads, 1)))
-        return Launches(tuple(kernels), splits, partials)
+        split = self._number(splits.keys)
+        if plan.is_captured:
+            split = split.clone()
+        return Launches(tuple(kernels), splits, split, splits.keys, partials)
+
+    def update(self, launches: Launches, batch: AttentionBatch) -> None:
+        """Have a captured step divide the keys as suits the sequences of ``batch``."""
+        if self._deterministic:
+            return
+        rows, longest = int(np.count_nonzero(batch.seq_lens_host)), batch.max_seq_len
+        longest = longest if self._window is None else min(longest, self._window)
+        keys = self._splits(rows, longest).keys_for(launches.splits, longest)
+        if keys != launches.keys:
+            launches.split.fill_(keys)
+            launches.keys = keys
+
+    def _number(self, value: int) -> Tensor:
+        """Return a number [1] int32 on the device, made once."""
+        if value not in self._numbers:
+            made = torch.full((1,), value, dtype=torch.int32, device=self._device)
+            self._numbers[value] = made
+        return self._numbers[value]
 
     def _rows(self, plan: Plan) -> tuple[int, int]:
         """Return how many rows are computed one by one, and the keys that one sees at most."""
@@ -232,10 +263,11 @@ class PagedLayer:
         plan.bounds.check(len(self._cache), self._block_size)
         call, launches = self._call, plan.launches(self._kernels)
         splits, partials = launches.splits, launches.partials
+        call.split = launches.split.data_ptr()
         call.query_start, call.lengths, call.tables, call.slots = plan.addresses
         call.table_width = plan.tables.shape[1]
         call.tokens, call.sequences = plan.num_tokens, plan.num_sequences
-        call.split, call.max_splits, call.num_splits = splits.keys, splits.most, splits.count
+        call.max_splits, call.num_splits = splits.most, splits.count
         call.partials = None if partials is None else partials.data_ptr()
         self._plan, self._launches = plan, launches
         return launches
@@ -254,6 +286,7 @@ class PagedLayer:
                 "slots": plan.slots,
                 "slopes": self._slopes,
                 "partials": launches.partials,
+                "split": launches.split,
             }
         )
 
@@ -270,6 +303,7 @@ class CudaAttention(AttentionBackend):
         self._prefill_tile = options.prefill_tile
         self._kernels: dict[tuple[object, ...], LayerKernels] = {}
         self._copiers: dict[torch.device, BlockCopier] = {}
+        self._scratch = Scratch()
 
     def check(self, layer: LayerSpec, /) -> str | None:
         """Return why ``layer`` cannot be served: device, dtype, heads, slopes, head_dim, or the
@@ -314,12 +348,12 @@ class CudaAttention(AttentionBackend):
             raise ValueError(
                 "the tensors of a batch to capture must be contiguous and int32, slots int64"
             )
-        plan.longest_single = batch.max_seq_len
+        plan.longest_single, plan.is_captured = batch.max_seq_len, True
         return plan
 
     def update_capture(self, plan: Plan, batch: AttentionBatch, /) -> None:
         """See :class:`~paged_core.interfaces.attention.SupportsGraphCapture`: the kernels read all
-        from the tensors.
+        from the tensors, and how the keys are divided.
 
         Raises:
             ValueError: a sequence is longer than at the capture.
@@ -329,6 +363,7 @@ class CudaAttention(AttentionBackend):
                 f"a sequence has {batch.max_seq_len} tokens, and the graph was captured for "
                 f"{plan.max_seq_len}"
             )
+        plan.update(batch)
 
     def copy_blocks_of_layers(
         self, caches: Tensor, origins: Sequence[int], destinations: Sequence[int], /
@@ -360,7 +395,7 @@ class CudaAttention(AttentionBackend):
         )
         if key not in self._kernels:
             self._kernels[key] = LayerKernels(
-                self.target, layer, device, self._deterministic, self._prefill_tile
+                self.target, layer, device, self._deterministic, self._prefill_tile, self._scratch
             )
         return self._kernels[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,23 @@ class KernelBatch:
         self.num_sequences = len(self.lengths)
         self.max_query_len = batch.max_query_len
         self.max_seq_len = batch.max_seq_len
+
+
+class Scratch:
+    """Memory for results of splits before they are merged: one piece for all layers and steps of a
+    component, since a stream runs them one after another."""
+
+    def __init__(self) -> None:
+        self._held: dict[torch.device, Tensor] = {}
+
+    def take(self, count: int, device: torch.device) -> Tensor:
+        """Return ``count`` numbers of float32; what was taken before may be the same memory."""
+        held = self._held.get(device)
+        if held is None or len(held) < count:
+            held = self._held[device] = torch.empty(count, dtype=torch.float32, device=device)
+        if device.type == "cpu":
+            held.fill_(nan)  # reading what was not written shows
+        return held[:count]
 
 
 class BlockBounds:

@@ -21,7 +21,7 @@ from torch import Tensor
 from paged_backends.attention.cache import check_contiguous, head_major_shape
 from paged_backends.attention.layers import dtype_problem, heads_problem
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.step import BlockBounds
+from paged_backends.attention.step import BlockBounds, Scratch
 from paged_backends.kernels.nvidia import capability_problem
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_core.engine.contexts import AttentionContext
@@ -40,6 +40,7 @@ class TritonAttention(AttentionBackend):
 
     def __init__(self, options: TritonSettings, context: AttentionContext) -> None:
         self._in_tiles = context.settings.deterministic
+        self._scratch = Scratch()
 
     def check(self, layer: LayerSpec, /) -> str | None:
         """Return why ``layer`` cannot be served: device, GPU, dtype, head_dim, heads or slopes."""
@@ -72,10 +73,12 @@ class TritonAttention(AttentionBackend):
             tile_tokens=1 if self._in_tiles else 2,
             has_decodes=has_decodes and not self._in_tiles,
             bounds=bounds,
+            scratch=self._scratch,
         )
 
     def update_capture(self, plan: Plan, batch: AttentionBatch, /) -> None:
-        """Do nothing: the kernels read all numbers on the device."""
+        """Split keys as suits the batch; the kernels read all numbers on the device."""
+        plan.update(batch)
 
     def copy_blocks_of_layers(
         self, caches: Tensor, origins: Sequence[int], destinations: Sequence[int], /

@@ -5,16 +5,19 @@ Imports Triton, which reads ``TRITON_INTERPRET`` then.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import nan
 from typing import Any
 
+import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from paged_backends.attention.layers import slopes_of
-from paged_backends.attention.step import BlockBounds, KernelBatch, contiguous_rows
+from paged_backends.attention.step import BlockBounds, KernelBatch, Scratch, contiguous_rows
+from paged_backends.kernels.cuda.driver import resident_blocks
 from paged_backends.kernels.key_splits import MAX_SPLITS, choose_splits
 from paged_backends.kernels.triton.attention import attend_splits, attend_tiles, merge_splits
 from paged_backends.kernels.triton.availability import is_interpreted
@@ -37,7 +40,9 @@ class Plan(KernelBatch):
         batch: whose tensors the kernels read.
         tile_tokens: sequences with as many new tokens, or more, are computed in tiles.
         has_decodes: whether any sequence may have one new token that is computed in splits.
-        bounds: to be checked before kernels get the tensors; ``None``: the numbers are not known.
+        bounds: to be checked before kernels get the tensors; ``None``: the numbers are not known,
+            since the step is captured.
+        scratch: of the component.
     """
 
     def __init__(
@@ -47,29 +52,92 @@ class Plan(KernelBatch):
         tile_tokens: int,
         has_decodes: bool,
         bounds: BlockBounds | None,
+        scratch: Scratch,
     ) -> None:
         super().__init__(batch)
         self.tile_tokens = tile_tokens
         self.has_tiles = batch.max_query_len >= tile_tokens
         self.has_decodes = has_decodes
         self.bounds = bounds
-        self._scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        self._scratch = scratch
+        self._splits: dict[SplitRule, Splits] = {}
+        self._taken: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+
+    def splits(self, rule: SplitRule, least: Tensor) -> Splits:
+        """Return how layers of one kind split keys; made once.
+
+        Args:
+            least: what the rule has of it, on the device.
+        """
+        if rule not in self._splits:
+            count = rule.count(self.num_sequences, self.max_seq_len)
+            if self.bounds is None:  # a captured step gets others
+                least = least.clone()
+            self._splits[rule] = Splits(count, least, rule.least_tiles)
+        return self._splits[rule]
+
+    def update(self, batch: AttentionBatch) -> None:
+        """Split the keys anew, in all kinds of layers, for the sequences of ``batch``."""
+        sequences = int(np.count_nonzero(batch.seq_lens_host))
+        for rule, splits in self._splits.items():
+            wanted = min(splits.count, rule.count(sequences, batch.max_seq_len))
+            tiles = max(rule.least_tiles, -(-rule.seen(batch.max_seq_len) // (wanted * rule.keys)))
+            if tiles != splits.tiles:
+                splits.least.fill_(tiles)
+                splits.tiles = tiles
 
     def scratch(self, num_heads: int, num_splits: int, head_dim: int) -> tuple[Tensor, Tensor]:
-        """Return memory for the results of splits and their states, reused layer by layer:
-        [S, heads, splits, head_dim] and [2, S, heads, splits], float32."""
+        """Return memory for the results of splits and their states, float32, used by layer after
+        layer: [S, heads, splits, head_dim] and [2, S, heads, splits]."""
         key = (num_heads, num_splits, head_dim)
-        if key not in self._scratch:
+        if key not in self._taken:  # and kept, for graphs have its address
             shape = (self.num_sequences, num_heads, num_splits)
-            parts, states = (
-                torch.empty(size, dtype=torch.float32, device=self.lengths.device)
-                for size in ((*shape, head_dim), (2, *shape))
-            )
-            if parts.device.type == "cpu":  # reading what was not written shows
-                parts.fill_(nan)
-                states.fill_(nan)
-            self._scratch[key] = parts, states
-        return self._scratch[key]
+            count = math.prod(shape)
+            first = -(-count * head_dim // 4) * 4  # of the states, at a multiple of 16 bytes
+            held = self._scratch.take(first + 2 * count, self.lengths.device)
+            parts, states = held[: count * head_dim], held[first:]
+            self._taken[key] = parts.view(*shape, head_dim), states.view(2, *shape)
+        return self._taken[key]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How layers of one kind split the keys of sequences that decode."""
+
+    kv_heads: int
+    window: int | None
+    slots: int
+    """Programs that the GPU runs at once."""
+    keys: int
+    """Keys of a tile."""
+    least_tiles: int
+    """Tiles of a split at least."""
+
+    def seen(self, longest: int) -> int:
+        """Return the keys, in tiles that it sees a part of, of a sequence of ``longest`` tokens."""
+        return longest if self.window is None else min(longest, self.window + self.keys - 1)
+
+    def count(self, sequences: int, longest: int) -> int:
+        """Return the splits of the longest of so many sequences."""
+        return choose_splits(
+            sequences * self.kv_heads,
+            self.seen(longest),
+            self.least_tiles * self.keys,
+            self.slots,
+            unit=self.keys,
+        )
+
+
+@dataclass(slots=True)
+class Splits:
+    """How layers of one kind split keys in one step."""
+
+    count: int
+    """Of the longest sequence."""
+    least: Tensor
+    """Tiles of a split at least [1] int32."""
+    tiles: int
+    """The number that it has."""
 
 
 _NATIVE_FLOAT8 = (8, 9)
@@ -94,6 +162,14 @@ class Gpu:
         properties = torch.cuda.get_device_properties(device)
         return cls(torch.cuda.get_device_capability(device), properties.multi_processor_count)
 
+    def resident(self, compile_kernel: Callable[[], Any], /) -> int:
+        """Return how many programs of a kernel a streaming multiprocessor runs at once, as the
+        driver says of what was compiled."""
+        kernel = compile_kernel()
+        kernel._init_handles()
+        warps, shared = kernel.metadata.num_warps, kernel.metadata.shared
+        return resident_blocks(kernel.function, 32 * warps, shared)
+
 
 class TritonLayer:
     """Attention of one layer over its cache.
@@ -111,11 +187,12 @@ class TritonLayer:
         dim = max(16, 1 << (layer.head_dim - 1).bit_length())
         float8 = layer.kv_cache_dtype != "auto"
         self._sizes = INTERPRETED
-        self._slots = 8  # of the interpreter, that a sequence be split
+        self._gpu, self._rule = gpu, None if gpu is not None else self._rule_of(8)
         if gpu is not None:
-            self._sizes = sizes = tuning(dim, self._dtype.itemsize, gpu.capability, float8=float8)
-            resident = sizes.decode.resident(dim, cache.itemsize, gpu.capability)
-            self._slots = gpu.num_processors * resident
+            self._sizes = tuning(dim, self._dtype.itemsize, gpu.capability, float8=float8)
+        self._least = torch.full(
+            (1,), self._sizes.least_tiles, dtype=torch.int32, device=cache.device
+        )
         group, scale = layer.num_heads // layer.num_kv_heads, layer.scale
         self._decode_rows = max(self._sizes.decode.rows, 1 << (group - 1).bit_length())
         self._cache_constants: dict[str, Any] = {
@@ -251,41 +328,38 @@ class TritonLayer:
             **_launch(sizes),
         )
 
+    def _rule_of(self, slots: int) -> SplitRule:
+        layer, sizes = self._layer, self._sizes
+        window, keys = layer.sliding_window, sizes.decode.keys
+        return SplitRule(layer.num_kv_heads, window, slots, keys, sizes.least_tiles)
+
     def _attend_in_splits(self, query: Tensor, out: Tensor, plan: Plan) -> None:
         layer, sizes, sequences = self._layer, self._sizes.decode, plan.num_sequences
-        longest = plan.max_seq_len
-        if layer.sliding_window is not None:
-            longest = min(longest, layer.sliding_window + sizes.keys - 1)
-        least_tiles = self._sizes.least_tiles
-        splits = choose_splits(
-            sequences * layer.num_kv_heads,
-            longest,
-            least_tiles * sizes.keys,
-            self._slots,
-            unit=sizes.keys,
-        )
+        named = {**self._constants, "ROWS": self._decode_rows, **_launch(sizes)}
+
+        def arguments(parts: Tensor, states: Tensor, least: Tensor, splits: int) -> list[Any]:
+            return [
+                *(query, self._cache, out, parts, states),
+                *(plan.starts, plan.lengths, plan.tables, self._slopes, least),
+                *query.stride()[:2],
+                *(plan.tables.shape[1], splits, *self._numbers),
+            ]
+
+        if self._rule is None:
+            assert self._gpu is not None
+            scores = torch.empty(1, dtype=torch.float32, device=query.device)
+            given = arguments(scores, scores, self._least, 2)
+            resident = self._gpu.resident(
+                lambda: attend_splits.warmup(*given, HAS_SPLITS=True, grid=(1,), **named)
+            )
+            self._rule = self._rule_of(self._gpu.num_processors * resident)
+        chosen = plan.splits(self._rule, self._least)
+        splits, least = chosen.count, chosen.least
         parts = states = out  # not written if there is one split
         if splits > 1:
             parts, states = plan.scratch(layer.num_heads, splits, layer.head_dim)
         attend_splits[(sequences, layer.num_kv_heads, splits)](
-            query,
-            self._cache,
-            out,
-            parts,
-            states,
-            plan.starts,
-            plan.lengths,
-            plan.tables,
-            self._slopes,
-            *query.stride()[:2],
-            plan.tables.shape[1],
-            splits,
-            *self._numbers,
-            **self._constants,
-            ROWS=self._decode_rows,
-            LEAST_TILES=least_tiles,
-            HAS_SPLITS=splits > 1,
-            **_launch(sizes),
+            *arguments(parts, states, least, splits), HAS_SPLITS=splits > 1, **named
         )
         if splits == 1:
             return
@@ -296,6 +370,7 @@ class TritonLayer:
             states,
             plan.starts,
             plan.lengths,
+            least,
             splits,
             self._window,
             HEADS=layer.num_heads,
@@ -304,7 +379,6 @@ class TritonLayer:
             SPLITS=MAX_SPLITS,  # whatever their number, so that it is compiled once
             CHUNK=_MERGED_AT_ONCE,
             KEYS=sizes.keys,
-            LEAST_TILES=least_tiles,
             HAS_WINDOW=constants["HAS_WINDOW"],
         )
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 MAX_SPLITS = 128
 """A power of two."""
+_GAIN = 0.97
+"""More parts take less than this share of the time of fewer; otherwise shorter sequences would be
+split and merged for little."""
 _START = 64
 """Keys that could be read in the time that it takes to start a part."""
 _MERGE = 128
@@ -11,7 +14,7 @@ _MERGE = 128
 
 
 def choose_splits(programs: int, longest: int, least: int, slots: int, *, unit: int) -> int:
-    """Return the number of parts that takes the least time, 1 .. :data:`MAX_SPLITS`.
+    """Return the least number of parts that takes nearly the least time, 1 .. :data:`MAX_SPLITS`.
 
     Programs run in waves of ``slots``, and a wave takes as long as its longest part. So parts that
     just fill a number of waves are compared: one part more would begin another wave, in which most
@@ -32,6 +35,6 @@ def choose_splits(programs: int, longest: int, least: int, slots: int, *, unit: 
         splits = min(most, slots * waves // programs)
         part = -(-longest // (splits * unit)) * unit
         time = waves * (part + _START) + _MERGE
-        if splits > 1 and time < shortest:
+        if splits > 1 and time < _GAIN * shortest:
             best, shortest = splits, time
     return best

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_void_p
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,25 @@ class Context:
         self.driver.call("cuCtxPopCurrent_v2", byref(popped))
 
 
+@cache
+def resident_blocks(function: int, threads: int, shared_bytes: int) -> int:
+    """Return how many thread blocks of a loaded kernel a multiprocessor of the current device runs
+    at once."""
+    return _resident_blocks(Driver(), function, threads, shared_bytes)
+
+
+def _resident_blocks(
+    driver: Driver, function: object, threads: int, shared_bytes: int, subject: str = ""
+) -> int:
+    resident = c_int()
+    driver.call(
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        *(byref(resident), function, threads, shared_bytes),
+        subject=subject,
+    )
+    return max(1, resident.value)
+
+
 class GpuKernel:
     """A :class:`~paged_backends.kernels.cuda.kernel.Kernel` on a GPU."""
 
@@ -189,14 +209,10 @@ class GpuModule:
         if geometry.shared_bytes > _SHARED_BYTES:
             wanted = (_MAX_DYNAMIC_SHARED_SIZE_BYTES, geometry.shared_bytes)
             call("cuFuncSetAttribute", function, *wanted, subject=subject)
-        resident = c_int()
-        call(
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-            *(byref(resident), function, geometry.threads, geometry.shared_bytes),
-            subject=subject,
-        )
+        sizes = geometry.threads, geometry.shared_bytes
+        resident = _resident_blocks(self._context.driver, function, *sizes, subject)
         address = int(function.value or 0)
-        return GpuKernel(self._context, name, address, geometry, max(1, resident.value))
+        return GpuKernel(self._context, name, address, geometry, resident)
 
     def _geometry(self, name: str, subject: str) -> tuple[c_void_p, Geometry]:
         """The module that has the kernel, and what it says of it."""

@@ -30,7 +30,7 @@ class Call(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *((name, c_void_p) for name in ("query", "key", "value", "out", "keys", "values")),
         *((name, c_void_p) for name in ("query_start", "lengths", "tables", "slots")),
-        *((name, c_void_p) for name in ("slopes", "partials")),
+        *((name, c_void_p) for name in ("slopes", "partials", "split")),
         *((name, c_int64) for name in ("query_token", "query_head", "key_token", "key_head")),
         *((name, c_int64) for name in ("value_token", "value_head")),
         *((name, c_int64) for name in ("cache_block", "cache_head")),
@@ -38,7 +38,7 @@ class Call(ctypes.Structure):
         *((name, c_int32) for name in ("kv_heads", "dim", "block_size")),
         *((name, c_uint32) for name in ("block_factor", "block_shift")),
         *((name, c_int32) for name in ("window", "rows_are_tokens", "tiles_from")),
-        *((name, c_int32) for name in ("split", "max_splits", "num_splits")),
+        *((name, c_int32) for name in ("max_splits", "num_splits")),
         ("scale", c_float),
         ("soft_cap", c_float),
     ]
@@ -348,6 +348,11 @@ class KeySplits:
     """Parts of a row."""
     count: int
     """Parts of the row that sees most keys, in this batch."""
+
+    def keys_for(self, other: KeySplits, longest: int) -> int:
+        """Return the keys of a part with which rows that see ``longest`` keys at most have no more
+        parts than with ``other``; :attr:`most` of this one stays the limit."""
+        return max(self.keys, -(-longest // (min(self.most, other.most) * 16)) * 16)
 
     @classmethod
     def one(cls) -> KeySplits:

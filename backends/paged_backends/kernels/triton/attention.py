@@ -7,8 +7,9 @@ the layer, but float32 under the interpreter, which computes with the bits of bf
 
 Sequences that decode one token: their keys are split among programs, whose results are merged by a
 second launch (Dao et al., "Flash-Decoding"). A sequence is cut into at most ``num_splits`` parts of
-whole tiles of keys, none shorter than ``LEAST_TILES``; the programs of splits that a sequence does
-not have return at once.
+whole tiles of keys, none shorter than ``least_tiles``, which is read on the device, so that it can
+suit each replay of a captured step; the programs of splits that a sequence does not have return at
+once.
 
 Chunks of any length, many sequences in one launch: a program computes one tile of one sequence for
 one key head. There are at most ``rows // ROWS + sequences`` tiles of all sequences together; a
@@ -179,8 +180,7 @@ def attend_keys(
 
 @triton.jit
 def _tiles_of(
-    length, window, num_splits,
-    KEYS: tl.constexpr, LEAST_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    length, window, num_splits, least_tiles, KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Return the first tile of keys that the last token sees, how many there are, and how many of
     them are in a split."""
@@ -188,7 +188,7 @@ def _tiles_of(
     if HAS_WINDOW:
         first = tl.maximum(length - window, 0) // KEYS
     count = (length + KEYS - 1) // KEYS - first
-    return first, count, tl.maximum((count + num_splits - 1) // num_splits, LEAST_TILES)
+    return first, count, tl.maximum((count + num_splits - 1) // num_splits, least_tiles)
 
 
 @triton.jit(
@@ -197,10 +197,11 @@ def _tiles_of(
 )
 def attend_splits(
     query, cache, out, parts, states, query_start, seq_lens, block_tables, slopes,
+    least_tiles,
     query_token, query_head, table_width, num_splits, scale, soft_cap, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, LEAST_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, FLOAT8: tl.constexpr, NATIVE: tl.constexpr,
     DOT: tl.constexpr, SIGN: tl.constexpr, HAS_SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -210,6 +211,7 @@ def attend_splits(
         out: [T, heads, HEAD_DIM], written if there is one split.
         parts: float32 [S, heads, num_splits, HEAD_DIM], written otherwise.
         states: float32 [2, S, heads, num_splits]: the greatest score and the sum of weights.
+        least_tiles: [1]: tiles of a split at least.
 
     Grid: (S, KV_HEADS, num_splits).
     """
@@ -217,7 +219,9 @@ def attend_splits(
     start = tl.load(query_start + sequence)
     num_tokens = tl.load(query_start + sequence + 1) - start
     length = tl.load(seq_lens + sequence)
-    first, count, tiles = _tiles_of(length, window, num_splits, KEYS, LEAST_TILES, HAS_WINDOW)
+    first, count, tiles = _tiles_of(
+        length, window, num_splits, tl.load(least_tiles), KEYS, HAS_WINDOW
+    )
     if num_tokens == 1 and split * tiles < count:
         row_R = tl.arange(0, ROWS)
         dims_D = tl.arange(0, DIM)
@@ -256,9 +260,9 @@ def attend_splits(
     do_not_specialize_on_alignment=["query_start", "seq_lens"],
 )
 def merge_splits(
-    out, parts, states, query_start, seq_lens, num_splits, window,
+    out, parts, states, query_start, seq_lens, least_tiles, num_splits, window,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    CHUNK: tl.constexpr, KEYS: tl.constexpr, LEAST_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one head of one sequence, ``CHUNK`` at a time.
 
@@ -268,7 +272,7 @@ def merge_splits(
     start = tl.load(query_start + sequence)
     num_tokens = tl.load(query_start + sequence + 1) - start
     length = tl.load(seq_lens + sequence)
-    _, count, tiles = _tiles_of(length, window, num_splits, KEYS, LEAST_TILES, HAS_WINDOW)
+    _, count, tiles = _tiles_of(length, window, num_splits, tl.load(least_tiles), KEYS, HAS_WINDOW)
     if num_tokens == 1 and count > 0:
         used = (count + tiles - 1) // tiles
         index = (sequence.to(tl.int64) * HEADS + head) * num_splits

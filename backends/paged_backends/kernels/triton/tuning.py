@@ -7,8 +7,6 @@ from dataclasses import dataclass
 Capability = tuple[int, int]
 """Compute capability of a GPU: (9, 0) is Hopper's."""
 
-_MOST_RESIDENT = 4
-"""By the registers that a program of decoding has."""
 _LITTLE_SHARED_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 """GPUs of which a thread block can use some 99 KB of shared memory; others have 163 KB or more."""
 
@@ -23,19 +21,6 @@ class TileSizes:
     num_warps: int
     num_stages: int
     """Tiles of keys that are in flight at once, and the one that is computed."""
-
-    def resident(self, dim: int, itemsize: int, capability: Capability) -> int:
-        """Return how many programs a streaming multiprocessor runs at once, by shared memory.
-
-        Args:
-            dim: head_dim, padded to a power of two.
-            itemsize: bytes of a number of keys and values.
-        """
-        room = 99 if capability in _LITTLE_SHARED_MEMORY else 163
-        if capability[0] in (9, 10):
-            room = 227
-        tiles = 2 * self.num_stages * self.keys * dim * itemsize
-        return max(1, min(_MOST_RESIDENT, (room << 10) // tiles))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ struct Call {
   const long long* slots;               // [T]; negative: nothing is written
   const float* slopes;                  // [heads], or null
   float* partials;                      // [rows, heads, num_splits, dim + 2], see combine.h
+  const int* split;                     // [1]: keys of a split at least, see row.h
   long long query_token, query_head;    // strides, in numbers
   long long key_token, key_head;
   long long value_token, value_head;
@@ -22,7 +23,7 @@ struct Call {
   int window;                           // keys that a query sees; 0: all
   int rows_are_tokens;                  // of decode.h; otherwise they are sequences
   int tiles_from;                       // sequences of so many new tokens are left to tiles.h
-  int split, max_splits, num_splits;    // see row.h
+  int max_splits, num_splits;           // see row.h
   float scale;
   float soft_cap;                       // 0: none
 

@@ -25,6 +25,19 @@ struct Joint {
   float greatest[kParts][kHeads], sum[kParts][kHeads];
   float values[kParts][kHeads][kDim + 8];  // rows begin in different banks
 
+  /// The softmax of query head `j`, with number `d` of its values.
+  __device__ __forceinline__ Softmax<1> merged(int j, int d) const {
+    Softmax<1> all;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      all.raise(greatest[part][j]);
+      float factor = all.weight(greatest[part][j]);
+      all.sum += factor * sum[part][j];
+      all.values[0] += factor * values[part][j][d];
+    }
+    return all;
+  }
+
   /// The result of a block that has all keys, and otherwise that of the split; see combine.h.
   template <class T, int kThreads>
   __device__ __forceinline__ void store(const Call& call, const Row& row,
@@ -32,14 +45,7 @@ struct Joint {
     bool is_whole = row.num_splits(call) == 1;
     for (int i = threadIdx.x; i < share.heads * call.dim; i += kThreads) {
       int j = i / call.dim, d = i % call.dim;
-      Softmax<1> all;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        all.raise(greatest[part][j]);
-        float factor = all.weight(greatest[part][j]);
-        all.sum += factor * sum[part][j];
-        all.values[0] += factor * values[part][j][d];
-      }
+      Softmax<1> all = merged(j, d);
       if (is_whole) {
         long long out = static_cast<long long>(row.token) * call.heads + share.head + j;
         static_cast<T*>(call.out)[out * call.dim + d] =

@@ -55,9 +55,9 @@ struct DecodeOf<float, Stored, kDim, kGroup> {
     name::run(call);                                                                            \
   }
 
-#define PAGED_COMBINE_(dtype)                                          \
-  SIMT_KERNEL(paged_combine_##dtype, Call, kCombineThreads, 1, 0, 0) { \
-    combine_splits<paged_##dtype>(call);                               \
+#define PAGED_COMBINE_(dtype)                                                         \
+  SIMT_KERNEL(paged_combine_##dtype, Call, kCombineThreads, 1, sizeof(Combined), 0) { \
+    combine_splits<paged_##dtype>(call);                                              \
   }
 
 #define PAGED_TILES_OF(dtype, dim, cache) \

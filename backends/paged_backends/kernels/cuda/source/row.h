@@ -28,7 +28,7 @@ struct Row {
   /// Keys of a split. The partition depends on the row alone, so that its result does, too.
   __device__ __forceinline__ int split_size(const Call& call) const {
     int even = (num_keys() + call.max_splits - 1) / call.max_splits;
-    return max(call.split, (even + 15) / 16 * 16);
+    return max(*call.split, (even + 15) / 16 * 16);
   }
   /// At least one, even if no key is seen; at most call.num_splits.
   __device__ __forceinline__ int num_splits(const Call& call) const {
