@@ -149,6 +149,12 @@ FAULTS = {
     "tiles: rows do not begin at 16 bytes": Fault(
         "tile_rows.h", "kGap = 8;", "kGap = 4;", "chunks", "a copy of 16 B"
     ),
+    "tiles: rows lie in the same banks": Fault(
+        "tile_rows.h", "kGap = 8;", "kGap = 0;", "chunks", "the same banks"
+    ),
+    "decode: rows lie in the same banks": Fault(
+        "decode.h", "at[kKeys][kDim + kUnit];", "at[kKeys][kDim];", "decodes", "the same banks"
+    ),
     "tiles: places beyond the last key": Fault(
         "tile_rows.h", "min(first + key, end - 1)", "first + key", "chunks",
         "beyond the end of tables",

@@ -119,6 +119,7 @@ WRONG = {
     "copy_never_waited_for": "a copy is never waited for",
     "copy_to_an_odd_place": "a copy of 16 B from",
     "matrix_at_an_odd_place": "a row of a matrix at",
+    "rows_in_the_same_banks": "rows of a matrix lie in the same banks",
     "too_little_shared_memory": "B of shared memory are used, and 16 B are there",
 }
 """Kernels with a mistake that is always found, and what is said of it."""

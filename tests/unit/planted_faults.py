@@ -34,6 +34,9 @@ _COPIES = (
 _TRITON = "unit/test_triton_accesses.py"
 _ROWS = "unit/test_batch_maker.py::test_slots_beyond_32_bits"
 
+_CODE = "unit/test_compiled_kernels.py::test_what_no_emulation_sees_is_in_the_code"
+_DEVICE = "kernels/cuda/device"
+
 PLANTED = {
     # ------------------------------------------------------------------ graphs
     "block tables are sent once": Planted(
@@ -246,5 +249,55 @@ PLANTED = {
         "sizes = [one[0].numel() * one.element_size() for one in sources]",
         "sizes = [one[0].numel() * one.element_size() // 16 * 16 for one in sources]",
         _COPIES,
+    ),
+    # ------------------------------------------------------------------ what only a GPU runs
+    "a copy reads what is not there": Planted(
+        f"{_DEVICE}/async_copy.h",
+        "int bytes = is_there ? kBytes : 0;",
+        "int bytes = kBytes;",
+        f"{_CODE}[decode]",
+    ),
+    "a wait for copies leaves one group more": Planted(
+        f"{_DEVICE}/async_copy.h",
+        '"cp.async.wait_group %0;" ::"n"(kGroups)',
+        '"cp.async.wait_group %0;" ::"n"(kGroups + 1)',
+        f"{_CODE}[tiles]",
+    ),
+    "matrices are not transposed": Planted(
+        f"{_DEVICE}/tensor_core.h", "m8n8.x4.trans.shared", "m8n8.x4.shared", f"{_CODE}[decode]"
+    ),
+    "B of a warpgroup is not transposed": Planted(
+        f"{_DEVICE}/warpgroup.h",
+        '"}, {%64,%65,%66,%67}, b, p, 1, 1, 1; }"',
+        '"}, {%64,%65,%66,%67}, b, p, 1, 1, 0; }"',
+        f"{_CODE}[warpgroups]",
+    ),
+    "products are not shown what was copied": Planted(
+        f"{_DEVICE}/warpgroup.h", '"fence.proxy.async.shared::cta;"', '""', f"{_CODE}[warpgroups]"
+    ),
+    "products are not waited for": Planted(
+        f"{_DEVICE}/warpgroup.h",
+        '"wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups)',
+        '"wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups + 1)',
+        f"{_CODE}[warpgroups]",
+    ),
+    "fewer thread blocks fit a multiprocessor": Planted(
+        f"{_DEVICE}/simt.h",
+        "__launch_bounds__(threads, min_blocks)",
+        "__launch_bounds__(threads)",
+        f"{_CODE}[warpgroups]",
+    ),
+    "kernels are launched in the default stream": Planted(
+        "kernels/cuda/driver.py",
+        "return int(_cuda_getCurrentRawStream(self._context.device))",
+        "return 0 * int(_cuda_getCurrentRawStream(self._context.device))",
+        "unit/test_cuda_build.py::test_kernels_run_in_the_current_stream_of_their_device",
+    ),
+    "a captured step keeps the splits of the longest sequence": Planted(
+        "attention/cuda_attention.py",
+        "            launches.split.fill_(keys)\n",
+        "            pass\n",
+        "unit/test_cuda_attention.py"
+        "::test_a_captured_step_divides_the_keys_of_the_sequences_at_hand[8-4096-512]",
     ),
 }

@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,13 +21,16 @@ from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda.kernel import WARPGROUP_DIMS, Variant
 from paged_backends.kernels.cuda.toolkit import Nvcc
 from paged_backends.kernels.triton.availability import INTERPRETER
+from unit import instructions
 
 pytestmark = pytest.mark.heavy
 
 # ---------------------------------------------------------------------- CUDA: registers
 
 _FUNCTION = re.compile(
-    r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", re.S
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+    r".*?Used (\d+) registers",
+    re.S,
 )
 USUAL = Variant("bfloat16", 128, 16, "auto")
 SHORT = (("sm_90", USUAL), ("sm_90", replace(USUAL, warpgroups=True)))
@@ -51,7 +56,27 @@ LONG = (
     [*SHORT, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)],
     ids=str,
 )
-def test_no_register_is_spilled(architecture: str, variant: Variant, tmp_path: Path) -> None:
+def test_no_register_is_spilled(architecture: str, variant: Variant) -> None:
+    found = {name: made.spilled for name, made in built(architecture, variant).items()}
+    kernels = {variant.write, variant.decode, variant.combine, "paged_copy_blocks"}
+    if variant.tiles is not None:
+        kernels.add(variant.tiles)
+    assert found == dict.fromkeys(kernels, 0)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kernel that was compiled."""
+
+    spilled: int
+    """Bytes stored."""
+    registers: int
+    code: instructions.Kernel
+
+
+@cache
+def built(architecture: str, variant: Variant) -> dict[str, Made]:
+    """Compile a variant; the test is skipped where there is no compiler."""
     try:
         nvcc = Nvcc.find()
     except CannotCompile as error:
@@ -60,19 +85,58 @@ def test_no_register_is_spilled(architecture: str, variant: Variant, tmp_path: P
     for build in variant.cubins(architecture):
         (source,) = build.paths()
         command: list[Any] = [nvcc.path, "-cubin", "-O3", "-Xptxas", "-v", *build.arguments()]
-        done = subprocess.run(
-            [*command, source, "-o", tmp_path / "kernels.cubin"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[:4000]
+        with TemporaryDirectory() as folder:
+            cubin = Path(folder) / "kernels.cubin"
+            command += [source, "-o", cubin]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[:4000]
+            code = instructions.disassemble(cubin)
         assert "serialized" not in done.stderr  # products of warpgroups, waited for one by one
-        found |= {name: (stores, loads) for name, stores, loads in _FUNCTION.findall(done.stderr)}
-    kernels = {variant.write, variant.decode, variant.combine, "paged_copy_blocks"}
-    if variant.tiles is not None:
-        kernels.add(variant.tiles)
-    assert found == dict.fromkeys(kernels, ("0", "0"))
+        for name, *numbers in _FUNCTION.findall(done.stderr):
+            stores, _, registers = map(int, numbers)
+            found[name] = Made(stores, registers, code[name])
+    return found
+
+
+COPIES = {r"LDGSTS.*\]$": 0}
+"""A copy ends with the predicate without which it would read what is not there."""
+PRODUCTS = {**COPIES, r"HMMA(?!\.16816\.F32\.BF16 )": 0, "FENCE": 0}
+USUAL_TILES = USUAL.tiles or ""
+CODE: dict[str, tuple[Variant, str, int, dict[str, int]]] = {
+    "decode": (
+        *(USUAL, USUAL.decode, 3 * 128),
+        {**PRODUCTS, "DEPBAR": 2, r"DEPBAR\.LE SB0, 0x3": 2, r"LDSM\.16\.M88": 8}
+        | {r"LDSM\.16\.MT88": 8},
+    ),
+    "tiles": (
+        *(USUAL, USUAL_TILES, 2 * 128),
+        {**PRODUCTS, "DEPBAR": 2, r"DEPBAR\.LE SB0, 0x1": 2, r"LDSM\.16\.MT88": 32},
+    ),
+    "warpgroups": (
+        *(
+            replace(USUAL, warpgroups=True),
+            USUAL_TILES.replace("tiles", "warpgroup_tiles"),
+            2 * 256,
+        ),
+        {**COPIES, "DEPBAR": 2, r"DEPBAR\.LE SB0, 0x1": 2, r"FENCE\.VIEW\.ASYNC": 2}
+        | {r"WARPGROUP\.ARRIVE": 2, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0": 2}
+        | {"HGMMA": 12, r"HGMMA\.64x128x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\]\.tnspB": 4}
+        | {r"HGMMA\.64x64x16\.F32\.BF16 R\d+, gdesc\[UR\d+\], ": 8},
+    ),
+}
+"""Variant, kernel, threads of a multiprocessor at least, and how often its code has what no
+emulation does: waits for copies, fences for products that read shared memory on their own,
+transposed operands, predicates."""
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_what_no_emulation_sees_is_in_the_code(name: str) -> None:
+    variant, kernel, threads, expected = CODE[name]
+    made = built("sm_90", variant)[kernel]
+    text = [f"{one.opcode} {one.operands}".strip() for one in made.code.instructions]
+    found = {part: sum(bool(re.match(part, line)) for line in text) for part in expected}
+    assert found == expected
+    assert -(-made.registers // 8) * 8 * threads <= 1 << 16
 
 
 # ---------------------------------------------------------------------- Triton

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 from paged_backends.kernels.build import CannotCompile, library
 from paged_backends.kernels.cuda import toolkit
-from paged_backends.kernels.cuda.driver import Context, Driver
+from paged_backends.kernels.cuda.driver import Context, Driver, GpuModule
 from paged_backends.kernels.cuda.kernel import (
     COPY_BLOCKS,
     Argument,
@@ -260,6 +261,16 @@ def test_without_a_compiler_code_in_the_cache_serves(
 
 
 # ---------------------------------------------------------------------- the driver
+
+
+def test_kernels_run_in_the_current_stream_of_their_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = {0: 40, 1: 41}
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.get, raising=False)
+    for device, stream in streams.items():
+        module = GpuModule(Context(FakeDriver(), device), [image(COPY)], "kernels")
+        assert module.stream() == stream
 
 
 def test_a_launch_reaches_the_driver_as_it_was_meant() -> None:

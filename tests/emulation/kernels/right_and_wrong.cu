@@ -123,6 +123,13 @@ KERNEL(matrix_at_an_odd_place) {
   unsigned to[4];
   load_matrices(to, &shared.at[1]);
 }
+KERNEL(rows_in_the_same_banks) {
+  SHARED();
+  shared.at[threadIdx.x] = shared.more[threadIdx.x] = 0;
+  __syncthreads();
+  unsigned to[4];
+  load_matrices(to, threadIdx.x % 2 ? &shared.at[0] : &shared.more[0]);
+}
 SIMT_KERNEL(too_little_shared_memory, Numbers, 64, 1, 16, 0) {
   SHARED();
   shared.at[threadIdx.x] = 0;

@@ -45,10 +45,22 @@ SIMT_UNCHECKED void multiply_add_all(uint64_t* lanes) {
 struct MatrixRow {
   const char* row;
   unsigned* to;
+  Where where;
 };
+
+/// The eight rows of a matrix are read at once only if they lie in different banks.
+SIMT_UNCHECKED inline void check_banks(const uint64_t* lanes) {
+  for (int lane = 0; lane < 32; ++lane)
+    for (int other = lane / 8 * 8; other < lane; ++other) {
+      const MatrixRow& one = *reinterpret_cast<MatrixRow*>(lanes[lane]);
+      long long apart = one.row - reinterpret_cast<MatrixRow*>(lanes[other])->row;
+      if (apart && apart % 128 == 0) fail(one.where, "rows of a matrix lie in the same banks");
+    }
+}
 
 template <bool kTransposed>
 SIMT_UNCHECKED void load_all(uint64_t* lanes) {
+  check_banks(lanes);
   for (int lane = 0; lane < 32; ++lane)
     for (int matrix = 0; matrix < 4; ++matrix)
       for (int i = 0; i < 2; ++i) {
@@ -64,7 +76,7 @@ template <bool kTransposed>
 void load(unsigned* to, const void* row, Where where) {
   if (reinterpret_cast<uintptr_t>(row) % 16) fail(where, "a row of a matrix at %p", row);
   touch(row, 16, false, where);
-  MatrixRow mine{static_cast<const char*>(row), to};
+  MatrixRow mine{static_cast<const char*>(row), to, where};
   meet(~0u, reinterpret_cast<uint64_t>(&mine), where, load_all<kTransposed>);
 }
 
