@@ -77,7 +77,7 @@ class ComponentConformance:
     max_seconds: ClassVar[float] = 60
     """A test that takes longer fails, where pytest-timeout is installed; it says where it is."""
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the engines, where a conformance class needs any, such as the model."""
+    """Settings of the engines, such as the model, or a component that this one asks for."""
     may_be_skipped: ClassVar[bool] = False
     """True where it is no failure if every case is skipped, such as without a GPU."""
     _registry: ClassVar[Registry]
@@ -262,7 +262,9 @@ class ServesEveryWorkload(VariesOptions):
 
     def make_engine(self, **values: Any) -> Engine:
         """A small engine without a model that has the component."""
-        return build_memory_engine(self.registry, **{**values, self.slot: self._table})
+        return build_memory_engine(
+            self.registry, **{**self.settings, **values, self.slot: self._table}
+        )
 
     def situation_engine(self, situation: Situation, **values: Any) -> Engine:
         """A small engine for a situation of which the components combine, or skip."""

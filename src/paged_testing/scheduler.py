@@ -79,7 +79,8 @@ class SchedulerConformance(VariesOptions):
         """An engine without a model that has the scheduler, watched."""
         registry = registry or self.registry
         return self.start(
-            memory_settings(registry, **{"scheduler": self._table, **values}), registry
+            memory_settings(registry, **{"scheduler": self._table, **self.settings, **values}),
+            registry,
         )
 
     def start(self, settings: EngineSettings, registry: Registry | None = None) -> Engine:
