@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import time
 from collections.abc import Iterator
 from threading import Event
+from weakref import ref
 
 import pytest
 
 from paged_backends.grammar.compiler import GrammarCompiler
+from paged_backends.grammar.settings import LlguidanceSettings
 from paged_core import SamplingParams, StructuredOutputs
+from paged_core.engine.contexts import GrammarContext
 from paged_core.errors import RequestError, SettingsError
 from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend
 from paged_testing.grammar import VOCABULARY
@@ -78,6 +82,13 @@ def test_contradictions_are_named(other: dict[str, object]) -> None:
 # ---------------------------------------------------------------------- compiling
 
 
+class Large:
+    """Stands for a compiled form of 16 MiB."""
+
+    def __init__(self) -> None:
+        self.content = b"x" * (16 << 20)
+
+
 class Backend(GrammarBackend):
     """Counts what it compiles; a form says what happens."""
 
@@ -89,6 +100,8 @@ class Backend(GrammarBackend):
         self.compiled.append(form.regex)
         if form.regex == "raise":
             raise ValueError("a fault of the component")
+        if form.regex is not None and form.regex.startswith("large"):
+            return Large()  # type: ignore[return-value]
         if form.regex == "refuse":
             raise RequestError("no such form")
         if form.regex is not None and form.regex.startswith("hang"):
@@ -159,6 +172,39 @@ def test_a_future_cannot_be_cancelled_by_one_of_those_who_wait(backend: Backend)
     assert not future.cancel()
     backend.go_on.set()
     assert future.result(30) is None
+
+
+def test_what_is_kept_is_bounded_by_memory(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paged_backends.grammar.compiler._MOST_BYTES", 80 << 20)
+    forms = compiler(backend)
+    made = [ref(forms.get(form(f"large{number}"))) for number in range(12)]
+    gc.collect()
+    kept = [each() is not None for each in made]
+    assert kept[-1]
+    assert sum(kept) <= 5
+    assert kept == sorted(kept), "those that were asked for last"
+
+
+def chain(kind: str, length: int) -> StructuredOutputs:
+    """Return a form whose parts each refer to the next."""
+    if kind == "rules":
+        lines = [f'r{number}: "w" r{number + 1} | "x"' for number in range(length)]
+        return StructuredOutputs(grammar="\n".join(("start: r0", *lines, f'r{length}: "y"')))
+    parts = {f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(length)}
+    schema = {"$defs": {**parts, f"d{length}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+    return StructuredOutputs(json=schema)
+
+
+@pytest.mark.parametrize("kind", ["rules", "references"])
+def test_forms_of_any_depth_end_no_process(kind: str) -> None:
+    """A recursion without stack would end this one, too."""
+    made = pytest.importorskip("paged_backends.grammar.llguidance_grammar")
+    context = GrammarContext(vocabulary=VOCABULARY)
+    backend = made.LlguidanceGrammar(LlguidanceSettings(), context)
+    forms = GrammarCompiler("llguidance", lambda: (VOCABULARY, backend), 60.0)
+    forms.get(chain(kind, 5000)).matcher()
 
 
 def test_a_grammar_that_cannot_be_used_here_refuses_each_request(backend: Backend) -> None:

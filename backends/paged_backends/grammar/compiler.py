@@ -7,7 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from threading import BoundedSemaphore, Lock, Thread, Timer
+from threading import BoundedSemaphore, Lock, Thread, Timer, stack_size
+
+import psutil
 
 from paged_core.errors import PagedCoreError, RequestError, error_text
 from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Vocabulary
@@ -16,9 +18,16 @@ from paged_core.structured_outputs import StructuredOutputs
 
 _MOST_KEPT = 256
 """Grammars."""
+_MOST_BYTES = 512 << 20
+"""Memory of all that are kept, about; the last one is kept whatever it takes."""
+_BYTES_PER_CHARACTER = 160
+"""Memory of a form that is compiled into freed memory: long choices take so much."""
+_STACK = 1 << 30
+"""Bytes of addresses, of which no more is memory than is used."""
 _MOST_LATE = 8
 """Grammars that are still being compiled although their time is up: threads cannot be ended."""
 
+_starting = Lock()
 _log = get_logger()
 
 
@@ -30,6 +39,7 @@ class _Entry:
     grammar: CompiledGrammar | None = None
     timer: Timer | None = None
     has_turn: bool = False
+    num_bytes: int = 0
 
 
 class GrammarCompiler:
@@ -91,8 +101,7 @@ class GrammarCompiler:
                 return known
             entry = self._entries[key] = _Entry()
             entry.done.set_running_or_notify_cancel()  # others wait for it, too: none may cancel it
-            while len(self._entries) > _MOST_KEPT:
-                self._entries.popitem(last=False)
+            self._let_go()
             if self._num_late >= _MOST_LATE:
                 problem = f"{_MOST_LATE} others are still being compiled past their time"
                 self._end(key, entry, RequestError(f"{_CANNOT} now: {problem}; try again later"))
@@ -103,6 +112,14 @@ class GrammarCompiler:
         Thread(target=self._compile, args=(key, entry), daemon=True).start()
         return entry
 
+    def _let_go(self) -> None:
+        """Forget the forms that were asked for longest ago, beyond what is kept."""
+        num_bytes = sum(each.num_bytes for each in self._entries.values())
+        while len(self._entries) > _MOST_KEPT or (
+            num_bytes > _MOST_BYTES and len(self._entries) > 1
+        ):
+            num_bytes -= self._entries.popitem(last=False)[1].num_bytes
+
     def _compile(self, key: StructuredOutputs, entry: _Entry) -> None:
         self._turns.acquire()
         with self._lock:
@@ -111,18 +128,30 @@ class GrammarCompiler:
                 return
             entry.has_turn = True
         error: RequestError | None = None
+        before = psutil.Process().memory_info().rss
+
+        def compile_form() -> None:
+            nonlocal error
+            try:
+                entry.grammar = self.made()[1].compile(key)
+            except RequestError as refusal:
+                error = refusal
+            except BaseException as fault:  # noqa: BLE001 - Rust's panics are no Exception
+                error = RequestError(f"grammar {self._name!r} raised {error_text(fault)}")
+                _log.warning("grammar_failed", grammar=self._name, reason=str(error))
+
         try:
-            entry.grammar = self.made()[1].compile(key)
-        except RequestError as refusal:
-            error = refusal
-        except BaseException as fault:  # noqa: BLE001 - a component's: Rust's panics are no Exception
-            error = RequestError(f"grammar {self._name!r} raised {error_text(fault)}")
-            _log.warning("grammar_failed", grammar=self._name, reason=str(error))
+            _on_deep_stack(compile_form)
+        except (RuntimeError, ValueError) as fault:  # no such thread can be started
+            error = RequestError(f"{_CANNOT} now: {fault}; try again later")
         with self._lock:
             if entry.done.done():
                 self._num_late -= 1
                 return
             self._turns.release()
+            grown = psutil.Process().memory_info().rss - before
+            entry.num_bytes = max(grown, _BYTES_PER_CHARACTER * len(repr(key)))
+            self._let_go()
             self._end(key, entry, error, keep=True)
 
     def _give_up(self, key: StructuredOutputs, entry: _Entry) -> None:
@@ -153,6 +182,21 @@ class GrammarCompiler:
             entry.done.set_result(None)
         else:
             entry.done.set_exception(error)
+
+
+def _on_deep_stack(call: Callable[[], None]) -> None:
+    """Call something in a thread whose stack holds whatever nests in a form of the greatest length.
+
+    Compilers descend a form rule by rule, and one that finds no stack ends the process.
+    """
+    with _starting:
+        usual = stack_size(_STACK)
+        try:
+            thread = Thread(target=call, daemon=True)
+            thread.start()
+        finally:
+            stack_size(usual)
+    thread.join()
 
 
 _CANNOT = "structured_outputs cannot be compiled"
