@@ -318,3 +318,13 @@ def test_the_beat_says_how_long_a_step_may_take(monkeypatch: pytest.MonkeyPatch)
         assert shared.read().overdue == 2.0
     finally:
         shared.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory has no descriptors here")
+def test_a_beat_needs_no_room_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write to a page that a full disk has no room for would end the process."""
+    monkeypatch.setattr(beats.tempfile, "tempdir", "/no/such/folder")
+    shared = Beat()
+    shared.write(Pulse(1, 2.0, 3.0, in_step=True))
+    assert shared.read().count == 1
+    shared.close()

@@ -52,9 +52,8 @@ class Beat:
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
-            with tempfile.TemporaryFile() as file:
-                file.truncate(mmap.PAGESIZE)
-                self.descriptor = os.dup(file.fileno())
+            self.descriptor = _nameless_file()
+            os.ftruncate(self.descriptor, mmap.PAGESIZE)
             self._memory = mmap.mmap(self.descriptor, mmap.PAGESIZE)
             self.write(Pulse(0, time.monotonic(), 0.0, in_step=False))
         else:
@@ -92,6 +91,15 @@ class Beat:
         """Give the memory back."""
         self.detach()
         self._memory.close()
+
+
+def _nameless_file() -> int:
+    """Return the descriptor of memory, where there is such a file; on a disk that is full, to write
+    to its page would end the process."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("paged_core beat")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 class Beater:

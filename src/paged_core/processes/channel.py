@@ -53,7 +53,12 @@ class Channel:
                 num_sent = 0
             if num_sent < len(message):
                 self._unsent.append(message[num_sent:])
-                Thread(target=self._send_rest, name="paged_core channel", daemon=True).start()
+                try:
+                    Thread(target=self._send_rest, name="paged_core channel", daemon=True).start()
+                except RuntimeError as error:  # no more threads: half a message ends the channel
+                    self._unsent.clear()
+                    self.shut()
+                    raise OSError(f"the rest of a message cannot be sent: {error}") from error
 
     def _send_rest(self) -> None:
         while True:

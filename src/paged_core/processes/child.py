@@ -182,7 +182,7 @@ class LocalChild(Child):
         return f"was killed by {_signal_name(-status)}", remedy
 
     def state(self) -> str:
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):  # there may be no descriptor left to ask with
             return psutil.Process(self._process.pid).status()
         return "gone"
 
