@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -11,7 +12,7 @@ from paged_core.client.choice import ClientContext, make_client
 from paged_core.client.engine_client import EngineClient
 from paged_core.client.in_process import InProcessClient
 from paged_core.engine.outcome import EngineMetrics
-from paged_core.errors import RequestError
+from paged_core.errors import EngineError, RequestError
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
@@ -38,6 +39,9 @@ class AsyncLLM:
         SettingsError: a setting is unknown. All else is raised by :meth:`start`.
     """
 
+    _loop: asyncio.AbstractEventLoop | None = None
+    """In which it was started."""
+
     def __init__(
         self, model: str = "demo", *, registry: Registry | None = None, **settings: Any
     ) -> None:
@@ -60,8 +64,15 @@ class AsyncLLM:
     async def start(self) -> None:
         """Start the engine; entering ``async with`` and the first request do it too.
 
-        Raises: as :meth:`EngineClient.start`.
+        Raises: as :meth:`EngineClient.start`; and ``EngineError`` in another event loop.
         """
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if loop is not self._loop:
+            raise EngineError(
+                "this AsyncLLM was started in another event loop, and is used there alone; make "
+                "one in each loop (every asyncio.run has its own)"
+            )
         await self.client.start()
 
     async def generate(
@@ -86,7 +97,7 @@ class AsyncLLM:
             EngineLost: the engine ended, and a part of the output was taken already.
         """
         client = self.client
-        await client.start()
+        await self.start()
         made = client.front_end.generation(
             prompt,
             check_sampling(sampling_params),
@@ -112,7 +123,7 @@ class AsyncLLM:
         **fields: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation; see :meth:`LLM.chat` and :meth:`generate`."""
-        await self.client.start()
+        await self.start()
         prompts = self.client.front_end.chat_prompts(
             messages,
             tools=tools,
@@ -140,7 +151,7 @@ class AsyncLLM:
         Raises:
             RequestError, EngineError: as :meth:`LLM.pin_prefix`.
         """
-        await self.client.start()
+        await self.start()
         _, token_ids = self.client.front_end.encode(prompt)
         return await self.client.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
 
@@ -150,12 +161,12 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; ``False``: some are in use, and nothing has changed."""
-        await self.client.start()
+        await self.start()
         return await self.client.reset_prefix_cache()
 
     async def get_metrics(self) -> EngineMetrics:
         """Return what the engine has counted since it was started."""
-        await self.client.start()
+        await self.start()
         return await self.client.metrics()
 
     def get_tokenizer(self) -> Tokenizer:

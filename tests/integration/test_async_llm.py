@@ -155,3 +155,14 @@ def test_an_engine_that_fails_ends_its_requests_with_the_reason(
 
     run(ask)
     assert Registry.discover()
+
+
+def test_another_event_loop_is_told_so() -> None:
+    """A notebook, or a second ``asyncio.run``, would wait for what another loop is told."""
+    llm = AsyncLLM(executor="memory", num_blocks=64)
+    first = asyncio.new_event_loop()
+    first.run_until_complete(llm.start())
+    with pytest.raises(EngineError, match="another event loop"):
+        asyncio.run(last(llm.generate([1, 2, 3])))
+    first.run_until_complete(llm.close())
+    first.close()
