@@ -23,22 +23,34 @@ class ThinkParser(ReasoningParser):
 
     def __init__(self, *, inside: bool) -> None:
         self._held = ""
+        self._spaces: list[str] = []
+        """White space behind it, which is looked at when something else comes."""
         self._inside = self._skips = inside
         self._may_open = True
         """True while nothing but white space has come: the first mark may follow."""
 
     def feed(self, text: str, /) -> Sequence[Thought]:
-        self._held += text
+        if (self._may_open or self._inside) and not self._held.strip() and not text.strip():
+            self._spaces.append(text)
+            return []
+        self._take(text)
         found: list[Thought] = []
         while self._step(found):
             pass
+        if self._held.isspace():
+            self._spaces, self._held = [self._held], ""
         return found
 
     def end(self) -> Sequence[Thought]:
-        held, self._held = self._held, ""
+        self._take("")
         found: list[Thought] = []
-        self._add(held, found)
+        self._add(self._held, found)
+        self._held = ""
         return found
+
+    def _take(self, text: str) -> None:
+        self._held = "".join((self._held, *self._spaces, text))
+        self._spaces.clear()
 
     def _step(self, found: list[Thought]) -> bool:
         """Pass on what is sure; whether to look again."""
