@@ -99,7 +99,20 @@ def instance(kind: type, what: str) -> Rule:
 
 
 flag = instance(bool, "True or False")
-text = instance(str, "text")
+_string = instance(str, "text")
+
+
+def text(name: str, value: Any) -> str:
+    """Accept text of whole characters, which alone can be sent, counted and written."""
+    written: str = _string(name, value)
+    try:
+        written.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} holds half of a surrogate pair at character {error.start}, which is not valid "
+            "Unicode; send whole characters"
+        ) from None
+    return written
 
 
 def entries(name: str, value: Any, what: str) -> list[Any]:
@@ -137,7 +150,7 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
     copied: tuple[str, ...] = _texts(name, (value,) if isinstance(value, str) else value)
     if not all(copied):
         raise RequestError(f"{name} must not contain an empty string")
-    return copied
+    return tuple(text(name, each) for each in copied)
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:

@@ -38,10 +38,6 @@ def _bounded(name: str, value: Any) -> str | None:
         raise RequestError(f"{name} must not be empty")
     if len(written) > _MOST:
         raise RequestError(f"{name} has {len(written)} characters; {_MOST} are read at most")
-    try:
-        written.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{name} holds half of a surrogate pair, no whole character") from error
     return written
 
 

@@ -174,6 +174,17 @@ def test_a_field_of_another_type_or_range_is_refused(name: str, value: Any) -> N
         Request(**fields)
 
 
+@pytest.mark.parametrize("half", ["\ud800", "a\udfffb"])
+@pytest.mark.parametrize("name", ["id", "cache_salt", "tenant", "session", "stop", "bad_words"])
+def test_half_a_surrogate_pair_is_no_text(name: str, half: str) -> None:
+    """None can be sent to an engine in another process, or written."""
+    is_sampling = name in ("stop", "bad_words")
+    with pytest.raises(RequestError, match=f"{name} holds half of a surrogate pair"):
+        SamplingParams(**{name: half}) if is_sampling else Request(
+            **{"id": "A", "prompt": (1, 2), name: half}
+        )
+
+
 def test_a_prompt_is_truncated_to_its_last_tokens() -> None:
     for limit, expected in ((2, (4, 5)), (9, (3, 4, 5)), (None, (3, 4, 5))):
         sampling = SamplingParams(truncate_prompt_tokens=limit)
