@@ -19,10 +19,13 @@ from paged_core import LLM, AsyncLLM, RequestOutput, SamplingParams
 from paged_core.client.engine_client import ClientState
 from paged_core.errors import CheckpointError, EngineError, EngineLost, RequestError, SettingsError
 from paged_core.plugins.registry import Registry
+from paged_core.processes.child import PythonChild
 from paged_core.settings.schema import settings_class
-from paged_plugins.engine_process import backoff
+from paged_plugins.engine_process import backoff, engine_process
 from paged_plugins.engine_process import client as process_client
 from paged_plugins.engine_process.client import ProcessClient
+from paged_plugins.engine_process.engine_process import EngineProcess
+from paged_plugins.engine_process.kept_pins import KeptPins
 from server.outputs import comparable, last
 
 pytestmark = pytest.mark.heavy
@@ -192,6 +195,27 @@ def test_a_killed_engine_is_started_again() -> None:
     served(test)
 
 
+def test_pins_whose_time_has_ended_are_not_kept_for_engines_to_come() -> None:
+    class Pinning:
+        is_ready = True
+
+        async def hold(self, *_: Any, **__: Any) -> str:
+            return "held"
+
+        async def let_go(self, pin: str, /) -> None:
+            raise AssertionError(pin)
+
+    async def main() -> None:
+        now = [0.0]
+        pins = KeptPins(lambda: now[0])
+        for number in range(10):
+            await pins.pin([Pinning()], [number], 1.0, None)
+            now[0] += 2.0
+        assert len(pins._pins) == 1, "the last one: it had time left when it was looked"
+
+    asyncio.run(main())
+
+
 def test_an_engine_that_was_not_asked_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -234,6 +258,100 @@ def test_whatever_a_start_raises_another_is_tried_and_deadlines_pass_meanwhile(
         assert client.is_ready
 
     served(test)
+
+
+def test_whatever_looking_at_an_engine_raises_it_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: EngineProcess) -> Any:
+        raise OSError("no descriptors")
+
+    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        pid = client.pid
+        with monkeypatch.context() as broken:
+            broken.setattr(EngineProcess, "pulse", refuse)
+            while client.pid == pid:
+                await asyncio.sleep(0.01)
+        assert "cannot be watched: OSError: no descriptors" in (client.health().reason or "")
+        while not client.is_ready:
+            await asyncio.sleep(0.01)
+        assert (await last(llm.generate("Hello"))).finished
+
+    served(test)
+
+
+def test_an_engine_that_nothing_watches_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Any:
+        raise MemoryError("nothing is left")
+
+    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        monkeypatch.setattr(client._backoff, "pause", refuse)
+        asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
+        await asyncio.sleep(0)
+        os.kill(client.pid or 0, signal.SIGKILL)
+        with pytest.raises(EngineLost, match="nothing watches it: MemoryError: nothing is left"):
+            await asked
+        assert client.health().state is ClientState.FAILED
+
+    served(test)
+
+
+def test_draining_outranks_a_restart() -> None:
+    async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
+        await asyncio.sleep(0)
+        os.kill(client.pid or 0, signal.SIGKILL)
+        while client.health().state is ClientState.READY:
+            await asyncio.sleep(0)
+        while client.pid is not None:
+            await asyncio.sleep(0.01)
+        draining = asyncio.create_task(client.drain())
+        while not draining.done():
+            await asyncio.sleep(0.01)
+            assert client.health().state is ClientState.DRAINING
+            with pytest.raises(EngineError, match="no requests are taken"):
+                await last(llm.generate("Hello"))
+        assert (await asked).finished, "it is served again"
+        assert client.health().state is ClientState.DRAINING
+
+    served(test)
+
+
+def test_one_that_is_stopped_while_it_starts_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_process, "_START_SILENCE", 1.0)
+
+    async def main() -> None:
+        client = make_client()
+        starting = asyncio.create_task(client.start())
+        while client.pid is None:
+            await asyncio.sleep(0)
+        os.kill(client.pid, signal.SIGSTOP)
+        with pytest.raises(EngineError, match=r"stopped.*no life.*while it started"):
+            await starting
+        await client.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"), [("_PLACING", "was not placed"), ("_STARTING", "took no requests after")]
+)
+def test_every_wait_for_a_start_has_a_bound(
+    monkeypatch: pytest.MonkeyPatch, bound: str, said: str
+) -> None:
+    monkeypatch.setattr(engine_process, bound, 0.0)
+    if bound == "_PLACING":
+        monkeypatch.setattr(PythonChild, "connected", lambda *_: None)
+
+    async def main() -> None:
+        client = make_client()
+        with pytest.raises(EngineError, match=said):
+            await client.start()
+        await client.close()
+
+    asyncio.run(main())
 
 
 def test_an_engine_that_cannot_be_started_again_is_given_up(

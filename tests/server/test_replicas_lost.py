@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import psutil
 import pytest
@@ -225,6 +226,24 @@ def test_those_that_cannot_start_say_why() -> None:
         await client.close()
 
     asyncio.run(main())
+
+
+def test_whatever_making_an_engine_raises_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError("no descriptors")
+
+    async def test(client: RoutedClient) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr("paged_plugins.replicas.routed_client.ProcessClient", refuse)
+            os.kill(pids(client)[0], signal.SIGKILL)
+            await until(
+                lambda: "no descriptors" in (client.health().reason or ""), "it says no reason"
+            )
+        await all_ready(client)
+
+    with_replicas(test)
 
 
 def test_one_that_is_given_up_leaves_and_then_all_have_failed(

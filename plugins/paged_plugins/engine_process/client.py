@@ -11,11 +11,11 @@ from itertools import count
 from typing import Any
 
 from paged_core.client.engine_client import ClientHealth, ClientState
-from paged_core.client.streams import CopiedStream, Owner, StreamingClient
+from paged_core.client.streams import SHUTTING_DOWN, CopiedStream, Owner, StreamingClient
 from paged_core.engine.contexts import ExecutorContext, Maker, make_component
 from paged_core.engine.outcome import EngineMetrics
 from paged_core.engine.wiring import make_front_end
-from paged_core.errors import EngineError, EngineLost, SettingsError
+from paged_core.errors import EngineError, EngineLost, SettingsError, error_text
 from paged_core.interfaces.executor import Executor
 from paged_core.log import get_logger
 from paged_core.plugins.registry import Registry
@@ -128,9 +128,11 @@ class ProcessClient(StreamingClient):
             "max_model_len": ready.max_model_len,
         }  # what memory is free may change, and what was promised may not
         self._settings = self._settings.model_copy(update=sizes)
-        self._state = ClientState.READY
+        if self._state is ClientState.STARTING:
+            self._state = ClientState.READY
         self._backoff.is_ready()
         self._watching = asyncio.create_task(self._watch())
+        self._watching.add_done_callback(self._watched)
 
     async def _start_process(self) -> wire.Ready:
         """Start a process and wait until it takes requests.
@@ -149,8 +151,8 @@ class ProcessClient(StreamingClient):
                 self._end_overdue()
                 if process.has_ended and not ready.done():
                     raise EngineError(process.how_it_ended(" while it started"))
-                if process.is_silent:
-                    raise EngineError(f"{process.how_it_hangs()} while it started")
+                if (why := process.why_not_started()) is not None:
+                    raise EngineError(why)
             found: wire.Ready = ready.result()
             _log.info("engine_started", pid=process.pid)
             return found
@@ -176,12 +178,24 @@ class ProcessClient(StreamingClient):
     async def _watch(self) -> None:
         """Start another process whenever one has ended or hangs, or hand over to the owner."""
         while True:
-            reason = await self._loss()
+            try:
+                reason = await self._loss()
+            except Exception as error:  # noqa: BLE001 - what is not watched is as good as lost
+                reason = f"{NAME} cannot be watched: {error_text(error)}"
             if self._owner is not None:
                 self._hand_back(self._owner, reason)
                 return
             if not await self._restart(reason):
                 return
+
+    def _watched(self, watching: asyncio.Task[None]) -> None:
+        """Nothing watches the engine any more: if that is a fault, nothing is to wait for it."""
+        if watching.cancelled() or (error := watching.exception()) is None:
+            return
+        _log.error("engine_not_watched", reason=error_text(error), exc_info=error)
+        self._state, self._reason = ClientState.FAILED, f"nothing watches it: {error_text(error)}"
+        self._lose(self._reason, again=False)
+        self._fail_questions(self._reason)
 
     async def _loss(self) -> str:
         """Look at the process again and again; return how it has ended, or that it hangs."""
@@ -204,7 +218,6 @@ class ProcessClient(StreamingClient):
 
     async def _restart(self, reason: str) -> bool:
         """Start another process in place of a lost one; whether that was done."""
-        was = self._state
         kept = self._drop(reason, ClientState.RESTARTING)
         while (pause := self._backoff.pause()) is not None:
             await self._pause(pause)
@@ -220,9 +233,10 @@ class ProcessClient(StreamingClient):
             self._state = ClientState.FAILED
             self._lose(f"the engine is given up: {self._reason}", again=False)
             return False
-        draining = was is ClientState.DRAINING
-        self._state = was if draining else ClientState.READY
-        self._reason = self._reason if draining else None
+        if self._state is ClientState.DRAINING:
+            self._reason = SHUTTING_DOWN
+        else:
+            self._state, self._reason = ClientState.READY, None
         self._pins.joined(self)
         for stream in kept:
             if not stream.has_ended:
@@ -249,7 +263,9 @@ class ProcessClient(StreamingClient):
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-        self._state, self._reason = state, reason
+        if self._state is not ClientState.DRAINING or state is ClientState.FAILED:
+            self._state = state
+        self._reason = reason
         kept = self._lose(reason, again=True)
         self._fail_questions(reason)
         _log.error("engine_lost", reason=reason, served_again=[each.request.id for each in kept])

@@ -13,6 +13,10 @@ from paged_core.processes.channel import CLOSE, PING, PONG, Channel, Heartbeat
 from paged_core.processes.child import Child
 from paged_plugins.engine_process import wire
 
+_PLACING = 300.0
+"""Seconds that a cluster may take to find room for it, and to start it."""
+_STARTING = 3600.0
+"""Seconds after which it must take requests."""
 _START_SILENCE = 60.0
 """Seconds that it may answer nothing before it takes requests: what it imports holds its lock."""
 
@@ -31,7 +35,7 @@ class EngineProcess:
         """Why it ended, as it said."""
         self.child = child
         self._orders, self._take = wire.encode(orders), take
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._began = asyncio.get_running_loop(), monotonic()
         self._channel: Channel | None = None
         self._heartbeat: Heartbeat | None = None
         self._has_ended = asyncio.Event()
@@ -101,13 +105,18 @@ class EngineProcess:
         """Return whether it has ended, and all that it said was handed on."""
         return self._has_ended.is_set() or self.child.has_ended
 
-    @property
-    def is_silent(self) -> bool:
-        """Return whether it answers nothing, although it was asked to, before it takes requests."""
-        try:
-            return self._heartbeat is not None and self._heartbeat.is_missed()
-        except OSError:  # it has ended
-            return False
+    def why_not_started(self) -> str | None:
+        """Say why it is not waited for any longer before it takes requests; ``None``: it is."""
+        seconds = monotonic() - self._began
+        if self._heartbeat is None:
+            late = f"{self.child.name} was not placed in {_PLACING:g} s: look at the cluster's room"
+            return late if seconds > _PLACING else None
+        with suppress(OSError):  # it has ended
+            if self._heartbeat.is_missed():
+                return f"{self.how_it_hangs()} while it started"
+        if seconds > _STARTING:
+            return f"{self.child.name} lives, and took no requests after {_STARTING:g} s"
+        return None
 
     async def ended(self, seconds: float) -> None:
         """Return when it has ended, or after so many seconds."""

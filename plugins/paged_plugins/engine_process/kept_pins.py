@@ -67,6 +67,7 @@ class KeptPins:
         Raises:
             RequestError, EngineError: one of them cannot.
         """
+        self._forget_expired()
         until = None if ttl is None else self._clock() + ttl
         name, pin = f"pin-{next(self._numbers)}", _KeptPin(tuple(tokens), cache_salt, until)
         self._pins[name] = pin  # before it is held: another engine may join meanwhile

@@ -86,8 +86,7 @@ class Replica:
         while True:
             self._lost.clear()
             async with self._fleet.starting:
-                self.client = self._make(self)
-                await self._start(self.client)
+                await self._start()
             if self.failure is None:
                 backoff.is_ready()
                 await self._lost.wait()
@@ -98,17 +97,21 @@ class Replica:
                 return
             await asyncio.sleep(pause)
 
-    async def _start(self, client: ProcessClient) -> None:
+    async def _start(self) -> None:
         """Start an engine and join; or say why not."""
+        client: ProcessClient | None = None
         try:
+            client = self.client = self._make(self)
             await client.start()
             await self._fleet.prepare(client)
             self._be(ClientState.READY)
             self._fleet.joined(self)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
-            await client.close()
             self.failure = error
             why = named_error(error)[1]
+            if client is not None:
+                with suppress(Exception):  # why it did not start is what is told
+                    await client.close()
             _log.error("replica_not_started", replica=self.number, reason=why)
             self._be(ClientState.RESTARTING, why)
         else:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from paged_core.client.choice import ClientContext
 from paged_core.client.engine_client import ClientHealth, ClientState, EngineClient, OutputStream
-from paged_core.client.streams import CopiedStream
+from paged_core.client.streams import SHUTTING_DOWN, CopiedStream
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.contexts import make_component
 from paged_core.engine.outcome import EngineMetrics
@@ -163,7 +163,8 @@ class RoutedClient(Replicas):
             raise
         for replica in later:
             replica.start()
-        self._state = ClientState.READY
+        if self._state is ClientState.STARTING:
+            self._state = ClientState.READY
 
     def _make_client(self, replica: Replica) -> ProcessClient:
         settings = engine_settings(
@@ -211,8 +212,8 @@ class RoutedClient(Replicas):
             await asyncio.to_thread(cluster.close)
 
     async def drain(self) -> None:
-        if self._state is ClientState.READY:
-            self._state, self._reason = ClientState.DRAINING, "it is being shut down"
+        if self._state is not ClientState.FAILED:
+            self._state, self._reason = ClientState.DRAINING, SHUTTING_DOWN
         while self._streams:
             await self.change()
 

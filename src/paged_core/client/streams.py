@@ -21,6 +21,7 @@ from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import OutputDelta, RequestOutput
 
+SHUTTING_DOWN = "it is being shut down"
 TRIES = 2
 """Engines that a request may take with it before it is given up."""
 
@@ -361,8 +362,8 @@ class StreamingClient(EngineClient):
         )
 
     async def drain(self) -> None:
-        if self._state is ClientState.READY:
-            self._state, self._reason = ClientState.DRAINING, "it is being shut down"
+        if self._state is not ClientState.FAILED:
+            self._state, self._reason = ClientState.DRAINING, SHUTTING_DOWN
         while self._streams:
             self._changed.clear()
             await self._changed.wait()
