@@ -200,6 +200,14 @@ def read_until(connection: socket.socket, what: bytes) -> bytes:
     return data
 
 
+def read_to_end(connection: socket.socket) -> bytes:
+    """Read until the other side closes."""
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    return data
+
+
 def bias_to(served: Served, text: str) -> dict[str, float]:
     """Return the logit bias that forces a text of one token."""
     tokenizer = served.service.front_end.need_tokenizer("a test")

@@ -354,17 +354,3 @@ def test_paths_and_methods_that_are_not_there(served: Served) -> None:
         found = served.ask(method, path)
         assert found[0] == status
         assert found[1]["error"]["message"]
-
-
-def test_two_requests_of_one_id_at_once(served: Served) -> None:
-    with served.connect() as first:
-        body = b'{"prompt":"x","request_id":"one","ignore_eos":true,"stream":true,"max_tokens":60}'
-        first.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
-            % len(body)
-            + body
-        )
-        assert first.recv(100)
-        status, error = served.error(COMPLETIONS, {"prompt": "x", "request_id": "one"})
-        assert status == 400
-        assert "own id" in error["message"]

@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from paged_core.client.engine_client import ClientState, OutputStream
 from paged_core.interfaces.grammar import CANNOT_GO_ON
-from paged_core.log import get_logger
 from paged_core.request import FinishReason
 from paged_core.sampling_params import SamplingParams
 from paged_core.text.front_end import Prompt
@@ -37,8 +36,6 @@ _START = {
 _RULED_OUT = ("every token is ruled out", CANNOT_GO_ON)
 """Errors of executors where a request's own parameters leave nothing to sample."""
 
-_log = get_logger()
-
 
 def generations(
     service: Service,
@@ -60,17 +57,16 @@ def generations(
     client = service.client
     arrival = client.clock()
     when = None if deadline is None else arrival + deadline
-    single = len(prompts) == 1
     return [
         client.front_end.generation(
             prompt,
             sampling,
             arrival=arrival,
-            request_id=answer_id if single else f"{answer_id}-{place}",
+            request_id=f"{answer_id}-{next(service.numbers)}",
             deadline=when,
             **fields,
         )
-        for place, prompt in enumerate(prompts)
+        for prompt in prompts
     ]
 
 
@@ -80,7 +76,6 @@ class Answer:
     Use it in a ``with`` block: leaving it before the end aborts what has not ended.
 
     Raises:
-        RequestError: the id is in use.
         EngineError, ApiError: no requests are taken, or too many wait.
     """
 
@@ -108,7 +103,7 @@ class Answer:
         except BaseException:
             self._close_streams()
             raise
-        service.aborts[answer_id] = self.abort
+        service.aborts[self.abort] = answer_id
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -197,7 +192,7 @@ class Answer:
         if reason is FinishReason.IGNORED:
             raise ApiError(400, f"it can never run: {delta.error}", code="cannot_run")
         if reason is FinishReason.ABORT:
-            health = self._service.client.health()
+            health = self._service.health()
             if health.state is not ClientState.READY:
                 why = health.reason or f"the engine is {health.state.value}"
                 raise ApiError(503, f"the request was ended: {why}", code="engine_stopped")
@@ -216,7 +211,7 @@ class Answer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._service.aborts.pop(self.id, None)
+        self._service.aborts.pop(self.abort, None)
         self._close_streams()
 
 
@@ -229,9 +224,6 @@ class Connection(Protocol):
 
     def write_chunk(self, data: bytes, /) -> None:
         """Write a part of an answer that has begun."""
-
-    def abort(self) -> None:
-        """End the connection, with what is still unsent."""
 
 
 class Events(Protocol):
@@ -275,7 +267,7 @@ class EventStream:
         self._answer, self._events, self._options = answer, events, options
         self._failed, self._ping_event = failed, ping
         self._has_started = False
-        self._sending_since: float | None = None
+        self._is_sending = False
         self._last_sent = 0.0
         self._ping: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -334,7 +326,7 @@ class EventStream:
         if (
             connection is not None
             and self._has_started
-            and self._sending_since is None
+            and not self._is_sending
             and connection.keeps_up
         ):
             if data := self._taken():
@@ -345,29 +337,19 @@ class EventStream:
         self._news.set()
 
     async def _write(self, data: bytes) -> None:
-        self._sending_since = self._loop.time()
+        self._is_sending = True
         if not self._has_started:
             self._has_started = True
             await self._send(_START)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._sending_since, self._last_sent = None, self._loop.time()
+        self._is_sending, self._last_sent = False, self._loop.time()
 
     def _watch(self) -> None:
-        """Look now and then whether a ping is due, or a write takes too long."""
-        options, now = self._options, self._loop.time()
-        if self._sending_since is not None:
-            if now - self._sending_since > options.slow_reader_timeout:
-                _log.warning("slow_reader_cut", seconds=round(now - self._sending_since, 1))
-                self._abort_connection()
-                return
-        elif now - self._last_sent >= options.ping_interval:
+        """Look now and then whether a ping is due."""
+        every = self._options.ping_interval
+        if not self._is_sending and self._loop.time() - self._last_sent >= every:
             self._ping = self._loop.create_task(self._write(self._ping_event))
-        every = min(options.ping_interval, options.slow_reader_timeout) / 4
-        self._timer = self._loop.call_later(every, self._watch)
-
-    def _abort_connection(self) -> None:
-        if self._connection is not None:  # what was written and not read must not be waited for
-            self._connection.abort()
+        self._timer = self._loop.call_later(every / 4, self._watch)
 
 
 def _ignore() -> None:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from math import ceil
 from typing import Any, TypeVar
 
 from paged_core.client.engine_client import ClientHealth, ClientState, EngineClient
+from paged_core.client.streams import SHUTTING_DOWN
 from paged_core.engine.contexts import Maker
 from paged_core.errors import RequestError
 from paged_core.interfaces.grammar import SupportsVocabulary
@@ -66,8 +68,11 @@ class Service:
         """True once nothing more will be taken, because it is told to end."""
         self.num_open = 0
         """Requests of HTTP that are being answered."""
-        self.aborts: dict[str, Callable[[], None]] = {}
-        """Calls that abort an answer which is being generated, by its id."""
+        self.aborts: dict[Callable[[], None], str] = {}
+        """Calls that each abort an answer which is being generated, and its id: a client may give
+        one id to several."""
+        self.numbers = count()
+        """Numbers for the ids of requests, which no two share."""
         self.rejections = Counter(
             "vllm:admission_rejections",
             "Requests that were refused because too much waited already.",
@@ -88,6 +93,13 @@ class Service:
         """End the thread that tokenises long prompts."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def health(self) -> ClientHealth:
+        """Return how the engine is; what is told to end takes nothing, however its engine is."""
+        health = self.client.health()
+        if not self.is_stopping:
+            return health
+        return replace(health, state=ClientState.DRAINING, reason=health.reason or SHUTTING_DOWN)
+
     @property
     def front_end(self) -> FrontEnd:
         """Front end, which makes requests of prompts.
@@ -96,7 +108,7 @@ class Service:
             ApiError: the client has not started yet.
         """
         if self.client.health().state is ClientState.STARTING:
-            raise self._not_ready(self.client.health())
+            raise self._not_ready(self.health())
         return self.client.front_end
 
     @cached_property
@@ -133,7 +145,7 @@ class Service:
         Raises:
             ApiError: 503 or 429.
         """
-        health = self.client.health()
+        health = self.health()
         if health.state is not ClientState.READY:
             raise self._not_ready(health)
         waiting = health.num_waiting + self._num_in_thread
@@ -177,12 +189,11 @@ class Service:
         )
 
     def _not_ready(self, health: ClientHealth) -> ApiError:
-        state = ClientState.DRAINING if self.is_stopping else health.state
-        why = health.reason or f"the engine is {state.value}"
+        why = health.reason or f"the engine is {health.state.value}"
         return ApiError(
             503,
             f"no requests are taken: {why}",
-            code=f"engine_{state.value}",
+            code=f"engine_{health.state.value}",
             retry_after=RETRY_SECONDS,
         )
 

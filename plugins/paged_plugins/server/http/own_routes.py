@@ -146,13 +146,13 @@ class OwnRoutes:
         ]
 
     async def health(self, _: Request) -> Response:
-        return self._state(self._service.client.health().state not in _NOT_ALIVE)
+        return self._state(self._service.health().state not in _NOT_ALIVE)
 
     async def ready(self, _: Request) -> Response:
-        return self._state(self._service.client.health().state is ClientState.READY)
+        return self._state(self._service.health().state is ClientState.READY)
 
     def _state(self, is_well: bool) -> Response:
-        health = self._service.client.health()
+        health = self._service.health()
         if not is_well:
             why = health.reason or f"the engine is {health.state.value}"
             raise ApiError(503, why, code=f"engine_{health.state.value}")
@@ -162,7 +162,7 @@ class OwnRoutes:
         return json_response(Version(__version__))
 
     async def load(self, _: Request) -> Response:
-        health = self._service.client.health()
+        health = self._service.health()
         found = Load(
             server_load=self._service.num_open - 1,
             num_unfinished=health.num_unfinished,
@@ -182,10 +182,10 @@ class OwnRoutes:
         return Response(text, media_type=_METRICS, headers={"cache-control": "no-store"})
 
     async def abort(self, _: Request, body: AbortRequest) -> Response:
-        abort = self._service.aborts.get(body.request_id)
-        if abort is not None:
+        aborts = [call for call, name in self._service.aborts.items() if name == body.request_id]
+        for abort in aborts:
             abort()
-        return json_response(Aborted(abort is not None))
+        return json_response(Aborted(bool(aborts)))
 
     async def reset_prefix_cache(self, _: Request) -> Response:
         if not await self._service.client.reset_prefix_cache():

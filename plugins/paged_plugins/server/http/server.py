@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from paged_core.engine.contexts import make_component
 from paged_core.errors import SettingsError
@@ -28,6 +32,8 @@ _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _CLOSE_SECONDS = 2.0
 """For answers that have nothing more to wait for."""
+_KEPT_DESCRIPTORS = 64
+"""Descriptors that no connection gets: with fewer, no engine could be started again."""
 
 
 def missing_packages() -> str | None:
@@ -75,7 +81,12 @@ class HttpServer(Server):
         hosts = Hosts((options.host, *options.allowed_hosts))
         router = Router(self._routes, redirect_slashes=False)
         app = Gate(router, self._service, self._keys, hosts, options.allowed_origins)
-        protocol = partial(BoundedProtocol, read_timeout=options.read_timeout)
+        protocol = partial(
+            BoundedProtocol,
+            read_timeout=options.read_timeout,
+            write_timeout=options.slow_reader_timeout,
+            most=_most_connections(),
+        )
         config = uvicorn.Config(
             app,
             http=protocol,  # type: ignore[arg-type]
@@ -98,11 +109,23 @@ class HttpServer(Server):
         listening = self._bind()
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            make, sock=listening, ssl=config.ssl, backlog=_BACKLOG
+            make,
+            sock=listening,
+            ssl=config.ssl,
+            ssl_handshake_timeout=options.read_timeout if config.ssl else None,
+            backlog=_BACKLOG,
         )
+        self._look()
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self._address = f"http{'s' if config.is_ssl else ''}://{shown}:{port}"
+
+    def _look(self) -> None:
+        """Have connections looked at now and then, however that ends."""
+        seconds = self._options.slow_reader_timeout / 4
+        self._looking = asyncio.get_running_loop().call_later(seconds, self._look)
+        for connection in list(self._state.connections):
+            connection.look()  # type: ignore[union-attr]
 
     def _all_routes(self) -> Iterator[BaseRoute]:
         from paged_plugins.server.http.endpoint import openapi
@@ -142,6 +165,7 @@ class HttpServer(Server):
     async def close(self) -> None:
         if self._listener is None:
             return
+        self._looking.cancel()
         self._listener.close()
         self._listener = None
         for connection in list(self._state.connections):
@@ -154,6 +178,14 @@ class HttpServer(Server):
         for task in list(self._state.tasks):
             task.cancel()
         await asyncio.sleep(0)
+
+
+def _most_connections() -> int:
+    """Return how many connections leave enough descriptors for files, and engines that start."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, most - psutil.Process().num_fds() - _KEPT_DESCRIPTORS)
 
 
 def _read_keys(path: Path | None) -> list[str]:
