@@ -187,7 +187,7 @@ def test_who_has_taken_nothing_yet_is_not_cut_by_the_first_look(served: Served) 
         made = list(served.server._state.connections)
         for each in made:
             each.look()
-        return sum(each.transport.get_write_buffer_size() for each in made)
+        return sum(each._outlet.num_left() for each in made)
 
     with slow_client(served) as connection:
         connection.sendall(post(TEXTS, path="/tokenize") * 4 + VERSION)
