@@ -228,7 +228,7 @@ Seed = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_seeds), Field(min_length=1)]
 OneWorkload = Annotated[WorkloadSpec, BeforeValidator(_workload)]
 Share = Annotated[float, Field(ge=0.01, le=4, strict=True)]
-Values = Annotated[list[Any], BeforeValidator(_labelled), Field(min_length=1)]
+Values = Annotated[list[Any], Field(min_length=1), BeforeValidator(_labelled)]
 
 
 class Ablation(Strict):
