@@ -45,6 +45,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "odd": {"num_heads": 3, "num_kv_heads": 3, "head_dim": 80, "block_size": 5},
     "window": {"sliding_window": 100},
     "cap and alibi": {"soft_cap": 3.0, "alibi_slopes": (0.5, 0.1, 0.01, 0.0)},
+    "sinks": {"sinks": (3.0, -2.0, 0.0, 100.0)},
+    "sinks and the others": {
+        "sinks": (0.5, 2.0, 4.0, -30.0),
+        "sliding_window": 100,
+        "soft_cap": 3.0,
+        "alibi_slopes": (0.5, 0.1, 0.01, 0.0),
+    },
 }
 """Changes to a small layer."""
 
@@ -424,4 +431,5 @@ class AttentionConformance(ComponentConformance):
         layer = self.layer(self.dtypes[0])
         assert backend.check(layer) is None
         assert isinstance(backend.check(replace(layer, num_kv_heads=3)), str)
-        assert isinstance(backend.check(replace(layer, alibi_slopes=(1.0,))), str)
+        for field in ("alibi_slopes", "sinks"):
+            assert isinstance(backend.check(replace(layer, **{field: (1.0,)})), str), field

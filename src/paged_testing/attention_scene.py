@@ -301,8 +301,11 @@ class Scene:
                     scores = layer.soft_cap * np.tanh(scores / layer.soft_cap)
                 if layer.alibi_slopes is not None:
                     scores = scores - layer.alibi_slopes[head] * distance
-                weights = np.exp(scores - scores.max())
-                out[row, head] = weights / weights.sum() @ values[seen, head // group]
+                sink = -np.inf if layer.sinks is None else layer.sinks[head]
+                top = max(scores.max(), sink)
+                weights = np.exp(scores - top)
+                total = weights.sum() + np.exp(sink - top)
+                out[row, head] = weights / total @ values[seen, head // group]
         return out
 
 

@@ -74,7 +74,10 @@ class DenseAttention:
         hidden = distance < 0
         if spec.sliding_window is not None:
             hidden |= distance >= spec.sliding_window
-        weights = scores.masked_fill(hidden.to(scores.device), -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden.to(scores.device), -torch.inf)
+        sinks = torch.tensor(spec.sinks or [-torch.inf] * spec.num_heads, device=scores.device)
+        sinks = sinks[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 

@@ -76,6 +76,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phimoe": of("Phimoe", num_local_experts=4, sliding_window=8),
     "starcoder2": of("Starcoder2", sliding_window=8),
     "stablelm": of("StableLm"),
+    "gpt_oss": of("GptOss", **_GEMMA, num_local_experts=4, num_experts_per_tok=2),
     "gemma3n": of(
         "Gemma3nText",
         **_GEMMA,
@@ -169,10 +170,6 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
             {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300, "state_size": 8},
         ),
         "recurrent state",
-    ),
-    "gpt_oss": (
-        of("GptOss", **_GEMMA, num_local_experts=4, num_experts_per_tok=2),
-        "attention sinks",
     ),
     "lfm2": (of("Lfm2", layer_types=["conv", "full_attention"]), "another kind"),
     "bert": (of("Bert", num_key_value_heads=None), "not causal"),

@@ -37,7 +37,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "fa4": {
         "flash_attn.cute": {
             "flash_attn_varlen_func": "q k v cu_seqlens_q max_seqlen_q max_seqlen_k seqused_k "
-            "page_table softmax_scale causal window_size softcap",
+            "page_table softmax_scale causal window_size softcap learnable_sink",
         }
     },
     "torch": {
@@ -52,7 +52,7 @@ flash-attn-4 4.0.0b36 and of PyTorch 2.13, as far as inference over a paged cach
 PAGES = {"fa2": 256, "fa3": 16, "fa4": 16, "torch": 256}
 """Tokens of a page that each takes."""
 _INTEGERS = ("cu_", "cache_seqlens", "seqused", "page_table", "block_table")
-_LISTED = (*_INTEGERS, "alibi_slopes")
+_LISTED = (*_INTEGERS, "alibi_slopes", "learnable_sink")
 _MODULES = ("flash_attn", "flash_attn_interface", "flash_attn_3", "flash_attn_config", "flashinfer")
 
 

@@ -25,9 +25,10 @@ LAYERS = with_another(
     {
         # sees past the sliding window
         "BoundlessAttention": of_another_layer(sliding_window=None),
-        # forgets the soft cap, and the slopes of ALiBi
+        # forgets the soft cap, the slopes of ALiBi, and the sinks
         "UncappedAttention": of_another_layer(soft_cap=None),
         "FlatAttention": of_another_layer(alibi_slopes=None),
+        "SinklessAttention": of_another_layer(sinks=None),
     },
 )
 globals().update(LAYERS)

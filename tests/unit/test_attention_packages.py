@@ -195,11 +195,12 @@ OF_FLASH_ATTN = {"softmax_scale": 0.125, "causal": True, "softcap": 0.0, "window
 USUAL = {
     "fa2": {**OF_FLASH_ATTN, "alibi_slopes": None},
     "fa3": {**OF_FLASH_ATTN, "num_splits": 0},
-    "fa4": {**OF_FLASH_ATTN, "window_size": (None, None)},
+    "fa4": {**OF_FLASH_ATTN, "window_size": (None, None), "learnable_sink": None},
     "torch": {"scale": 0.125, "window_size": (-1, 0), "enable_gqa": True, "num_splits": None},
 }
 """Options that each is given for a plain layer, beside the sequences."""
 WINDOW, SLOPES = {"sliding_window": 9}, {"alibi_slopes": (0.5, 0.25, 0.125, 1.0)}
+SINKS = {"sinks": (0.5, -1.0, 0.0, 2.0)}
 Told = tuple[str, list[tuple[int, int]], dict[str, Any], bool, dict[str, Any]]
 CALLS: list[Told] = [
     ("fa2", DECODE, {}, False, {}),
@@ -210,6 +211,7 @@ CALLS: list[Told] = [
     ("fa3", DECODE, {}, True, {"max_seqlen_q": 2, "num_splits": 1}),
     ("fa3", MIXED, {}, True, {"num_splits": 1}),
     ("fa4", MIXED, {"soft_cap": 3.0}, False, {"softcap": 3.0}),
+    ("fa4", MIXED, SINKS, False, {"learnable_sink": [0.5, -1.0, 0.0, 2.0]}),
     ("fa4", DECODE, WINDOW, False, {"causal": False, "window_size": (8, 0)}),
     ("torch", DECODE, {}, False, {"window_size": (-1, -1)}),
     ("torch", DECODE, {"num_heads": 2}, True, {"enable_gqa": False, "num_splits": 1}),

@@ -30,11 +30,13 @@ PACKAGES: list[tuple[str, tuple[int, int], dict[str, Any], str]] = [
     ("flashinfer", (7, 5), {}, "needs compute capability 8.0 or more, and the GPU has 7.5"),
 ]
 """Component, compute capability, changes of a layer, and what is said."""
+NO_SINKS = ("fa2", "fa3", "varlen", "flashinfer")
 LAYERS: list[tuple[str, dict[str, Any], str]] = [
     ("fa3", {"dtype": "float32"}, "bfloat16 and float16, and the layers are float32"),
     ("fa2", {"kv_cache_dtype": "fp8_e4m3"}, "no fp8_e4m3 cache; set kv_cache_dtype"),
     ("fa2", {"head_dim": 44}, "multiples of 8 up to 256, not 44"),
     ("fa3", {"head_dim": 264}, "multiples of 8 up to 256, not 264"),
+    *((name, {"sinks": (0.1,) * 4}, "sinks; set attention to torch") for name in NO_SINKS),
     ("fa3", {"alibi_slopes": (0.1,) * 4}, "it has no ALiBi"),
     ("fa4", {"alibi_slopes": (0.1,) * 4}, "it has no ALiBi"),
     ("varlen", {"soft_cap": 5.0}, "it has no soft cap"),

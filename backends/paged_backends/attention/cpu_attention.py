@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.cache import check_contiguous
-from paged_backends.attention.layers import dtype_problem, heads_problem, slopes_of
+from paged_backends.attention.layers import by_head, dtype_problem, heads_problem
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.attention.step import (
     BlockBounds,
@@ -123,7 +123,8 @@ class PagedLayer:
             *(layer.block_size, layer.num_heads, layer.num_kv_heads, layer.head_dim),
             layer.sliding_window or 0,
         )
-        self._slopes = slopes_of(layer, cache.device)
+        self._slopes = by_head(layer.alibi_slopes, cache.device)
+        self._sinks = by_head(layer.sinks, cache.device)
         self._call = AttentionCall(
             cache=cache.data_ptr(),
             heads=layer.num_heads,
@@ -132,6 +133,7 @@ class PagedLayer:
             block_size=layer.block_size,
             window=layer.sliding_window or 0,
             slopes=None if self._slopes is None else self._slopes.data_ptr(),
+            sinks=None if self._sinks is None else self._sinks.data_ptr(),
             out_token=layer.num_heads * layer.head_dim,
             scale=layer.scale,
             soft_cap=layer.soft_cap or 0.0,

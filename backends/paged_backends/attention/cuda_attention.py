@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.cache import head_major_shape
-from paged_backends.attention.layers import dtype_problem, heads_problem, slopes_of
+from paged_backends.attention.layers import NO_SINKS, by_head, dtype_problem, heads_problem
 from paged_backends.attention.settings import CudaSettings
 from paged_backends.attention.step import BlockBounds, KernelBatch, Scratch, point_to_rows
 from paged_backends.kernels.build import CannotCompile
@@ -207,7 +207,7 @@ class PagedLayer:
         self._dtype: torch.dtype = getattr(torch, layer.dtype)
         self._bytes = self._dtype.itemsize
         self._block_size = layer.block_size
-        self._slopes = slopes_of(layer, cache.device)
+        self._slopes = by_head(layer.alibi_slopes, cache.device)
         factor, shift = divider(layer.block_size)
         self._call = Call(
             keys=cache[:, 0].data_ptr(),
@@ -313,6 +313,7 @@ class CudaAttention(AttentionBackend):
             self.target.problem(device)
             or dtype_problem(layer, DTYPES, ["fp8_e4m3"])
             or heads_problem(layer)
+            or (NO_SINKS if layer.sinks is not None else None)
             or _dim_problem(layer)
         )
         if problem is not None:

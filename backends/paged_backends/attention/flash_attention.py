@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paged_backends.attention.cache import SlotWrites
 from paged_backends.attention.flash_packages import Provider, Sequences, providers
-from paged_backends.attention.layers import not_on_nvidia, slopes_of
+from paged_backends.attention.layers import by_head, not_on_nvidia
 from paged_backends.attention.settings import FlashAttnSettings
 from paged_backends.attention.step import BlockBounds, contiguous_rows
 from paged_backends.kernels.nvidia import compute_capability, gpu_problem
@@ -54,7 +54,8 @@ class PagedLayer:
     def __init__(self, provider: Provider, layer: LayerSpec, cache_BXKPD: Tensor) -> None:
         self._provider, self._layer, self._cache_BXKPD = provider, layer, cache_BXKPD
         self._keys_BPKD, self._values_BPKD = cache_BXKPD.transpose(2, 3).unbind(1)
-        self._slopes_H = slopes_of(layer, cache_BXKPD.device)
+        self._slopes_H = by_head(layer.alibi_slopes, cache_BXKPD.device)
+        self._sinks_H = by_head(layer.sinks, cache_BXKPD.device)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
@@ -67,6 +68,7 @@ class PagedLayer:
             self._keys_BPKD,
             self._values_BPKD,
             self._slopes_H,
+            self._sinks_H,
             plan.sequences,
         )
         return out_THD.to(query.dtype)

@@ -19,13 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paged_backends.attention.layers import Unavailable, dtype_problem, function_of, heads_problem
+from paged_backends.attention.layers import (
+    NO_SINKS,
+    Unavailable,
+    dtype_problem,
+    function_of,
+    heads_problem,
+)
 from paged_backends.attention.step import KernelBatch
 from paged_backends.kernels.nvidia import capability_problem, dotted
 from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
 
-_FEATURES = {"soft_cap": "soft cap", "alibi_slopes": "ALiBi"}
+_LACKS = {
+    "soft_cap": "it has no soft cap",
+    "alibi_slopes": "it has no ALiBi",
+    "sinks": NO_SINKS,
+}
 
 Capability = tuple[int, int]
 """Compute capability of a GPU: (9, 0) is Hopper's."""
@@ -52,6 +62,7 @@ class Request:
 
     layer: LayerSpec
     slopes_H: Tensor | None
+    sinks_H: Tensor | None
     sequences: Sequences
     deterministic: bool
 
@@ -160,10 +171,11 @@ class Provider:
         keys_BPKD: Tensor,
         values_BPKD: Tensor,
         slopes_H: Tensor | None,
+        sinks_H: Tensor | None,
         sequences: Sequences,
     ) -> Tensor:
         """Return the attention [T, H, D] of the queries over the cache, which holds their keys."""
-        request = Request(layer, slopes_H, sequences, self._deterministic)
+        request = Request(layer, slopes_H, sinks_H, sequences, self._deterministic)
         single = sequences.max_query_len == 1 and not self._deterministic
         if self.package.decode is not None and single:
             out_S1HD: Tensor = self._decode(
@@ -198,7 +210,7 @@ class Provider:
 
     def _feature_problem(self, layer: LayerSpec) -> str | None:
         lacking = [field for field in self.package.lacks if getattr(layer, field) is not None]
-        return f"it has no {_FEATURES[lacking[0]]}" if lacking else None
+        return _LACKS[lacking[0]] if lacking else None
 
 
 def providers(name: str, *, deterministic: bool) -> list[Provider]:
@@ -266,6 +278,7 @@ def _fa4_options(request: Request) -> Mapping[str, Any]:
         "causal": sees_all,
         "window_size": (None, None) if sees_all else (request.left, 0),
         "softcap": request.soft_cap,
+        "learnable_sink": request.sinks_H,
     }
 
 
@@ -354,7 +367,7 @@ PACKAGES = (
         install='pip install --no-build-isolation "git+https://github.com/Dao-AILab/'
         'flash-attention#subdirectory=hopper"',
         options=_fa3_options,
-        lacks=("alibi_slopes",),
+        lacks=("alibi_slopes", "sinks"),
         generations=(9,),
         runs_on="it runs on compute capability 9.0",
         short_pages=True,
@@ -369,6 +382,7 @@ PACKAGES = (
         arguments=("block_table", "softcap", "alibi_slopes"),
         install="pip install flash-attn --no-build-isolation",
         options=_fa2_options,
+        lacks=("sinks",),
         decode="flash_attn_with_kvcache",
     ),
     Package(
@@ -376,7 +390,7 @@ PACKAGES = (
         title="flash-attn-4",
         modules=("flash_attn.cute",),
         function="flash_attn_varlen_func",
-        arguments=("page_table", "seqused_k", "max_seqlen_q", "max_seqlen_k"),
+        arguments=("page_table", "seqused_k", "max_seqlen_q", "max_seqlen_k", "learnable_sink"),
         install="pip install --pre flash-attn-4",
         options=_fa4_options,
         lacks=("alibi_slopes",),
@@ -393,7 +407,7 @@ PACKAGES = (
         arguments=("block_table", "seqused_k", "enable_gqa", "num_splits"),
         install="pip install 'torch>=2.12'",
         options=_torch_options,
-        lacks=("alibi_slopes", "soft_cap"),
+        lacks=("alibi_slopes", "soft_cap", "sinks"),
     ),
 )
 """In the order in which they are tried."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from paged_backends.attention.cache import SlotWrites
 from paged_backends.attention.layers import (
+    NO_SINKS,
     Unavailable,
     dtype_problem,
     function_of,
@@ -263,7 +264,7 @@ class FlashInferAttention(AttentionBackend):
         self._wrappers = Wrappers()
 
     def check(self, layer: LayerSpec, /) -> str | None:
-        """Return why ``layer`` cannot be served: GPU, dtype, heads, head_dim, ALiBi, package."""
+        """Return why ``layer`` cannot be served: GPU, dtype, heads, ALiBi, sinks, package."""
         capability = compute_capability(layer.device)
         if capability is None:
             return not_on_nvidia(layer)
@@ -274,6 +275,8 @@ class FlashInferAttention(AttentionBackend):
             return "its tiles depend on the rest of the batch, which deterministic rules out"
         if layer.alibi_slopes is not None:
             return "it has ALiBi with slopes of its own only"
+        if layer.sinks is not None:
+            return NO_SINKS
         if layer.head_dim not in _HEAD_DIMS:
             served = ", ".join(map(str, _HEAD_DIMS))
             return f"it takes head dimensions {served}, not {layer.head_dim}"

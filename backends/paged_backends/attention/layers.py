@@ -1,4 +1,4 @@
-"""Layers as all components see them: reasons not to serve one, and its ALiBi slopes.
+"""Layers as all components see them: reasons not to serve one, its ALiBi slopes and its sinks.
 
 Also packages that a component can do without: found, missing or broken.
 """
@@ -19,15 +19,22 @@ from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 
 
 def heads_problem(layer: LayerSpec) -> str | None:
-    """Return why the numbers of heads or slopes do not match, if they do not."""
+    """Return why the numbers of heads, slopes or sinks do not match, if they do not."""
     if layer.num_heads % layer.num_kv_heads:
         return (
             f"{layer.num_heads} query heads cannot be shared evenly among "
             f"{layer.num_kv_heads} key/value heads"
         )
-    if layer.alibi_slopes is not None and len(layer.alibi_slopes) != layer.num_heads:
-        return f"{len(layer.alibi_slopes)} ALiBi slopes for {layer.num_heads} query heads"
+    for what, numbers in (("ALiBi slopes", layer.alibi_slopes), ("sinks", layer.sinks)):
+        if numbers is not None and len(numbers) != layer.num_heads:
+            return f"{len(numbers)} {what} for {layer.num_heads} query heads"
     return None
+
+
+NO_SINKS = (
+    "it has no attention sinks; set attention to torch, cpu, triton, cuda or flash_attn with fa4"
+)
+"""Why what lacks them does not serve a layer that has ``sinks``."""
 
 
 def dtype_problem(
@@ -58,11 +65,11 @@ def not_on_nvidia(layer: LayerSpec) -> str:
     return f"it computes on NVIDIA GPUs, and the model is on {layer.device}"
 
 
-def slopes_of(layer: LayerSpec, device: torch.device) -> Tensor | None:
-    """Return the ALiBi slopes [H] float32 of a layer on ``device``, or ``None`` if it has none."""
-    if layer.alibi_slopes is None:
+def by_head(numbers: Sequence[float] | None, device: torch.device) -> Tensor | None:
+    """Return ``alibi_slopes`` or ``sinks`` of a layer, [H] float32 on ``device``, if it has any."""
+    if numbers is None:
         return None
-    return torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=device)
+    return torch.tensor(numbers, dtype=torch.float32, device=device)
 
 
 class Unavailable(Exception):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.float8 import pack, unpack
-from paged_backends.attention.layers import cache_problem, heads_problem, slopes_of
+from paged_backends.attention.layers import by_head, cache_problem, heads_problem
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.step import BlockBounds
 from paged_backends.device import to_device
@@ -134,8 +134,10 @@ class PagedLayer:
         self._layer = layer
         self._float8 = layer.kv_cache_dtype != "auto"
         self._keys_CKD, self._values_CKD = (part.flatten(0, 1) for part in cache)
-        slopes = slopes_of(layer, cache.device)
+        slopes = by_head(layer.alibi_slopes, cache.device)
         self._slopes_KG = None if slopes is None else slopes.view(layer.num_kv_heads, -1)
+        sinks = by_head(layer.sinks, cache.device)
+        self._sinks_KG = None if sinks is None else sinks.view(layer.num_kv_heads, -1)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
@@ -170,7 +172,12 @@ class PagedLayer:
             scores_NKQGL = scores_NKQGL - self._slopes_KG[:, None, :, None] * distance
         if tile.hidden_NQL is not None:
             scores_NKQGL.masked_fill_(tile.hidden_NQL[:, None, :, None, :], float("-inf"))
-        weights = scores_NKQGL.softmax(-1).view(count, heads, queries * group, -1)
+        if self._sinks_KG is None:
+            weights_NKQGL = scores_NKQGL.softmax(-1)
+        else:
+            sinks = self._sinks_KG[:, None, :, None].expand(*scores_NKQGL.shape[:-1], 1)
+            weights_NKQGL = torch.cat([scores_NKQGL, sinks], -1).softmax(-1)[..., :-1]
+        weights = weights_NKQGL.reshape(count, heads, queries * group, -1)
         return (weights @ values_NKLD).view(count, heads, queries, group, dim).transpose(1, 2)
 
     def _write(self, cache_CKD: Tensor, rows_TKD: Tensor, plan: Plan) -> None:
@@ -192,7 +199,7 @@ class TorchAttention(AttentionBackend):
         self._one_by_one = context.settings.deterministic
 
     def check(self, layer: LayerSpec, /) -> str | None:
-        """Return why ``layer`` cannot be served: heads, slopes, or how the cache is stored."""
+        """Return why ``layer`` cannot be served: heads, slopes, sinks, or its cache."""
         return heads_problem(layer) or cache_problem(layer, ["fp8_e4m3"])
 
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from paged_backends.attention.layers import slopes_of
+from paged_backends.attention.layers import by_head
 from paged_backends.attention.step import BlockBounds, KernelBatch, Scratch, contiguous_rows
 from paged_backends.kernels.cuda.driver import resident_blocks
 from paged_backends.kernels.key_splits import MAX_SPLITS, choose_splits
@@ -182,7 +182,7 @@ class TritonLayer:
         self._cache = cache
         self._layer = layer
         self._dtype: torch.dtype = getattr(torch, layer.dtype)
-        slopes = slopes_of(layer, cache.device)
+        slopes = by_head(layer.alibi_slopes, cache.device)
         self._slopes = cache if slopes is None else slopes  # any address does if there are none
         dim = max(16, 1 << (layer.head_dim - 1).bit_length())
         float8 = layer.kv_cache_dtype != "auto"

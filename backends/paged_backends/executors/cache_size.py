@@ -9,7 +9,7 @@ Shapes: T tokens of S sequences in the batch, W blocks in a row of the block tab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -132,10 +132,9 @@ def _layers(
 ) -> list[LayerAttention]:
     """Bind the layers to a small cache: one for all that are alike, to be overwritten."""
     layout = layout_of(backend)
-    caches = {
-        layer: layout.allocate_cache(layer, num_blocks, layer.device) for layer in set(layers)
-    }
-    return [backend.bind(layer, caches[layer]) for layer in layers]
+    alike = [replace(layer, sinks=None) for layer in layers]
+    caches = {layer: layout.allocate_cache(layer, num_blocks, layer.device) for layer in set(alike)}
+    return [backend.bind(*pair) for pair in zip(layers, map(caches.get, alike), strict=True)]
 
 
 def _any_params(logits: Tensor) -> DeviceParams:

@@ -69,6 +69,8 @@ class LayerSpec:
     """Scores become ``soft_cap * tanh(score / soft_cap)`` before the softmax."""
     alibi_slopes: tuple[float, ...] | None = None
     """One slope per query head: adds ``slope * (key position - query position)`` to its scores."""
+    sinks: tuple[float, ...] | None = None
+    """One score per query head that joins its softmax, with no value: weights add up to less."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """Format in which keys and values are stored; ``auto``: in :attr:`dtype`."""
 

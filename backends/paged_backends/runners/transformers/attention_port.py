@@ -105,8 +105,6 @@ def _mask_rule(*_: Any, mask_function: Callable[..., Any], **__: Any) -> MaskRul
 # ---------------------------------------------------------------------- what layers need
 
 _REFUSED = {
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
     "position_bias": "a position bias added to the scores",
     "alibi": "ALiBi passed as a tensor",
     "head_mask": "a mask over heads",
@@ -243,7 +241,20 @@ def _spec(call: Call, where: str, device: str, settings: EngineSettings) -> Laye
         kv_cache_dtype=settings.kv_cache_dtype,
         sliding_window=options.get("sliding_window"),
         soft_cap=options.get("softcap"),
+        sinks=_sinks(options.get("s_aux"), num_heads, where),
     )
+
+
+def _sinks(scores: Any, num_heads: int, where: str) -> tuple[float, ...] | None:
+    if scores is None:
+        return None
+    if not isinstance(scores, Tensor) or scores.numel() != num_heads:
+        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise UnsupportedModel(
+            f"{where}has attention sinks of shape {found}, not one for each of {num_heads} heads, "
+            "which no attention backend here has"
+        )
+    return tuple(scores.flatten().tolist())
 
 
 def _window_of(

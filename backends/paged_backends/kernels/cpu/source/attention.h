@@ -28,6 +28,7 @@ struct AttentionShape {
   float scale;
   float soft_cap;       // or 0
   const float* slopes;  // [heads] or null
+  const float* sinks;   // [heads] or null
 
   int64_t group() const { return heads / kv_heads; }
   // the first key that the query at `position` sees
@@ -72,6 +73,11 @@ INLINE vf score(const AttentionShape& a, vf product, float slope, vf distance) {
   if (a.soft_cap) result = tanh_of(result / splat(a.soft_cap)) * splat(a.soft_cap);
   if (slope) result = result - splat(slope) * distance;
   return result;
+}
+
+// The sum of all weights of a head, of which the greatest score is `top`: with that of its sink, if it has one.
+INLINE float with_sink(const AttentionShape& a, int64_t head, float top, float total) {
+  return a.sinks ? total + std::exp(a.sinks[head] - top) : total;
 }
 
 // One item of work. `partial` is the index of a partial result that is joined later.
@@ -275,7 +281,7 @@ struct AttentionCall {
   const int32_t *starts, *lengths, *tables;
   const int64_t* slots;
   int64_t table_width, tokens, heads, kv_heads, dim, block_size, window;
-  const float* slopes;
+  const float *slopes, *sinks;
   const Item* items;
   const Join* joins;
   const Share* shares;
@@ -290,7 +296,7 @@ struct AttentionCall {
 template <typename T, typename C>
 INLINE Attention<T, C> view(const AttentionCall& c) {
   return {{c.starts, c.lengths, c.tables, c.slots, c.table_width, c.tokens, c.heads, c.kv_heads, c.dim,
-           c.block_size, c.window, c.scale, c.soft_cap, c.slopes},
+           c.block_size, c.window, c.scale, c.soft_cap, c.slopes, c.sinks},
           (const T*)c.query, (const T*)c.key, (const T*)c.value, (T*)c.out,
           c.query_token, c.query_head, c.key_token, c.key_head, c.value_token, c.value_head,
           c.out_token, (C*)c.cache};

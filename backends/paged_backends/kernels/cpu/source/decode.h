@@ -353,7 +353,7 @@ static void attend_item(const Attention<T, C>& a, const Item& item, const Item* 
   if (item.partial >= 0) return;
   for (int64_t g = 0; g < group; g++)
     write_head<C>(a.out + row * a.out_token + (item.head * group + g) * a.dim, state.sums + g * width,
-                  state.total[g], a.dim);
+                  with_sink(a, item.head * group + g, state.top[g], state.total[g]), a.dim);
 }
 
 // One query and the heads of one group; the first keys of the `next` item, if any, are fetched ahead.
@@ -398,6 +398,7 @@ static void join_parts(const Attention<T, C>& a, const Join& join, float* partia
       }
     }
     int64_t row = a.starts[join.sequence];
-    write_head<C>(a.out + row * a.out_token + (join.head * group + g) * a.dim, sums, total, a.dim);
+    write_head<C>(a.out + row * a.out_token + (join.head * group + g) * a.dim, sums,
+                  with_sink(a, join.head * group + g, top, total), a.dim);
   }
 }

@@ -102,7 +102,7 @@ static void attend_tile(const Attention<T, C>& a, const AttentionCall& call, con
       continue;
     }
     T* out = a.out + tile.batch_rows[q] * a.out_token + (item.head * group + g) * a.dim;
-    vf factor = splat(1.0f / tile.total(r));
+    vf factor = splat(1.0f / with_sink(a, item.head * group + g, tile.top(r), tile.total(r)));
     for (int64_t i = 0; i < a.dim; i += WIDTH)
       store_upto(out + i, load(tile.sums(r, i)) * factor, a.dim - i);
   }
