@@ -58,6 +58,7 @@ SCENES = {
     "unsplit": Checked([(400, 1)], multiprocessors=1),
     "uneven": Checked([(300, 1), (3, 1), (530, 1)]),
     "chunks": Checked([(140, 70)]),
+    "sinks": Checked([(15, 1), (0, 19), (400, 1)], {"sinks": (3.0, 1.0, 5.0, -2.0)}, sizes=(16,)),
     "heads": Checked([(20, 1), (0, 19), (17, 3)], {"num_heads": 8, "num_kv_heads": 2}, sizes=(16,)),
 }
 """Scenes that faults name: the kernels for bfloat16 and a head dimension of 64 compute them."""
@@ -65,7 +66,12 @@ LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "grouped": {"num_heads": 6, "head_dim": 128, "block_size": 5},
     "window": {"num_heads": 10, "sliding_window": 20, "soft_cap": 3.0},
-    "odd": {"head_dim": 80, "block_size": 1, "alibi_slopes": (0.5, 0.1, 0.01, 0.0)},
+    "odd": {
+        "head_dim": 80,
+        "block_size": 1,
+        "alibi_slopes": (0.5, 0.1, 0.01, 0.0),
+        "sinks": (1.0,) * 4,
+    },
     "float8": {"kv_cache_dtype": "fp8_e4m3", "block_size": 3, "num_heads": 2},
 }
 
@@ -185,6 +191,18 @@ FAULTS = {
         "cache.h", "(__umulhi(number, call.block_factor) + number) >>",
         "__umulhi(number, call.block_factor) >>", "edges",
         f"{RESULTS}|beyond the end of",
+    ),
+    "decode: no sinks": Fault(
+        "joint.h", "reciprocal(call, share.head + j, all.greatest,", "reciprocal(call, 0, 1e9f,",
+        "sinks", RESULTS,
+    ),
+    "tiles: sinks of other heads": Fault(
+        "tile_rows.h", "reciprocal(call, head,", "reciprocal(call, kv_head,", "sinks", RESULTS
+    ),
+    "combine: the sink of each split": Fault(
+        "combine.h", "all.sum += factor * partial[1];",
+        "all.sum += factor * partial[1] + (call.sinks ? all.weight(call.sinks[head]) : 0);",
+        "sinks", RESULTS,
     ),
     "combine: results that were not split": Fault(
         "combine.h", "  if (splits == 1) return;\n", "", "uneven", RESULTS

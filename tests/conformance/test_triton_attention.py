@@ -28,7 +28,7 @@ class Interpreted(AttentionConformance):
 
     def layer(self, dtype: str, **changes: Any) -> LayerSpec:
         """A small layer with half of the heads, unless a case is about heads."""
-        if not changes.keys() & {"num_heads", "num_kv_heads", "alibi_slopes"}:
+        if not changes.keys() & {"num_heads", "num_kv_heads", "alibi_slopes", "sinks"}:
             changes |= {"num_heads": 2, "num_kv_heads": 1}
         return super().layer(dtype, **changes)
 

@@ -81,8 +81,8 @@ class CapturableAttention(TorchAttention):
         self.num_updates = 0
 
     def check(self, layer: LayerSpec, /) -> str | None:
-        if layer.sliding_window or layer.soft_cap or layer.alibi_slopes:
-            return "it has no windows, caps or slopes"
+        if layer.sliding_window or layer.soft_cap or layer.alibi_slopes or layer.sinks:
+            return "it has no windows, caps, slopes or sinks"
         return super().check(layer)
 
     def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:

@@ -37,6 +37,8 @@ SCENES: dict[str, tuple[LayerSpec, list[tuple[int, int]]]] = {
     "float8": (replace(FLOAT8, num_heads=2, num_kv_heads=1), [(20, 1)]),
     "window": (replace(SMALL, sliding_window=7), [(40, 1), (20, 9)]),
     "cap and slopes": (replace(SMALL, soft_cap=3.0, alibi_slopes=(0.5, 0.1)), [(20, 1), (4, 5)]),
+    "sinks": (replace(SMALL, sinks=(3.0, 1.0)), [(20, 1), (4, 5)]),
+    "sinks, splits": (replace(SMALL, sinks=(9.0, 7.0)), [(530, 1)]),
     "splits": (SMALL, [(530, 1)]),
     "negative scale": (replace(SMALL, scale=-0.3), [(20, 1), (4, 5)]),
     "no scale": (replace(SMALL, scale=0.0), [(20, 1), (4, 5)]),
@@ -87,6 +89,16 @@ FAULTS = {
     "a key behind the window": Fault(
         "attention", "(position_R - window)", "(position_R - window - 1)", "window"
     ),
+    "lost sinks, decode": Fault(
+        "attention", "tl.load(sinks + head_R, row_R < GROUP, 0.0)", "head_R * 0.0", "sinks"
+    ),
+    "lost sinks, chunk": Fault(
+        "attention", "tl.load(sinks + head_R, row_R < num_rows, 0.0)", "head_R * 0.0", "sinks"
+    ),
+    "lost sinks, splits": Fault(
+        "attention", "tl.exp2(tl.fma(tl.load(sinks + head), LOG2_E, -top))", "0.0",
+        "sinks, splits",
+    ),
     "lost cap": Fault("attention", "if HAS_CAP:", "if False:", "cap and slopes"),
     "values are written where keys belong": Fault(
         "cache", "value_N = key_N + KV_HEADS * HEAD_SIZE", "value_N = key_N", "decode"
@@ -117,7 +129,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def run(kind: Any, name: str) -> None:
     layer, chunks = SCENES[name]
-    gpu = H200 if name in ("splits", "rising scores") else None
+    gpu = H200 if name in ("splits", "sinks, splits", "rising scores") else None
     check(scene(LaunchedFor(gpu, kind=kind), layer, chunks))
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.cache import head_major_shape
-from paged_backends.attention.layers import NO_SINKS, by_head, dtype_problem, heads_problem
+from paged_backends.attention.layers import by_head, dtype_problem, heads_problem
 from paged_backends.attention.settings import CudaSettings
 from paged_backends.attention.step import BlockBounds, KernelBatch, Scratch, point_to_rows
 from paged_backends.kernels.build import CannotCompile
@@ -208,11 +208,13 @@ class PagedLayer:
         self._bytes = self._dtype.itemsize
         self._block_size = layer.block_size
         self._slopes = by_head(layer.alibi_slopes, cache.device)
+        self._sinks = by_head(layer.sinks, cache.device)
         factor, shift = divider(layer.block_size)
         self._call = Call(
             keys=cache[:, 0].data_ptr(),
             values=cache[:, 1].data_ptr(),
             slopes=None if self._slopes is None else self._slopes.data_ptr(),
+            sinks=None if self._sinks is None else self._sinks.data_ptr(),
             cache_block=cache.stride(0),
             cache_head=cache.stride(2),
             heads=layer.num_heads,
@@ -285,6 +287,7 @@ class PagedLayer:
                 "tables": plan.tables,
                 "slots": plan.slots,
                 "slopes": self._slopes,
+                "sinks": self._sinks,
                 "partials": launches.partials,
                 "split": launches.split,
             }
@@ -313,7 +316,6 @@ class CudaAttention(AttentionBackend):
             self.target.problem(device)
             or dtype_problem(layer, DTYPES, ["fp8_e4m3"])
             or heads_problem(layer)
-            or (NO_SINKS if layer.sinks is not None else None)
             or _dim_problem(layer)
         )
         if problem is not None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.cache import check_contiguous, head_major_shape
-from paged_backends.attention.layers import NO_SINKS, dtype_problem, heads_problem
+from paged_backends.attention.layers import dtype_problem, heads_problem
 from paged_backends.attention.settings import TritonSettings
 from paged_backends.attention.step import BlockBounds, Scratch
 from paged_backends.kernels.nvidia import capability_problem
@@ -50,7 +50,6 @@ class TritonAttention(AttentionBackend):
             _device_problem(torch.device(layer.device))
             or dtype_problem(layer, _DTYPES, ["fp8_e4m3"])
             or heads_problem(layer)
-            or (NO_SINKS if layer.sinks is not None else None)
         )
 
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:

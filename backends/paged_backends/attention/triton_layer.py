@@ -182,8 +182,9 @@ class TritonLayer:
         self._cache = cache
         self._layer = layer
         self._dtype: torch.dtype = getattr(torch, layer.dtype)
-        slopes = by_head(layer.alibi_slopes, cache.device)
+        slopes, sinks = (by_head(part, cache.device) for part in (layer.alibi_slopes, layer.sinks))
         self._slopes = cache if slopes is None else slopes  # any address does if there are none
+        self._sinks = cache if sinks is None else sinks
         dim = max(16, 1 << (layer.head_dim - 1).bit_length())
         float8 = layer.kv_cache_dtype != "auto"
         self._sizes = INTERPRETED
@@ -210,6 +211,7 @@ class TritonLayer:
             "HAS_WINDOW": layer.sliding_window is not None,
             "HAS_CAP": layer.soft_cap is not None,
             "HAS_SLOPES": layer.alibi_slopes is not None,
+            "HAS_SINKS": layer.sinks is not None,
             "SIGN": (scale > 0) - (scale < 0),
             "DOT": tl.float32 if is_interpreted() else getattr(tl, layer.dtype),
         }
@@ -317,6 +319,7 @@ class TritonLayer:
             plan.lengths,
             plan.tables,
             self._slopes,
+            self._sinks,
             *query.stride()[:2],
             plan.tables.shape[1],
             sequences,
@@ -340,7 +343,7 @@ class TritonLayer:
         def arguments(parts: Tensor, states: Tensor, least: Tensor, splits: int) -> list[Any]:
             return [
                 *(query, self._cache, out, parts, states),
-                *(plan.starts, plan.lengths, plan.tables, self._slopes, least),
+                *(plan.starts, plan.lengths, plan.tables, self._slopes, self._sinks, least),
                 *query.stride()[:2],
                 *(plan.tables.shape[1], splits, *self._numbers),
             ]
@@ -371,6 +374,7 @@ class TritonLayer:
             plan.starts,
             plan.lengths,
             least,
+            self._sinks,
             splits,
             self._window,
             HEADS=layer.num_heads,
@@ -380,6 +384,7 @@ class TritonLayer:
             CHUNK=_MERGED_AT_ONCE,
             KEYS=sizes.keys,
             HAS_WINDOW=constants["HAS_WINDOW"],
+            HAS_SINKS=constants["HAS_SINKS"],
         )
 
 

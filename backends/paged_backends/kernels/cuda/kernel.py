@@ -30,7 +30,7 @@ class Call(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *((name, c_void_p) for name in ("query", "key", "value", "out", "keys", "values")),
         *((name, c_void_p) for name in ("query_start", "lengths", "tables", "slots")),
-        *((name, c_void_p) for name in ("slopes", "partials", "split")),
+        *((name, c_void_p) for name in ("slopes", "sinks", "partials", "split")),
         *((name, c_int64) for name in ("query_token", "query_head", "key_token", "key_head")),
         *((name, c_int64) for name in ("value_token", "value_head")),
         *((name, c_int64) for name in ("cache_block", "cache_head")),

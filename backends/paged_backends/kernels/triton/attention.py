@@ -193,17 +193,18 @@ def _tiles_of(
 
 @triton.jit(
     do_not_specialize=["table_width", "num_splits", "window"],
-    do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "slopes"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "slopes", "sinks"],
 )
 def attend_splits(
-    query, cache, out, parts, states, query_start, seq_lens, block_tables, slopes,
+    query, cache, out, parts, states, query_start, seq_lens, block_tables, slopes, sinks,
     least_tiles,
     query_token, query_head, table_width, num_splits, scale, soft_cap, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, FLOAT8: tl.constexpr, NATIVE: tl.constexpr,
-    DOT: tl.constexpr, SIGN: tl.constexpr, HAS_SPLITS: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr,
+    FLOAT8: tl.constexpr, NATIVE: tl.constexpr, DOT: tl.constexpr, SIGN: tl.constexpr,
+    HAS_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Attend with the query of each sequence that has one new token, one split of its keys.
 
@@ -250,6 +251,9 @@ def attend_splits(
             tl.store(states + num_states + index_R, total_R, row_R < GROUP)
             tl.store(parts + (index_R * HEAD_DIM)[:, None] + dims_D[None, :], out_RD, mask_RD)
         else:
+            if HAS_SINKS:
+                sink_R = tl.load(sinks + head_R, row_R < GROUP, 0.0)
+                total_R += tl.exp2(tl.fma(sink_R, LOG2_E, -base_R))
             place_R = (start.to(tl.int64) * HEADS + head_R) * HEAD_DIM
             result_RD = (out_RD / total_R[:, None]).to(out.dtype.element_ty)
             tl.store(out + place_R[:, None] + dims_D[None, :], result_RD, mask_RD)
@@ -257,12 +261,12 @@ def attend_splits(
 
 @triton.jit(
     do_not_specialize=["num_splits", "window"],
-    do_not_specialize_on_alignment=["query_start", "seq_lens"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens", "sinks"],
 )
 def merge_splits(
-    out, parts, states, query_start, seq_lens, least_tiles, num_splits, window,
+    out, parts, states, query_start, seq_lens, least_tiles, sinks, num_splits, window,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    CHUNK: tl.constexpr, KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one head of one sequence, ``CHUNK`` at a time.
 
@@ -282,6 +286,8 @@ def merge_splits(
         total_P = tl.load(states + num_states + index + splits_P, splits_P < used, 0.0)
         top = tl.max(greatest_P, 0)
         total = tl.sum(total_P * tl.exp2(greatest_P - top), 0)
+        if HAS_SINKS:
+            total += tl.exp2(tl.fma(tl.load(sinks + head), LOG2_E, -top))
         dims_D = tl.arange(0, DIM)
         out_D = tl.zeros([DIM], tl.float32)
         for first in range(0, used, CHUNK):
@@ -313,17 +319,17 @@ def _find_sequence(query_start, tile, num_sequences, GROUP: tl.constexpr, ROWS: 
 
 @triton.jit(
     do_not_specialize=["table_width", "num_sequences", "least_tokens", "window"],
-    do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "slopes"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "slopes", "sinks"],
 )
 def attend_tiles(
-    query, cache, out, query_start, seq_lens, block_tables, slopes,
+    query, cache, out, query_start, seq_lens, block_tables, slopes, sinks,
     query_token, query_head, table_width, num_sequences, least_tokens,
     scale, soft_cap, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr, FLOAT8: tl.constexpr, NATIVE: tl.constexpr, DOT: tl.constexpr,
-    SIGN: tl.constexpr, SLACK: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, FLOAT8: tl.constexpr,
+    NATIVE: tl.constexpr, DOT: tl.constexpr, SIGN: tl.constexpr, SLACK: tl.constexpr,
 ):  # fmt: skip
     """Attend with the queries [T, heads, HEAD_DIM], whose strides are given, into ``out``.
 
@@ -379,6 +385,9 @@ def attend_tiles(
             KV_HEADS, BLOCK_SIZE, HEAD_SIZE, HEAD_DIM, DIM, KEYS, HAS_WINDOW, HAS_CAP,
             HAS_SLOPES, FLOAT8, NATIVE, DOT, SIGN, SLACK, MASKED=True,
         )  # fmt: skip
+        if HAS_SINKS:
+            sink_R = tl.load(sinks + head_R, row_R < num_rows, 0.0)
+            total_R += tl.exp2(tl.fma(sink_R, LOG2_E, -base_R))
         place_R = (token_R * (KV_HEADS * GROUP) + head_R) * HEAD_DIM
         result_RD = (out_RD / total_R[:, None]).to(out.dtype.element_ty)
         tl.store(out + place_R[:, None] + dims_D[None, :], result_RD, mask_RD)

@@ -131,8 +131,9 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
             f"{checkpoint.folder / 'config.json'} does not describe a {checkpoint.model_type}: "
             f"{one_line(error, 300)}"
         ) from error
-    if checkpoint.quantized_as == "compressed-tensors":
-        # at once, and not in the first call of the whole model: its parts are called here
+    if checkpoint.quantized_as in ("compressed-tensors", "mxfp4"):
+        # at once: not in the first call of the whole model, whose parts are called here, and not
+        # where some package for its kernels is installed
         config.quantization_config = {**config.quantization_config, "dequantize": True}
     return config
 

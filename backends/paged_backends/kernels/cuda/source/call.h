@@ -10,7 +10,7 @@ struct Call {
   const int* lengths;                   // [S]; tokens after this step
   const int* tables;                    // [S, table_width]
   const long long* slots;               // [T]; negative: nothing is written
-  const float* slopes;                  // [heads], or null
+  const float *slopes, *sinks;          // [heads], or null
   float* partials;                      // [rows, heads, num_splits, dim + 2], see combine.h
   const int* split;                     // [1]: keys of a split at least, see row.h
   long long query_token, query_head;    // strides, in numbers

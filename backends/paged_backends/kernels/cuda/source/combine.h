@@ -39,6 +39,6 @@ __device__ __forceinline__ void combine_splits(const Call& call) {
   for (int d = threadIdx.x; d < call.dim; d += kCombineThreads) {
     Softmax<1> whole = combined.merged(0, d);
     static_cast<T*>(call.out)[out * call.dim + d] =
-        from_float<T>(whole.values[0] * reciprocal(whole.sum));
+        from_float<T>(whole.values[0] * reciprocal(call, head, whole.greatest, whole.sum));
   }
 }

@@ -48,8 +48,8 @@ struct Joint {
       Softmax<1> all = merged(j, d);
       if (is_whole) {
         long long out = static_cast<long long>(row.token) * call.heads + share.head + j;
-        static_cast<T*>(call.out)[out * call.dim + d] =
-            from_float<T>(all.values[0] * reciprocal(all.sum));
+        float factor = reciprocal(call, share.head + j, all.greatest, all.sum);
+        static_cast<T*>(call.out)[out * call.dim + d] = from_float<T>(all.values[0] * factor);
         continue;
       }
       long long index = static_cast<long long>(blockIdx.x) * call.heads + share.head + j;

@@ -53,5 +53,9 @@ struct Softmax {
   __device__ __forceinline__ float weight(float score) const { return exp2_of(score - base()); }
 };
 
-/// What weighted values are multiplied by at the end; 0 where no key was seen.
-__device__ __forceinline__ float reciprocal(float sum) { return sum == 0 ? 0 : 1 / sum; }
+/// What weighted values of a query head are multiplied by at the end, where its sink, if any, joins
+/// the sum of the weights; 0 where no key was seen.
+__device__ __forceinline__ float reciprocal(const Call& call, int head, float greatest, float sum) {
+  if (call.sinks) sum += exp2_of(call.sinks[head] * 1.4426950408889634f - greatest);
+  return sum == 0 ? 0 : 1 / sum;
+}

@@ -262,6 +262,7 @@ class TileRows {
   }
 
   __device__ __forceinline__ void store() {
+    float unit = scorer.is_product() ? scorer.inner : 1;
 #pragma unroll
     for (int band = 0; band < kBands; ++band)
 #pragma unroll
@@ -271,9 +272,9 @@ class TileRows {
         all += __shfl_xor_sync(~0u, all, 2);
         int row = first_row + lane_row(band, i);
         if (row >= rows) continue;
-        float factor = reciprocal(all);
-        long long to = static_cast<long long>(sequence.first_token + row / group) * call.heads +
-                       kv_head * group + row % group;
+        int head = kv_head * group + row % group;
+        float factor = reciprocal(call, head, greatest[band][i] * unit, all);
+        long long to = static_cast<long long>(sequence.first_token + row / group) * call.heads + head;
 #pragma unroll
         for (int j = 0; j < kDims; ++j) {
           int dim = j * 8 + t * 2;
