@@ -33,6 +33,7 @@ _FUNCTION = re.compile(
     re.S,
 )
 USUAL = Variant("bfloat16", 128, 16, "auto")
+BLACKWELL = ("sm_100", "sm_120")
 SHORT = (("sm_90", USUAL), ("sm_90", replace(USUAL, warpgroups=True)))
 LONG = (
     *(
@@ -42,7 +43,7 @@ LONG = (
     *(
         (architecture, Variant(dtype, dim, group, cache))
         for architecture, (dtype, group), dim, cache in product(
-            ("sm_80", "sm_90"),
+            ("sm_80", "sm_90", *BLACKWELL),
             (("bfloat16", 16), ("float16", 16), ("float32", 1), ("float32", 8)),
             (64, 96, 128, 256),
             ("auto", "fp8_e4m3"),

@@ -171,7 +171,9 @@ class Decode {
   __device__ __forceinline__ void bring_keys(int step) {
     Stage& stage = shared.stages[warp][step % kStages];
     if (key_at(step) < share.end) {
-      Place place = Place::of(call, next_block, next.offset);
+      // found anew where there are few registers
+      int offset = kDim <= 128 ? next.offset : slot_of(step).offset;
+      Place place = Place::of(call, next_block, offset);
       long long own = reinterpret_cast<long long>(keys + place.row);
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn)

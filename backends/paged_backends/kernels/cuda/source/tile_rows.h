@@ -5,6 +5,14 @@
 #include "cache.h"
 #include "softmax.h"
 
+/// Of GPUs for which the compiler needs more registers than there are in tiles of 128 numbers, and
+/// would spill some: their generation, otherwise 0.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 1000
+constexpr int kFewRegisters = 0;
+#else
+constexpr int kFewRegisters = __CUDA_ARCH__ < 1200 ? 100 : 120;
+#endif
+
 /// Rows in shared memory, longer than they must be, so that eight of them lie in different banks.
 template <class T, int kCount, int kDim>
 struct GappedRows {
@@ -23,7 +31,8 @@ struct KeyTile {
   static constexpr int kPieces = kDim / kPiece, kLanes = kPieces & -kPieces;  // of a row
   static constexpr int kSlices = kPieces / kLanes, kStep = kThreads / kLanes;
   static constexpr int kCount = kKeys / kStep;
-  static constexpr int kMost = kIsFloat8<Stored> ? 4 : 8, kAtOnce = kCount < kMost ? kCount : kMost;
+  static constexpr int kMost = kIsFloat8<Stored> ? 4 : kFewRegisters == 100 ? 2 : 8;
+  static constexpr int kAtOnce = kCount < kMost ? kCount : kMost;
   static_assert(kThreads % kLanes == 0 && kKeys % (kStep * kAtOnce) == 0, "uneven work");
 
   Rows rows;

@@ -85,7 +85,8 @@ class Tiles : TilesShape<T, Stored, kDim>::Rows {
       for (int column = 0; column < kColumns; ++column)
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[band][column][i] = 0;
-#pragma unroll
+    constexpr int kUnrolled = kFewRegisters == 120 ? 4 : kDim / 16;
+#pragma unroll kUnrolled
     for (int step = 0; step < kDim; step += 16) {
       unsigned a[kBands][4];
 #pragma unroll
