@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,6 +95,18 @@ def test_a_model_computes_the_same_with_either_arithmetic(folder: Path, num_toke
         assert made.model_size().quantized_products == chosen
         error[chosen] = relative_error(prompt_logits(made, prompt), exact)
     assert error["widened"] < error["integer"] < 0.05
+
+
+def test_float32_rounds_nothing_unless_asked(folder: Path) -> None:
+    prompt, options = [3, 5, 7, 11], {"kernels": EMULATED[0], "dtype": "float32"}
+    exact = prompt_logits(runner(folder, kernels="off", dtype="float32"), prompt)
+    for chosen, rounds in (("auto", False), ("float", False), ("integer", True)):
+        made = runner(folder, quantized_products=chosen, **options)
+        assert made.model_size().quantized_products == ("integer" if rounds else None)
+        assert (relative_error(prompt_logits(made, prompt), exact) > 1e-4) == rounds
+    with structlog.testing.capture_logs() as lines:
+        runner(folder, kernels=EMULATED[0], quantized_products="integer")
+    assert [line["to"] for line in lines if line["event"] == "activations_rounded"] == ["8 bits"]
 
 
 def test_auto_widens_where_there_are_tiles() -> None:

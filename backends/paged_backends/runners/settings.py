@@ -48,10 +48,11 @@ class NativeSettings(QuantizingSettings):
         default="auto",
         description="auto: triton on a GPU, on a CPU the best instruction set; off: plain PyTorch",
     )
-    quantized_products: Literal["auto", ProductsName] = Field(
+    quantized_products: Literal["auto", "float", ProductsName] = Field(
         default="auto",
-        description="on a CPU, bfloat16 times quantised weights: widened, codes become bfloat16, "
-        "needs AMX; integer, activations become codes; auto: widened where there is AMX",
+        description="on a CPU, activations times quantised weights: widened, codes become "
+        "bfloat16, needs AMX; integer, activations are rounded to 8 bits; float, neither; auto: "
+        "float with dtype: float32, else widened where there is AMX",
     )
     compile: bool = Field(
         default=False,

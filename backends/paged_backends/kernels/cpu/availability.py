@@ -44,5 +44,6 @@ def runner_details() -> str:
         return f"without kernels for this CPU: {reason}"
     best = available(find_compiler())[0].name
     return (
-        f"by default kernels {best}; products of bfloat16 with quantised weights {products(best)}"
+        f"by default kernels {best}; products of bfloat16 with quantised weights {products(best)} "
+        "(integer rounds activations to 8 bits; dtype: float32 rounds nothing)"
     )

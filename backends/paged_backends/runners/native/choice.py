@@ -19,7 +19,7 @@ from paged_backends.kernels.cpu.availability import unavailable_reason
 from paged_backends.kernels.cpu.compiler import NoSuchInstructions, find_compiler
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
-from paged_backends.runners.native.cpu_layers import KernelOps, fits
+from paged_backends.runners.native.cpu_layers import FloatProducts, KernelOps, fits
 from paged_backends.runners.native.decoder import Layer, Linear, Rotaries, SummedLinear
 from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.settings import NativeSettings
@@ -32,19 +32,26 @@ if TYPE_CHECKING:
 log = get_logger()
 
 
-def choose_ops(options: NativeSettings, dtype: torch.dtype, device: torch.device) -> Ops:
+def choose_ops(
+    options: NativeSettings, dtype: torch.dtype, device: torch.device, *, is_exact: bool = False
+) -> Ops:
     """Return operations over the kernels for ``device``, or over PyTorch if they are missing.
+
+    Args:
+        is_exact: quantised weights are multiplied in floats, unless options say otherwise.
 
     Raises:
         SettingsError: the options ask for what cannot be had here.
     """
+    if is_exact and options.quantized_products == "auto":
+        options = options.model_copy(update={"quantized_products": "float"})
     ops = _ops(options, dtype, device)
-    wanted, found = options.quantized_products, ops.quantized_products
+    wanted, found = options.quantized_products, ops.quantized_products or "float"
     if wanted not in ("auto", found):
         needed = "bfloat16 and AMX" if wanted == "widened" else "our kernels for CPUs"
         raise SettingsError(
             f"runner.quantized_products: {wanted} needs {needed}; here, with {dtype} on {device}, "
-            f"products with quantised weights are {found or 'of floats'}; set it to auto"
+            f"products with quantised weights are {found}; set it to auto"
         )
     return ops
 
@@ -67,7 +74,8 @@ def _ops(options: NativeSettings, dtype: torch.dtype, device: torch.device) -> O
     reason = unavailable_reason()
     if reason is None:
         try:
-            return KernelOps(_kernels(options, dtype))
+            is_float = options.quantized_products == "float"
+            return (FloatProducts if is_float else KernelOps)(_kernels(options, dtype))
         except NoSuchInstructions as error:
             raise SettingsError(f"runner.kernels: {error}") from error
         except CannotCompile as error:
@@ -76,7 +84,7 @@ def _ops(options: NativeSettings, dtype: torch.dtype, device: torch.device) -> O
 
 
 def _kernels(options: NativeSettings, dtype: torch.dtype) -> Kernels:
-    if dtype is not torch.bfloat16 or options.quantized_products == "integer":
+    if dtype is not torch.bfloat16 or options.quantized_products in ("integer", "float"):
         return Kernels.load(options.kernels, quantized_products="integer")
     return Kernels.load(options.kernels)
 

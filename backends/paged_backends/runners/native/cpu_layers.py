@@ -158,6 +158,20 @@ class KernelOps(Ops):
         return best, logits_RV.gather(1, best[:, None])[:, 0]
 
 
+class FloatProducts(KernelOps):
+    """The same, with quantised weights dequantised in each call: activations are not rounded."""
+
+    copies_weights = False
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self.quantized_products = None
+
+    def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with this weight, computed by PyTorch."""
+        return Ops.quantized(self, matrix, bias_O)
+
+
 def fits(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether there are kernels for this dtype on this device."""
     return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)

@@ -21,9 +21,12 @@ from paged_backends.runners.native.source import DescribedRunner, ModelSource
 from paged_backends.runners.settings import NativeSettings
 from paged_core.engine.contexts import RunnerContext
 from paged_core.interfaces.layer import ModelSize
+from paged_core.log import get_logger
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
+
+_log = get_logger()
 
 
 class NativeRunner(DescribedRunner):
@@ -49,14 +52,23 @@ class NativeRunner(DescribedRunner):
         if weight_format is not None:
             check_quantization(self._options, source)
         self._describe(source, _bytes_per_weight(source, weight_format))
-        ops = choose_ops(self._options, source.dtype, source.device)
+        is_exact = settings.dtype == "float32"
+        ops = choose_ops(self._options, source.dtype, source.device, is_exact=is_exact)
         with self._fitting(source.device):
             self._decoder = self._made(source, ops, weight_format)
         self._kernels = ops.kernels
-        if self._bytes_per_weight < source.dtype.itemsize:
+        is_quantized = self._bytes_per_weight < source.dtype.itemsize
+        if is_quantized:
             self._quantized_products = ops.quantized_products
+        if self._quantized_products == "integer":
+            _log.info(
+                "activations_rounded",
+                to="8 bits",
+                reason="products with quantised weights are of integers",
+                remedy="set runner.quantized_products: float to do without, more slowly",
+            )
         fused = None
-        if ops.kernels is not None:
+        if ops.kernels is not None and (self._quantized_products or not is_quantized):
             fused = fuse(source.config, self._decoder.layers, ops.kernels, source.share)
         if source.share.all_agree(fused is not None, source.device):
             self._decoder.fused = fused
