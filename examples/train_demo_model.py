@@ -222,7 +222,6 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,
         do_sample=False,
-        max_new_tokens=256,
     )
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)

@@ -17,7 +17,7 @@ from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import EngineSettings, load_settings, settings_class
-from paged_core.text.front_end import Prompt, check_sampling
+from paged_core.text.front_end import Prompt
 from paged_core.text.outputs import RequestOutput
 
 
@@ -100,7 +100,7 @@ class AsyncLLM:
         await self.start()
         made = client.front_end.generation(
             prompt,
-            check_sampling(sampling_params),
+            sampling_params,
             arrival=client.clock(),
             request_id=request_id,
             **fields,

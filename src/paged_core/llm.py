@@ -18,7 +18,7 @@ from paged_core.requests.grammars import compile_grammars
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import BeamSearchParams, SamplingParams
 from paged_core.settings.schema import EngineSettings, load_settings, settings_class
-from paged_core.text.front_end import Prompt, check_sampling
+from paged_core.text.front_end import Prompt
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.progress import Progress, progress_bar
@@ -111,7 +111,7 @@ class LLM:
 
         Args:
             prompts: one or several; a flat list of integers is one prompt.
-            sampling_params: one for all, or one for each.
+            sampling_params: one for all, or one for each; ``None``: the model's own.
             priority: the same; matters where the queue order looks at it.
             use_tqdm: show a progress bar on standard error; or a function such as ``tqdm``.
 
@@ -196,7 +196,7 @@ class LLM:
         Raises:
             RequestError: it can never be served, or chooses among sequences at the end.
         """
-        sampling_params = check_sampling(sampling_params)
+        sampling_params = self.front_end.sampling(sampling_params)
         if sampling_params.chooses_at_end:
             raise RequestError(
                 "beam_width and best_of choose what is returned when all of it is there, so there "
@@ -278,7 +278,8 @@ class LLM:
         Raises:
             RequestError: it can never be served.
         """
-        self._compile([check_sampling(sampling)])
+        sampling = self.front_end.sampling(sampling)
+        self._compile([sampling])
         return self._add(prompt, sampling, request_id=request_id, **fields)
 
     def _compile(self, samplings: Iterable[SamplingParams]) -> None:

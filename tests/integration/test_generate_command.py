@@ -21,7 +21,8 @@ pytestmark = pytest.mark.heavy
 PROMPTS = ["Once upon a time", "What is paged attention?", "Count from one to ten:", "Hello!"]
 KEYS = {"prompt", "prompt_token_ids", "num_cached_tokens", "outputs"}
 OUTPUT_KEYS = {
-    "index", "text", "token_ids", "finish_reason", "error", "cumulative_logprob", "logprobs"
+    "index", "text", "token_ids", "finish_reason", "is_cut", "error",
+    "cumulative_logprob", "logprobs",
 }  # fmt: skip
 
 

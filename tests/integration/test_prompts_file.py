@@ -16,7 +16,6 @@ from paged_core.cli import main
 from paged_core.cli import prompts_file as module
 from paged_core.cli.prompts_file import read_tasks
 from paged_core.errors import PagedCoreError, SettingsError
-from paged_core.sampling_params import SamplingParams
 
 Capture = pytest.CaptureFixture[str]
 QUESTION = "What is a block table?"
@@ -150,7 +149,7 @@ def test_a_closed_standard_input_is_an_empty_one() -> None:
 
 def test_lines_end_at_line_feeds_only(tmp_path: Path) -> None:
     name = written(tmp_path, '"a\u2028b"\r', '"c"')
-    assert [task.prompt for task in read_tasks(name, SamplingParams())] == ["a\u2028b", "c"]
+    assert [task.prompt for task in read_tasks(name, {})] == ["a\u2028b", "c"]
 
 
 JSON = st.recursive(
@@ -171,7 +170,7 @@ LINES = (
 
 def check_line(folder: Path, line: Any) -> None:
     try:
-        (task,) = read_tasks(written(folder, json.dumps(line)), SamplingParams())
+        (task,) = read_tasks(written(folder, json.dumps(line)), {})
     except PagedCoreError as error:
         assert isinstance(error, SettingsError)
         assert "line 1: " in str(error)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
+from paged_core.sampling_params import SamplingParams
 from paged_plugins.server.anthropic import protocol as anthropic
 from paged_plugins.server.anthropic import routes as from_anthropic
 from paged_plugins.server.anthropic.events import GrowingMessage
@@ -102,7 +103,7 @@ def _more(draw: st.DrawFn, made: Answer) -> str:
 @given(answers())
 def test_a_response_tells_all_that_the_answer_says(answer: Answer) -> None:
     body = responses.ResponsesRequest(input="x")
-    made = GrowingResponse("resp_1", "demo", body)
+    made = GrowingResponse("resp_1", "demo", body, SamplingParams())
     sent = [*made.begin()]
     for delta in answer.deltas:
         sent += made.take(delta)

@@ -6,6 +6,7 @@ collected; ``docs/architecture.md`` says in what order things happen there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 
+from paged_backends.checkpoint.folder import resolve_checkpoint
+from paged_backends.checkpoint.sampling_defaults import sampling_defaults
 from paged_backends.device import choose_device
 from paged_backends.executors.accelerator import Accelerator
 from paged_backends.executors.cache_size import decide_cache_size
@@ -136,6 +139,19 @@ class LocalExecutor(Executor):
         settings = self._context.settings
         return load_tokenizer(
             settings.tokenizer or settings.model, trust_remote_code=settings.trust_remote_code
+        )
+
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Return the sampling parameters of the checkpoint's ``generation_config.json``.
+
+        Raises:
+            CheckpointError: it cannot be read, or a value is out of range.
+        """
+        settings = self._context.settings
+        if settings.generation_config == "none":
+            return {}
+        return sampling_defaults(
+            resolve_checkpoint(settings.model, trust_remote_code=settings.trust_remote_code)
         )
 
     def compile_grammar(self, form: StructuredOutputs, /) -> Future[None]:

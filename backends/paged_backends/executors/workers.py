@@ -11,7 +11,7 @@ import os
 import pickle
 import secrets
 import select
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +24,12 @@ from paged_backends.executors.worker import Worker
 from paged_backends.executors.worker_main import COLLECT, START, STEP, Started
 from paged_core.engine.contexts import ExecutorContext, Maker, RankGroup, make_component
 from paged_core.errors import EngineError, ExecutorLost, RequestError, SettingsError
-from paged_core.interfaces.executor import Capacity, Executor, SupportsText
+from paged_core.interfaces.executor import (
+    Capacity,
+    Executor,
+    SupportsSamplingDefaults,
+    SupportsText,
+)
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.log import get_logger
@@ -132,9 +137,19 @@ class WorkersExecutor(Executor):
 
     def tokenizer(self) -> Tokenizer | None:
         """Return what the other executor's model has; it is read in this process."""
-        parts = self._context
-        inner = make_component(parts.registry, "executor", parts.settings.executor, parts)
+        inner = self._inner()
         return inner.tokenizer() if isinstance(inner, SupportsText) else None
+
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Return what the other executor's model has."""
+        inner = self._inner()
+        return inner.sampling_defaults() if isinstance(inner, SupportsSamplingDefaults) else {}
+
+    def _inner(self) -> Executor:
+        """Return the other executor, which is not started here."""
+        parts = self._context
+        made: Executor = make_component(parts.registry, "executor", parts.settings.executor, parts)
+        return made
 
     # ------------------------------------------------------------------ the workers
 

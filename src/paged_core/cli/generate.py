@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paged_core.sampling_params import SamplingParams
     from paged_core.text.generation import Generation
 
+_MAX_TOKENS = 64
 _EARLY_STOPPING: dict[str, Any] = {"true": True, "false": False, "never": "never"}
 
 
@@ -36,8 +37,12 @@ def command(
             "parameters, or an OpenAI batch."
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens to generate.", show_default="64, or the model's")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy.", show_default="0, or the model's")
+    ] = None,
     n: Annotated[int, typer.Option(help="Sequences per prompt.")] = 1,
     best_of: Annotated[int | None, typer.Option(help="Sample so many, print the best --n.")] = None,
     beam_width: Annotated[
@@ -47,12 +52,14 @@ def command(
     early_stopping: Annotated[
         str, typer.Option(help="With beams: true, false or never; when the search may end.")
     ] = "false",
-    top_k: Annotated[int, typer.Option(help="Of so many best tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Of the best with this total.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Share of the best, at least.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Of so many best tokens; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of the best with this total.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Share of the best, at least.")] = None,
     presence_penalty: Annotated[float, typer.Option(help="Against any repetition.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="Against each repetition.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Of prompt and output; 1: none.")] = 1.0,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Of prompt and output; 1: none.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends a sequence; repeatable.")] = None,
     stop_token_id: Annotated[list[int] | None, typer.Option(help="Ends a sequence.")] = None,
     min_tokens: Annotated[int, typer.Option(help="No end before so many tokens.")] = 0,
@@ -68,7 +75,7 @@ def command(
     """
     if stream and as_json:
         raise SettingsError("--stream and --json exclude each other; choose one")
-    sampling = _sampling(
+    asked = _asked(
         n=n,
         best_of=best_of,
         beam_width=beam_width,
@@ -89,10 +96,10 @@ def command(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-    from paged_core.cli.prompts_file import Task, read_tasks
+    from paged_core.cli.prompts_file import read_tasks, task_of
 
-    tasks = [Task(prompt=text, sampling=sampling, fields={}) for text in prompt or ()]
-    tasks += read_tasks(prompts_file, sampling) if prompts_file else []
+    tasks = [task_of(text, asked) for text in prompt or ()]
+    tasks += read_tasks(prompts_file, asked) if prompts_file else []
     if not tasks:
         raise SettingsError("give a prompt, or a file of prompts with --prompts-file")
     if stream and any(task.sampling.chooses_at_end for task in tasks):
@@ -112,18 +119,27 @@ def command(
         return _generate(llm, tasks, report)
 
 
-def _sampling(**values: Any) -> SamplingParams:
-    """Return what the options ask for.
+def _asked(**values: Any) -> dict[str, Any]:
+    """Return the sampling parameters that the options ask for.
 
     Raises:
         SettingsError: they are out of range, or contradict each other.
     """
     from paged_core.sampling_params import SamplingParams
 
+    asked = {name: value for name, value in values.items() if value is not None}
     try:
-        return SamplingParams(**values)
+        SamplingParams(**{"max_tokens": _MAX_TOKENS, **asked})
     except RequestError as error:
         raise SettingsError(str(error)) from None
+    return asked
+
+
+def _sampling(llm: LLM, task: Task) -> SamplingParams:
+    """Return the parameters of a task, and the model's own where it says nothing."""
+    from paged_core.sampling_params import SamplingParams
+
+    return SamplingParams(**llm.front_end.completed(task.asked, max_tokens=_MAX_TOKENS))
 
 
 def _generate(llm: LLM, tasks: Sequence[Task], report: _Report) -> int:
@@ -131,7 +147,7 @@ def _generate(llm: LLM, tasks: Sequence[Task], report: _Report) -> int:
     generations: list[Generation] = []
     for place, task in enumerate(tasks):
         try:
-            generation = llm.add(_prompt(llm, task), task.sampling, **task.fields)
+            generation = llm.add(_prompt(llm, task), _sampling(llm, task), **task.fields)
         except (RequestError, PluginError) as error:
             report.refused(place, error)
         else:
@@ -267,6 +283,7 @@ class _JsonLines(_Report):
             "text": None,
             "token_ids": [],
             "finish_reason": "error",
+            "is_cut": False,
             "error": str(error),
             "cumulative_logprob": None,
             "logprobs": None,

@@ -134,18 +134,27 @@ class Task:
     prompt: Any
     """Text, token ids, ``{"prompt": ...}``, ``{"prompt_token_ids": ...}`` or
     ``{"messages": ...}``."""
+    asked: Mapping[str, Any]
+    """Sampling parameters that were given."""
     sampling: SamplingParams
+    """Parameters with our own defaults, in place of the model's: those of the engine follow."""
     fields: Mapping[str, Any]
     """Fields of the request: ``priority``, ``cache_salt``."""
     batch: BatchRequest | None = None
     """The line of a batch file that asks for it."""
 
 
-def read_tasks(name: str, sampling: SamplingParams) -> list[Task]:
+def task_of(prompt: Any, asked: Mapping[str, Any], **fields: Any) -> Task:
+    """Return the task of a prompt; ``RequestError``: its parameters are wrong."""
+    sampling = SamplingParams(**{"max_tokens": None, **asked})
+    return Task(prompt=prompt, asked=asked, sampling=sampling, fields=fields)
+
+
+def read_tasks(name: str, asked: Mapping[str, Any]) -> list[Task]:
     """Return what a file asks for; ``-`` is standard input.
 
     Args:
-        sampling: what a line does not say.
+        asked: parameters that hold where a line does not say others.
 
     Raises:
         SettingsError: the file cannot be read or is too large, or a line is wrong.
@@ -153,10 +162,10 @@ def read_tasks(name: str, sampling: SamplingParams) -> list[Task]:
     tasks = []
     for number, line in _lines(name):
         if not name.endswith(".jsonl"):
-            tasks.append(Task(prompt=line, sampling=sampling, fields={}))
+            tasks.append(task_of(line, asked))
             continue
         try:
-            tasks.append(_task(_decoded(line), sampling))
+            tasks.append(_task(_decoded(line), asked))
         except RequestError as error:
             raise SettingsError(f"{name}, line {number}: {error}") from None
     return tasks
@@ -188,18 +197,18 @@ def _decoded(line: str) -> Any:
         raise RequestError(f"not JSON: {error}") from None
 
 
-def _task(line: Any, sampling: SamplingParams) -> Task:
+def _task(line: Any, asked: Mapping[str, Any]) -> Task:
     if isinstance(line, (str, list)):
-        return Task(prompt=line, sampling=sampling, fields={})
+        return task_of(line, asked)
     if not isinstance(line, dict):
         raise RequestError("it is neither a text, nor a list of token ids, nor an object")
     if "custom_id" in line or "body" in line:
         batch = BatchRequest.of(line)
-        return replace(_with_parameters(batch.values, sampling), batch=batch)
-    return _with_parameters(line, sampling)
+        return replace(_with_parameters(batch.values, asked), batch=batch)
+    return _with_parameters(line, asked)
 
 
-def _with_parameters(line: Mapping[str, Any], sampling: SamplingParams) -> Task:
+def _with_parameters(line: Mapping[str, Any], asked: Mapping[str, Any]) -> Task:
     """Return the task of an object with a prompt or messages and, beside it, parameters."""
     given = [key for key in _PROMPTS if key in line]
     if len(given) != 1:
@@ -214,8 +223,6 @@ def _with_parameters(line: Mapping[str, Any], sampling: SamplingParams) -> Task:
     messages = line.get("messages", [{}])
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise RequestError("'messages' is a list of objects with 'role' and 'content'")
-    return Task(
-        prompt={key: line[key] for key in given},
-        sampling=replace(sampling, **{key: line[key] for key in line if key in _PARAMETERS}),
-        fields={key: line[key] for key in line if key in _OTHERS},
-    )
+    own = {key: line[key] for key in line if key in _PARAMETERS}
+    fields = {key: line[key] for key in line if key in _OTHERS}
+    return task_of({key: line[key] for key in given}, {**asked, **own}, **fields)

@@ -24,7 +24,7 @@ from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
 from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.settings.schema import EngineSettings
-from paged_core.text.front_end import FrontEnd
+from paged_core.text.front_end import FrontEnd, sampling_defaults
 
 
 def build_engine(
@@ -109,11 +109,9 @@ def make_front_end(settings: EngineSettings, executor: Executor, max_model_len: 
         executor: of the model that it serves; it need not have been started.
         max_model_len: as the started executor says.
     """
-    return FrontEnd(
-        executor_tokenizer(executor),
-        max_model_len=max_model_len,
-        name=f"model {settings.model!r} on executor {settings.executor.name!r}",
-    )
+    tokenizer, defaults = executor_tokenizer(executor), sampling_defaults(executor)
+    name = f"model {settings.model!r} on executor {settings.executor.name!r}"
+    return FrontEnd(tokenizer, max_model_len=max_model_len, name=name, defaults=defaults)
 
 
 def executor_tokenizer(executor: Executor) -> Tokenizer | None:

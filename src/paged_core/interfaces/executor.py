@@ -10,6 +10,7 @@ from paged_core.step import StepInput, StepResult
 from paged_core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from concurrent.futures import Future
 
     from paged_core.interfaces.tokenizer import Tokenizer
@@ -77,6 +78,14 @@ class SupportsText(Protocol):
 
     def tokenizer(self) -> Tokenizer | None:
         """Return it, or ``None`` if the checkpoint has none and serves token ids only."""
+
+
+@runtime_checkable
+class SupportsSamplingDefaults(Protocol):
+    """An executor whose model comes with sampling parameters for requests that leave them out."""
+
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Return them, by the names of ``SamplingParams``, unless settings ask for none."""
 
 
 @runtime_checkable

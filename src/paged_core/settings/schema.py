@@ -79,6 +79,11 @@ class EngineSettings(BaseModel):
     profile: str | None = Field(None, description="named settings to start from")
     model: str = Field("demo", description="a hub id, a folder, a GGUF file, or demo")
     tokenizer: str | None = Field(None, description="null: the model's own")
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="sampling parameters that requests leave out; auto: those of the checkpoint's "
+        "generation_config.json; none: the API's own",
+    )
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_dtype_name)
     ] = Field("auto", description="of weights and cache; auto: what checkpoint and device agree on")

@@ -24,6 +24,7 @@ from paged_core.field_rules import (
     text,
     token_ids,
 )
+from paged_core.interfaces.executor import Executor, SupportsSamplingDefaults
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.log import get_logger
 from paged_core.request import PRIORITY, Request
@@ -32,7 +33,8 @@ from paged_core.text.generation import Generation
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``; with
-``"add_special_tokens": False`` text has the special tokens already."""
+``"add_special_tokens": False`` text has the special tokens already, with ``True`` it gets them
+whatever it begins with; left out, a text that begins with its first one gets no second."""
 
 _KEYS = frozenset({"prompt", "prompt_token_ids", "add_special_tokens"})
 
@@ -41,6 +43,7 @@ CHARACTERS_PER_TOKEN = 4
 _SLACK = 64
 """Tokens at the end of a part that may become fewer with what follows."""
 
+_CHANCE = {"temperature", "top_k", "top_p", "min_p"}
 _SAMPLING = instance(SamplingParams, "SamplingParams(...), one for all prompts or one for each")
 _CHAT_RULES: Mapping[str, Rule] = {
     "tools": listed(lambda tool: isinstance(tool, Mapping), "a list of JSON schemas of functions"),
@@ -65,14 +68,23 @@ class FrontEnd:
         tokenizer: ``None``: only token ids are served.
         max_model_len: tokens that a sequence may have.
         name: of what serves, for errors: ``model 'demo' on executor 'memory'``.
+        defaults: sampling parameters that the model comes with.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, *, max_model_len: int, name: str) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        max_model_len: int,
+        name: str,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self.defaults = defaults or {}
         self.max_model_len = max_model_len
         self._name = name
         self._numbers = count()
-        self._warned_of_greedy = self._warned_of_tools = False
+        self._warned: set[str] = set()
 
     def need_tokenizer(self, what: str) -> Tokenizer:
         """Return the tokenizer.
@@ -103,7 +115,7 @@ class FrontEnd:
         """
         listed_prompts = _as_list(prompts)
         number = len(listed_prompts)
-        asked = SamplingParams() if sampling_params is None else sampling_params
+        asked = self.sampling(None) if sampling_params is None else sampling_params
         sampling = _per_prompt("sampling_params", asked, number, _SAMPLING)
         priorities = _per_prompt("priority", 0 if priority is None else priority, number, PRIORITY)
         return list(zip(listed_prompts, sampling, priorities, strict=True))
@@ -145,7 +157,7 @@ class FrontEnd:
         for conversation in _as_conversations(messages):
             render = partial(tokenizer.apply_chat_template, conversation, tokenize=False, **own)
             formatted = render(**checked)
-            if checked["tools"] and not self._warned_of_tools:
+            if checked["tools"] and "tools_ignored" not in self._warned:
                 self._warn_of_tools(formatted, partial(render, **checked | {"tools": None}))
             # the template has written the special tokens
             prompts.append({"prompt": str(formatted), "add_special_tokens": False})
@@ -155,8 +167,7 @@ class FrontEnd:
         """Say once that a template does not show tools: ``without`` them it makes the same text."""
         with suppress(RequestError):  # it needs them
             if without() == formatted:
-                self._warned_of_tools = True
-                _log.warning(
+                self._warn_once(
                     "tools_ignored",
                     reason="the chat template does not show tools, so the model does not see them",
                     remedy="describe them in a message, or pass a chat_template that shows them",
@@ -172,9 +183,50 @@ class FrontEnd:
         """
         truncates = sampling is not None and sampling.truncate_prompt_tokens is not None
         limit = None if truncates else self.max_model_len
-        return _encode_prompt(prompt, self.need_tokenizer, limit)
+        found, token_ids = _encode_prompt(prompt, self.need_tokenizer, limit)
+        if found is not None and not (
+            isinstance(prompt, Mapping) and "add_special_tokens" in prompt
+        ):
+            token_ids = self._without_second_start(token_ids)
+        return found, token_ids
+
+    def _without_second_start(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the ids of a text without the token that it begins with itself already."""
+        assert self.tokenizer is not None
+        if len(token_ids) < 2 or token_ids[0] != token_ids[1]:
+            return token_ids
+        if self.tokenizer.encode("")[:1] != [token_ids[0]]:
+            return token_ids
+        self._warn_once(
+            "begins_twice",
+            reason="the prompt begins with the token that its tokenizer puts before it, perhaps "
+            "because a chat template wrote it; it was not added again",
+            remedy="give add_special_tokens: true with the prompt to have both",
+        )
+        return token_ids[1:]
 
     # ------------------------------------------------------------------ requests
+
+    def sampling(self, given: SamplingParams | None) -> SamplingParams:
+        """Return parameters, by default the model's; ``RequestError``: they are something else."""
+        if given is None:
+            return SamplingParams(**self.completed({}))
+        parameters: SamplingParams = _SAMPLING("sampling_params", given)
+        return parameters
+
+    def completed(self, given: Mapping[str, Any], **otherwise: Any) -> dict[str, Any]:
+        """Return sampling parameters of a request, and the model's where it says nothing.
+
+        The model's own for chance are left out where the best token, or beams, are asked for.
+
+        Args:
+            otherwise: values of what neither says.
+        """
+        found = {**otherwise, **self.defaults, **given}
+        if found.get("beam_width") is not None or not found.get("temperature"):
+            for name in _CHANCE - set(given):
+                found.pop(name, None)
+        return found
 
     def generation(
         self,
@@ -195,7 +247,7 @@ class FrontEnd:
         Raises:
             RequestError: the prompt or a parameter can never be served.
         """
-        asked = check_sampling(sampling)
+        asked = self.sampling(sampling)
         resolved = self._resolve(asked)
         prompt_text, token_ids = self.encode(prompt, resolved)
         self._warn_of_greedy(resolved)
@@ -206,6 +258,7 @@ class FrontEnd:
             arrival=arrival,
             **fields,
         )
+        self._warn_of_length(request)
         return Generation(request, prompt_text, self.tokenizer)
 
     def _resolve(self, sampling: SamplingParams) -> SamplingParams:
@@ -220,12 +273,30 @@ class FrontEnd:
             changes["truncate_prompt_tokens"] = self.max_model_len - 1
         return sampling.clone(**changes) if changes else sampling
 
+    def _warn_of_length(self, request: Request) -> None:
+        """Say once that a request cannot have all of its tokens."""
+        asked, room = request.sampling.max_tokens, self.max_model_len - len(request.prompt)
+        if asked is not None and 0 < room < asked:
+            self._warn_once(
+                "max_tokens_cut",
+                max_tokens=asked,
+                to_tokens=room,
+                reason=f"the prompt has {len(request.prompt)} tokens, and a sequence has at most "
+                f"{self.max_model_len} (max_model_len)",
+                remedy="ask for fewer, or raise max_model_len if the model's own is larger; such "
+                "outputs say is_cut",
+            )
+
+    def _warn_once(self, event: str, **said: Any) -> None:
+        if event not in self._warned:
+            self._warned.add(event)
+            _log.warning(event, **said)
+
     def _warn_of_greedy(self, sampling: SamplingParams) -> None:
         """Say once that parameters which ask for chance have no effect."""
-        if sampling.without_effect and not self._warned_of_greedy:
-            self._warned_of_greedy = True
+        if sampling.without_effect:
             given = ", ".join(f"{name}={value}" for name, value in sampling.without_effect.items())
-            _log.warning(
+            self._warn_once(
                 "parameters_without_effect",
                 parameters=given,
                 reason="temperature is 0, which always takes the best token",
@@ -233,11 +304,18 @@ class FrontEnd:
             )
 
 
-def check_sampling(sampling: SamplingParams | None) -> SamplingParams:
-    """Return parameters, by default greedy ones; ``RequestError``: they are something else."""
-    given = SamplingParams() if sampling is None else sampling
-    parameters: SamplingParams = _SAMPLING("sampling_params", given)
-    return parameters
+def sampling_defaults(executor: Executor) -> Mapping[str, Any]:
+    """Return the parameters that an executor's model comes with, and say them."""
+    found = executor.sampling_defaults() if isinstance(executor, SupportsSamplingDefaults) else {}
+    if found:
+        _log.info(
+            "sampling_defaults",
+            **found,
+            reason="the model's generation_config.json has them; they hold where a request says "
+            "nothing else",
+            remedy="set generation_config: none to do without",
+        )
+    return found
 
 
 def _bad_words_ids(words: Iterable[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:

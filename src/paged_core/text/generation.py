@@ -253,6 +253,8 @@ class Generation:
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
             error=sequence.error,
+            is_cut=sequence.finish_reason is FinishReason.LENGTH
+            and len(sequence.output) < (self.request.sampling.max_tokens or 0),
         )
 
     @property

@@ -90,6 +90,9 @@ class CompletionOutput(OutputDelta):
 
     cumulative_logprob: float | None = None
     """Sum over the generated tokens, where log-probabilities were asked for or needed."""
+    is_cut: bool = False
+    """True if it ended with ``length`` before ``max_tokens``, where the model's length or the cache
+    did."""
     score: float | None = None
     """Score by which ``beam_width`` or ``best_of`` ranked the sequences, best first."""
 
@@ -136,6 +139,7 @@ def _completion_to_json(completion: CompletionOutput) -> dict[str, Any]:
         "text": completion.text,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason and completion.finish_reason.value,
+        "is_cut": completion.is_cut,
         "error": completion.error,
         "cumulative_logprob": _finite(completion.cumulative_logprob),
         "logprobs": _logprobs_to_json(completion.logprobs),

@@ -52,7 +52,9 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
     """
     model = service.check_model(body.model)
     service.check_room()
-    max_tokens = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    max_tokens = body.max_tokens
+    if max_tokens is None:
+        max_tokens = service.front_end.defaults.get("max_tokens", _MAX_TOKENS)
     only_echo = max_tokens == 0
     if only_echo and not body.echo:
         raise refused("max_tokens", "max_tokens is 0, and nothing is echoed; give at least 1")

@@ -75,7 +75,7 @@ def completion_generations(
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         changes["prompt_logprobs"] = body.logprobs
     sampling = _sampling_params(
-        body, service.options, max_tokens=max_tokens, logprobs=body.logprobs, **changes
+        service, body, max_tokens=max_tokens, logprobs=body.logprobs, **changes
     )
     prompts = _prompts_of(body.prompt, special=body.add_special_tokens)
     return _generations(service, body, answer_id, prompts, sampling)
@@ -101,7 +101,7 @@ def chat_generations(
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "top_logprobs needs logprobs; set it to true")
     sampling = _sampling_params(
-        body, service.options, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling
+        service, body, max_tokens=max_tokens, logprobs=logprobs, **asked.sampling
     )
     return _generations(service, body, answer_id, [prompt], sampling), asked
 
@@ -128,17 +128,17 @@ def _generations(
 
 
 def _sampling_params(
+    service: Service,
     body: Generated,
-    options: HttpSettings,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     **changes: Any,
 ) -> SamplingParams:
-    """Return what a request asks for; over HTTP the temperature is 1 unless it says another.
+    """Return what a request asks for; the temperature is 1 unless it or the model says another.
 
     Args:
-        max_tokens: ``None``: as many as the model's length allows.
+        max_tokens: ``None``: as the model says, or as many as its length allows.
         changes: what takes the place of the request's own values.
 
     Raises:
@@ -147,8 +147,9 @@ def _sampling_params(
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     if body.use_beam_search:
         given.setdefault("beam_width", given.get("n", 1))
-    if "beam_width" not in given:
-        given.setdefault("temperature", 1.0)
+    if max_tokens is not None:
+        given["max_tokens"] = max_tokens
+    options = service.options
     _check_logprobs("logprobs" if hasattr(body, "prompt") else "top_logprobs", logprobs, options)
     _check_logprobs("prompt_logprobs", body.prompt_logprobs, options)
     if body.stream:
@@ -161,7 +162,9 @@ def _sampling_params(
         raise refused("deadline", f"deadline must be more than 0 seconds, not {body.deadline}")
     if body.best_of == 1 and given.get("n", 1) == 1:
         del given["best_of"]  # what OpenAI's older clients send
-    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given | changes)
+    given |= {"logprobs": logprobs, **changes}
+    completed = service.client.front_end.completed(given, temperature=1.0, max_tokens=None)
+    return SamplingParams(**completed)
 
 
 def _check_logprobs(name: str, value: int | None, options: HttpSettings) -> None:

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import msgspec
 
+from paged_core.sampling_params import SamplingParams
 from paged_plugins.server.errors import ApiError
 from paged_plugins.server.openai.chat import ChatDelta
 from paged_plugins.server.openai.protocol import ChatLogprobs, TokenLogprob
@@ -52,7 +53,9 @@ _CODES: dict[int, Literal["invalid_prompt", "rate_limit_exceeded"]] = {
 class GrowingResponse(Growing):
     """A response."""
 
-    def __init__(self, answer_id: str, model: str, body: ResponsesRequest) -> None:
+    def __init__(
+        self, answer_id: str, model: str, body: ResponsesRequest, sampling: SamplingParams
+    ) -> None:
         super().__init__()
         reasoning, text = body.reasoning, body.text
         self.response = Response(
@@ -64,11 +67,11 @@ class GrowingResponse(Growing):
             metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
             reasoning={"effort": reasoning.effort if reasoning else None, "summary": None},
-            temperature=1.0 if body.temperature is None else body.temperature,
+            temperature=sampling.temperature,
             text={"format": (text.format if text else None) or {"type": "text"}},
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
-            top_p=1.0 if body.top_p is None else body.top_p,
+            top_p=sampling.top_p,
             top_logprobs=body.top_logprobs or 0,
             user=body.user,
         )

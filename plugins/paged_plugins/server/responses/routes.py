@@ -195,7 +195,8 @@ class ResponsesRoutes(Routes):
         """Answer an input, whole or as events."""
         with renamed(NAMES):
             chat = await open_chat(self._service, chat_request(body), "resp_")
-        made = GrowingResponse(chat.answer.id, chat.model, body)
+        (stream,) = chat.answer.streams
+        made = GrowingResponse(chat.answer.id, chat.model, body, stream.request.sampling)
         if body.stream:
             events = _Events(chat, made, self._usage)
             return EventStream(chat.answer, events, self._service.options, failed=made.fail)
