@@ -109,3 +109,19 @@ def test_a_long_row_costs_hardly_more_than_a_short_one(folder: Path) -> None:
     with _Rows() as rows:
         load_runner(folder)
     assert 48 < rows.most < 64
+
+
+@pytest.mark.parametrize(
+    "raised", [TypeError("no"), KeyError("x"), AttributeError(), ImportError("a")]
+)
+def test_what_the_model_raises_is_a_refusal(
+    raised: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", fail)
+    with pytest.raises(
+        UnsupportedModel, match=f"^llama cannot .* {type(raised).__name__} .*choose"
+    ):
+        load_runner(folder)

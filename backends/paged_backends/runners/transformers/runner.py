@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -73,40 +75,31 @@ class TransformersRunner(LoadedRunner):
             trust_remote_code=settings.trust_remote_code,
         )
         device = choose_device(settings.device, self._context.rank)
-        with self._fitting(device), quiet():
+        with self._fitting(device), quiet(), _refusing(checkpoint.model_type):
             model = load_model(checkpoint, settings, device)
             self._describe(model, checkpoint)
         self._log_loaded(checkpoint.model_type)
 
     def _describe(self, model: Any, checkpoint: Checkpoint) -> None:
-        name = model.config.model_type
-        try:
-            _check_shape(model)
-            self._base = _decoder(model)
-            self._head, self._given = _head_of(model)
-            text = model.config.get_text_config()
-            lengths = (getattr(text, key, None) for key in LENGTHS)
-            self._max_model_len = next((n for n in lengths if isinstance(n, int) and n > 0), None)
-            # beyond it, one long sequence would change the positions of every other in the batch
-            trained = _unscaled_length(text, getattr(text, "rope_parameters", None))
-            self._limit_length(trained, "rope")
-            self._eos_token_ids = end_tokens(checkpoint, getattr(text, "eos_token_id", None))
-            self._port = AttentionPort(model)
-            longest = self._max_model_len or 4096
-            probed = probe_layers(model, self._base, self._port, self._settings, longest)
-            self._modules = [module for module, _ in probed]
-            self._layers = [layer for _, layer in probed]
-            self._heed_unused_window(model.config.get_text_config())
-            self._vocab_size = try_out(self, model, self._modules)
-            limits = getattr(self._settings.scheduler, "step_limits", None)
-            try_long_row(self, model, self._modules, getattr(limits, "num_tokens", None))
-        except (PagedCoreError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # the library's code, with values that it did not check
-            raise UnsupportedModel(
-                f"{name} cannot be served: a trial run over a few tokens in one row failed "
-                f"({type(error).__name__}: {one_line(error)})"
-            ) from error
+        _check_shape(model)
+        self._base = _decoder(model)
+        self._head, self._given = _head_of(model)
+        text = model.config.get_text_config()
+        lengths = (getattr(text, key, None) for key in LENGTHS)
+        self._max_model_len = next((n for n in lengths if isinstance(n, int) and n > 0), None)
+        # beyond it, one long sequence would change the positions of every other in the batch
+        trained = _unscaled_length(text, getattr(text, "rope_parameters", None))
+        self._limit_length(trained, "rope")
+        self._eos_token_ids = end_tokens(checkpoint, getattr(text, "eos_token_id", None))
+        self._port = AttentionPort(model)
+        longest = self._max_model_len or 4096
+        probed = probe_layers(model, self._base, self._port, self._settings, longest)
+        self._modules = [module for module, _ in probed]
+        self._layers = [layer for _, layer in probed]
+        self._heed_unused_window(model.config.get_text_config())
+        self._vocab_size = try_out(self, model, self._modules)
+        limits = getattr(self._settings.scheduler, "step_limits", None)
+        try_long_row(self, model, self._modules, getattr(limits, "num_tokens", None))
 
     def _heed_unused_window(self, config: Any) -> None:
         """Limit the length to a window that only the model's own cache would apply."""
@@ -161,6 +154,26 @@ class TransformersRunner(LoadedRunner):
                 for part in (query_THD, key_TKD, value_TKD)
             )
         return self._attend(index, query_THD, key_TKD, value_TKD)[None, ..., :value_width]
+
+
+@contextmanager
+def _refusing(kind: str) -> Iterator[None]:
+    """Refuse a model whose code raises while it is made or tried.
+
+    Raises:
+        UnsupportedModel: it did.
+    """
+    try:
+        yield
+    except (PagedCoreError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the library's code, with values that it did not check
+        raise UnsupportedModel(
+            f"{kind} cannot be served: transformers {transformers.__version__} raised "
+            f"{type(error).__name__} ({one_line(error, 300)}) when its model was made, or tried "
+            "over a few tokens in one row, without masks and a cache of its own; choose a model "
+            "whose layers need neither, or another version of transformers"
+        ) from error
 
 
 class _GivenOutput:
