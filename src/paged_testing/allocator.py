@@ -17,6 +17,7 @@ from paged_testing.allocator_model import (
     PrefixCacheModel,
 )
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
+from paged_testing.use import instructions
 
 
 class PlainEvictor(Evictor):
@@ -102,6 +103,29 @@ class AllocatorCases(ComponentConformance):
             allocator.free([first[2], first[0]])
             runs.append((first, allocator.allocate(3)))
         assert runs[0] == runs[1], f"a second allocator hands out {runs[1]}, the first {runs[0]}"
+
+    @pytest.mark.parametrize("in_use", [False, True])
+    def test_instructions_grow_no_faster_than_a_logarithm(self, in_use: bool) -> None:
+        small, large = (self._cost(size, in_use=in_use) for size in (64, 512))
+        assert large <= 2 * small + 8, (
+            f"taking, sharing and freeing two blocks takes {small:.0f} instructions among 64, "
+            f"{large:.0f} among 512, {'all but 8' if in_use else 'none'} of them in use"
+        )
+
+    def _cost(self, num_blocks: int, *, in_use: bool) -> float:
+        allocator = self.make(num_blocks)
+        others = allocator.allocate(num_blocks - 8)
+        if not in_use:
+            allocator.free(reversed(others))
+
+        def again() -> None:
+            for _ in range(32):
+                blocks = allocator.allocate(2)
+                allocator.share(blocks)
+                allocator.free(blocks)
+                allocator.free(blocks)
+
+        return instructions(again) / 32
 
     @pytest.mark.parametrize("seed", range(2))
     def test_counts_the_same_as_the_model(self, seed: int) -> None:

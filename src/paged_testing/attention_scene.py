@@ -134,6 +134,10 @@ class Scene:
         inputs = self._inputs(rows) if arrange is None else arrange(*self._inputs(rows))
         self.given = inputs
         out: Any = self._attention.forward(*inputs, plan or self._plan(rows))
+        for name in ("dtype", "shape", "device"):
+            got, wanted = getattr(out, name), getattr(inputs[0], name)
+            assert got == wanted, f"the {name} of its result is {got}, that of the queries {wanted}"
+        self.result = out
         return [part.cpu() for part in out.split([new for _, _, new, _ in rows])]
 
     def plan(self, members: Sequence[int]) -> Any:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import wraps
 from importlib.util import find_spec
+from inspect import getsourcefile, getsourcelines, isfunction
+from itertools import count
 from typing import Any, ClassVar
 
 import pytest
@@ -19,14 +22,17 @@ from paged_core.plugins.component import Component, ComponentSettings, load
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.availability import RAISED, CannotBeTested, refusal, said
+from paged_testing.chance import decisions, decisions_elsewhere
 from paged_testing.engines import (
     build_memory_engine,
     first_party,
     registry_with,
     serve,
+    serves_again,
 )
 from paged_testing.options import other_options
 from paged_testing.served import check_not_cut_short, check_served
+from paged_testing.use import bytes_left, chance_watched, instructions, last_place
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation
 
 
@@ -57,6 +63,23 @@ def settings_round_trip(
     assert pickle.loads(pickle.dumps(subject)) == subject, "pickling loses something"
 
 
+def _placed(test: Callable[..., None]) -> Callable[..., None]:
+    """Return a test that also says where the code of the component is, if it fails."""
+
+    @wraps(test)
+    def run(self: ComponentConformance, *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        try:
+            test(self, *args, **kwargs)
+        except Exception as error:
+            if not any(note.startswith(_AT) for note in getattr(error, "__notes__", ())):
+                with suppress(Exception):
+                    error.add_note(self.place(lambda: test(self, *args, **kwargs)))
+            raise
+
+    return run
+
+
 class ComponentConformance:
     """Base of the conformance classes. A subclass names the component under test::
 
@@ -78,6 +101,8 @@ class ComponentConformance:
     """A test that takes longer fails, where pytest-timeout is installed; it says where it is."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of the engines, such as the model, or a component that this one asks for."""
+    num_uses: ClassVar[int] = 200
+    """After so many more uses, neither its memory nor its work for one may have grown."""
     may_be_skipped: ClassVar[bool] = False
     """True where it is no failure if every case is skipped, such as without a GPU."""
     _registry: ClassVar[Registry]
@@ -91,8 +116,11 @@ class ComponentConformance:
         if hasattr(cls, "component") and find_spec("pytest_timeout"):  # marks are inherited
             own = vars(cls).get("pytestmark", [])
             cls.pytestmark = [*own, pytest.mark.timeout(cls.max_seconds)]
-        name = "test_not_every_case_is_skipped"  # the last: pytest runs them in order of classes
-        setattr(cls, name, getattr(ComponentConformance, name))
+        for name, test in list(vars(cls).items()):
+            if name.startswith("test_") and isfunction(test) and not hasattr(test, "hypothesis"):
+                setattr(cls, name, _placed(test))
+        for name in _LAST:  # pytest runs them in order of classes
+            setattr(cls, name, getattr(cls, name))
 
     def make_registry(self) -> Registry:
         """The registry that has the component."""
@@ -179,6 +207,30 @@ class ComponentConformance:
     def test_is_listed_under_the_present_interface(self) -> None:
         assert self.record.interface_version == self.registry.slots[self.slot].version
 
+    @_placed
+    def test_keeps_nothing_of_what_has_left(self) -> None:
+        """Ids are arbitrary, so what is kept for each request grows for ever."""
+        if reason := self.refusal():
+            pytest.skip(reason)
+        use, numbers = self.uses(), count()
+
+        def go_on(times: int) -> None:
+            for _ in range(times):
+                use(next(numbers))
+
+        go_on(self.num_uses // 4)
+        before = instructions(lambda: go_on(8), self.package) / 8
+        go_on(self.num_uses // 4)
+        grown = bytes_left(lambda: go_on(self.num_uses))
+        after = instructions(lambda: go_on(8), self.package) / 8
+        assert grown < 4096 + 64 * self.num_uses, (
+            f"{self.num_uses} uses that have ended still take {grown} bytes"
+        )
+        assert after <= 2 * before + 8, (
+            f"a use takes {before:.0f} instructions, {after:.0f} after {self.num_uses} others "
+            "that have ended"
+        )
+
     def test_not_every_case_is_skipped(self) -> None:
         """Or a class that tests nothing would look like one that passes. The last test of each."""
         if self.may_be_skipped or type(self)._problem is not None:
@@ -193,6 +245,22 @@ class ComponentConformance:
 
     # ------------------------------------------------------------------ for subclasses
 
+    def uses(self) -> Callable[[int], object]:
+        """Return what uses the component once more, for requests of this number, to their end."""
+        pytest.skip("no use of it ends")
+
+    @property
+    def package(self) -> str:
+        """The top-level package of the component."""
+        return self.record.factory.partition(".")[0].partition(":")[0]
+
+    def place(self, test: Callable[[], object]) -> str:
+        """Return where the author of the component looks first after a test has failed."""
+        if place := last_place(test, self.package):
+            return f"{_AT} ran last at {place}"
+        made = self.record.load()
+        return f"{_AT} is at {getsourcefile(made)}:{getsourcelines(made)[1]}"
+
     @property
     def _table(self) -> Mapping[str, Any]:
         chosen = self.component
@@ -204,6 +272,8 @@ class ComponentConformance:
         return [self._table] if self.registry.slots[self.slot].many else self._table
 
 
+_AT = "the code of the component"
+_LAST = ("test_keeps_nothing_of_what_has_left", "test_not_every_case_is_skipped")
 _OF_AVAILABILITY = ("test_can_be_imported", "test_not_every_case_is_skipped")
 
 
@@ -253,7 +323,30 @@ class VariesOptions(ComponentConformance):
         """Check written cases, without what a test expects of the options that it names."""
 
 
-class ServesEveryWorkload(VariesOptions):
+class Repeats(ComponentConformance):
+    """The promise of every policy: runs can be repeated, on any machine and at any time."""
+
+    def uses(self) -> Callable[[int], object]:
+        values = {"num_blocks": 7, "max_model_len": 24, self.slot: self._table}
+        return serves_again(build_memory_engine(self.registry, **values))
+
+    def test_asks_no_clock_and_rolls_no_dice(self) -> None:
+        with chance_watched(self.package):
+            decisions(self.registry, self.slot, self._table)
+
+    def test_decides_the_same_in_another_process(self) -> None:
+        """Whose strings have other hashes, on which the order of sets depends."""
+        here = decisions(self.registry, self.slot, self._table)
+        there = decisions_elsewhere(self.registry, self.slot, self._table)
+        for name, steps in here.items():
+            for step, (one, other) in enumerate(zip(steps, there[name], strict=False)):
+                assert one == other, (
+                    f"{name}: in step {step} another process decides {other}, this one {one}: "
+                    "what it decides may depend on no hash of a string and no order of a set"
+                )
+
+
+class ServesEveryWorkload(Repeats, VariesOptions):
     """The promise of every policy: it changes the schedule, and never the output.
 
     Small engines with this component, and any others, serve workloads on the ``memory`` executor:

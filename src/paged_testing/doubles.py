@@ -148,6 +148,32 @@ ALWAYS_OVER = Component(
 )
 
 
+class TurningSettings(ComponentSettings):
+    """Options of :class:`TurningOrder`."""
+
+    name: Literal["turning"] = "turning"
+    at: float = Field(default=0.0, description="second from which groups come by number")
+    equal: bool = Field(default=False, description="whether all groups are equal")
+
+
+class TurningOrder(QueueOrder):
+    """The first request first, and then the last ones first until a time, the earliest from it."""
+
+    stable = False
+
+    def __init__(self, options: TurningSettings, context: OrderContext, /) -> None:
+        self._options = options
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        number = 0 if self._options.equal else group.number
+        return bool(number), -number if now < self._options.at else number
+
+
+TURNING = Component(
+    "queue_order", TurningSettings, f"{__name__}:TurningOrder", summary="turns at a time"
+)
+
+
 class WatchedScheduler(Scheduler):
     """Passes everything on to the scheduler of an engine.
 
@@ -170,7 +196,7 @@ class WatchedScheduler(Scheduler):
         self._kv = kv_cache
         self._budget = budget
         self._max_num_seqs = max_num_seqs
-        self.decisions: list[tuple[object, ...]] = []
+        self.decisions: list[tuple[Any, ...]] = []
         """The decisions of each step: ids and numbers that can be compared."""
         self.preempted: set[str] = set()
         """Ids of requests that were preempted or swapped out in any step."""
@@ -240,7 +266,7 @@ class WatchedScheduler(Scheduler):
             assert group.status is Status.RUNNING, (
                 f"{group} is preempted, and has nothing pending: it waits for a step in flight"
             )
-        self.decisions.append(_comparable(plan))
+        self.decisions.append(comparable(plan))
         self.preempted.update(group.id for group in (*plan.preempted, *plan.swapped_out))
         return plan
 
@@ -325,10 +351,16 @@ class WatchedScheduler(Scheduler):
                 )
 
 
-def _comparable(plan: Schedule) -> tuple[object, ...]:
+ADMITTED = 3
+"""Place in a decision of what is admitted, ids with their cached tokens."""
+
+
+def comparable(plan: Schedule) -> tuple[Any, ...]:
+    """Return a plan as ids and numbers."""
     return (
         [(sequence.group.id, sequence.index) for sequence in plan.sequences],
         list(plan.num_tokens),
+        [list(sequence.table.blocks) for sequence in plan.sequences],
         [(group.id, cached) for group, cached in plan.admitted],
         [group.id for group in plan.preempted],
         [group.id for group in plan.swapped_out],

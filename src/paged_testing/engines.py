@@ -14,7 +14,9 @@ from paged_core.errors import RequestError, SettingsError
 from paged_core.interfaces.observer import Observer
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
+from paged_core.request import Request
 from paged_core.requests.lookup_oracle import LookupOracle
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.options import component_options
@@ -141,6 +143,26 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
         step += 1
         assert step < max_steps, f"unfinished after {step} steps: {what_waits(engine)}"
     return groups
+
+
+def serves_again(engine: Engine) -> Callable[[int], object]:
+    """Return what serves three small requests of a number, which compete, to their end."""
+
+    def use(number: int) -> None:
+        prompt = tuple(1 + (number >> 2 * place) % 3 for place in range(8))
+        requests = [
+            Request(
+                id=f"id{number}.{place}",
+                prompt=prompt[place:],
+                sampling=SamplingParams(max_tokens=6, ignore_eos=True),
+                tenant=f"tenant{place}",
+                priority=place,
+            )
+            for place in range(3)
+        ]
+        serve(engine, Workload(tuple((0, each) for each in requests)))
+
+    return use
 
 
 def what_waits(engine: Engine) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import ClassVar
 
@@ -20,6 +19,7 @@ from paged_testing.evictor_model import (
     Watched,
     evictor_cost,
 )
+from paged_testing.use import bytes_left
 
 
 class EvictorCases(ComponentConformance):
@@ -96,19 +96,22 @@ class EvictorCases(ComponentConformance):
 
     # ------------------------------------------------------------------ the cost
 
-    def test_instructions_grow_no_faster_than_a_logarithm(self) -> None:
-        self._check_cost(int, "instructions")
+    @pytest.mark.parametrize("num_held", [None, 8], ids=("all idle", "8 idle"))
+    def test_instructions_grow_no_faster_than_a_logarithm(self, num_held: int | None) -> None:
+        self._check_cost(int, "instructions", num_held)
 
-    def test_comparisons_grow_no_faster_than_a_logarithm(self) -> None:
+    @pytest.mark.parametrize("num_held", [None, 8], ids=("all idle", "8 idle"))
+    def test_comparisons_grow_no_faster_than_a_logarithm(self, num_held: int | None) -> None:
         """Covers built-ins, whose instructions are not counted."""
-        self._check_cost(Watched, "comparisons")
+        self._check_cost(Watched, "comparisons", num_held)
 
-    def _check_cost(self, number: type[int], what: str) -> None:
+    def _check_cost(self, number: type[int], what: str, num_held: int | None) -> None:
         """Eight times the blocks may cost twice as much, which leaves a margin."""
-        small, large = (evictor_cost(self.make, size, number) for size in (64, 512))
+        small, large = (evictor_cost(self.make, n, number, num_held or n) for n in (64, 512))
+        held = "" if num_held is None else f", all but {num_held} of them in use"
         assert large <= 2 * small + 8, (
-            f"removing, adding and evicting a block takes {small:.0f} {what} among 64 blocks, "
-            f"{large:.0f} among 512; it may grow no faster than the logarithm"
+            f"removing, adding and evicting a block takes {small:.0f} {what} among 64 blocks{held},"
+            f" {large:.0f} among 512; it may grow no faster than the logarithm"
         )
 
     def test_its_memory_does_not_grow_with_the_number_of_evictions(self) -> None:
@@ -129,7 +132,7 @@ class EvictorCases(ComponentConformance):
         for block in range(16):
             add(BlockId(block), 0)
         replace_many(500)
-        grown = _bytes_left(lambda: replace_many(3000))
+        grown = bytes_left(lambda: replace_many(3000))
         assert grown < 60_000, (
             f"3000 evictions among 16 blocks left {grown} bytes allocated; what is kept about "
             "evicted content must be bounded by the number of blocks"
@@ -149,22 +152,11 @@ class EvictorCases(ComponentConformance):
         for block in range(16):
             evictor.add(BlockId(block), BlockInfo(4, 0, 0, 1 + block, block, 0))
         use_again(500)
-        grown = _bytes_left(lambda: use_again(3000))
+        grown = bytes_left(lambda: use_again(3000))
         assert grown < 60_000, (
             f"3000 times that one of 16 blocks was removed and added again left {grown} bytes "
             "allocated; what is kept of a block that is removed must be bounded by their number"
         )
-
-
-def _bytes_left(function: Callable[[], None]) -> int:
-    """Return how much more memory is allocated after a call than before it."""
-    tracemalloc.start()
-    try:
-        function()
-        grown, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    return grown
 
 
 class EvictorConformance(ServesEveryWorkload, EvictorCases):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
+from paged_testing.use import instructions
 
 CONTENTS = (*range(8), None)
 """Content keys that the model uses; ``None``: the allocator gives no key."""
@@ -173,28 +171,6 @@ class EvictorModel:
         assert count == expected, f"its length is {count}, it was given {expected} blocks to hold"
 
 
-def work(function: Callable[[], object]) -> int:
-    """Return the number of bytecode instructions that a call takes.
-
-    A call of a built-in counts as one; :class:`Watched` counts the comparisons in it.
-    """
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return count
-
-
 class Watched(int):
     """An integer that counts comparisons and hashes of integers, inside built-ins too."""
 
@@ -220,21 +196,24 @@ class Watched(int):
         return hash(int(self))
 
 
-def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[int]) -> float:
-    """Return the cost of removing, adding and evicting a block among ``num_blocks`` idle ones.
+def evictor_cost(
+    make: Callable[[int], Evictor], num_blocks: int, number: type[int], num_held: int
+) -> float:
+    """Return the cost of removing, adding and evicting a block among ``num_held`` idle ones.
 
     The mean over ``num_blocks`` rounds, so that deferred work is counted. Some content returns
     after its eviction, and some requests finish later than others that ran after them.
 
     Args:
         make: makes an evictor for a number of blocks.
+        num_held: blocks that stay idle; the others were, and are in use again.
         number: the type of block numbers and of the fields of a block:
             :class:`Watched` counts comparisons, any other instructions.
     """
     evictor, random = make(num_blocks), Random(0)
     idle = [BlockId(number(block)) for block in range(num_blocks)]
     infos = iter([_info(now, num_blocks, random, number) for now in range(1, 3 * num_blocks + 1)])
-    used = random.choices(idle, k=num_blocks)
+    used = random.choices(idle[:num_held], k=num_blocks)
 
     def remove_add_evict() -> None:
         for block in used:
@@ -244,11 +223,13 @@ def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[i
 
     for block in idle:
         evictor.add(block, next(infos))
+    for block in idle[num_held:]:
+        evictor.remove(block)
     if number is Watched:
         Watched.touched = 0
         remove_add_evict()
         return Watched.touched / num_blocks
-    return work(remove_add_evict) / num_blocks
+    return instructions(remove_add_evict) / num_blocks
 
 
 def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> BlockInfo:

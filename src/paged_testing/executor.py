@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
 from paged_testing.component import ComponentConformance
-from paged_testing.engines import build_memory_engine, serve
+from paged_testing.engines import build_memory_engine, serve, serves_again
 from paged_testing.served import check_nothing_leaked
 from paged_testing.workloads import Workload, simple_request
 
@@ -68,6 +68,16 @@ class ExecutorConformance(ComponentConformance):
             yield engine
         finally:
             engine.close()
+
+    num_uses: ClassVar[int] = 40
+
+    def uses(self) -> Callable[[int], object]:
+        """Sequences of three requests are added, computed and removed."""
+        values = {**self.settings, "executor": self._table, "max_model_len": 24}
+        engine = build_memory_engine(self.registry, num_blocks=7, block_size=4, **values)
+        if self._request is not None:
+            self._request.addfinalizer(engine.close)
+        return serves_again(engine)
 
     # ------------------------------------------------------------------ driven by an engine
 

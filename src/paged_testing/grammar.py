@@ -146,6 +146,17 @@ class GrammarConformance(ComponentConformance):
                 raise
             pytest.skip("it refuses this form")
 
+    num_uses: ClassVar[int] = 40
+
+    def uses(self) -> Callable[[int], object]:
+        """A form is compiled and followed; executors keep those that they need."""
+        backend = self.make()
+
+        def use(number: int) -> None:
+            self.walk(backend, backend.compile(StructuredOutputs(choice=[f"yes{number}"])), 0)
+
+        return use
+
     # ------------------------------------------------------------------ the form
 
     @pytest.mark.parametrize("name", FORMS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +24,7 @@ from paged_testing.policy_subjects import (
     waiting_groups,
     written_requests,
 )
+from paged_testing.use import bytes_left, instructions
 from paged_testing.workloads import simple_request
 
 TIMES = (0.0, 3.5, 100.0)
@@ -116,14 +115,21 @@ class QueueOrderCases(ComponentConformance):
                     service.left(group)
 
         serve_many(0, 200)
-        tracemalloc.start()
-        try:
-            serve_many(200, 1000)
-            gc.collect()
-            grown, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
+        grown = bytes_left(lambda: serve_many(200, 1000))
         assert grown < 50_000, f"1000 requests that have left still take {grown} bytes"
+
+    def test_a_key_costs_the_same_among_few_groups_and_many(self) -> None:
+        costs = []
+        for size in (16, 128):
+            order = self.make()
+            groups = waiting_groups([simple_request(f"r{n}", 4, 4) for n in range(size)])
+            _tell(order, groups, [1] * size)
+            costs.append(
+                instructions(lambda o=order, g=groups: [o.key(each, 9.0) for each in g[:8]])
+            )
+        assert costs[1] <= 2 * costs[0] + 8, (
+            f"8 keys take {costs[0]} instructions among 16 groups, {costs[1]} among 128"
+        )
 
     # ------------------------------------------------------------------ what is checked
 

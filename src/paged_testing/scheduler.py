@@ -11,19 +11,24 @@ import pytest
 
 from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
+from paged_core.interfaces.schedule import Schedule
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
-from paged_testing.component import VariesOptions
+from paged_testing.component import Repeats, VariesOptions
 from paged_testing.doubles import (
+    ADMITTED,
     ALWAYS_OVER,
+    TURNING,
     BackgroundExecutor,
     FailingExecutor,
     WatchedScheduler,
+    comparable,
 )
 from paged_testing.engines import (
+    build_memory_engine,
     memory_settings,
     serve,
     start_memory_engine,
@@ -35,6 +40,7 @@ from paged_testing.served import (
     check_served,
     check_serves_what_fits,
 )
+from paged_testing.use import instructions
 from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request
 
 SMALL: Mapping[str, int] = {"max_num_batched_tokens": 6, "max_num_seqs": 3}
@@ -52,7 +58,7 @@ DISTURBED = (
 """Situations in which requests are aborted and steps fail at any moment."""
 
 
-class SchedulerConformance(VariesOptions):
+class SchedulerConformance(Repeats, VariesOptions):
     """Subclass it for a scheduler; override :meth:`budget` and :meth:`max_num_seqs` if its options
     for them have other names than ``max_num_batched_tokens`` and ``max_num_seqs``::
 
@@ -132,6 +138,19 @@ class SchedulerConformance(VariesOptions):
         serve(engine, Workload(()))
         check_said(engine, group)
         check_nothing_leaked(engine)
+
+    def test_a_step_takes_instructions_in_proportion_to_what_waits(self) -> None:
+        """Twice that are allowed: what waits may have to be sorted."""
+        costs = []
+        for size in (16, 128):
+            engine = self.make_engine()
+            for number in range(size):
+                engine.add(simple_request(f"r{number}", 5, 30))
+            engine.step()
+            costs.append(instructions(engine.step, self.package, most=1_000_000))
+        assert costs[1] <= 16 * costs[0] + 100, (
+            f"a step takes {costs[0]} instructions while 16 requests are there, {costs[1]} at 128"
+        )
 
     # ------------------------------------------------------------------ written situations
 
@@ -217,6 +236,58 @@ class SchedulerConformance(VariesOptions):
                 decided.append(engine.scheduler.decisions)
             check_same(*decided)
 
+    # ------------------------------------------------------------------ orders that change
+
+    def decided(
+        self, workload: Workload, table: Mapping[str, Any], **order: Any
+    ) -> Sequence[tuple[Any, ...]]:
+        """Return what is decided in few blocks, under an order whose keys change at a time.
+
+        Nothing asks for the queues meanwhile, which would put them in order.
+        """
+        registry = self.registry.extended(TURNING, plugin="conformance")
+        values = {"scheduler": table, "queue_order": {"name": "turning", **order}}
+        small: dict[str, Any] = {"num_blocks": 12, "block_size": 2, "watermark": 0.0}
+        engine = build_memory_engine(registry, **values, **small)
+        scheduler, decisions = engine.scheduler, list[tuple[Any, ...]]()
+        schedule = scheduler.schedule
+
+        def noted(now: float) -> Schedule:
+            plan = schedule(now)
+            decisions.append(comparable(plan))
+            return plan
+
+        scheduler.schedule = noted  # type: ignore[method-assign]
+        check_served(engine, workload, serve(engine, workload))
+        return decisions
+
+    def test_what_the_order_was_while_nothing_could_start_does_not_matter(self) -> None:
+        """The first request takes the cache until the keys of those that wait have changed."""
+        later = [(1 + place, simple_request(f"r{place}", 13, 3)) for place in range(3)]
+        workload = Workload(((0, simple_request("A", 12, 9)), *later))
+        for table in self.tables():
+            steady, turned = (self.decided(workload, table, at=at) for at in (0.0, 6.0))
+            if steady[:6] == turned[:6]:
+                check_same(steady, turned)
+
+    def test_what_was_preempted_is_the_first_of_its_equals(self) -> None:
+        """Where the scheduler follows the order, under one in which all are equal."""
+        whole = Workload(tuple((0, simple_request(name, 13, 3)) for name in "ABC"))
+        workload = Workload(
+            (
+                (0, simple_request("A", 6, 14)),
+                (0, simple_request("B", 6, 14)),
+                (2, simple_request("C", 13, 3)),
+            )
+        )
+        for table in self.tables():
+            if self.decided(whole, table, at=0.0) == self.decided(whole, table, at=1e6):
+                continue  # it has an order of its own
+            decisions = self.decided(workload, table, equal=True)
+            admitted = [name for step in decisions for name, _ in step[ADMITTED]]
+            if admitted.count("B") > 1:
+                assert admitted.index("C") > 2, f"{admitted}: C came after B, which was preempted"
+
     # ------------------------------------------------------------------ orders that have quanta
 
     def test_a_request_that_is_alone_is_not_preempted(self) -> None:
@@ -267,8 +338,6 @@ class SchedulerConformance(VariesOptions):
         if values.get("async_scheduling"):
             BackgroundExecutor.install(engine)
         check_served(engine, workload, serve(engine, workload))
-
-    # ------------------------------------------------------------------ orders that have quanta
 
 
 def check_after_failures(engine: Engine, groups: Iterable[SequenceGroup]) -> None:

@@ -6,14 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import replace
-from types import ModuleType
-from typing import ClassVar, Literal
+from importlib import import_module
+from typing import ClassVar
 
 import pytest
-from pydantic import create_model
 
 from architecture.snippets import ROOT, blocks
-from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.testing import CostModelConformance
 from paged_plugins.routing.testing import RouterConformance
@@ -51,18 +49,29 @@ NAMES = {kind.slot: name for kind, name in SHOWN.items()}
 
 @pytest.fixture(scope="module", autouse=True)
 def _modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The examples as modules, ``shown_SLOT``, that a component can name."""
-    with chdir(tmp_path_factory.mktemp("shown")):  # some write files
-        for slot in NAMES:
+    """The examples as modules, ``shown_SLOT``, that a component can name, in any process."""
+    folder = tmp_path_factory.mktemp("shown")
+    sys.path.insert(0, str(folder))
+    with chdir(folder):  # some write files
+        for slot, name in NAMES.items():
             page = ROOT / "docs" / "interfaces" / f"{slot}.md"
-            module = ModuleType(f"shown_{slot}")
-            for block in blocks(page):
-                if block.runs and block.language == "python":
-                    exec(compile(block.body, str(page), "exec", dont_inherit=True), vars(module))
-            sys.modules[module.__name__] = module
+            runs = [b.body for b in blocks(page) if b.runs and b.language == "python"]
+            base = f"{name}Settings" if f"class {name}Settings" in "".join(runs) else "_Options"
+            (folder / f"shown_{slot}.py").write_text("\n\n".join([*runs, _SETTINGS % base]))
+            import_module(f"shown_{slot}")
     yield
+    sys.path.remove(str(folder))
     for slot in NAMES:
         del sys.modules[f"shown_{slot}"]
+
+
+_SETTINGS = """
+from typing import Literal
+from paged_core.plugins.component import ComponentSettings as _Options
+
+class ShownSettings(%s):
+    name: Literal["shown"] = "shown"
+"""
 
 
 class _Shown(ComponentConformance):
@@ -72,14 +81,9 @@ class _Shown(ComponentConformance):
 
     def make_registry(self) -> Registry:
         module = sys.modules[f"shown_{self.slot}"]
-        base = getattr(module, f"{NAMES[self.slot]}Settings", ComponentSettings)
-        settings = create_model("ShownSettings", __base__=base, name=(Literal["shown"], "shown"))
-        # where pickle looks for it
-        settings.__module__ = module.__name__
-        module.ShownSettings = settings  # type: ignore[attr-defined]
         factory = f"shown_{self.slot}:{NAMES[self.slot]}"
         (record,) = module.paged_core_components()
-        return registry_with(replace(record, settings=settings, factory=factory))
+        return registry_with(replace(record, settings=module.ShownSettings, factory=factory))
 
 
 for _kind, _name in SHOWN.items():

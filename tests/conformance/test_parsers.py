@@ -17,6 +17,8 @@ class TestHermes(ToolParserConformance):
         '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": "}\\""}]}}\n</tool_call>': [
             ("f", {"a": [1, {"b": '}"'}]})
         ],
+    }
+    also_read: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '<tool_call>{"arguments": {"x": -1.5e3}, "name": "f"}</tool_call>\n'
         '<tool_call>{"name": "weather"}</tool_call>\n': [("f", {"x": -1500.0}), ("weather", {})],
         '<tool_call>{"name": "other", "arguments": {}}': [("other", {})],
@@ -35,6 +37,8 @@ class TestLlama3Json(ToolParserConformance):
     component = "llama3_json"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '{"name": "f", "parameters": {"a": 1}}': [("f", {"a": 1})],
+    }
+    also_read: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}; '
         '{"name": "weather", "parameters": {"b": null}}': [("f", {}), ("weather", {"b": None})],
     }
@@ -50,10 +54,10 @@ class TestLlama3Json(ToolParserConformance):
 class TestMistral(ToolParserConformance):
     component = "mistral"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
-        '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]': [
-            ("f", {"a": 1}),
-            ("g", {}),
-        ],
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, '
+        '{"name": "weather", "arguments": {}}]': [("f", {"a": 1}), ("weather", {})],
+    }
+    also_read: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '[TOOL_CALLS] [{"id": "abc", "name": "f", "arguments": {}}] ': [("f", {})],
     }
     broken = ("[TOOL_CALLS] nothing", "[TOOL_CALLS][3]", "[TOOL_CALL")
@@ -62,6 +66,12 @@ class TestMistral(ToolParserConformance):
 class TestPythonic(ToolParserConformance):
     component = "pythonic"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
+        '[f(a=1, b="x", c=[true, null, -2.5], d={"k": [1, 2]}), weather()]': [
+            ("f", {"a": 1, "b": "x", "c": [True, None, -2.5], "d": {"k": [1, 2]}}),
+            ("weather", {}),
+        ],
+    }
+    also_read: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '[f(a=1, b="x", c=[True, None, -2.5], d={"k": (1, 2)})]': [
             ("f", {"a": 1, "b": "x", "c": [True, None, -2.5], "d": {"k": [1, 2]}})
         ],

@@ -31,6 +31,12 @@ def piecemeal(self: UncachedAllocator, count: int) -> list[BlockId]:
     return [block for _ in range(count) for block in UncachedAllocator.allocate(self, 1)]
 
 
+def walking(self: UncachedAllocator, count: int) -> list[BlockId]:
+    for _ in filter(None, self._ref_counts):
+        pass
+    return UncachedAllocator.allocate(self, count)
+
+
 def patient(self: UncachedAllocator, count: int) -> list[BlockId]:
     while count > len(self._free):
         pass
@@ -42,7 +48,7 @@ ALLOCATING = with_another(
     __name__,
     UncachedAllocator,
     "allocate",
-    {"HalfwayAllocator": piecemeal, "WaitingAllocator": patient},
+    {"HalfwayAllocator": piecemeal, "WaitingAllocator": patient, "WalkingAllocator": walking},
 )
 globals().update(FREEING | ALLOCATING)
 

@@ -112,6 +112,51 @@ class ThriftyAttention(TorchAttention):
         return self._plans[count]
 
 
+class KeepingAttention(TorchAttention):
+    """Keeps every plan."""
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        plan = super().plan(batch)
+        self.__dict__.setdefault("plans", []).append(plan)
+        return plan
+
+
+class _ChangingAttention(TorchAttention):
+    """Changes its results."""
+
+    def change(self, result: Any) -> Any:
+        raise NotImplementedError
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        own = super().bind(layer, cache)
+        change = self.change
+
+        class Changed:
+            def forward(self, *rows_and_plan: Any) -> Any:
+                return change(own.forward(*rows_and_plan))
+
+        return Changed()
+
+
+def refill(self: _ChangingAttention, result: Any) -> Any:
+    kept = self.__dict__.setdefault("kept", {})
+    return kept.setdefault((result.shape, result.dtype), result.clone()).copy_(result)
+
+
+RESULTS = with_another(
+    __name__,
+    _ChangingAttention,
+    "change",
+    {
+        "WideAttention": lambda self, result: result.float(),
+        "FlatRowsAttention": lambda self, result: result.flatten(1),
+        # returns the same memory again
+        "BufferAttention": refill,
+    },
+)
+globals().update(RESULTS)
+
+
 class LoopingAttention(TorchAttention):
     """Looks for the end of a block table that has none."""
 

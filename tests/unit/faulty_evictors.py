@@ -158,3 +158,13 @@ class OneBlockPerKeyEvictor(_InformedEvictor):
         self._blocks.pop(self._by_key.get(info.content_key, block), None)
         self._by_key[info.content_key] = block
         super().add(block, info)
+
+
+class WalkingEvictor(_InformedEvictor):
+    """Looks at every block that it was ever told of, those in use too."""
+
+    def evict(self) -> BlockId:
+        for block in self._infos:
+            if block in self._blocks:
+                continue
+        return super().evict()

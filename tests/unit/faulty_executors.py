@@ -144,3 +144,11 @@ class OnceClosedExecutor(MemoryExecutor):
         if self.is_closed:
             raise RuntimeError("it is closed already")
         self.is_closed = True
+
+
+class KeepingExecutor(MemoryExecutor):
+    """Keeps every step."""
+
+    def submit(self, step: StepInput, /) -> Any:
+        self.__dict__.setdefault("seen", []).append(step)
+        return super().submit(step)

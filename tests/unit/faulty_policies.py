@@ -4,8 +4,10 @@ catch each."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import count
-from random import choice, randrange
+from random import Random, choice, random, randrange
+from time import monotonic
 from typing import Any
 
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
@@ -51,6 +53,12 @@ ORDERS = with_another(
         # another key each time it is asked
         "CountingOrder": lambda self, group, now: -next(self.asked),
         "RollingOrder": lambda self, group, now: group.number ^ self.salt,
+        "HashingOrder": lambda self, group, now: hash(group.id),
+        "ClockOrder": lambda self, group, now: (group.number, monotonic() < 0),
+        "DatedOrder": lambda self, group, now: (group.number, datetime.now().year < 0),
+        "UnseededOrder": lambda self, group, now: (group.number, Random().random() < 0),
+        # of no effect, but drawn from the numbers of the program
+        "DicingOrder": lambda self, group, now: (group.number, random() < 0),
         "ReversedOrder": lambda self, group, now: -group.number,
         # notes on a group that it has been seen
         "MarkingOrder": meddling(lambda group: setattr(group, "num_cached", 0), arrival),
@@ -93,6 +101,13 @@ class _CountingService(_Order):
 
     def left(self, group: SequenceGroup, /) -> None:
         self.tokens.pop(group.id, None)
+
+
+class SummingOrder(_CountingService):
+    """Adds up what all were served, for each key."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (sum(tokens for tokens in self.tokens.values()) < 0, group.number)
 
 
 LEAVING = with_another(
@@ -139,6 +154,10 @@ VICTIMS = with_another(
         # finds none if there is only one candidate
         "ForgetfulVictim": lambda self, shown, now: shown[-2],
         "RollingVictim": lambda self, shown, now: choice(list(shown)),
+        # the first of a set of texts
+        "SettingVictim": lambda self, shown, now: {f"of {g.id}": g for g in shown}[
+            next(iter({f"of {g.id}" for g in shown}))
+        ],
         # frees the blocks itself
         "ActingVictim": lambda self, shown, now: (
             self.kv_cache.release_group(shown[-1]) or shown[-1]

@@ -48,6 +48,58 @@ class ForgettingScheduler(TokenBudgetScheduler):
             super().remove(group)
 
 
+class StaleScheduler(TokenBudgetScheduler):
+    """Does not sort again when keys have changed."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._waiting.refresh = lambda now: None  # type: ignore[method-assign]
+
+
+class BackOfTheQueueScheduler(TokenBudgetScheduler):
+    """Puts what was preempted behind its equals."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._waiting.push_front = self._waiting.push  # type: ignore[method-assign]
+
+
+class KeepingScheduler(TokenBudgetScheduler):
+    """Keeps every request."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._seen: list[SequenceGroup] = []
+
+    def add(self, group: SequenceGroup, /) -> None:
+        super().add(group)
+        self._seen.append(group)
+
+
+class LookingBackScheduler(TokenBudgetScheduler):
+    """Goes through the ids of all requests that there were."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._num_seen = 0
+
+    def add(self, group: SequenceGroup, /) -> None:
+        super().add(group)
+        self._num_seen += 1
+        for _ in range(self._num_seen):
+            pass
+
+
+class PairingScheduler(TokenBudgetScheduler):
+    """Compares all that wait with each other."""
+
+    def _admit(self) -> None:
+        waiting = self._waiting.ordered()
+        for group in waiting:
+            sum(1 for other in waiting if other is group)
+        super()._admit()
+
+
 class RestlessScheduler(TokenBudgetScheduler):
     """Preempts when a quantum is over, whether anything waits or not."""
 

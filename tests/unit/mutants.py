@@ -42,6 +42,7 @@ from unit import faulty_evictors as evictors
 from unit import faulty_executors as executors
 from unit import faulty_grammars as grammars
 from unit import faulty_observers as observers
+from unit import faulty_parsers as parsers
 from unit import faulty_policies as policies
 from unit import faulty_runners as runners
 from unit import faulty_schedulers as schedulers
@@ -87,6 +88,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
     (attention, "Attention", AttentionConformance, _PLAIN),
     (communicators, "Communicator", CommunicatorConformance, _PLAIN),
     (grammars, "Grammar", GrammarConformance, _PLAIN),
+    (parsers, "Format", parsers.HermesCases, _PLAIN),
     (runners, "Runner", RunnerConformance, runners.FaultyNativeSettings),
 )
 """Modules of mutants, how the names of their classes end, who must find them, their options."""

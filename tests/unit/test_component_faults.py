@@ -34,6 +34,7 @@ from paged_testing import build_memory_engine
 from paged_testing.doubles import PassingExecutor
 from paged_testing.served import check_nothing_leaked, check_said
 from unit.engines import Recorder, finish, without_place
+from unit.faulty_attention import FlatRowsAttention, WideAttention
 from unit.faulty_settings import (
     FaultyContiguousSettings,
     FaultyHashCachedSettings,
@@ -491,3 +492,19 @@ def test_an_error_of_an_executor_at_its_start_names_it() -> None:
     registry = registry_of("executor", BadStart)
     with pytest.raises(PluginError, match=r"executor 'faulty'.* could not be started: .*BadStart"):
         LLM(executor="faulty", registry=registry)
+
+
+@pytest.mark.parametrize("runner", ["native", "transformers"])
+@pytest.mark.parametrize(("made", "said"), [(WideAttention, "float32"), (FlatRowsAttention, "256")])
+def test_attention_that_returns_something_else_is_named(runner: str, made: type, said: str) -> None:
+    engine = build_memory_engine(
+        registry_of("attention", made),
+        **{"executor": "local", "model": "demo", "runner": runner, "dtype": "bfloat16"},
+        attention="faulty",
+    )
+    group = engine.add(ask("A"))
+    finish(engine)
+    (error,) = errors_of(group)
+    assert error.startswith("attention 'faulty': forward() returned")
+    assert said in error
+    engine.close()

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged_core.errors import PluginError, blame
 from paged_core.interfaces.attention import AttentionBatch, LayerAttention
 
 
@@ -32,8 +33,28 @@ class StepAttention:
         self.plan = plan
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attention of ``layer``."""
-        return self.layers[layer].forward(query, key, value, self.plan)
+        """Return the attention of ``layer``.
+
+        Raises:
+            PluginError: it is not as the queries are.
+        """
+        bound = self.layers[layer]
+        try:
+            out: Any = bound.forward(query, key, value, self.plan)
+            if (
+                out.dtype is not query.dtype
+                or out.shape != query.shape
+                or out.device != query.device
+            ):
+                raise PluginError(
+                    f"forward() returned {list(out.shape)} in {out.dtype} on {out.device}; it has "
+                    f"to return {list(query.shape)} in {query.dtype} on {query.device}, as the "
+                    "queries are"
+                )
+        except Exception as error:
+            blame(error, "attention", bound)
+            raise
+        return out
 
 
 class KernelBatch:

@@ -66,7 +66,11 @@ class LoadedModel:
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: AttentionBatch) -> Tensor:
         """Return hidden states [T, hidden]."""
-        attend = StepAttention(self.layers, self.backend.plan(attention))
+        try:
+            attend = StepAttention(self.layers, self.backend.plan(attention))
+        except Exception as error:
+            blame(error, "attention", self.backend)
+            raise
         try:
             return self.runner.forward(tokens_T, positions_T, attend)
         except Exception as error:

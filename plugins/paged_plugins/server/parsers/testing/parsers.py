@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from random import Random
@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from paged_core.interfaces.grammar import CompiledGrammar
+from paged_core.structured_outputs import StructuredOutputs
 from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat, Thought
 from paged_plugins.server.parsers.tool_parser import (
     Arguments,
@@ -20,7 +22,9 @@ from paged_plugins.server.parsers.tool_parser import (
     Text,
     ToolFormat,
 )
-from paged_testing import ComponentConformance
+from paged_testing import ComponentConformance, GrammarConformance
+from paged_testing.grammar import VOCABULARY
+from paged_testing.use import instructions
 
 NAMES = ("f", "weather")
 _MARKS = (
@@ -45,10 +49,41 @@ def cut_texts() -> Iterator[list[str]]:
         yield [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
 
 
+DEEP = 100_000
+"""Brackets in each other, further than any recursion goes."""
+PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a": {"enum": ['"quoted" \\ {[(,;)]}', "</tool_call>", "\n\u4e16", True, None, -1.5]},
+        "b": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+def check_linear(read: Callable[[str], object], texts: Iterable[str], package: str) -> None:
+    """Check that reading takes instructions in proportion to the length of a text."""
+    for text in filter(None, texts):
+        short, long = ((text * size)[:size] for size in (48, 384))
+        few = instructions(lambda short=short: read(short), package)
+        many = instructions(lambda long=long: read(long), package, most=20 * few + 1000)
+        assert many <= 16 * few + 400, (
+            f"{len(long)} letters of {text!r} in a row take {many} instructions or more, "
+            f"{len(short)} take {few}: the work may grow in proportion to the text"
+        )
+
+
 class _ParserConformance(ComponentConformance):
     def build(self, parts: object = None) -> Any:
         """Build the component: its factory gets the options alone."""
         return self.record.load()(self.options)
+
+
+class GrammarCases(GrammarConformance):
+    """The grammar that servers force calls with."""
+
+    component = "llguidance"
 
 
 class ToolParserConformance(_ParserConformance):
@@ -62,6 +97,8 @@ class ToolParserConformance(_ParserConformance):
     slot: ClassVar[str] = "tool_parser"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]]
     """Answers that consist of calls, and what these are; ``f`` and ``weather`` are functions."""
+    also_read: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {}
+    """Other ways to write calls, which are read, and which the grammar does not allow."""
     broken: ClassVar[Sequence[str]] = ()
     """Answers that begin as calls do, and are none: they are text."""
 
@@ -75,7 +112,7 @@ class ToolParserConformance(_ParserConformance):
         return _joined([*found, *parser.end()])
 
     def test_reads_the_calls_that_are_written(self) -> None:
-        for text, calls in self.written.items():
+        for text, calls in {**self.written, **self.also_read}.items():
             for pieces in ([text], list(text)):
                 found = self.parsed(*pieces)
                 assert _calls(found) == list(calls), text
@@ -99,12 +136,69 @@ class ToolParserConformance(_ParserConformance):
         for pieces in cut_texts():
             self.check_cuts(pieces)
 
-    def test_a_forced_call_is_read(self) -> None:
-        """The grammar names both functions, and gives their arguments the schemas."""
-        grammar = self.build().grammar([Function(name, {}) for name in NAMES], parallel=True)
-        assert grammar.startswith("start: ")
-        for name in NAMES:
-            assert name in grammar
+    def test_text_beside_calls_is_kept(self) -> None:
+        """Or, in a format in which none may be there, all is text."""
+        for (text, calls), beside in product(self.written.items(), ("Hello.", "1 < 2", "\u4e16")):
+            for whole in (f"{beside}\n{text}", f"{text}\n{beside}"):
+                found = self.parsed(whole)
+                said = "".join(piece.text for piece in found if isinstance(piece, Text))
+                assert (said.strip(), _calls(found)) in ((beside, list(calls)), (whole, [])), whole
+
+    def test_reads_what_is_nested_too_deep(self) -> None:
+        """Without an error, as a call or as text."""
+        for text, mark in product(self.written, "[{("):
+            for at in {text.find(after) + 1 for after in ("{", "(", "=", ": [", ": {", ":")}:
+                self.parsed(text[:at] + mark * DEEP + text[at:])
+
+    def test_the_work_grows_in_proportion_to_the_text(self) -> None:
+        texts = [*self.written, *self.broken, *PLAIN, *_MARKS]
+        for begin in ("", *(text[: len(text) // 2] for text in self.written)):
+            check_linear(lambda text, begin=begin: self.parsed(begin, *text), texts, self.package)
+
+    def uses(self) -> Callable[[int], object]:
+        made, texts = self.build(), [*self.written, *PLAIN]
+
+        def use(number: int) -> None:
+            parser = made.parser(NAMES)
+            parser.feed(f"{texts[number % len(texts)]} {number}")
+            parser.end()
+
+        return use
+
+    # ------------------------------------------------------------------ forced calls
+
+    def grammar(self, *parameters: Mapping[str, Any]) -> tuple[GrammarCases, CompiledGrammar]:
+        """Compile the grammar of calls of functions with these parameters, as a server does."""
+        cases = GrammarCases()
+        if reason := cases.refusal():
+            pytest.skip(reason)
+        functions = list(map(Function, NAMES, parameters))
+        grammar = self.build().grammar(functions, parallel=True)
+        return cases, cases.make().compile(StructuredOutputs(grammar=grammar))
+
+    def test_the_grammar_accepts_the_calls_that_are_written(self) -> None:
+        for text, calls in self.written.items():
+            known = [{key: {} for of, given in calls for key in given if of == n} for n in NAMES]
+            schemas = [{"properties": keys, "required": list(keys)} for keys in known]
+            matcher = self.grammar(*schemas)[1].matcher()
+            for place, token in enumerate(VOCABULARY.encode(text)):
+                try:
+                    matcher.accept(token)
+                except ValueError as error:
+                    left = text.encode()[place:].decode(errors="replace")
+                    pytest.fail(f"{text!r}: the grammar does not accept {left!r}: {error}")
+            assert matcher.is_at_end, f"the grammar goes on after {text!r}"
+
+    def test_forced_calls_are_read(self) -> None:
+        cases, grammar = self.grammar(PARAMETERS, PARAMETERS)
+        backend = cases.make()
+        texts = filter(None, (cases.walk(backend, grammar, seed) for seed in range(12)))
+        for text in texts:
+            found = self.parsed(text)
+            assert not any(isinstance(piece, Text) for piece in found), f"{text!r} gives {found}"
+            for name, arguments in _calls(found) or [("none", {})]:
+                assert name in NAMES, f"{text!r} gives {found}"
+                assert "a" in arguments, f"{text!r} gives {found}"
 
     def check_cuts(self, pieces: Sequence[str]) -> None:
         """Check that pieces give what the whole gives, and that arguments are as they should."""
@@ -151,6 +245,13 @@ class ReasoningParserConformance(_ParserConformance):
             expected = [Thought(thoughts, is_reasoning=True), Thought(rest, is_reasoning=False)]
             for pieces in ([text], list(text)):
                 assert self.parsed(prompt, *pieces) == [each for each in expected if each.text]
+
+    def test_the_work_grows_in_proportion_to_the_text(self) -> None:
+        texts = [*(text for _, text in self.written), *PLAIN, *_MARKS]
+        for prompt in ("", "x\n<think>\n"):
+            check_linear(
+                lambda text, prompt=prompt: self.parsed(prompt, *text), texts, self.package
+            )
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
         for pieces, prompt in product(cut_texts(), ("", "x\n<think>\n")):

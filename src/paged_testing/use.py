@@ -1,0 +1,157 @@
+"""Calls of a component, watched: their instructions, the memory they leave, what they ask."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date
+from math import inf
+from types import FrameType
+from typing import Any
+
+_OURS = ("paged_core", "paged_testing", "paged_backends", "paged_plugins", "paged_policies")
+_LOGS = ("logging", "structlog")
+"""Packages that may look at the clock on behalf of any code."""
+_CLOCKS = {
+    *(getattr(time, f"{name}{unit}") for name in ("time", "monotonic") for unit in ("", "_ns")),
+    *(time.perf_counter, time.perf_counter_ns, time.process_time, time.process_time_ns),
+}
+_DATES = ("now", "utcnow", "today")
+_GLOBAL_RANDOM = random.random.__self__  # type: ignore[attr-defined]
+
+
+class _TooMany(BaseException):
+    """The instructions are counted no further."""
+
+
+def package_of(frame: FrameType) -> str:
+    """Return the top-level package of a frame's code."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def instructions(
+    function: Callable[[], object], package: str | None = None, *, most: float = inf
+) -> int:
+    """Return the number of bytecode instructions that a call takes; a built-in counts as one.
+
+    Args:
+        package: whose instructions count, with those of libraries that it calls; ``None``: all.
+        most: after so many it is stopped.
+    """
+    count = 0
+
+    def counts(frame: FrameType) -> bool:
+        name, caller = package_of(frame), frame.f_back
+        is_called = caller is not None and caller.f_trace is not None and name not in _OURS
+        return package is None or name == package or is_called
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        if event == "call" and not counts(frame):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        if count > most:
+            raise _TooMany
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except _TooMany:
+        pass
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def bytes_left(function: Callable[[], object]) -> int:
+    """Return how much more memory is allocated after a call than before it."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        function()
+        gc.collect()
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return grown
+
+
+@contextmanager
+def _profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
+def chance_watched(package: str) -> Iterator[None]:
+    """Check that code of a package asks no clock and draws no number without a seed.
+
+    Raises:
+        AssertionError: it did; the message names each line.
+    """
+    found: dict[str, None] = {}
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        caller: FrameType | None = frame
+        if event != "c_call" or not (asked := _chance(frame, argument)):
+            return
+        while caller and package_of(caller) not in (package, *_OURS, *_LOGS):
+            caller = caller.f_back
+        if caller and package_of(caller) == package:
+            found[f"{_place(caller)} {asked}"] = None
+
+    with _profiled(profile):
+        yield
+    assert not found, (
+        f"{'; '.join(found)}: runs cannot be repeated; decisions follow from the calls, `now` and "
+        "the seed alone"
+    )
+
+
+def _chance(frame: FrameType, called: Any) -> str | None:
+    """Say what makes a call of a built-in one of chance; ``None``: it is none."""
+    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+    if owner is time:
+        return f"asks the clock, time.{name}()" if called in _CLOCKS else None
+    if isinstance(owner, type) and issubclass(owner, date) and name in _DATES:
+        return f"asks the clock, {owner.__name__}.{name}()"
+    unseeded = frame.f_code is random.Random.seed.__code__ and frame.f_locals["a"] is None
+    is_global = owner is _GLOBAL_RANDOM or type(owner).__module__ == "numpy.random.mtrand"
+    if is_global or unseeded or called is os.urandom:
+        return "draws a random number without a seed"
+    return None
+
+
+def last_place(function: Callable[[], object], package: str) -> str | None:
+    """Call again what has failed; return the line in which code of a package returned last."""
+    last: str | None = None
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal last
+        if event == "return" and package_of(frame) == package:
+            last = _place(frame)
+
+    with _profiled(profile):
+        try:
+            function()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+    return last
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"

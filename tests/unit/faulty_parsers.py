@@ -1,0 +1,120 @@
+"""Parsers of calls that are wrong on purpose: the conformance class must catch each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from paged_plugins.server.parsers.testing import ToolParserConformance
+from paged_plugins.server.parsers.tool_formats import HermesFormat, JsonCallParser
+from paged_plugins.server.parsers.tool_parser import (
+    Arguments,
+    CallBegins,
+    Function,
+    Piece,
+    Text,
+    ToolParser,
+)
+from unit.faulty_settings import with_another
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+class HermesCases(ToolParserConformance):
+    """The cases of parsers of this format."""
+
+    written = {CALL: [("f", {"a": 1})]}  # noqa: RUF012
+
+
+class _Parser(JsonCallParser):
+    """Is right."""
+
+    def __init__(self) -> None:
+        super().__init__(begin="<tool_call>", end="</tool_call>")
+        self.text = ""
+
+
+class CubicParser(_Parser):
+    """Looks in all that it has read for a beginning, at each letter."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        self.text += text
+        for start in range(len(self.text)):
+            for end in range(start, len(self.text)):
+                self.text.startswith("<tool_call>", start, end)
+        return super().feed(text)
+
+
+class SearchingParser(_Parser):
+    """Tries at each letter whether what it has read ends with JSON."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        self.text += text
+        for start in range(len(self.text)):
+            self.text[start:].isspace()
+        return super().feed(text)
+
+
+class WholeParser(_Parser):
+    """Reads at the end, as deep as Python can."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        self.text += text
+        return []
+
+    def end(self) -> Sequence[Piece]:
+        before, _, rest = self.text.partition("<tool_call>")
+        try:
+            call = json.loads(rest.partition("</tool_call>")[0])
+            made = CallBegins(call["name"]), Arguments(json.dumps(call["arguments"]))
+        except (ValueError, LookupError, TypeError):
+            return [Text(self.text)] if self.text else []
+        return [*([Text(before)] if before else []), *made]
+
+
+class SwallowingParser(_Parser):
+    """Drops text after a call."""
+
+    calls = False
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        return [piece for piece in super().feed(text) if self.keeps(piece)]
+
+    def end(self) -> Sequence[Piece]:
+        return [piece for piece in super().end() if self.keeps(piece)]
+
+    def keeps(self, piece: Piece) -> bool:
+        self.calls |= isinstance(piece, CallBegins)
+        return not (self.calls and isinstance(piece, Text))
+
+
+def _made(kind: type[ToolParser]) -> Any:
+    return lambda self, names: kind()
+
+
+PARSERS = {
+    kind.__name__ + "Format": _made(kind)
+    for kind in (CubicParser, SearchingParser, WholeParser, SwallowingParser)
+}
+
+
+class OtherWordsFormat(HermesFormat):
+    """Forces calls whose arguments have another name than its parser knows."""
+
+    def grammar(self, functions: Sequence[Function], /, *, parallel: bool) -> str:
+        return super().grammar(functions, parallel=parallel).replace("arguments\\", "input\\")
+
+
+class LooseFormat(HermesFormat):
+    """Forces calls of which its parser cannot read all."""
+
+    def parser(self, names: Collection[str], /) -> ToolParser:
+        class Loose(_Parser):
+            def feed(self, text: str, /) -> Sequence[Piece]:
+                return [Text(text)] if "null" in text else super().feed(text)
+
+        return Loose()
+
+
+globals().update(with_another(__name__, HermesFormat, "parser", PARSERS))
