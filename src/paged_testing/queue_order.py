@@ -11,7 +11,6 @@ import pytest
 
 from paged_core.engine.contexts import OrderContext
 from paged_core.engine.waiting_queue import WaitingQueue
-from paged_core.ids import SeqId
 from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, SupportsService
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
@@ -24,7 +23,7 @@ from paged_testing.policy_subjects import (
     waiting_groups,
     written_requests,
 )
-from paged_testing.use import bytes_left, instructions
+from paged_testing.use import instructions
 from paged_testing.workloads import simple_request
 
 TIMES = (0.0, 3.5, 100.0)
@@ -100,23 +99,6 @@ class QueueOrderCases(ComponentConformance):
         if service is not None:
             for group in waiting_groups(written_requests()):
                 service.left(group)
-
-    def test_keeps_nothing_of_requests_that_have_left(self) -> None:
-        """Ids are arbitrary, so what is kept for each request grows for ever."""
-        order = self.make()
-        service = _service_of(order)
-
-        def serve_many(first: int, count: int) -> None:
-            for number in range(first, first + count):
-                group = SequenceGroup(simple_request(f"id{number}", 2, 1), number, SeqId(number))
-                order.key(group, 1.0)
-                if service is not None:
-                    service.served(group, 3, 1.0)
-                    service.left(group)
-
-        serve_many(0, 200)
-        grown = bytes_left(lambda: serve_many(200, 1000))
-        assert grown < 50_000, f"1000 requests that have left still take {grown} bytes"
 
     def test_a_key_costs_the_same_among_few_groups_and_many(self) -> None:
         costs = []

@@ -160,11 +160,22 @@ class OneBlockPerKeyEvictor(_InformedEvictor):
         super().add(block, info)
 
 
-class WalkingEvictor(_InformedEvictor):
-    """Looks at every block that it was ever told of, those in use too."""
+class WalkingEvictor(LruEvictor):
+    """Looks at every block that is in use again."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._used: set[BlockId] = set()
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        self._used.discard(block)
+
+    def remove(self, block: BlockId, /) -> None:
+        super().remove(block)
+        self._used.add(block)
 
     def evict(self) -> BlockId:
-        for block in self._infos:
-            if block in self._blocks:
-                continue
+        for _ in self._used:
+            pass
         return super().evict()

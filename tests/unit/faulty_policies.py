@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 from itertools import count
 from random import Random, choice, random, randrange
 from time import monotonic
@@ -22,9 +23,12 @@ RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP
 class _Policy:
     def __init__(self, options: Any, parts: Any, /) -> None:
         self.asked = count()
-        self.salt = randrange(1 << 30)
-        """Keys from dice that are rolled once."""
         self.kv_cache = getattr(parts, "kv_cache", None)
+
+    @cached_property
+    def salt(self) -> int:
+        """Keys from dice that are rolled once."""
+        return randrange(1 << 30)
 
     def rolled(self, group: SequenceGroup) -> int:
         return (group.number + 1) * self.salt >> 7 & 1

@@ -155,13 +155,16 @@ class ToolParserConformance(_ParserConformance):
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
             check_linear(lambda text, begin=begin: self.parsed(begin, *text), texts, self.package)
 
+    num_uses: ClassVar[int] = 40
+
     def uses(self) -> Callable[[int], object]:
         made, texts = self.build(), [*self.written, *PLAIN]
 
         def use(number: int) -> None:
-            parser = made.parser(NAMES)
-            parser.feed(f"{texts[number % len(texts)]} {number}")
-            parser.end()
+            for text in texts:
+                parser = made.parser(NAMES)
+                parser.feed(f"{text} {number:06}")
+                parser.end()
 
         return use
 
@@ -186,7 +189,9 @@ class ToolParserConformance(_ParserConformance):
                     matcher.accept(token)
                 except ValueError as error:
                     left = text.encode()[place:].decode(errors="replace")
-                    pytest.fail(f"{text!r}: the grammar does not accept {left!r}: {error}")
+                    raise AssertionError(
+                        f"{text!r}: the grammar does not accept {left!r}: {error}"
+                    ) from error
             assert matcher.is_at_end, f"the grammar goes on after {text!r}"
 
     def test_forced_calls_are_read(self) -> None:
