@@ -189,39 +189,41 @@ POLICY_SLOTS = ("block_allocator", "evictor", "queue_order", "scheduler", "victi
 """The slots of policies; a combination is valid, or refused when an engine is built from it."""
 
 
-@st.composite
 def engine_settings(
-    draw: st.DrawFn,
     registry: Registry,
     fixed: Mapping[str, ComponentSettings] | None = None,
     max_blocks: int = 24,
-) -> dict[str, Any]:
+) -> st.SearchStrategy[dict[str, Any]]:
     """Settings for the ``memory`` executor, as keywords: any first-party policies, a small pool.
 
     Args:
         fixed: by slot, components that are not drawn; the options set on them are kept.
     """
-    tables: dict[str, Any] = {}
-    ours = first_party(registry)
-    for slot in POLICY_SLOTS:
-        given = (fixed or {}).get(slot)
-        if given is None:
-            name = draw(st.sampled_from(sorted(ours.of(slot))))
-            tables[slot] = draw(component_options(ours.get(slot, name).settings))
-        else:
-            set_fields = {name: getattr(given, name) for name in given.model_fields_set}
-            tables[slot] = draw(component_options(type(given), set_fields))
-    values = {
-        **tables,
-        "executor": "memory",
-        "block_size": draw(st.sampled_from([1, 2, 3, 4, 8])),
-        "num_blocks": draw(st.integers(6, max_blocks)),
-        "num_host_blocks": draw(st.sampled_from([0, 4, 30])),
-        "max_model_len": 64,
-        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
-    }
-    try:
-        build_memory_engine(registry, **values).close()
-    except SettingsError:
-        reject()  # the engine refuses this combination when it is built, with a reason
-    return values
+
+    def drawn(draw: st.DrawFn) -> dict[str, Any]:
+        tables: dict[str, Any] = {}
+        ours = first_party(registry)
+        for slot in POLICY_SLOTS:
+            given = (fixed or {}).get(slot)
+            if given is None:
+                name = draw(st.sampled_from(sorted(ours.of(slot))))
+                tables[slot] = draw(component_options(ours.get(slot, name).settings))
+            else:
+                set_fields = {name: getattr(given, name) for name in given.model_fields_set}
+                tables[slot] = draw(component_options(type(given), set_fields))
+        values = {
+            **tables,
+            "executor": "memory",
+            "block_size": draw(st.sampled_from([1, 2, 3, 4, 8])),
+            "num_blocks": draw(st.integers(6, max_blocks)),
+            "num_host_blocks": draw(st.sampled_from([0, 4, 30])),
+            "max_model_len": 64,
+            "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
+        }
+        try:
+            build_memory_engine(registry, **values).close()
+        except SettingsError:
+            reject()  # the engine refuses this combination when it is built, with a reason
+        return values
+
+    return st.composite(drawn)()  # of no arguments, which would be shown: a registry is large

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from paged_plugins.server.parsers.testing import ToolParserConformance
@@ -18,6 +18,7 @@ from paged_plugins.server.parsers.tool_parser import (
 )
 from unit.faulty_settings import with_another
 
+MARK = "<tool_call>"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
@@ -61,16 +62,19 @@ class WholeParser(_Parser):
 
     def feed(self, text: str, /) -> Sequence[Piece]:
         self.text += text
-        return []
+        if self.text.startswith(MARK) or MARK.startswith(self.text):
+            return []
+        text, self.text = self.text, ""
+        return [Text(text)]
 
     def end(self) -> Sequence[Piece]:
-        before, _, rest = self.text.partition("<tool_call>")
+        inside, _, after = self.text.removeprefix(MARK).partition("</tool_call>")
         try:
-            call = json.loads(rest.partition("</tool_call>")[0])
+            call = json.loads(inside)
             made = CallBegins(call["name"]), Arguments(json.dumps(call["arguments"]))
         except (ValueError, LookupError, TypeError):
             return [Text(self.text)] if self.text else []
-        return [*([Text(before)] if before else []), *made]
+        return [*made, *([Text(after)] if after.strip() else [])]
 
 
 class SwallowingParser(_Parser):
@@ -106,15 +110,12 @@ class OtherWordsFormat(HermesFormat):
         return super().grammar(functions, parallel=parallel).replace("arguments\\", "input\\")
 
 
-class LooseFormat(HermesFormat):
-    """Forces calls of which its parser cannot read all."""
+class WordyFormat(HermesFormat):
+    """Forces a call, or a word."""
 
-    def parser(self, names: Collection[str], /) -> ToolParser:
-        class Loose(_Parser):
-            def feed(self, text: str, /) -> Sequence[Piece]:
-                return [Text(text)] if "null" in text else super().feed(text)
-
-        return Loose()
+    def grammar(self, functions: Sequence[Function], /, *, parallel: bool) -> str:
+        rules = super().grammar(functions, parallel=parallel)
+        return rules.replace("start: ", 'start: "nothing" | ', 1)
 
 
 globals().update(with_another(__name__, HermesFormat, "parser", PARSERS))

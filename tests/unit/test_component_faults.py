@@ -495,7 +495,9 @@ def test_an_error_of_an_executor_at_its_start_names_it() -> None:
 
 
 @pytest.mark.parametrize("runner", ["native", "transformers"])
-@pytest.mark.parametrize(("made", "said"), [(WideAttention, "float32"), (FlatRowsAttention, "256")])
+@pytest.mark.parametrize(
+    ("made", "said"), [(WideAttention, "float32"), (FlatRowsAttention, "12, 192")]
+)
 def test_attention_that_returns_something_else_is_named(runner: str, made: type, said: str) -> None:
     engine = build_memory_engine(
         registry_of("attention", made),

@@ -64,6 +64,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "BufferAttention": "changed an earlier result",
     **dict.fromkeys(("CubicParserFormat", "SearchingParserFormat"), "in proportion to the text"),
     "WholeParserFormat": "RecursionError",
+    "WordyFormat": "'nothing' gives",
     "OtherWordsFormat": "the grammar does not accept",
     "LateVictim": "chose another group",
     "RollingVictim": "runs cannot be repeated",

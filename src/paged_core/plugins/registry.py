@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -55,7 +55,7 @@ class Registry:
     A process with the same packages that unpickles it discovers no plugins itself.
     """
 
-    plugins: tuple[Plugin, ...] = field(repr=False)
+    plugins: tuple[Plugin, ...]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the records alone; what is derived from them is made again."""

@@ -144,16 +144,16 @@ class ToolParserConformance(_ParserConformance):
                 said = "".join(piece.text for piece in found if isinstance(piece, Text))
                 assert (said.strip(), _calls(found)) in ((beside, list(calls)), (whole, [])), whole
 
+    def test_the_work_grows_in_proportion_to_the_text(self) -> None:
+        texts = [*self.written, *self.broken, *PLAIN, *_MARKS]
+        for begin in ("", *(text[: len(text) // 2] for text in self.written)):
+            check_linear(lambda text, begin=begin: self.parsed(begin, *text), texts, self.package)
+
     def test_reads_what_is_nested_too_deep(self) -> None:
         """Without an error, as a call or as text."""
         for text, mark in product(self.written, "[{("):
             for at in {text.find(after) + 1 for after in ("{", "(", "=", ": [", ": {", ":")}:
                 self.parsed(text[:at] + mark * DEEP + text[at:])
-
-    def test_the_work_grows_in_proportion_to_the_text(self) -> None:
-        texts = [*self.written, *self.broken, *PLAIN, *_MARKS]
-        for begin in ("", *(text[: len(text) // 2] for text in self.written)):
-            check_linear(lambda text, begin=begin: self.parsed(begin, *text), texts, self.package)
 
     num_uses: ClassVar[int] = 40
 
