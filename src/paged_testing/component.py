@@ -101,7 +101,7 @@ class ComponentConformance:
     """A test that takes longer fails, where pytest-timeout is installed; it says where it is."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of the engines, such as the model, or a component that this one asks for."""
-    num_uses: ClassVar[int] = 200
+    num_uses: ClassVar[int] = 120
     """After so many more uses, neither its memory nor its work for one may have grown."""
     may_be_skipped: ClassVar[bool] = False
     """True where it is no failure if every case is skipped, such as without a GPU."""

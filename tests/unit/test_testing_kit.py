@@ -56,7 +56,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
         ("DicingOrder", "UnseededOrder", "DicingScheduler"), "a random number without a seed"
     ),
     **dict.fromkeys(("KeepingScheduler", "KeepingExecutor", "KeepingAttention"), "still take"),
-    "LookingBackScheduler": "instructions, [0-9]+ after 200 others",
+    "LookingBackScheduler": "instructions, [0-9]+ after 120 others",
     "StaleScheduler": "the first time",
     "BackOfTheQueueScheduler": "which was preempted",
     "WideAttention": "the dtype of its result is torch.float32",
