@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from paged_core.interfaces.observer import BlockEvent, CacheEvent, Observer, Ste
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
-from paged_testing.engines import build_memory_engine, serve, serves_again
+from paged_testing.engines import build_memory_engine, serve
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request
 
 
@@ -56,11 +55,6 @@ class ObserverConformance(ComponentConformance):
         self.check_still_there(engine)
         engine.close()
         self.check_still_there(engine)
-
-    def uses(self) -> Callable[[int], object]:
-        return serves_again(
-            build_memory_engine(self.registry, observers=[self.table(self._folder)])
-        )
 
     def test_two_engines_have_observers_of_their_own(self) -> None:
         one, other = self.build_one(), self.build_one()
