@@ -23,12 +23,12 @@ from paged_testing.workloads import FOR_EVERY_POLICY
 _START = "import sys; sys.path[:] = {path!r}; from paged_testing.chance import answer; answer()"
 
 
-def decisions(registry: Registry, slot: str, table: Mapping[str, Any]) -> dict[str, list[Any]]:
+def decisions(registry: Registry, slot: str, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return what engines with a component decide in each step of written situations."""
     found = {}
     for name, situation in FOR_EVERY_POLICY.items():
         with suppress(SettingsError):
-            engine = build_memory_engine(registry, **situation.values({slot: table}))
+            engine = build_memory_engine(registry, **situation.values(settings))
             watched = WatchedScheduler.install(engine, None, None)
             serve(engine, situation.workload)
             found[name] = watched.decisions
@@ -36,20 +36,20 @@ def decisions(registry: Registry, slot: str, table: Mapping[str, Any]) -> dict[s
 
 
 def decisions_elsewhere(
-    registry: Registry, slot: str, table: Mapping[str, Any]
+    registry: Registry, slot: str, settings: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
     """Return the same from a process whose hashes of strings are others.
 
     Raises:
         AssertionError: the component cannot be imported there, or raises.
     """
-    record = registry.get(slot, str(table["name"]))
+    record = registry.get(slot, str(settings[slot]["name"]))
     modules = (record.factory.partition(":")[0], record.settings.__module__)
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in modules}
     child = _child()
     assert child.stdin is not None
     assert child.stdout is not None
-    for part in ((sys.path, files), (registry, slot, dict(table))):
+    for part in ((sys.path, files), (registry, slot, dict(settings))):
         pickle.dump(pickle.dumps(part), child.stdin)
     child.stdin.flush()
     try:

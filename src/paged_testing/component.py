@@ -329,17 +329,20 @@ class Repeats(ComponentConformance):
     """The promise of every policy: runs can be repeated, on any machine and at any time."""
 
     def uses(self) -> Callable[[int], object]:
-        values = {"num_blocks": 7, "max_model_len": 24, self.slot: self._table}
+        values = {**self.settings, "num_blocks": 7, "max_model_len": 24, self.slot: self._table}
         return serves_again(build_memory_engine(self.registry, **values))
+
+    def _asked(self) -> tuple[Registry, str, Mapping[str, Any]]:
+        return self.registry, self.slot, {**self.settings, self.slot: self._table}
 
     def test_asks_no_clock_and_rolls_no_dice(self) -> None:
         with chance_watched(self.package):
-            decisions(self.registry, self.slot, self._table)
+            decisions(*self._asked())
 
     def test_decides_the_same_in_another_process(self) -> None:
         """Whose strings have other hashes, on which the order of sets depends."""
-        here = decisions(self.registry, self.slot, self._table)
-        there = decisions_elsewhere(self.registry, self.slot, self._table)
+        here = decisions(*self._asked())
+        there = decisions_elsewhere(*self._asked())
         for name, steps in here.items():
             for step, (one, other) in enumerate(zip(steps, there[name], strict=False)):
                 assert one == other, (

@@ -248,7 +248,7 @@ class SchedulerConformance(Repeats, VariesOptions):
         registry = self.registry.extended(TURNING, plugin="conformance")
         values = {"scheduler": table, "queue_order": {"name": "turning", **order}}
         small: dict[str, Any] = {"num_blocks": 12, "block_size": 2, "watermark": 0.0}
-        engine = build_memory_engine(registry, **values, **small)
+        engine = build_memory_engine(registry, **{**self.settings, **values, **small})
         scheduler, decisions = engine.scheduler, list[tuple[Any, ...]]()
         schedule = scheduler.schedule
 
