@@ -115,10 +115,10 @@ def _run(
     is_long, most = copies > 1, runner.max_model_len or _LONGEST
     limit = min(model.get_input_embeddings().num_embeddings, 1000)
     tokens = torch.randint(limit, (_COPY + 2,), generator=torch.Generator().manual_seed(1))
-    sequences = torch.arange(_COPY).split(_LENGTHS)
+    sequences = torch.split_with_sizes(torch.arange(_COPY), _LENGTHS)
     order = torch.cat(sequences[::-1] if is_long else sequences)
     positions = torch.cat([torch.arange(count) for count in _LENGTHS])[order].repeat(copies)
-    first, last = tokens[_COPY:].split(1)
+    first, last = tokens[_COPY:-1], tokens[-1:]
     ends = torch.tensor([[most - 1], [most - 2]] if is_long else [[0], [0]])
     row = torch.cat([first, tokens[order].repeat(copies), last]).to(model.device)
     places = torch.cat([ends[0], positions, ends[1]]).clamp(0, most - 1).to(model.device)
