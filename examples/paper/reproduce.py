@@ -19,7 +19,7 @@ from rates import at_rate, batch, normalised_latency, sustained
 from sharing import saved
 from table import Table
 
-from paged_core.engine.contexts import make_component
+from paged_core.plugins.making import make_component
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_plugins.lab.runs.run_record import RunRecord

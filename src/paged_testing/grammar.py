@@ -153,7 +153,7 @@ class GrammarConformance(ComponentConformance):
         backend = self.make()
 
         def use(number: int) -> None:
-            self.walk(backend, backend.compile(StructuredOutputs(choice=[f"yes{number}"])), 0)
+            self.walk(backend, backend.compile(StructuredOutputs(choice=(f"yes{number}",))), 0)
 
         return use
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
@@ -106,9 +107,7 @@ class QueueOrderCases(ComponentConformance):
             order = self.make()
             groups = waiting_groups([simple_request(f"r{n}", 4, 4) for n in range(size)])
             _tell(order, groups, [1] * size)
-            costs.append(
-                instructions(lambda o=order, g=groups: [o.key(each, 9.0) for each in g[:8]])
-            )
+            costs.append(instructions(partial(_keys, order, groups[:8])))
         assert costs[1] <= 2 * costs[0] + 8, (
             f"8 keys take {costs[0]} instructions among 16 groups, {costs[1]} among 128"
         )
@@ -200,6 +199,10 @@ class QueueOrderCases(ComponentConformance):
 
 def _service_of(order: QueueOrder) -> SupportsService | None:
     return order if isinstance(order, SupportsService) else None
+
+
+def _keys(order: QueueOrder, groups: Sequence[SequenceGroup]) -> list[object]:
+    return [order.key(each, 9.0) for each in groups]
 
 
 def _tell(order: QueueOrder, groups: Sequence[SequenceGroup], served: Sequence[int]) -> None:

@@ -38,7 +38,7 @@ def build(folder: Path, **values: Any) -> LLM:
 
 
 def assert_captured(llm: LLM, settings: dict[str, Any]) -> None:
-    """What can be captured is; the engine would go on without, more slowly."""
+    """Steps that can be captured are; the engine would go on without, more slowly."""
     size = llm.engine.executor.model_size()  # type: ignore[attr-defined]
     off = settings.get("enforce_eager") or settings["attention"] == "torch"
     assert size.graphs.startswith("none: ") is bool(off), size.graphs

@@ -33,7 +33,7 @@ def expected(folder: Path) -> list[list[int]]:
 
 
 def served(folder: Path, attention: str, times: int = 2) -> list[list[list[int]]]:
-    """What is generated in chunks, with the cache of the rounds before."""
+    """Return tokens generated in chunks, with the cache of the rounds before."""
     with LLM(
         str(folder), attention=attention, scheduler=CHUNKED, block_size=4, num_blocks=40,
         max_model_len=32,

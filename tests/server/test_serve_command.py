@@ -123,7 +123,7 @@ def test_the_log_has_a_line_for_each_request_and_no_key(tmp_path: Path) -> None:
 
 
 def test_all_lines_of_the_log_are_json_with_a_date_where_that_is_asked_for() -> None:
-    """Those of the server's start and end, of requests, and of the engine's process."""
+    """Lines of the server's start and end, of requests, and of the engine's process."""
     with serve_process(
         "--num-blocks=8", PAGED_CORE_LOG_FORMAT="json", PAGED_CORE_LOG_LEVEL="info"
     ) as served:

@@ -123,5 +123,5 @@ def test_what_cannot_be_asked_for_is_refused_with_the_reason(slot: str, why: str
 
 
 def test_a_context_made_by_hand_says_what_it_lacks() -> None:
-    with pytest.raises(PluginError, match=r"give it maker=Maker\(settings, registry\)"):
+    with pytest.raises(PluginError, match=r"give this context maker=Maker\(settings, registry\)"):
         EvictorContext(num_blocks=1, block_size=1, seed=0).make("weight")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paged_backends.attention.settings import HybridSettings
 from paged_backends.device import to_device
-from paged_core.engine.contexts import AttentionContext, make_component
+from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -33,6 +33,7 @@ from paged_core.interfaces.attention import (
 )
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.chosen_component import ChosenComponent
+from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 
 

@@ -54,7 +54,8 @@ class StepAttention:
         except Exception as error:
             blame(error, "attention", bound)
             raise
-        return out
+        checked: Tensor = out
+        return checked
 
 
 class KernelBatch:

@@ -102,7 +102,7 @@ class Plan(KernelBatch):
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """How layers of one kind split the keys of sequences that decode."""
+    """Splits of the keys of sequences that decode, for layers of one kind."""
 
     kv_heads: int
     window: int | None
@@ -130,10 +130,10 @@ class SplitRule:
 
 @dataclass(slots=True)
 class Splits:
-    """How layers of one kind split keys in one step."""
+    """Splits of keys in one step, for layers of one kind."""
 
     count: int
-    """Of the longest sequence."""
+    """Number for the longest sequence."""
     least: Tensor
     """Tiles of a split at least [1] int32."""
     tiles: int

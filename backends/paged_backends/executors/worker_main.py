@@ -12,11 +12,12 @@ from typing import Any
 
 from paged_backends.executors.remote_grammars import serve_grammars
 from paged_core.checked.fault_names import FaultNames
-from paged_core.engine.contexts import ExecutorContext, make_component
+from paged_core.engine.contexts import ExecutorContext
 from paged_core.errors import PluginError, SettingsError, error_text
 from paged_core.interfaces.executor import Capacity, Executor, SupportsClock
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
+from paged_core.plugins.making import make_component
 from paged_core.processes.channel import ANSWER, CLOSE, ERROR, Channel
 from paged_core.processes.child_main import Parent
 from paged_core.processes.failures import told

@@ -22,7 +22,7 @@ from typing import Any
 from paged_backends.executors.settings import WorkersOptions
 from paged_backends.executors.worker import Worker
 from paged_backends.executors.worker_main import COLLECT, START, STEP, Started
-from paged_core.engine.contexts import ExecutorContext, Maker, RankGroup, make_component
+from paged_core.engine.contexts import ExecutorContext, Maker, RankGroup
 from paged_core.errors import EngineError, ExecutorLost, RequestError, SettingsError
 from paged_core.interfaces.executor import (
     Capacity,
@@ -33,6 +33,7 @@ from paged_core.interfaces.executor import (
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.log import get_logger
+from paged_core.plugins.making import make_component
 from paged_core.processes.channel import ERROR, free_port
 from paged_core.processes.child import Child, PythonChild
 from paged_core.processes.failures import error_of

@@ -101,7 +101,7 @@ class Bench:
     load_peak: int = field(default_factory=peak_memory)
     """Peak memory in bytes while the engine started."""
     temperature: float = 0.0
-    """Of requests of one sequence; 0: greedy."""
+    """Temperature of requests of one sequence; 0: greedy."""
     cache_written: bool = False
     """True once :meth:`write_cache` has run; on a GPU, allocating the cache writes it."""
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from paged_core.client.engine_client import ClientHealth, ClientState
 from paged_core.client.streams import SHUTTING_DOWN, CopiedStream, Owner, StreamingClient
-from paged_core.engine.contexts import ExecutorContext, Maker, make_component
+from paged_core.engine.contexts import ExecutorContext, Maker
 from paged_core.engine.outcome import EngineMetrics
 from paged_core.engine.wiring import make_front_end
 from paged_core.errors import EngineError, EngineLost, SettingsError, error_text
 from paged_core.interfaces.executor import Executor
 from paged_core.log import get_logger
+from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.processes.child import Child, PythonChild
 from paged_core.processes.failures import named_error, raised

@@ -9,10 +9,11 @@ from math import inf
 from typing import Any, NoReturn, cast
 
 from paged_core.engine.clock import Clock, VirtualClock
-from paged_core.engine.contexts import ExecutorContext, make_component
+from paged_core.engine.contexts import ExecutorContext
 from paged_core.errors import PluginError, SettingsError, error_text
 from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity, Executor
+from paged_core.plugins.making import make_component
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
 from paged_plugins.lab.cost_model import IDLE_SECONDS, CostModel, CostModelContext, StepWork

@@ -13,10 +13,10 @@ from paged_core.client.choice import ClientContext
 from paged_core.client.engine_client import ClientHealth, ClientState, EngineClient, OutputStream
 from paged_core.client.streams import SHUTTING_DOWN, CopiedStream
 from paged_core.engine.clock import SystemClock
-from paged_core.engine.contexts import make_component
 from paged_core.engine.outcome import EngineMetrics
 from paged_core.errors import EngineError, EngineLost, PagedCoreError, RequestError
 from paged_core.log import get_logger
+from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.processes.child import Child
 from paged_core.processes.ray_child import Cluster, RayChild

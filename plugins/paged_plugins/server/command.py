@@ -82,7 +82,7 @@ def command(
 def _run(resolved: Resolved, chosen: Any, log_level: str | None) -> int:
     import asyncio
 
-    from paged_core.engine.contexts import make_component
+    from paged_core.plugins.making import make_component
     from paged_plugins.http_client import fastest_loop
     from paged_plugins.server.service import Service, with_served_name
 

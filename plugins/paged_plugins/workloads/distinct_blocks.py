@@ -8,7 +8,7 @@ from paged_plugins.workloads.request import ContentIds, Part, WorkloadRequest
 
 _Runs = tuple[tuple[int, int], ...]
 _Beginning = tuple[int, _Runs, int]
-"""What stands for the full blocks of a text; content ids of the rest, in runs; their number."""
+"""Keys of the full blocks of a text; content ids of the rest, in runs; their number."""
 _FIRST_ANSWER = 1 << 62
 """Content ids from here on are those of answers: no two have tokens in common."""
 

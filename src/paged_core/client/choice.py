@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paged_core.client.engine_client import EngineClient
-from paged_core.engine.contexts import Context, Maker, make_component
+from paged_core.engine.contexts import Context, Maker
+from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 

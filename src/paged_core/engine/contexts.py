@@ -1,21 +1,14 @@
-"""Components, made of their options and a context; what ``auto`` tries."""
+"""Contexts: what the factory of a component gets beside its options, by slot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from paged_core.errors import (
-    PagedCoreError,
-    PluginError,
-    SettingsError,
-    UnsupportedModel,
-    error_text,
-)
-from paged_core.log import get_logger
+from paged_core.errors import PluginError, UnsupportedModel
+from paged_core.plugins.making import blaming, choose, make_component
 
 if TYPE_CHECKING:  # listing components imports this, and is to be quick
     from paged_core.cache.kv_cache import KVCache
@@ -33,10 +26,6 @@ if TYPE_CHECKING:  # listing components imports this, and is to be quick
     from paged_core.plugins.registry import Registry
     from paged_core.requests.lookup_oracle import LookupOracle
     from paged_core.settings.schema import EngineSettings
-
-_log = get_logger()
-
-# What the factory of a component gets beside its options, by slot.
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +50,13 @@ class Maker:
         build = partial(make_component, registry, slot, context=context)
         chosen = getattr(self.settings, slot)
         if registry.slots[slot].many:
-            return [_choose(registry, slot, each, build) for each in chosen]
-        return None if chosen is None else _choose(registry, slot, chosen, build)
+            return [choose(registry, slot, each, build) for each in chosen]
+        return None if chosen is None else choose(registry, slot, chosen, build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What every context has."""
+    """Base of contexts: makes components of slots that packages bring."""
 
     maker: Maker | None = None
     """``None``: it was made by hand, without settings."""
@@ -75,9 +64,8 @@ class Context:
     def make(self, slot: str, /) -> Any:
         """Make what the settings choose for a slot that a package brings.
 
-        Returns:
-            A component, of which nothing else has this instance; a list, where the slot is of
-            ``many``; ``None``, where nothing is chosen.
+        The result is a component of the caller's own; a list, where the slot is of ``many``;
+        ``None``, where nothing is chosen.
 
         Raises:
             PluginError: there is no such slot, paged-core itself makes its components, or the
@@ -85,10 +73,7 @@ class Context:
             SettingsError: it cannot be used here.
         """
         if self.maker is None:
-            raise PluginError(
-                f"make({slot!r}): this context was made without settings; give it "
-                "maker=Maker(settings, registry)"
-            )
+            raise PluginError(f"make({slot!r}): give this context maker=Maker(settings, registry)")
         return self.maker(slot)
 
 
@@ -261,7 +246,7 @@ class ExecutorContext(Context):
             maker=Maker(self.settings, registry),
         )
         build = partial(make_component, registry, "communicator", context=context)
-        communicator: Communicator = _choose(registry, "communicator", options, build)
+        communicator: Communicator = choose(registry, "communicator", options, build)
         return communicator
 
     def make_runner(self, communicator: Communicator | None = None) -> Runner:
@@ -286,7 +271,7 @@ class ExecutorContext(Context):
                 runner.load()
             return runner
 
-        return _choose(registry, "runner", settings.runner, load)
+        return choose(registry, "runner", settings.runner, load)
 
     def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
         """As :func:`make_attention`."""
@@ -297,37 +282,8 @@ class ExecutorContext(Context):
         options, maker = self.settings.grammar, Maker(self.settings, self.registry)
         context = GrammarContext(vocabulary=vocabulary, maker=maker)
         build = partial(make_component, self.registry, "grammar", context=context)
-        backend: GrammarBackend = _choose(self.registry, "grammar", options, build)
+        backend: GrammarBackend = choose(self.registry, "grammar", options, build)
         return backend
-
-
-Part = TypeVar("Part")
-
-
-def make_component(registry: Registry, slot: str, options: ComponentSettings, context: Any) -> Any:
-    """Build the component of ``slot`` that ``options`` name.
-
-    Raises:
-        PluginError: it cannot be imported, or its own code raised an error that is not ours.
-    """
-    factory = registry.get(slot, options.name).load()
-    with blaming(registry, slot, options, "made"):
-        return factory(options, context)
-
-
-@contextmanager
-def blaming(registry: Registry, slot: str, options: ComponentSettings, done: str) -> Iterator[None]:
-    """Name a component whose code raises an error that is not ours; ``done``: what it could not
-    be."""
-    try:
-        yield
-    except (PagedCoreError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        owner = registry.provider(slot, options.name)
-        raise PluginError(
-            f"{slot} {options.name!r}, of {owner}, could not be {done}: {error_text(error)}"
-        ) from error
 
 
 def make_attention(
@@ -351,35 +307,4 @@ def make_attention(
                 raise UnsupportedModel(f"attention {options.name!r} cannot serve it: {reason}")
         return backend
 
-    return _choose(registry, "attention", settings.attention, check)
-
-
-def _choose(
-    registry: Registry,
-    slot: str,
-    options: ComponentSettings,
-    build: Callable[[ComponentSettings], Part],
-) -> Part:
-    """Build what ``options`` name; for ``auto`` the candidate of highest rank that serves."""
-    if options.name != "auto":
-        reason = registry.get(slot, options.name).unavailable_reason(options)
-        if reason:
-            raise SettingsError(f"{slot} {options.name!r} cannot be used here: {reason}")
-        return build(options)
-    refusals: dict[str, str] = {}
-    for component in registry.candidates(slot):
-        reason = component.unavailable_reason()
-        if reason is None:
-            try:
-                part = build(component.settings.model_validate({}))
-            except UnsupportedModel as error:
-                reason = str(error)
-            else:
-                _log.info("component_chosen", slot=slot, name=component.name, refused=refusals)
-                return part
-        refusals[component.name] = reason
-    alike: dict[str, list[str]] = {}  # of those with the same reason
-    for name, reason in refusals.items():
-        alike.setdefault(reason, []).append(name)
-    listed = "; ".join(f"{' and '.join(names)}: {reason}" for reason, names in alike.items())
-    raise UnsupportedModel(f"no {slot} can serve this model here: {listed or 'none installed'}")
+    return choose(registry, "attention", settings.attention, check)

@@ -17,7 +17,6 @@ from paged_core.engine.contexts import (
     PreemptionContext,
     SchedulerContext,
     VictimContext,
-    make_component,
 )
 from paged_core.engine.preemptor import Preemptor
 from paged_core.errors import SettingsError
@@ -28,6 +27,7 @@ from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder, SupportsService
 from paged_core.interfaces.scheduler import Scheduler
 from paged_core.interfaces.victim import Victim
+from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.settings.schema import EngineSettings

@@ -8,19 +8,14 @@ from contextlib import ExitStack
 from paged_core.checked.answers import check_capacity
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
-from paged_core.engine.contexts import (
-    ExecutorContext,
-    Maker,
-    ObserverContext,
-    blaming,
-    make_component,
-)
+from paged_core.engine.contexts import ExecutorContext, Maker, ObserverContext
 from paged_core.engine.engine import Engine
 from paged_core.engine.policies import Policies
 from paged_core.errors import SettingsError
 from paged_core.interfaces.executor import Executor, SupportsClock, SupportsText
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.tokenizer import Tokenizer
+from paged_core.plugins.making import blaming, make_component
 from paged_core.plugins.registry import Registry
 from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.settings.schema import EngineSettings

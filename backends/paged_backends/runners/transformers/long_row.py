@@ -27,7 +27,7 @@ from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.runner import Runner
 
 _LENGTHS = (5, 1, 3, 2)
-"""Of the sequences in a copy."""
+"""Lengths of the sequences in a copy."""
 _COPY = sum(_LENGTHS)
 _PARTS = ("queries", "keys", "values")
 _LONGEST = 16384

@@ -10,7 +10,7 @@ from math import inf
 from typing import NamedTuple
 
 from paged_core.engine.clock import Clock
-from paged_core.engine.contexts import Maker, make_component
+from paged_core.engine.contexts import Maker
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.engine import Engine
 from paged_core.engine.outcome import StepOutcome
@@ -18,6 +18,7 @@ from paged_core.engine.wiring import build_engine
 from paged_core.errors import EngineError, PluginError, RequestError, SettingsError
 from paged_core.interfaces.executor import SupportsClock
 from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings

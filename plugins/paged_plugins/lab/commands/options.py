@@ -77,8 +77,7 @@ Load = Annotated[
     str | None,
     typer.Option(
         metavar="SHARE,...",
-        help="Arrivals, as shares of the `lab capacity` of the first arm, which is searched once; "
-        "each share is a workload.",
+        help="Arrivals, as shares of the first arm's capacity.",
         callback=_shares,
     ),
 ]
@@ -97,8 +96,7 @@ Cache = Annotated[
         min=0.01,
         max=4,
         metavar="SHARE",
-        help="Blocks, as a share of the most that requests of the first arm hold at once without "
-        "a limit.",
+        help="Blocks, as a share of the most that the first arm holds without a limit.",
     ),
 ]
 CpuTime = Annotated[

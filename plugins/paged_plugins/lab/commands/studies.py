@@ -71,9 +71,8 @@ Vary = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=A,B",
-        help="A setting and its values, which may be tables ('victim={name: newest},most_blocks'), "
-        "with labels ('scheduler=tight:{...},wide:{...}'), compared with the first. Repeatable: "
-        "within each combination.",
+        help="A setting and its values, or labelled tables ('scheduler=tight:{...},wide:{...}'), "
+        "compared with the first; repeatable: within each combination.",
     ),
 ]
 PeerNames = Annotated[

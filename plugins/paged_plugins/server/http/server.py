@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from paged_core.engine.contexts import make_component
 from paged_core.errors import SettingsError
+from paged_core.plugins.making import make_component
 from paged_plugins.server.routes import Routes
 from paged_plugins.server.server import Server
 from paged_plugins.server.settings import HttpSettings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from random import Random
 from typing import Any, ClassVar
@@ -66,12 +67,16 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
     """Check that reading takes instructions in proportion to the length of a text."""
     for text in filter(None, texts):
         short, long = ((text * size)[:size] for size in (48, 384))
-        few = instructions(lambda short=short: read(short), package)
-        many = instructions(lambda long=long: read(long), package, most=20 * few + 1000)
+        few = instructions(partial(read, short), package)
+        many = instructions(partial(read, long), package, most=20 * few + 1000)
         assert many <= 16 * few + 400, (
             f"{len(long)} letters of {text!r} in a row take {many} instructions or more, "
             f"{len(short)} take {few}: the work may grow in proportion to the text"
         )
+
+
+def _by_letters(parsed: Callable[..., object], begin: str, text: str) -> object:
+    return parsed(begin, *text)
 
 
 class _ParserConformance(ComponentConformance):
@@ -147,7 +152,7 @@ class ToolParserConformance(_ParserConformance):
     def test_the_work_grows_in_proportion_to_the_text(self) -> None:
         texts = [*self.written, *self.broken, *PLAIN, *_MARKS]
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
-            check_linear(lambda text, begin=begin: self.parsed(begin, *text), texts, self.package)
+            check_linear(partial(_by_letters, self.parsed, begin), texts, self.package)
 
     def test_reads_what_is_nested_too_deep(self) -> None:
         """Without an error, as a call or as text."""
@@ -181,7 +186,9 @@ class ToolParserConformance(_ParserConformance):
 
     def test_the_grammar_accepts_the_calls_that_are_written(self) -> None:
         for text, calls in self.written.items():
-            known = [{key: {} for of, given in calls for key in given if of == n} for n in NAMES]
+            known: list[dict[str, Any]] = [
+                {key: {} for of, given in calls for key in given if of == n} for n in NAMES
+            ]
             schemas = [{"properties": keys, "required": list(keys)} for keys in known]
             matcher = self.grammar(*schemas)[1].matcher()
             for place, token in enumerate(VOCABULARY.encode(text)):
@@ -254,9 +261,7 @@ class ReasoningParserConformance(_ParserConformance):
     def test_the_work_grows_in_proportion_to_the_text(self) -> None:
         texts = [*(text for _, text in self.written), *PLAIN, *_MARKS]
         for prompt in ("", "x\n<think>\n"):
-            check_linear(
-                lambda text, prompt=prompt: self.parsed(prompt, *text), texts, self.package
-            )
+            check_linear(partial(_by_letters, self.parsed, prompt), texts, self.package)
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
         for pieces, prompt in product(cut_texts(), ("", "x\n<think>\n")):
