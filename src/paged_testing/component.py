@@ -261,7 +261,7 @@ class ComponentConformance:
         if place := last_place(test, self.package):
             return f"{_AT} ran last at {place}"
         made = self.record.load()
-        return f"{_AT} is at {getsourcefile(made)}:{getsourcelines(made)[1]}"
+        return f"{_AT} is at {getsourcefile(made)}:{_first_line(made)}"
 
     @property
     def _table(self) -> Mapping[str, Any]:
@@ -272,6 +272,14 @@ class ComponentConformance:
     def _setting(self) -> Any:
         """Setting that chooses the component."""
         return [self._table] if self.registry.slots[self.slot].many else self._table
+
+
+def _first_line(made: Any) -> int:
+    """Return the line of a factory in its file; of a class that no text defines, of a method."""
+    with suppress(OSError):
+        return getsourcelines(made)[1]
+    methods = (each.__code__.co_firstlineno for each in vars(made).values() if isfunction(each))
+    return min(methods, default=1)
 
 
 _AT = "the code of the component"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.json_file import is_integer, read_json_object, read_text
+from paged_backends.checkpoint.json_file import is_integer, read_json_object
 from paged_core.errors import CheckpointError
 from paged_core.field_rules import shown
 
@@ -65,5 +64,5 @@ def _ids_of(folder: Path, listed: dict[str, Any], content: str) -> Iterable[int]
     path = folder / "tokenizer.json"
     if known or not path.exists():
         return known
-    added = json.loads(read_text(path)).get("added_tokens") or ()
+    added = read_json_object(path).get("added_tokens") or ()
     return [entry["id"] for entry in added if entry["content"] == content]
