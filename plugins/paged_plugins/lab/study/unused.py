@@ -17,7 +17,7 @@ from paged_plugins.workloads.spec import WorkloadSpec
 OF_MODELS = frozenset(
     {
         *("model", "tokenizer", "device", "threads", "deterministic", "enforce_eager"),
-        *("trust_remote_code", "allow_pickle", "attention", "runner"),
+        *("trust_remote_code", "allow_pickle", "attention", "runner", "generation_config"),
     }
 )
 """Settings that a simulated engine does not read."""
