@@ -44,7 +44,7 @@ def test_requests_arrive_at_their_times(path: Path) -> None:
     firsts = LabWorkload(workload_spec(str(path))).requests()
     clock = VirtualClock(100.0)
     with LLM(executor="memory", num_blocks=64, max_model_len=64, clock=clock) as llm:
-        done = complete(llm, firsts, lambda: None)
+        done = complete(llm, firsts, lambda: None, 0.0)
     groups = {name: each.generation.group for name, each in done.items()}
     arrivals = {"a": 101.5, "b": 103.5, "c": 101.5, "d": 130.0}
     assert {name: group.arrival for name, group in groups.items()} == arrivals
@@ -69,7 +69,7 @@ def test_no_turn_follows_one_that_ended_early() -> None:
     firsts = BatchWorkload("chat", lambda _: [([1, 2, 3], 4, None), ([4], 1, 0)]).requests()
     with LLM(executor="memory", num_blocks=64, max_model_len=6) as llm:
         with pytest.raises(EngineError, match="ended after 3 of 4 tokens"):
-            complete(llm, firsts, lambda: None)
+            complete(llm, firsts, lambda: None, 0.0)
         assert not llm.engine.scheduler
 
 
