@@ -113,8 +113,13 @@ def chance_watched(package: str) -> Iterator[None]:
         if caller and package_of(caller) == package:
             found[f"{_place(caller)} {asked}"] = None
 
-    with _profiled(profile):
-        yield
+    gc.collect()  # or finalizers of other tests' objects would run inside calls of the package
+    gc.disable()
+    try:
+        with _profiled(profile):
+            yield
+    finally:
+        gc.enable()
     assert not found, (
         f"{'; '.join(found)}: runs cannot be repeated; decisions follow from the calls, `now` and "
         "the seed alone"
