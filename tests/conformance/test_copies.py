@@ -72,7 +72,11 @@ def copies() -> Iterator[type[ComponentConformance]]:
             def make_registry(self: Any, part: tuple[str, str] = part) -> Registry:
                 return registry_with(copied(*part))
 
-            members = {"component": {**table, "name": "elsewhere"}, "make_registry": make_registry}
+            members = {
+                "component": {**table, "name": "elsewhere"},
+                "make_registry": make_registry,
+                "test_decides_the_same_in_another_process": None,  # a copy is in this one alone
+            }
             situations = [each for each in dir(kind) if re.fullmatch("test_.*_when", each)]
             yield long(*situations)(type(f"{name}Elsewhere", (kind,), members))
 
