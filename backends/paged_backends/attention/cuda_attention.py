@@ -117,7 +117,7 @@ class LayerKernels:
         """
         variant = Variant.of(layer, target.groups)
         if prefill_tile == "wgmma":
-            variant = _with_warpgroups(variant, target, device)
+            variant = _with_warpgroups(variant, layer, target, device)
         self.module = target.module(variant, device)
         size = ctypes.sizeof(Call)
         self.write = self.module.kernel(variant.write, size)
@@ -403,9 +403,13 @@ class CudaAttention(AttentionBackend):
         return self._kernels[key]
 
 
-def _with_warpgroups(variant: Variant, target: Target, device: torch.device) -> Variant:
+def _with_warpgroups(
+    variant: Variant, layer: LayerSpec, target: Target, device: torch.device
+) -> Variant:
     """Return the variant whose tiles are multiplied by warpgroups, if there is one."""
     problem = variant.warpgroup_problem() or target.warpgroup_problem(device)
+    if layer.sinks is not None:
+        problem = "the layer has attention sinks, for which they have no registers left"
     if problem is None:
         return replace(variant, warpgroups=True)
     _log.warning("prefill_tile_replaced", wanted="wgmma", used="mma", reason=problem)

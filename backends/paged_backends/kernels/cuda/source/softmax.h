@@ -56,6 +56,8 @@ struct Softmax {
 /// What weighted values of a query head are multiplied by at the end, where its sink, if any, joins
 /// the sum of the weights; 0 where no key was seen.
 __device__ __forceinline__ float reciprocal(const Call& call, int head, float greatest, float sum) {
+#if !defined(PAGED_WGMMA)  // whose registers are all taken: layers with sinks have other tiles
   if (call.sinks) sum += exp2_of(call.sinks[head] * 1.4426950408889634f - greatest);
+#endif
   return sum == 0 ? 0 : 1 / sum;
 }
