@@ -19,8 +19,8 @@ from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, Suppo
 from paged_core.plugins.registry import Registry
 from paged_core.requests.lookup_oracle import LookupOracle
 from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, SteadyState
-from paged_testing.evictor_model import work
 from paged_testing.policy_subjects import empty_cache, waiting_groups
+from paged_testing.use import instructions
 from paged_testing.workloads import simple_request
 
 REGISTRY = Registry.discover()
@@ -75,7 +75,7 @@ def allocator_cost(name: str, num_blocks: int) -> float:
                     allocator.uncache([taken])
             assert allocator.num_free == 0
 
-    return work(take_and_give_back) / (num_blocks // 2)
+    return instructions(take_and_give_back) / (num_blocks // 2)
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY.of("block_allocator")))
@@ -105,7 +105,7 @@ def order_cost(name: str, num_groups: int) -> float:
                 if isinstance(order, SupportsQuantum):
                     order.quantum_over(group, float(times))
 
-    return work(ask) / num_groups
+    return instructions(ask) / num_groups
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY.of("queue_order")))
@@ -140,7 +140,7 @@ def step_cost(
         for _ in range(4):
             engine.step()
 
-    cost = work(steps) / 4
+    cost = instructions(steps) / 4
     engine.close()
     return cost
 
