@@ -172,6 +172,39 @@ def test_a_configuration_that_does_not_describe_the_tensors(
         prompt_logits(load_runner(folder, "native"), PROMPT)
 
 
+AUTO_ROUND = {
+    **{"provider": "auto-round", "autoround_version": "0.4.7", "amp": True, "iters": 200},
+    **{"data_type": "int", "act_bits": 16, "enable_quanted_input": True, "scale_dtype": "fp16"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapter": {"name": "lora", "rank": 8}}, "quantization_config.adapter is not known"),
+        ({"is_marlin_format": True}, "is_marlin_format must be false"),
+        (AUTO_ROUND | {"act_bits": 8}, "act_bits must be 16"),
+        (AUTO_ROUND | {"data_type": "mx_fp"}, "data_type must be int"),
+        ({"rotation": "hadamard"}, "quantization_config.rotation is not known"),
+        ({"format": "gptq_v2"}, "format must be the same as checkpoint_format"),
+        (AUTO_ROUND | {"adapter": None}, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", [Gptq(), Awq()], ids=["gptq", "awq"])
+def test_what_a_tool_notes_is_known_or_refused(
+    method: Method, changes: dict[str, Any], message: str | None, tmp_path: Path
+) -> None:
+    folder = write(make(), tmp_path, method)
+    change(folder, **changes)
+    if message is None:
+        load(folder)
+        return
+    of_both = message if isinstance(method, Gptq) else "quantization_config"
+    with pytest.raises((CheckpointError, UnsupportedModel), match=of_both):
+        load(folder)
+
+
 def test_gptq_of_the_second_version_by_its_other_name_and_other_forms(tmp_path: Path) -> None:
     model = make()
     others = {

@@ -26,26 +26,35 @@ from paged_backends.quantization.weight_format import Shape
 from paged_core.log import get_logger
 
 _NOTES = (
-    *("quant_method", "backend", "meta", "lm_head", "sym", "modules_to_not_convert"),
-    *("offload_to_disk", "offload_to_disk_path", "modules_in_block_to_quantize"),
-    *("block_name_to_quantize", "module_name_preceding_first_block", "quantizer"),
-    *("damp_percent", "damp_auto_increment", "true_sequential", "static_groups"),
-    *("model_name_or_path", "model_file_base_name"),
+    *("quant_method", "backend", "meta", "lm_head", "sym", "modules_to_not_convert", "batch_size"),
+    *("block_name_to_quantize", "module_name_preceding_first_block"),
+    *("modules_in_block_to_quantize", "exllama_config", "dataset", "true_sequential"),
+    # of AutoRound, which exports to both formats
+    *("provider", "autoround_version", "amp", "iters", "lr", "minmax_lr", "seqlen", "train_bs"),
+    *("nsamples", "n_samples", "scale_dtype", "low_gpu_mem_usage", "gradient_accumulate_steps"),
+    *("enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input"),
+    *("quant_block_list", "to_quant_block_names", "supported_types"),
+    *("act_data_type", "act_dynamic", "act_group_size", "act_sym"),
+    *("static_attention_granularity", "static_kv_granularity"),
 )
 """Fields of both methods that say how a model was quantised, or which of its modules were, as its
-tensors do."""
+tensors do; the tools' own sources have no other effect for them."""
 _NOTES_OF_GPTQ = (
-    *("act_group_aware", "adapter", "batch_size", "cache_block_outputs", "dataset", "failsafe"),
-    *("disable_exllama", "exllama_config", "fallback", "hyb_act", "is_marlin_format", "mse"),
-    *("max_input_length", "model_seqlen", "mock_quantization", "pad_token_id", "parallel_packing"),
-    *("tokenizer", "use_cuda_fp16", "use_exllama", "v2", "v2_alpha", "v2_memory_device"),
-    *("pack_impl", "process", "desc_act_group", "calibration"),
+    *("act_group_aware", "cache_block_outputs", "damp_auto_increment", "damp_percent"),
+    *("disable_exllama", "hyb_act", "max_input_length", "model_file_base_name"),
+    *("model_name_or_path", "model_seqlen", "mse", "pad_token_id", "static_groups", "tokenizer"),
+    *("use_cuda_fp16", "use_exllama"),
 )
-_NOTES_OF_AWQ = (
-    *("desc_act", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"),
-    *("duo_scaling", "n_parallel_calib_samples", "max_calib_samples", "max_calib_seq_len"),
-    *("apply_clip", "export_compatible", "calib_data", "split", "text_column"),
-)
+_NOTES_OF_AWQ = ("desc_act", "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
+
+
+def _check_plain(fields: ConfigFields) -> None:
+    """Refuse what AutoRound may have quantised beside weights, or in another way."""
+    fields.choice("data_type", "int", ("int",))
+    if fields.has("act_bits") and fields.integer("act_bits") < 16:
+        raise fields.lacking("act_bits", "16")
+
+
 _ONES: dict[int, int] = {4: 0x11111111, 8: 0x01010101}
 """One in each code of an element."""
 
@@ -79,6 +88,9 @@ class Gptq:
         if len(stated) > 1:
             raise fields.wrong("format", "the same as checkpoint_format")
         fields.choice("pack_dtype", "int32", ("int32",))
+        if fields.flag("is_marlin_format", False):
+            raise fields.lacking("is_marlin_format", "false")
+        _check_plain(fields)
         group_size = fields.integer("group_size", least=-1)
         if group_size == 0:
             raise fields.wrong("group_size", "-1 or at least 1")
@@ -199,6 +211,7 @@ class Awq:
         for name in ("checkpoint_format", "format", "version"):
             fields.choice(name, "gemm", ("gemm", "GEMM"))
         fields.choice("pack_dtype", "int32", ("int32",))
+        _check_plain(fields)
         read = cls(fields.integer("group_size", least=-1), fields.flag("zero_point", True))
         fields.refuse_unread(*_NOTES, *_NOTES_OF_AWQ)
         return read
