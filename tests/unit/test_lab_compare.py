@@ -6,21 +6,25 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import create_model
 
 from paged_core.cli import BAD_USAGE, OK, main
 from paged_core.cli.options import SettingsArgs
+from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.documents import parse_yaml
 from paged_core.settings.layers import Entry, Origin
+from paged_core.settings.schema import settings_class
 from paged_plugins.lab.measures import SHOWN
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.results.results import Results, run_study
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import PlannedArm, block_size_note, parse_variation, varied_arms
 from paged_plugins.lab.study.study import Study, read_ablation
+from paged_plugins.lab.study.unused import draws
 from paged_plugins.lab.tasks.pool import open_runner
 from paged_plugins.workloads.spec import parse_spec
 from paged_testing.engines import registry_with
@@ -280,3 +284,25 @@ def test_the_page_shows_what_the_command_says(
     assert main(["compare", *command.split()], {}) == OK
     printed = capsys.readouterr().out.splitlines()
     assert [line.rstrip() for line in printed] == shown.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("slot", "name", "may_draw"),
+    [
+        ("evictor", "lru", True),
+        ("queue_order", "fcfs", False),
+        ("scheduler", "token_budget", False),
+    ],
+)
+def test_what_others_wrote_may_draw_where_it_gets_a_seed(
+    slot: str, name: str, may_draw: bool
+) -> None:
+    """Whatever its text looks like: what draws may be in another module."""
+    ours = Registry.discover()
+    part = ours.get(slot, name)
+    own_name: Any = (Literal["elsewhere"], "elsewhere")
+    options = create_model("Elsewhere", __base__=part.settings, name=own_name)
+    registry = ours.extended(Component(slot, options, part.factory))
+    for chosen, expected in ((name, False), ("elsewhere", may_draw)):
+        settings = settings_class(registry)(executor="simulated", **{slot: chosen})
+        assert draws(settings, registry, None) is expected

@@ -25,6 +25,8 @@ OF_ROOFLINES = frozenset({"dtype", "kv_cache_dtype", "kv_cache_memory"})
 """Settings that it reads for the cost model ``roofline``, and not for ``linear``."""
 
 
+_SEEDED = frozenset({"evictor", "router"})
+"""Slots of ours whose contexts have a seed."""
 _ONE_REQUEST = WorkloadSpec.model_validate(
     {"name": "one", "requests": 1, "lengths": {"prompt": 4, "output": 2}}
 )
@@ -77,8 +79,11 @@ def _made(settings: EngineSettings, registry: Registry, slots: set[str]) -> set[
 
 
 def draws(settings: EngineSettings, registry: Registry, num_replicas: int | None) -> bool:
-    """Return whether a simulated run may depend on its seed: the module of a component says so, or
-    cannot be read.
+    """Return whether a simulated run may depend on its seed.
+
+    A policy may draw only from a seed that its context gives: that of an evictor or a router, and
+    by the settings that of any slot which a package brings. Of our own, the module says whether it
+    does; one of another distribution may, whatever it looks like.
     """
     made = _asked_for(settings, registry)
     if made is None:
@@ -86,14 +91,17 @@ def draws(settings: EngineSettings, registry: Registry, num_replicas: int | None
     router = dict(settings).get("router")
     if num_replicas is not None and router is not None:
         made.append(registry.get("router", router.name))
-    for component in made:
-        try:
-            text = inspect.getsource(inspect.getmodule(component.load()) or component)  # type: ignore[arg-type]
-        except (OSError, TypeError):
-            return True
-        if "seed" in text:
-            return True
-    return False
+    ours = next(plugin.distribution for plugin in registry.plugins if plugin.name == "core")
+    own = [plugin for plugin in registry.plugins if plugin.distribution == ours]
+    without = {slot.key for plugin in own for slot in plugin.slots} - _SEEDED
+    known = {(each.slot, each.name) for plugin in own for each in plugin.components}
+    seeded = [component for component in made if component.slot not in without]
+    return any((each.slot, each.name) not in known or _says_seed(each) for each in seeded)
+
+
+def _says_seed(component: Component) -> bool:
+    module = inspect.getmodule(component.load())
+    return module is None or "seed" in inspect.getsource(module)
 
 
 def _asked_for(settings: EngineSettings, registry: Registry) -> list[Component] | None:
