@@ -1,4 +1,4 @@
-"""The process ``paged-core``: Ctrl-C at any time, and standard streams that are closed or full."""
+"""The process ``paged-core``: Ctrl-C, closed or full streams, and packages that are missing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -154,3 +155,36 @@ LIBRARY = (
 def test_a_library_warning_that_cannot_be_written_raises_nothing(errors: str) -> None:
     done = shell(f'{sys.executable} -c "$PROGRAM" {errors}', PROGRAM=LIBRARY)
     assert (done.returncode, done.stdout) == (0, "1\n")
+
+
+WITHOUT_EXTRAS = """
+from importlib.machinery import PathFinder
+
+found = PathFinder.find_spec.__func__
+missing = {"aiohttp", "httptools", "matplotlib", "msgspec", "onnxruntime", "starlette", "uvicorn"}
+
+def find_spec(cls, name, path=None, target=None):
+    return None if name.partition(".")[0] in missing else found(cls, name, path, target)
+
+PathFinder.find_spec = classmethod(find_spec)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "extra"),
+    [
+        ("serve", "serve"),
+        ("chat http://127.0.0.1:9", "serve"),
+        ("compare few_shot --vary queue_order=fcfs,sjf --html report.html", "lab"),
+        ("generate Hello --runner onnxruntime", "onnx"),
+    ],
+)
+def test_a_package_that_is_missing_is_one_line_that_names_its_extra(
+    line: str, extra: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
+    done = shell(f"cd {tmp_path}; $COMMAND {line} </dev/null", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert f"pip install 'paged-core[{extra}]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

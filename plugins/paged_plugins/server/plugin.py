@@ -111,6 +111,7 @@ def paged_core_components() -> Iterator[Component]:
         "server",
         settings.HttpSettings,
         "paged_plugins.server.http.server:HttpServer",
+        check="paged_plugins.server.http.server:missing_packages",
         summary="HTTP/1.1, by uvicorn",
     )
     for slot, components in _COMPONENTS.items():
