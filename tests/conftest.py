@@ -55,15 +55,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of an instruction set as ``long``.
+    """Mark tests of an instruction set as ``long``, and cases of the kit that count as ``heavy``.
 
-    Not those of the best of this machine, the portable one, and the emulation of tile registers
-    with it.
+    Not ``long`` are those of the best set of this machine, the portable one, and the emulation of
+    tile registers with it.
     """
     usual = (_best_set(), "portable", EMULATED[-1].name)
     for item in items:
         if any(one not in usual for one in instruction_sets(item)):
             item.add_marker(pytest.mark.long)
+        if getattr(item, "originalname", None) in _COUNTING:
+            item.add_marker(pytest.mark.heavy)
 
 
 def instruction_sets(item: pytest.Item) -> Iterator[str]:
@@ -79,6 +81,10 @@ def instruction_sets(item: pytest.Item) -> Iterator[str]:
             yield name
 
 
+_COUNTING = frozenset(
+    {"test_keeps_nothing_of_what_has_left", "test_the_work_grows_in_proportion_to_the_text"}
+)
+"""Cases of the kit that trace hundreds of uses: a fifth of the seconds of the core's tests."""
 _ALL_SETS = frozenset(one.name for one in (*SETS, *EMULATED))
 
 

@@ -9,9 +9,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Content type of the text that :func:`exposition` returns, for servers."""
-
 Labels = Mapping[str, str]
 
 

@@ -184,10 +184,6 @@ class AttentionConformance(ComponentConformance):
 
     # ------------------------------------------------------------------ results
 
-    def check_equal(self, layer: LayerSpec, chunks: Chunks, seed: int) -> None:
-        """Check a batch against dense attention."""
-        self.check_run(self.scene(self.make(), layer, chunks, seed))
-
     @pytest.mark.parametrize("chunks", SHORT, ids=str)
     def test_equals_dense_attention_on_short_sequences(self, chunks: Chunks) -> None:
         """One token, one block, the edges of blocks, a whole prompt and chunks of one."""

@@ -230,20 +230,6 @@ class GrammarConformance(ComponentConformance):
 
     # ------------------------------------------------------------------ what is checked
 
-    def check_walk(self, name: str, seed: int) -> None:
-        """Check each mask of an output, and that it is the same when the output is read again."""
-        backend = self.make()
-        grammar = self.compiled(backend, name)
-        for tokens in self.prefixes(backend, grammar, seed):
-            matchers = [grammar.matcher(), grammar.matcher()]
-            for matcher in matchers:
-                for token in tokens:
-                    matcher.accept(token)
-            one, other = self.allowed(backend, matchers)
-            assert one == other
-            assert one, f"after {tokens} no token may come"
-            assert bool(one & _END) == matchers[0].is_at_end
-
     def check_mask(
         self, backend: GrammarBackend, grammar: CompiledGrammar, tokens: Sequence[int]
     ) -> None:

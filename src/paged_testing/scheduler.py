@@ -332,13 +332,6 @@ class SchedulerConformance(Repeats, VariesOptions):
         """Small and large numbers, and all choices, as far as its settings class permits them."""
         self.check_with_other_options()
 
-    def check_serves(self, values: Mapping[str, Any], workload: Workload) -> None:
-        """Check that an engine with these settings serves a workload."""
-        engine = self.make_engine(**values)
-        if values.get("async_scheduling"):
-            BackgroundExecutor.install(engine)
-        check_served(engine, workload, serve(engine, workload))
-
 
 def check_after_failures(engine: Engine, groups: Iterable[SequenceGroup]) -> None:
     """Check the requests of an engine in which steps failed on purpose."""
