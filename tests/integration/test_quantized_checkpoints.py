@@ -149,7 +149,7 @@ def test_a_matrix_has_the_scheme_that_names_it(name: str, step: int, tmp_path: P
     [
         ({"ignore": ["re:.*mlp.*"]}, "mlp.gate_proj is quantised, and ignore in quantization_conf"),
         ({"ignore": ["re:("]}, r"names modules by '\(', which is no regular expression"),
-        ({"ignore": ["re:(.|..)+[0-9]{3}$"]}, "no regular expression that can be matched"),
+        ({"ignore": ["re:(.|.|..)+[0-9]{3}$"]}, "no regular expression that can be matched"),
         (
             {"targets": ["re:.*attn.*"]},
             "gate_proj is quantised, and config_groups .* no target",

@@ -74,7 +74,8 @@ class HttpServer(Server):
         from starlette.routing import Router
         from uvicorn.server import ServerState
 
-        from paged_plugins.server.http.gate import BoundedProtocol, Gate, Hosts
+        from paged_plugins.server.http.connection import BoundedProtocol
+        from paged_plugins.server.http.gate import Gate, Hosts
 
         options = self._options
         self._routes = list(self._all_routes())
