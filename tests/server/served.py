@@ -22,6 +22,7 @@ import msgspec
 from starlette.routing import Match
 
 from paged_core.client.in_process import InProcessClient
+from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import load_settings
 from paged_plugins.server.http.endpoint import EVENTS, Endpoint
 from paged_plugins.server.http.server import HttpServer
@@ -48,16 +49,22 @@ class Served:
     Args:
         server: options of the server.
         start: the engine, too.
+        registry: ``None``: what is installed.
         engine: settings of the engine.
     """
 
     def __init__(
-        self, server: Mapping[str, Any] | None = None, *, start: bool = True, **engine: Any
+        self,
+        server: Mapping[str, Any] | None = None,
+        *,
+        start: bool = True,
+        registry: Registry | None = None,
+        **engine: Any,
     ) -> None:
         self._start = start
         table = {"host": "127.0.0.1", "port": 0, "access_log": False, **(server or {})}
         given = {"num_blocks": 256, "observers": ["metrics"], **engine, "server": table}
-        resolved = load_settings(overrides=given, environ={})
+        resolved = load_settings(registry, overrides=given, environ={})
         self._resolved = with_served_name(resolved, resolved.settings.server)  # type: ignore[attr-defined]
         self._started: Future[None] = Future()
         self._thread = Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
