@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,12 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 
 from paged_backends.checkpoint.json_file import damaged, one_line, read_text
+from paged_backends.text.strict_templates import accepted
 from paged_backends.text.template_bounds import BoundedEnvironment, TemplateTooCostly
 from paged_core.errors import CheckpointError, RequestError
 from paged_core.field_rules import shown
 
 _TEXT = ("text", "input_text", "output_text")
-
-
-def with_joined_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message whose content is one text; a space joins parts, as in ``transformers``.
-
-    Raises:
-        RequestError: a part is not text.
-    """
-    content = message.get("content")
-    if not isinstance(content, list | tuple):
-        return message
-    return {**message, "content": " ".join(map(_text, content))}
 
 
 def _text(part: object) -> str:
@@ -64,6 +54,15 @@ _CUT = "END_OF_THE_MESSAGE_TO_GO_ON_WITH "
 """Put after it; a template that trims the message trims the space."""
 _MAX_FORM = 1000
 """Characters of the format of a date."""
+_MAX_KNOWN = 100
+"""Roles of templates of which it is kept what they read."""
+_SAMPLE = "Apples Pears"
+_SAMPLE_PARTS = [{"type": "text", "text": word} for word in _SAMPLE.split()]
+_SAMPLE_CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "sample", "arguments": {}},
+}
 
 
 @dataclass
@@ -74,6 +73,8 @@ class ChatTemplate:
     """By name: ``default``, and perhaps ``tool_use`` and others."""
     special_tokens: Mapping[str, str]
     """``bos_token``, ``eos_token`` and the like, as templates call them."""
+    _takes_parts: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False)
+    """By template and role: whether it reads the parts of a content."""
 
     @classmethod
     def find(
@@ -105,6 +106,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the text of the conversation.
 
+        A template that refuses a conversation, or leaves out what its system messages say, is given
+        it in other shapes: see :mod:`.strict_templates`.
+
         Args:
             messages: dictionaries with ``role`` and, usually, ``content``.
             options: ``add_generation_prompt`` (``True``), ``continue_final_message`` (``False``:
@@ -112,37 +116,85 @@ class ChatTemplate:
                 ``chat_template`` (a name or the template itself); the template sees all others.
 
         Raises:
-            RequestError: there is no template, it refuses the messages, they are malformed, or
-                it does more than any template needs: see :mod:`.template_bounds`.
+            RequestError: there is no template, it refuses the messages or makes nothing of them,
+                they are malformed, or it does more than any template needs: see
+                :mod:`.template_bounds`.
         """
         try:
             environment = _environment((messages, options))
         except TemplateTooCostly as error:
             raise RequestError(f"the messages are too large: {error}; shorten them") from error
-        messages = _checked(messages)
+        checked = _checked(messages)
         tools = options.pop("tools", None) or None
         source = self._choose(options.pop("chat_template", None), bool(tools))
         go_on = options.pop("continue_final_message", False)
         options.setdefault("add_generation_prompt", not go_on)
         options.setdefault("documents", None)
         if go_on:
-            messages = _with_cut(messages, options)
+            _check_that_it_goes_on(checked, options)
         variables = {**self.special_tokens, **_plain(options), "tools": _plain(tools)}
-        try:
+        with _template_errors():
             template = environment.from_string(source)
-            text = template.render(messages=messages, **variables)
-        except TemplateSyntaxError as error:
+
+            def rendered(messages: list[dict[str, Any]]) -> str:
+                messages = [self._shaped(source, each) for each in messages]
+                if not go_on:
+                    return str(template.render(messages=messages, **variables))
+                messages = [*messages[:-1], _with_cut(messages[-1])]
+                return _cut(template.render(messages=messages, **variables), messages[-1])
+
+            text = accepted(checked, rendered)
+        if not text:
             raise RequestError(
-                f"the chat template is not valid Jinja (line {error.lineno}: "
-                f"{one_line(error.message, 300)}); pass another as chat_template, or send a plain "
-                "prompt"
-            ) from error
-        except Exception as error:  # a template is a program
-            raise RequestError(
-                f"the chat template refused these messages: {one_line(error, 300)}; change the "
-                "messages, or pass another template as chat_template"
-            ) from error
-        return _cut(text, messages) if go_on else text
+                "the chat template makes an empty prompt of these messages; change the messages, "
+                "or pass another template as chat_template"
+            )
+        return text
+
+    def _shaped(self, source: str, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with a content as the template reads it: a text, or parts."""
+        content = message.get("content")
+        if not isinstance(content, str | list):
+            return message
+        parts = self._reads_parts(source, message["role"], given=isinstance(content, list))
+        if isinstance(content, list) and not parts:
+            return {**message, "content": " ".join(part["text"] for part in content)}
+        if isinstance(content, str) and parts:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return message
+
+    def _reads_parts(self, source: str, role: str, *, given: bool) -> bool:
+        """Return whether the content of a role must be parts; if it is ``given`` so, may be."""
+        if len(self._takes_parts) > _MAX_KNOWN:
+            self._takes_parts.clear()
+        for form in (_SAMPLE_PARTS,) if given else (_SAMPLE, _SAMPLE_PARTS):
+            key = (source, f"{role} {form}")
+            shows = self._takes_parts.get(key)
+            if shows is None:
+                shows = self._takes_parts[key] = self._shows(source, role, form)
+            if shows:
+                return form is _SAMPLE_PARTS
+        return False
+
+    def _shows(self, source: str, role: str, content: Any) -> bool:
+        """Return whether a message of this role is shown with this content, and as no list."""
+        before: list[dict[str, Any]] = [{"role": "user", "content": ""}]
+        if role == "tool":
+            before.append({"role": "assistant", "content": "", "tool_calls": [_SAMPLE_CALL]})
+        said = {"role": role, "content": content, "tool_call_id": _SAMPLE_CALL["id"]}
+        messages = [said] if role == "user" else [*before, said]
+        if role in ("system", "developer"):
+            messages.reverse()
+        try:
+            template = _environment(messages).from_string(source)
+            text = template.render(messages=messages, tools=None, **self.special_tokens)
+        except TemplateTooCostly:
+            raise
+        except Exception:  # noqa: BLE001 - a template is a program, which does not take this
+            return False
+        return all(part in text for part in _SAMPLE.split()) and not re.search(
+            r"""['"]type['"]\s*:""", text
+        )
 
     def _choose(self, wanted: str | None, with_tools: bool) -> str:
         if wanted is not None:
@@ -245,7 +297,14 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             raise RequestError(
                 f"a message has no role (user, assistant, system, ...): {shown(message)}"
             )
-    return [_plain(with_joined_text(message)) for message in messages]
+    return [_plain(_with_text_parts(message)) for message in messages]
+
+
+def _with_text_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    return {**message, "content": [{"type": "text", "text": _text(part)} for part in content]}
 
 
 def _plain(value: Any) -> Any:
@@ -262,26 +321,54 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _with_cut(messages: list[dict[str, Any]], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Mark the end of the last message's content, to cut there what the template adds after it."""
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    try:
+        yield
+    except RequestError:
+        raise
+    except TemplateSyntaxError as error:
+        raise RequestError(
+            f"the chat template is not valid Jinja (line {error.lineno}: "
+            f"{one_line(error.message, 300)}); pass another as chat_template, or send a plain "
+            "prompt"
+        ) from error
+    except Exception as error:  # a template is a program
+        raise RequestError(
+            f"the chat template refused these messages: {one_line(error, 300)}; change the "
+            "messages, or pass another template as chat_template"
+        ) from error
+
+
+def _check_that_it_goes_on(messages: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
     if options["add_generation_prompt"]:
         raise RequestError(
             "continue_final_message and add_generation_prompt contradict each other; set one"
         )
-    last = messages[-1]
-    if not isinstance(last.get("content"), str):
+    content = messages[-1].get("content")
+    if not isinstance(content, str) and not (isinstance(content, list) and content):
         raise RequestError("continue_final_message needs a last message whose content is text")
-    return [*messages[:-1], {**last, "content": last["content"] + _CUT}]
 
 
-def _cut(text: str, messages: list[dict[str, Any]]) -> str:
+def _with_cut(message: dict[str, Any]) -> dict[str, Any]:
+    """Mark the end of a message's content, to cut there what the template adds after it."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + _CUT}
+    *parts, last = content
+    return {**message, "content": [*parts, {**last, "text": last["text"] + _CUT}]}
+
+
+def _cut(text: str, message: dict[str, Any]) -> str:
     """Return the text up to the mark, by the rule of ``transformers``: without spaces at its end
     if the template trims the message, and so would not have them inside a longer one.
     """
     head, found, rest = text.rpartition(_CUT.rstrip())
-    if not found or messages[-1]["content"].removesuffix(_CUT).strip() not in text:
+    said = message["content"]
+    said = said if isinstance(said, str) else said[-1]["text"]
+    if not found or said.removesuffix(_CUT).strip() not in text:
         raise RequestError(
             "continue_final_message is set, but the chat template leaves the last message "
-            f"({messages[-1]['role']}) out, or part of it"
+            f"({message['role']}) out, or part of it"
         )
     return head if rest.startswith(" ") else head.rstrip()
