@@ -174,6 +174,8 @@ def test_thoughts_are_apart_and_a_form_begins_after_them(thinking: Served, *, st
     [
         ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
         ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"enable_thinking": True}, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}),
         ({"documents": [{"title": "a"}]}, {"documents": [{"title": "a"}]}),
         (
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "x": 1}},

@@ -298,6 +298,13 @@ def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any] | N
         own["enable_thinking"] = False
     elif body.reasoning_effort is not None:
         own["reasoning_effort"] = body.reasoning_effort
+    if (thinking := body.thinking) is not None:
+        kind = thinking.get("type") if isinstance(thinking, dict) else thinking
+        if kind not in (True, False, "enabled", "disabled"):
+            raise refused("thinking.type", f"thinking.type is enabled or disabled, not {kind!r}")
+        own["thinking"] = own["enable_thinking"] = kind in (True, "enabled")
+    if body.enable_thinking is not None:
+        own["enable_thinking"] = body.enable_thinking
     return own | (body.chat_template_kwargs or {}) or None
 
 

@@ -183,6 +183,10 @@ class ChatRequest(Generated, kw_only=True):
     """Told to the chat template under this name: what the answer is to be based on."""
     reasoning_effort: Effort | None = None
     """Told to the chat template under this name; none: ``enable_thinking`` is false."""
+    enable_thinking: bool | None = None
+    """Told to the chat template under this name."""
+    thinking: bool | dict[str, Any] | None = None
+    """The same, or its ``type`` as enabled or disabled; told under both names."""
     include_reasoning: bool | None = None
     """False: thoughts are not shown."""
 
@@ -204,6 +208,8 @@ class TokenizeRequest(Sent):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
