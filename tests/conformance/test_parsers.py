@@ -10,6 +10,27 @@ from paged_plugins.server.parsers.testing import (
     ToolParserConformance,
 )
 
+F = {"a": 1, "b": "}"}
+FORMS = {
+    "an object": ', "arguments": {"a": 1, "b": "}"}',
+    "a text": r', "arguments": "{\"a\": 1, \"b\": \"}\"}"',
+    "a fenced text": r', "arguments": "```json\n{\"a\": 1, \"b\": \"}\"}\n```"',
+    "parameters": ', "parameters": {"a": 1, "b": "}"}',
+}
+NO_FORMS = {"null": ', "arguments": null', "missing": "", "an empty text": ', "arguments": ""'}
+SIBLINGS: Mapping[str, Sequence[tuple[str, Any]]] = {
+    around.replace("CALL", f'{{"name": "f"{form}}}'): [("f", given)] * around.count("CALL")
+    for around in (
+        *("CALL", "```json\nCALL\n```", "```\nCALL```", "[CALL, CALL]", "```json\n[CALL]\n```"),
+        '{"id": "1", "type": "function", "function": CALL}',
+    )
+    for form, given in (
+        *((each, F) for each in FORMS.values()),
+        *((n, {}) for n in NO_FORMS.values()),
+    )
+}
+"""Other forms in which models write calls as JSON."""
+
 
 class TestHermes(ToolParserConformance):
     component = "hermes"
@@ -22,6 +43,7 @@ class TestHermes(ToolParserConformance):
         '<tool_call>{"arguments": {"x": -1.5e3}, "name": "f"}</tool_call>\n'
         '<tool_call>{"name": "weather"}</tool_call>\n': [("f", {"x": -1500.0}), ("weather", {})],
         '<tool_call>{"name": "other", "arguments": {}}': [("other", {})],
+        **{f"<tool_call>{call}</tool_call>": calls for call, calls in SIBLINGS.items()},
     }
     broken = (
         "<tool_call>",
@@ -41,6 +63,7 @@ class TestLlama3Json(ToolParserConformance):
     also_read: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}; '
         '{"name": "weather", "parameters": {"b": null}}': [("f", {}), ("weather", {"b": None})],
+        **SIBLINGS,
     }
     broken = (
         '{"name": "Bob", "age": 3}',
@@ -59,6 +82,7 @@ class TestMistral(ToolParserConformance):
     }
     also_read: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
         '[TOOL_CALLS] [{"id": "abc", "name": "f", "arguments": {}}] ': [("f", {})],
+        **{f"[TOOL_CALLS]{call}": calls for call, calls in SIBLINGS.items()},
     }
     broken = ("[TOOL_CALLS] nothing", "[TOOL_CALLS][3]", "[TOOL_CALL")
 

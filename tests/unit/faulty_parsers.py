@@ -6,8 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from paged_plugins.server.parsers.calls import CallReader
+from paged_plugins.server.parsers.marked_calls import MarkedCallParser, Marks
 from paged_plugins.server.parsers.testing import ToolParserConformance
-from paged_plugins.server.parsers.tool_formats import HermesFormat, JsonCallParser
+from paged_plugins.server.parsers.tool_formats import HermesFormat
 from paged_plugins.server.parsers.tool_parser import (
     Arguments,
     CallBegins,
@@ -28,11 +30,12 @@ class HermesCases(ToolParserConformance):
     written = {CALL: [("f", {"a": 1})]}  # noqa: RUF012
 
 
-class _Parser(JsonCallParser):
+class _Parser(MarkedCallParser):
     """Is right."""
 
     def __init__(self) -> None:
-        super().__init__(begin="<tool_call>", end="</tool_call>")
+        marks = Marks(begins=("<tool_call>",), ends=("</tool_call>",))
+        super().__init__(marks, lambda *_: CallReader())
         self.text = ""
 
 

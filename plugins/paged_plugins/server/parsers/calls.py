@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from contextlib import suppress
 
 from paged_plugins.server.parsers.json_text import JsonText
 from paged_plugins.server.parsers.tool_parser import Arguments, CallBegins, Piece
 
 _SPACE = " \t\n\r"
 _ARGUMENTS = ("arguments", "parameters")
-_OTHERS = ("id", "type")
+_NESTED = "function"
+"""Key of an object within a call that has its name and arguments."""
+_OTHERS = ("id", "type", "index")
 """Keys that say nothing that is needed."""
 _OPEN, _KEY_OR_CLOSE, _KEY, _COLON, _VALUE, _NEXT, _DONE = range(7)
 
@@ -18,19 +21,27 @@ _OPEN, _KEY_OR_CLOSE, _KEY, _COLON, _VALUE, _NEXT, _DONE = range(7)
 class CallReader:
     """Reads one call; its arguments are passed on as soon as its name is known.
 
+    Arguments may be an object, the text of one, or ``null`` for none.
+
     Args:
         names: that it may have; ``None``: any.
+        name: of the function whose arguments are all that is read.
     """
 
-    def __init__(self, names: Collection[str] | None = None) -> None:
+    def __init__(self, names: Collection[str] | None = None, name: str | None = None) -> None:
         self._names = names
         self._state = _OPEN
         self._value = JsonText()
-        self._text = ""
-        """Text so far of the key or value that is being read."""
+        self._text: list[str] = []
+        """Key or value that is being read; of arguments, what was not passed on."""
+        self._opens = ""
+        """First letter of the value."""
         self._key = ""
         self._keys: set[str] = set()
-        self._name: str | None = None
+        self._depth = 0
+        """Objects that are open."""
+        self._is_bare = name is not None
+        self._name = name
         self._waiting = ""
         """Arguments that came before the name."""
         self._num_passed = 0
@@ -38,6 +49,9 @@ class CallReader:
         """True once the call was passed on."""
         self.left = ""
         """Once it has raised: what of its text was not passed on."""
+        if self._is_bare:
+            self._key = _ARGUMENTS[0]
+            self._begin(_VALUE)
 
     @property
     def done(self) -> bool:
@@ -61,10 +75,16 @@ class CallReader:
                 place += self._punctuation(text[place], pieces)
         return place
 
+    def end(self, pieces: list[Piece]) -> None:
+        """Add what is certain to ``pieces``: the answer ends within the call."""
+        if self._is_bare and self._opens == "n":
+            with suppress(ValueError):
+                self.take("\n", 0, pieces)  # the word ends
+
     def _punctuation(self, letter: str, pieces: list[Piece]) -> int:
-        """Take one letter between keys and values; return 0 if a key begins with it."""
+        """Take one letter between keys and values; return 0 if a key or value begins with it."""
         if self._state == _OPEN and letter == "{":
-            self._state = _KEY_OR_CLOSE
+            self._state, self._depth = _KEY_OR_CLOSE, self._depth + 1
         elif self._state in (_KEY_OR_CLOSE, _NEXT) and letter == "}":
             self._close(pieces)
         elif self._state == _NEXT and letter == ",":
@@ -73,44 +93,61 @@ class CallReader:
             self._begin(_KEY)
             return 0
         elif self._state == _COLON and letter == ":":
-            self._begin(_VALUE)
+            if self._key == _NESTED:
+                self._state = _OPEN
+            else:
+                self._begin(_VALUE)
         else:
             raise ValueError(f"{letter!r} where it may not be")
         return 1
 
     def _begin(self, state: int) -> None:
-        self._state, self._value, self._text, self._num_passed = state, JsonText(), "", 0
+        self._state, self._value, self._opens, self._num_passed = state, JsonText(), "", 0
+        self._text.clear()
 
     def _take_value(self, text: str, start: int, pieces: list[Piece]) -> int:
-        is_arguments = self._state == _VALUE and self._key in _ARGUMENTS
-        before, end, error = self._text, len(text), None
+        end, error = len(text), None
         try:
             end = self._value.take(text, start)
         except ValueError as found:
             error = found
-        self._text += text[start:end]
-        if is_arguments:
-            self._pass_on(pieces)
+        more = text[start:end]
+        self._opens = self._opens or more.lstrip(_SPACE)[:1]
+        self._text.append(more)
+        if self._state == _VALUE and self._key in _ARGUMENTS:
+            if self._opens == "{" and self._name is not None:
+                self._pass_on(pieces)
+            elif self._opens and self._opens not in '{"n':
+                error = error or ValueError("arguments are an object")
         if error is not None:
-            self.left = (before + text[start:])[self._num_passed :]
+            self.left = "".join((*self._text, text[end:]))
             raise error
         if self._value.done:
-            self._end_value(pieces)
+            whole = "".join(self._text)
+            self._text.clear()
+            self.left = whole + text[end:]
+            self._end_key(whole) if self._state == _KEY else self._end_value(whole, pieces)
         return end
 
-    def _end_value(self, pieces: list[Piece]) -> None:
-        if self._state == _KEY:
-            self._key = json.loads(self._text)
-            if self._key not in ("name", *_ARGUMENTS, *_OTHERS) or not isinstance(self._key, str):
-                raise ValueError(f"a call has no {self._key!r}")
-            kind = "arguments" if self._key in _ARGUMENTS else self._key
-            if kind in self._keys:
-                raise ValueError(f"{self._key!r} is there twice")
-            self._keys.add(kind)
-            self._state = _COLON
-            return
+    def _end_key(self, whole: str) -> None:
+        key = json.loads(whole)
+        if key not in ("name", _NESTED, *_ARGUMENTS, *_OTHERS) or not isinstance(key, str):
+            raise ValueError(f"a call has no {key!r}")
+        kind = "arguments" if key in _ARGUMENTS else key
+        if kind in self._keys:
+            raise ValueError(f"{key!r} is there twice")
+        self._keys.add(kind)
+        self._key, self._state = key, _COLON
+
+    def _end_value(self, whole: str, pieces: list[Piece]) -> None:
+        if self._key in _ARGUMENTS and self._opens != "{":
+            whole = _object(whole)
+        if self._key in _ARGUMENTS and self._name is None:
+            self._waiting = whole.lstrip(_SPACE)
+        elif self._key in _ARGUMENTS and whole:
+            self._emit(whole, pieces)
         if self._key == "name":
-            name = json.loads(self._text)
+            name = json.loads(whole)
             if not isinstance(name, str) or not name:
                 raise ValueError("the name of a function is a text")
             if self._names is not None and name not in self._names:
@@ -119,25 +156,16 @@ class CallReader:
             if self._waiting:
                 self._emit(self._waiting, pieces)
                 self._waiting = ""
-        self._state = _NEXT
+        self._state = _DONE if self._is_bare else _NEXT
 
     def _pass_on(self, pieces: list[Piece]) -> None:
         """Pass on what is sure of the arguments."""
-        if not self._text.lstrip().startswith("{"):
-            if self._text.strip():
-                raise ValueError("arguments are an object")
-            return
-        sure = min(self._value.num_sure, len(self._text))
-        if sure <= self._num_passed:
-            return
-        more = self._text[self._num_passed : sure]
-        if not self._num_passed:
-            more = more.lstrip()
-        self._num_passed = sure
-        if self._name is None:
-            self._waiting += more
-        else:
-            self._emit(more, pieces)
+        held = "".join(self._text)
+        more = held[: self._value.num_sure - self._num_passed]
+        self._text[:] = [held[len(more) :]]
+        self._num_passed += len(more)
+        if more:
+            self._emit(more if self.has_begun else more.lstrip(_SPACE), pieces)
 
     def _emit(self, arguments: str, pieces: list[Piece]) -> None:
         if not self.has_begun:
@@ -147,8 +175,35 @@ class CallReader:
         pieces.append(Arguments(arguments))
 
     def _close(self, pieces: list[Piece]) -> None:
+        self._depth -= 1
+        if self._depth:
+            self._state = _NEXT
+            return
         if self._name is None:
             raise ValueError("a call without the name of a function")
         if not self.has_begun:
             self._emit("{}", pieces)
         self._state = _DONE
+
+
+def _object(written: str) -> str:
+    """Return the object that arguments other than an object stand for.
+
+    Raises:
+        ValueError: they stand for none.
+    """
+    value = json.loads(written)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return "{}"
+    if not isinstance(value, str):
+        raise ValueError("arguments are an object")
+    inside = value.strip()
+    if inside.startswith("```") and inside.endswith("```"):
+        inside = inside[3:-3].removeprefix("json").strip()
+    pieces: list[Piece] = []
+    reader = CallReader(name="inside")
+    if not inside.startswith("{") or reader.take(inside, 0, pieces) < len(inside):
+        raise ValueError("arguments are an object")
+    if not reader.done:
+        raise ValueError("arguments that are cut short")
+    return "".join(piece.text for piece in pieces if isinstance(piece, Arguments))
