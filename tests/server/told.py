@@ -23,7 +23,7 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from paged_backends.executors.settings import LocalSettings
 from paged_backends.runners.settings import NativeSettings
@@ -100,7 +100,7 @@ def make_told(folder: Path, specials: Sequence[str] = (), template: str = TEMPLA
     return folder
 
 
-def told_settings(folder: Path) -> dict[str, str]:
+def told_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of an engine with this checkpoint; and :func:`told_registry`."""
     return {"model": str(folder), "executor": "told", "runner": "told", "device": "cpu"}
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from pydantic_core import from_json
 
 from paged_plugins.server.anthropic.protocol import (
     AnthropicError,
@@ -94,8 +93,7 @@ class GrowingMessage(Growing):
     def _end_section(self, text: str, *, is_cut: bool) -> Iterator[bytes]:
         block = self.message.content[-1]
         if isinstance(block, ToolUseBlock):
-            # of what was cut, as much as there is; clients read their streams so, too
-            block.input = from_json(text or "{}", allow_partial="trailing-strings")
+            block.input = msgspec.json.decode(text)
         elif isinstance(block, ThinkingBlock):
             block.thinking = text
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -13,14 +14,13 @@ from starlette.routing import BaseRoute, Route
 
 from paged_core._version import __version__
 from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, as_api_error
+from paged_plugins.server.parsers.json_text import MAX_DEPTH
 
 Handler = Callable[..., Awaitable[Response]]
 """Takes Starlette's request and, if the endpoint has one, its body."""
 
 EVENTS = "text/event-stream"
 _NULL = msgspec.Raw(b"null")
-MAX_DEPTH = 64
-"""Most arrays and objects in each other, where any JSON may be given."""
 _COMMON: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "A key is needed, or is wrong.",
@@ -124,19 +124,18 @@ def check_depth(name: str, value: Any) -> None:
     Raises:
         ApiError: it is.
     """
-    level, depth = [value], 0
+    level, depth = _containers([value]), 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
             message = f"{name} is nested deeper than {MAX_DEPTH} levels"
             raise ApiError(400, message, param=name)
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-        level = inner
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = _containers(chain.from_iterable(inner))
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [each for each in values if isinstance(each, dict | list)]
 
 
 def json_response(value: Any, status: int = 200) -> Response:

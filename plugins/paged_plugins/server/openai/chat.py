@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
@@ -15,6 +13,7 @@ from starlette.requests import Request
 from paged_core.text.outputs import Logprob, OutputDelta
 from paged_plugins.server.answer import Answer, EventStream
 from paged_plugins.server.http.endpoint import json_response
+from paged_plugins.server.openai.calls import GrowingCalls
 from paged_plugins.server.openai.chunks import Chunks, encode, usage_of
 from paged_plugins.server.openai.formats import Format
 from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
@@ -26,7 +25,6 @@ from paged_plugins.server.openai.parameters import (
     token_texts,
 )
 from paged_plugins.server.openai.protocol import (
-    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -36,7 +34,7 @@ from paged_plugins.server.openai.protocol import (
     MadeToolCall,
     MessageDelta,
 )
-from paged_plugins.server.parsers.tool_parser import CallBegins, Piece, Text
+from paged_plugins.server.parsers.tool_parser import Piece, Text
 from paged_plugins.server.service import Service
 
 _ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
@@ -252,7 +250,7 @@ class AnswerParser:
         self._shows_text = tools is None or tools.form is None
         """False where calls are forced: text is then the beginning of one, and is not shown."""
         self._shows_thoughts = shows_thoughts
-        self._num_calls = 0
+        self._calls = GrowingCalls()
 
     def __call__(self, delta: ChatDelta) -> ChatDelta:
         """Return what is shown of what was gained; tokens and log-probabilities stay."""
@@ -261,15 +259,13 @@ class AnswerParser:
         pieces: list[Piece] = [Text(answer)] if answer else []
         if self._tools is not None:
             pieces = [*self._tools.feed(answer), *(self._tools.end() if has_ended else ())]
-        calls = self._calls(pieces)
+        calls, text = self._calls.take(pieces, has_ended=has_ended)
         reason = delta.finish_reason
-        if reason == "stop" and self._num_calls:
+        if reason == "stop" and self._calls.count:
             reason = "tool_calls"
         return replace(
             delta,
-            content="".join(
-                piece.text for piece in pieces if isinstance(piece, Text) and self._shows_text
-            ),
+            content=text if self._shows_text else "",
             reasoning_content=(self._shows_thoughts and thoughts) or None,
             tool_calls=calls or None,
             finish_reason=reason,
@@ -284,29 +280,6 @@ class AnswerParser:
             "".join(each.text for each in found if each.is_reasoning),
             "".join(each.text for each in found if not each.is_reasoning),
         )
-
-    def _calls(self, pieces: Sequence[Piece]) -> list[MadeToolCall]:
-        """Return what calls gained, one entry for each."""
-        made: dict[int, MadeToolCall] = {}
-        for piece in pieces:
-            if isinstance(piece, Text):
-                continue
-            if isinstance(piece, CallBegins):
-                place = self._num_calls
-                self._num_calls += 1
-                made[place] = MadeToolCall(
-                    function=CalledFunction(name=piece.name, arguments=""),
-                    index=place,
-                    id=f"call_{uuid4().hex[:24]}",
-                    type="function",
-                )
-                continue
-            place = self._num_calls - 1
-            gain = made.setdefault(
-                place, MadeToolCall(function=CalledFunction(arguments=""), index=place)
-            )
-            gain.function.arguments = (gain.function.arguments or "") + piece.text
-        return list(made.values())
 
 
 def _echoed(body: ChatRequest) -> str:

@@ -23,6 +23,7 @@ from paged_plugins.server.openai.protocol import (
     Message,
     TokenizeRequest,
 )
+from paged_plugins.server.parsers.json_text import mended
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import HttpSettings
 
@@ -359,9 +360,13 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
+    """Return the arguments of a call of an earlier turn, which may have been cut short."""
     try:
         found = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise refused("messages", "the arguments of a tool call are no JSON") from None
+        try:
+            found = msgspec.json.decode(mended(text))
+        except ValueError:
+            raise refused("messages", "the arguments of a tool call are no JSON") from None
     check_depth("messages", found)
     return found

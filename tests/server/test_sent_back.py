@@ -1,0 +1,201 @@
+"""Whatever a model says, and wherever it is cut, can be sent back word for word as history."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from paged_core.plugins.registry import Registry
+from server.served import events
+from server.streams import merged, message_of, named_events, response_of
+from server.told import make_told, say
+from server.told_client import ToldServer
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+MARKS = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"),
+    *("<think>", "</think>", "[THINK]", "[/THINK]", "<|channel|>", "analysis", "commentary"),
+    *("final", " to=functions.f", "<|message|>", "<|call|>", "<|start|>", "<|constrain|>json"),
+    *("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581begin\uff5c>"),
+    *("<\uff5ctool\u2581sep\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>", "function"),
+    *("<function=f>", "<parameter=a>", "</parameter>", "</function>", "```json\n", "\n```"),
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0", "<|tool_call_end|>"),
+    *("<|tool_call_argument_begin|>", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>"),
+    *("```tool_code\n", "<|python_start|>", "<|python_end|>", "[f(a=", "[f(", ")]", "f"),
+)
+JSON = (
+    *(
+        '{"name": "f", "arguments": {',
+        '{"name": "f", "parameters": {',
+        '{"name": "',
+        '"arguments":',
+    ),
+    *('"a": ', '"', '"x"', "{", "}", "[", "]", ",", ":", "}}", '"}}', "1", "-", "1.5e3", "null"),
+    *("true", "True", "None", "'", "'b': ", "\\", '\\"', "\\d", "\\u", "\\u00e9", "\\ud83d"),
+    *("\\ude00", "\\x41", "\n", "\t", "\r", "\0", " ", "\u2028", "\u4e16", "\U0001f600", "1e999"),
+    *("NaN", "-Infinity", "9" * 5000, "[" * 200, '{"a":' * 200, "n" * 2000, '"name": ""'),
+)
+CALLS = (
+    '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>',
+    '[TOOL_CALLS][{"name": "f", "arguments": {"a": %s}}]',
+    '{"name": "f", "parameters": {"a": %s}}',
+    "[f(a=%s)]",
+    "<think>why</think>so %s",
+    "%s",
+)
+SHORT = "{{ messages | tojson }}"
+"""Template that is compiled fast, and shows all that it is told."""
+TOOLS = {"name": "f", "description": "does", "parameters": {"properties": {"a": {}}}}
+
+
+def texts(drawn: Random) -> Iterator[str]:
+    """Texts that models might write, and others."""
+    while True:
+        pieces = drawn.choices(MARKS + JSON, k=drawn.randint(0, 8))
+        yield drawn.choice(CALLS) % "".join(pieces) if drawn.random() < 0.7 else "".join(pieces)
+
+
+def chat_of(text: str) -> Any:
+    """Return the answer that the chunks of a stream make."""
+    *chunks, done = events(text)
+    assert done == "[DONE]"
+    made: dict[str, Any] = {}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        choice["message"] = choice.pop("delta")
+        merged(made, choice)
+    return {"choices": [made]}
+
+
+def chat_turn(found: Any) -> Any:
+    message = found["choices"][0]["message"]
+    return [
+        message,
+        *(
+            {"role": "tool", "tool_call_id": each["id"], "content": "done"}
+            for each in message.get("tool_calls") or ()
+        ),
+    ]
+
+
+def messages_turn(found: Any) -> Any:
+    content = found["content"]
+    given: list[Any] = [
+        {"type": "tool_result", "tool_use_id": each["id"], "content": "done"}
+        for each in content
+        if each["type"] == "tool_use"
+    ]
+    given.append({"type": "text", "text": "so?"})
+    return [{"role": "assistant", "content": content}, {"role": "user", "content": given}]
+
+
+def responses_turn(found: Any) -> Any:
+    given = [
+        {"type": "function_call_output", "call_id": each["call_id"], "output": "done"}
+        for each in found["output"]
+        if each["type"] == "function_call"
+    ]
+    return [*found["output"], *given]
+
+
+def arguments(found: Any) -> list[str]:
+    """Return the arguments of all calls, in any of the APIs, as JSON."""
+    if "choices" in found:
+        calls = found["choices"][0]["message"].get("tool_calls") or ()
+        return [each["function"]["arguments"] for each in calls]
+    if "output" in found:
+        return [each["arguments"] for each in found["output"] if each["type"] == "function_call"]
+    return [json.dumps(each["input"]) for each in found["content"] if each["type"] == "tool_use"]
+
+
+def whole_message(found: Any) -> Any:
+    """Return a message that a stream made, with inputs as clients read them."""
+    for each in found["content"]:
+        if each["type"] == "tool_use":
+            each["input"] = json.loads(each["input"])
+    return found
+
+
+Turn = Callable[[Any], Any]
+APIS: dict[str, tuple[Any, str, str, Any, Turn, Turn]] = {
+    CHAT: (
+        [{"type": "function", "function": TOOLS}],
+        "messages",
+        "max_tokens",
+        "stop",
+        chat_turn,
+        chat_of,
+    ),
+    MESSAGES: (
+        [{"name": "f", "description": "does", "input_schema": TOOLS["parameters"]}],
+        "messages",
+        "max_tokens",
+        "stop_sequences",
+        messages_turn,
+        lambda text: whole_message(message_of([event for _, event in named_events(text)])),
+    ),
+    RESPONSES: (
+        [{"type": "function", **TOOLS}],
+        "input",
+        "max_output_tokens",
+        "stop",
+        responses_turn,
+        lambda text: response_of([event for _, event in named_events(text)]),
+    ),
+}
+
+
+async def check(server: ToldServer, path: str, text: str, most: int, stops: list[str]) -> None:
+    """Check that what is said is sent back, whole and streamed."""
+    tools, conversation, limit, stop, turn, streamed = APIS[path]
+    begun: list[Any] = [{"role": "user", "content": say(text)}]
+    asked = {"tools": tools, conversation: begun, limit: most, stop: stops}
+    for streams in (False, True):
+        status, found = await server.ask(path, {**asked, "stream": streams})
+        assert status == 200, found
+        if streams:
+            found = streamed(found)
+        for each in arguments(found):
+            assert isinstance(json.loads(each, parse_constant=pytest.fail), dict)
+        told = {"role": "user", "content": say("yes")}
+        status, again = await server.ask(
+            path, {"tools": tools, limit: 9, conversation: [*begun, *turn(found), told]}
+        )
+        assert status == 200, (found, again)
+
+
+def check_many(folder: Path, seed: int, count: int) -> None:
+    drawn = Random(seed)
+    registry = Registry.discover()
+    servers = [
+        ToldServer(registry, folder, drawn, tool_parser=tool, reasoning_parser=reasoning)
+        for tool in registry.of("tool_parser")
+        for reasoning in registry.of("reasoning_parser")
+    ]
+
+    async def run() -> None:
+        said = texts(drawn)
+        for number in range(count):
+            text, server = next(said), servers[number % len(servers)]
+            most = drawn.choice((drawn.randint(1, 40), len(text.encode()) + 1))
+            stops = drawn.choices(("}", '"', "a", ":"), k=drawn.choice((0, 0, 1)))
+            for path in APIS:
+                await check(server, path, text, most, stops)
+
+    asyncio.run(run())
+
+
+@pytest.mark.heavy
+def test_what_is_sent_can_be_sent_back(tmp_path: Path) -> None:
+    check_many(make_told(tmp_path), 0, 200)
+
+
+@pytest.mark.long
+def test_twenty_thousand_texts_can_be_sent_back(tmp_path: Path) -> None:
+    check_many(make_told(tmp_path, template=SHORT), 1, 20_000)
