@@ -24,7 +24,8 @@ class CallBegins:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of the arguments of the call that began last: JSON, when all of it is there."""
+    """More of the arguments of the call that began last: an object of JSON, as the model writes it;
+    the server mends it."""
 
     text: str
 
