@@ -81,3 +81,14 @@ class Request:
         limit = self.sampling.truncate_prompt_tokens
         if limit is not None and limit > 0:
             object.__setattr__(self, "prompt", self.prompt[-limit:])
+
+    @property
+    def least_length(self) -> int:
+        """Tokens of the prompt, and the one to be generated.
+
+        That one does not count where the log-probabilities of the prompt are all that is asked for:
+        it is never computed.
+        """
+        sampling = self.sampling
+        scores = sampling.max_tokens == 1 and sampling.prompt_logprobs is not None
+        return len(self.prompt) + (not scores)

@@ -56,6 +56,34 @@ def test_chunks_and_preemption_leave_prompt_logprobs_whole(llm: LLM) -> None:
         assert [list(entry or ()) for entry in ours] == [list(entry or ()) for entry in theirs]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"scheduler": {"max_num_batched_tokens": 11}},
+        {"scheduler": "prefill_or_decode"},
+        {"block_allocator": "contiguous"},
+    ],
+    ids=["default", "chunks", "prefill or decode", "contiguous"],
+)
+def test_a_prompt_of_the_whole_length_has_log_probabilities(llm: LLM, settings: Any) -> None:
+    """Its one token is not computed; whoever wants more of them is refused."""
+    prompt = list(range(100, 164))
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    (expected,) = llm.generate([prompt], scored)
+    with LLM(num_blocks=4, block_size=16, max_model_len=64, **settings) as small:
+        (output,) = small.generate([prompt], scored)
+        for refused in (SamplingParams(max_tokens=1), scored.clone(max_tokens=2)):
+            with pytest.raises(RequestError, match="max_model_len"):
+                small.generate([prompt], refused)
+        with pytest.raises(RequestError, match="max_model_len"):
+            small.generate([[*prompt, 5]], scored)
+    assert output.prompt_logprobs is not None and expected.prompt_logprobs is not None
+    assert [list(each or ()) for each in output.prompt_logprobs] == [
+        list(each or ()) for each in expected.prompt_logprobs
+    ]
+
+
 def test_a_stream_yields_only_what_adds_to_it() -> None:
     """Nothing before the first token, though the prompt takes several steps."""
     sampling = SamplingParams(max_tokens=5, ignore_eos=True)

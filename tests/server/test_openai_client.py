@@ -143,6 +143,24 @@ def test_an_echo_alone_generates_nothing_that_is_shown(client: openai.OpenAI) ->
     assert len(found.tokens) == made.usage.prompt_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_prompt_of_the_whole_length_is_echoed(client: openai.OpenAI, stream: bool) -> None:
+    length = client.models.retrieve("demo").max_model_len  # type: ignore[attr-defined]
+    for logprobs in (None, 1):
+        asked: Any = {"prompt": [[5] * length, [6] * 9], "logprobs": logprobs}
+        made: Any = client.completions.create(
+            model="demo", echo=True, max_tokens=0, stream=stream, **asked
+        )
+        choices = [choice for each in (made if stream else [made]) for choice in each.choices]
+        found = [choice for choice in choices if choice.text]
+        assert sorted(choice.index for choice in found) == [0, 1]
+        if logprobs:
+            counts = [len(each.logprobs.tokens) for each in sorted(found, key=lambda c: c.index)]
+            assert counts == [length, 9]
+        else:
+            assert all(choice.logprobs is None for choice in choices)
+
+
 def test_best_of_returns_the_best(client: openai.OpenAI) -> None:
     made = client.completions.create(
         model="demo", prompt=PROMPT, n=2, best_of=3, temperature=0.8, seed=1

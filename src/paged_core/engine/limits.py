@@ -119,7 +119,7 @@ class Limits:
     def refuse(self, group: SequenceGroup) -> str | None:
         """Say why a group could never run even alone, or return ``None``."""
         length = len(group.request.prompt)
-        if length >= self.max_model_len:
+        if group.request.least_length > self.max_model_len:
             return f"the prompt has {length} tokens, but max_model_len is {self.max_model_len}"
         if reason := self.refuse_width(group, self.num_tokens):
             return reason

@@ -37,7 +37,7 @@ def check_request(
         raise RequestError(
             f"{name} has a stop check, but beams end at tokens only; use stop_token_ids"
         )
-    if length >= capacity.max_model_len:
+    if request.least_length > capacity.max_model_len:
         raise RequestError(
             f"{name} has a prompt of {length} tokens, which leaves no room to generate within "
             f"max_model_len={capacity.max_model_len}; shorten it"

@@ -73,8 +73,9 @@ def completion_generations(
         ApiError, RequestError: it can never be served.
     """
     changes = dict(format_of(service, body).sampling)
-    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
-        changes["prompt_logprobs"] = body.logprobs
+    scores = body.logprobs is not None or body.max_tokens == 0
+    if body.echo and scores and body.prompt_logprobs is None:
+        changes["prompt_logprobs"] = body.logprobs or 0
     sampling = _sampling_params(
         service, body, max_tokens=max_tokens, logprobs=body.logprobs, **changes
     )
