@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from paged_core.plugins.registry import Registry
+from paged_plugins.server.translation.conversation import Conversation
 from server.served import events
 from server.streams import merged, message_of, named_events, response_of
 from server.told import make_told, say
@@ -151,7 +152,9 @@ APIS: dict[str, tuple[Any, str, str, Any, Turn, Turn]] = {
 }
 
 
-async def check(server: ToldServer, path: str, text: str, most: int, stops: list[str]) -> None:
+async def check(
+    server: ToldServer, path: str, text: str, most: int, stops: list[str], drawn: Random
+) -> None:
     """Check that what is said is sent back, whole and streamed."""
     tools, conversation, limit, stop, turn, streamed = APIS[path]
     begun: list[Any] = [{"role": "user", "content": say(text)}]
@@ -164,10 +167,19 @@ async def check(server: ToldServer, path: str, text: str, most: int, stops: list
         for each in arguments(found):
             assert isinstance(json.loads(each, parse_constant=pytest.fail), dict)
         told = {"role": "user", "content": say("yes")}
-        status, again = await server.ask(
-            path, {"tools": tools, limit: 9, conversation: [*begun, *turn(found), told]}
-        )
-        assert status == 200, (found, again)
+        for history in (turn(found), cut_short(turn(found), drawn)):
+            sent = [*begun, *history, told]
+            status, again = await server.ask(path, {"tools": tools, limit: 9, conversation: sent})
+            assert status == 200, (found, again)
+
+
+def cut_short(history: list[Any], drawn: Random) -> list[Any]:
+    """Return what a client has of calls whose stream it has left."""
+    for each in history:
+        for call in (each, *(called["function"] for called in each.get("tool_calls") or ())):
+            if "arguments" in call:
+                call["arguments"] = call["arguments"][: drawn.randint(0, len(call["arguments"]))]
+    return history
 
 
 def check_many(folder: Path, seed: int, count: int) -> None:
@@ -186,9 +198,22 @@ def check_many(folder: Path, seed: int, count: int) -> None:
             most = drawn.choice((drawn.randint(1, 40), len(text.encode()) + 1))
             stops = drawn.choices(("}", '"', "a", ":"), k=drawn.choice((0, 0, 1)))
             for path in APIS:
-                await check(server, path, text, most, stops)
+                await check(server, path, text, most, stops, drawn)
 
     asyncio.run(run())
+
+
+def test_what_follows_a_call_is_a_part_of_its_message() -> None:
+    made = Conversation()
+    made.say("assistant", "a")
+    made.call("1", "f", "{}")
+    made.say("assistant", "b")
+    made.think("why")
+    made.give_result("1", "done")
+    made.say("assistant", "c")
+    first, result, last = made.messages
+    assert (first.content, first.reasoning_content, result.name) == ("ab", "why", "f")
+    assert (result.role, last.content, last.tool_calls) == ("tool", "c", None)
 
 
 @pytest.mark.heavy

@@ -28,7 +28,8 @@ _SECONDS = 20.0
 _PASS, _CALL, _ENTRY = 10, 40, 4
 """Units of a loop's pass, of a call, and of a container besides what it holds."""
 _MAX_BITS = 1024
-_MAX_DEPTH = 50
+_MAX_DEPTH = 80
+"""Levels of values: 64 of any JSON, and those of a conversation around it."""
 _MAX_DATA = 100_000_000
 _RANGE = 100_000
 """The largest range of Jinja's sandbox."""

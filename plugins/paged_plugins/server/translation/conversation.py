@@ -11,7 +11,10 @@ Role = Literal["system", "developer", "user", "assistant"]
 
 
 class Conversation:
-    """Gathers messages: thoughts, text and calls that follow each other become one."""
+    """Gathers messages: thoughts, text and calls that follow each other become one.
+
+    What follows a call and is no result is a part of its message, since the results come next.
+    """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -21,14 +24,18 @@ class Conversation:
     def say(self, role: Role, text: str) -> None:
         """Add text."""
         last = self._assistant() if role == "assistant" else None
-        if last is not None and last.content is None and last.tool_calls is None:
-            last.content = text
+        if last is not None and (last.content is None or last.tool_calls):
+            last.content = f"{last.content or ''}{text}"
         else:
             self.messages.append(Message(role=role, content=text))
 
     def think(self, text: str) -> None:
         """Add thoughts of the assistant."""
-        self.messages.append(Message(role="assistant", reasoning_content=text))
+        last = self._assistant()
+        if last is not None and last.tool_calls:
+            last.reasoning_content = f"{last.reasoning_content or ''}{text}"
+        else:
+            self.messages.append(Message(role="assistant", reasoning_content=text))
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
         """Add a call of a function.
