@@ -75,6 +75,7 @@ _RULES: Mapping[str, Rule] = {
     "stop": texts,
     "stop_token_ids": token_ids,
     "include_stop_str_in_output": flag,
+    "stop_outside": texts,
     "ignore_eos": flag,
     "min_tokens": whole(0, "not be negative"),
     "max_tokens": optional(_COUNT),
@@ -145,6 +146,9 @@ class SamplingParams:
     """Tokens that end a sequence, besides the model's own."""
     include_stop_str_in_output: bool = False
     """Keep the stop string that ended a sequence in its text."""
+    stop_outside: Sequence[str] = ()
+    """Marks between which stop strings do not count where the text begins with the first, such as
+    ``("<think>", "</think>")``; one mark: the text begins within, and this ends it."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence token."""
     min_tokens: int = 0
@@ -209,6 +213,8 @@ class SamplingParams:
     def _contradictions(self) -> Iterator[str]:
         if self.stop and not self.detokenize:
             yield "stop strings are looked for in the text; drop detokenize=False or stop"
+        if len(self.stop_outside) > 2:
+            yield "stop_outside has more than two marks, the one that begins and the one that ends"
         if self.truncate_prompt_tokens == 0:
             yield "truncate_prompt_tokens is 0, which leaves no prompt; keep at least 1 token"
         if self.allowed_token_ids == ():

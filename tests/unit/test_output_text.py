@@ -91,6 +91,40 @@ def test_text_held_back_is_searched_at_the_end() -> None:
 texts = st.text(alphabet="ab.", max_size=12)
 
 
+THINK = ("<think>", "</think>")
+
+
+@pytest.mark.parametrize(
+    ("outside", "said", "found", "text"),
+    [
+        (THINK, " <think>a:</think>b:c", ":", " <think>a:</think>b"),
+        (THINK, "<think>a:b", None, "<think>a:b"),
+        (THINK, "<thin:<think>", ":", "<thin"),
+        (THINK, "a<think>b:", ":", "a<think>b"),
+        (THINK[1:], "a:</think>:", ":", "a:</think>"),
+        (THINK[1:], "a:b", None, "a:b"),
+        ((), "a:</think>", ":", "a"),
+    ],
+)
+def test_stop_strings_count_outside_of_marks(
+    outside: Sequence[str], said: str, found: str | None, text: str
+) -> None:
+    for pieces in ([said], list(said), [said[:9], said[9:]]):
+        output = OutputText(Spelling(pieces), ":", stop_outside=outside)
+        assert (feed(output, len(pieces)), output.text) == (found, text)
+
+
+@pytest.mark.parametrize(("keeps", "text"), [(False, "a"), (True, "a<end>")])
+def test_a_hidden_token_may_be_a_stop_string(keeps: bool, text: str) -> None:
+    output = OutputText(
+        Spelling(["a", "", "", "b"], lag=1),
+        ["<end>"],
+        stop_tokens={2: "<end>"},
+        include_stop_str_in_output=keeps,
+    )
+    assert (feed(output, 4), output.text) == ("<end>", text)
+
+
 @given(
     st.lists(texts, min_size=1, max_size=8),
     st.lists(st.text(alphabet="ab.", min_size=1, max_size=4), max_size=3),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from paged_core.errors import RequestError
 from paged_core.ids import SeqId
 from paged_core.interfaces.tokenizer import Detokenizer, Tokenizer
 from paged_core.request import FinishReason, Request
@@ -39,6 +42,10 @@ class OutputText:
     """Non-empty strings."""
     include_stop_str_in_output: bool = field(default=False, kw_only=True)
     """Cut the text after the stop string, not before it."""
+    stop_outside: Sequence[str] = field(default=(), kw_only=True)
+    """As in :class:`~paged_core.sampling_params.SamplingParams`."""
+    stop_tokens: Mapping[int, str] = field(default_factory=dict, kw_only=True)
+    """Stop strings that are tokens of which the detokenizer shows nothing."""
     min_tokens: int = field(default=0, kw_only=True)
     """A stop string that is complete within this many tokens does not count."""
     text: str = field(default="", init=False)
@@ -51,6 +58,8 @@ class OutputText:
     """Leading characters of ``text`` in which no stop string ends that counts."""
     _num_taken: int = field(default=0, init=False)
     """Leading characters of ``text`` that :meth:`take` has returned."""
+    _first: int | None = field(default=None, init=False)
+    """Place in ``text`` from which on stop strings count; ``None``: that has not come."""
 
     def append(self, token_ids: Sequence[int], /) -> str | None:
         """Take new tokens, up to the one that completes a stop string; return that string.
@@ -67,7 +76,7 @@ class OutputText:
         for piece in [(token_id,) for token_id in token_ids]:
             self.num_tokens += len(piece)
             self.text += self.detokenizer.append(piece)
-            found = self._search()
+            found = self._search() or self._at_token(piece[0])
             if found is not None:
                 return found
         return None
@@ -96,17 +105,43 @@ class OutputText:
     def _search(self) -> str | None:
         """Look for stop strings that end in the text not searched yet; cut the text at one."""
         start_of_new, self._num_searched = self._num_searched, len(self.text)
+        if self._first is None:
+            if (first := self._find_first(start_of_new)) is None:
+                return None
+            start_of_new = self._first = first
         if self.num_tokens <= self.min_tokens:
             return None
         found: list[tuple[int, int, str]] = []
         for stop in self.stop:
-            start = self.text.find(stop, max(0, start_of_new - len(stop) + 1))
+            start = self.text.find(stop, max(self._first, start_of_new - len(stop) + 1))
             if start >= 0:
                 found.append((start + len(stop), start, stop))
         if not found:
             return None
         end, start, stop = min(found)
         self.text = self.text[: end if self.include_stop_str_in_output else start]
+        self.finished = True
+        return stop
+
+    def _find_first(self, start_of_new: int) -> int | None:
+        """Return where what has marks around it has ended; 0: the text does not begin with it."""
+        if not self.stop_outside:
+            return 0
+        *first, ends = self.stop_outside
+        begins, bare = "".join(first), self.text.lstrip()
+        if not bare.startswith(begins[: len(bare)]):
+            return 0
+        place = self.text.find(ends, max(0, start_of_new - len(ends) + 1))
+        return place + len(ends) if place >= 0 and len(bare) >= len(begins) else None
+
+    def _at_token(self, token_id: int) -> str | None:
+        """Return the stop string that a token is although nothing of it is shown."""
+        stop = self.stop_tokens.get(token_id)
+        if stop is None or self._first is None or self.num_tokens <= self.min_tokens:
+            return None
+        self.text += self.detokenizer.flush()
+        if self.include_stop_str_in_output:
+            self.text += stop
         self.finished = True
         return stop
 
@@ -176,9 +211,23 @@ class Generation:
                 ),
                 sampling.stop,
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
+                stop_outside=sampling.stop_outside,
+                stop_tokens=self._stop_tokens,
                 min_tokens=sampling.min_tokens,
             )
         return self._texts[sequence.id]
+
+    @cached_property
+    def _stop_tokens(self) -> dict[int, str]:
+        """Stop strings that are special tokens, which are hidden, by their ids."""
+        sampling, tokenizer = self.request.sampling, self._tokenizer
+        found: dict[int, str] = {}
+        for each in sampling.stop if tokenizer is not None and sampling.skip_special_tokens else ():
+            with suppress(RequestError):  # it cannot be encoded, so it is none
+                ids = tokenizer.encode(each, add_special_tokens=False)
+                if len(ids) == 1 and not tokenizer.decode(ids):
+                    found[ids[0]] = each
+        return found
 
     def update(self, sequence: SequenceState) -> OutputText | None:
         """Return the sequence's text with all of its tokens taken in."""

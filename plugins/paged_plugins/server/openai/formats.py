@@ -66,6 +66,8 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
     sampling: dict[str, Any] = {} if form is None else {"structured_outputs": form}
     if tools is not None and tools.format.shows_special_tokens:
         sampling["skip_special_tokens"] = False
+    if reasoning is not None and body.stop and not body.stop_in_reasoning:
+        sampling["stop_outside"] = reasoning.around(prompt or "")
     return Format(sampling, reasoning, tools, prompt or "")
 
 

@@ -54,6 +54,8 @@ class Sampled(Sent, kw_only=True):
     bad_words: Annotated[list[_Word], Some] | None = None
     stop_token_ids: Annotated[list[int], _Many] | None = None
     include_stop_str_in_output: bool | None = None
+    stop_in_reasoning: bool | None = None
+    """Stop strings count in reasoning content, too."""
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None

@@ -88,6 +88,7 @@ class ThinkParser(ReasoningParser):
 class ThinkFormat(ReasoningFormat):
     """Marks that the model or the prompt writes: ``qwen3`` and many others."""
 
+    begins = OPEN
     always = False
     """True if an answer begins with thoughts although no mark says so."""
 

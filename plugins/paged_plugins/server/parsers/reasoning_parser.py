@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class ReasoningParser(ABC):
 class ReasoningFormat(ABC):
     """A way to mark thoughts. Its factory gets the options alone."""
 
+    begins: ClassVar[str] = ""
+    """Mark that a model writes at the beginning of an answer that begins with thoughts."""
+
     @abstractmethod
     def parser(self, prompt: str, /) -> ReasoningParser:
         """Return a parser for an answer to ``prompt``, which may have begun the thoughts."""
@@ -42,3 +46,11 @@ class ReasoningFormat(ABC):
         Args:
             surely: only if the prompt shows that the answer begins with thoughts.
         """
+
+    def around(self, prompt: str, /) -> Sequence[str]:
+        """Return the marks around the thoughts with which an answer to ``prompt`` may begin: one if
+        it begins within them, none if an answer without thoughts cannot be told from one with."""
+        if (mark := self.ends_with(prompt, surely=True)) is not None:
+            return (mark,)
+        mark = self.ends_with(prompt, surely=False)
+        return () if mark is None or not self.begins else (self.begins, mark)
