@@ -1,7 +1,8 @@
 """Tokenizers of checkpoints, loaded.
 
-A ``tokenizer.json`` is read by the ``tokenizers`` library, and nothing heavier is imported; only
-checkpoints in older formats are loaded by ``transformers``.
+A ``tokenizer.json`` that counts alone is read by the ``tokenizers`` library, and nothing heavier is
+imported. Many classes of ``transformers`` build the tokenizer anew, from the vocabulary in that
+file and their own options: those, and older formats, are loaded by that library.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from paged_backends.checkpoint.folder import resolve_checkpoint
-from paged_backends.checkpoint.json_file import damaged, one_line, read_json_object
+from paged_backends.checkpoint.json_file import damaged, read_json_object
 from paged_backends.text.chat_template import ChatTemplate
-from paged_backends.text.fast_tokenizer import load_fast
+from paged_backends.text.fast_tokenizer import check_fast, load_fast
 from paged_backends.text.gguf_tokenizer import GgufTokenizer
 from paged_backends.text.tokenizer import (
     BYTES,
@@ -41,6 +42,15 @@ _OTHER_FORMATS = (
     "vocab.txt",
     "*.tiktoken",
 )
+_PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that take ``tokenizer.json`` as it is."""
+_RENAMED = {
+    *("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp"),
+    *("hyperclovax_vision_v2", "siglip2"),
+}
+"""Types of models for which ``transformers`` uses another class than those."""
+_OLD = ("special_tokens_map.json", "added_tokens.json")
+"""Files with tokens that newer configurations list themselves."""
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -61,11 +71,23 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Checkpoint
     own_code = trust_remote_code and isinstance(listed, Mapping) and "AutoTokenizer" in listed
     path = folder / "tokenizer.json"
     if path.exists() and not own_code:
-        return _from_tokenizers(folder, load_fast(path), config)
+        return _from_file(folder, config)
     others = (path for pattern in _OTHER_FORMATS for path in folder.glob(pattern))
     if own_code or any(path.is_file() for path in others):
         return _from_transformers(folder, config, trust_remote_code)
     return None
+
+
+def _from_file(folder: Path, config: Mapping[str, Any]) -> CheckpointTokenizer:
+    """Return the tokenizer of a ``tokenizer.json``, or what ``transformers`` makes of it."""
+    fast, model = load_fast(folder / "tokenizer.json"), _read(folder / "config.json")
+    kind = model.get("model_type")
+    declared = config.get("tokenizer_class") or model.get("tokenizer_class") or kind or _PLAIN[0]
+    is_old = "added_tokens_decoder" not in config and any((folder / name).exists() for name in _OLD)
+    is_old = is_old or bool(config.get("fix_mistral_regex"))
+    if declared in _PLAIN and kind not in _RENAMED and not is_old:
+        return _from_tokenizers(folder, fast, config)
+    return _from_transformers(folder, config, trust_remote_code=False)
 
 
 def _from_gguf(path: Path) -> CheckpointTokenizer | None:
@@ -75,7 +97,7 @@ def _from_gguf(path: Path) -> CheckpointTokenizer | None:
     stored, beside = GgufTokenizer(read_header(path)), path.parent / "tokenizer.json"
     if beside.exists():
         config = {**stored.templates(), **_read(path.parent / "tokenizer_config.json")}
-        return _from_tokenizers(path.parent, load_fast(beside), config)
+        return _from_file(path.parent, config)
     if stored.kind in ("none", "no_vocab"):
         return None
     fast, config = stored.fast(), dict(stored.config())
@@ -97,11 +119,18 @@ def _from_tokenizers(
     Args:
         same: tokens with the text of another, by their ids.
     """
-    named = _named_tokens(folder, config)
-    fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
-    fast.no_padding()
+    named = _named_tokens(config)
     with library_errors(lambda reason: _contradictory(folder, reason)):
         _add_tokens(fast, named, config)
+        fast.encode_special_tokens = bool(config.get("split_special_tokens"))
+    return _served(fast, ChatTemplate.find(folder, config, named), same)
+
+
+def _served(
+    fast: FastTokenizer, template: ChatTemplate, same: Mapping[int, int] = MappingProxyType({})
+) -> CheckpointTokenizer:
+    fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
+    fast.no_padding()
     added = fast.get_added_tokens_decoder()
     contents = {token_id: token.content for token_id, token in added.items()}
 
@@ -117,7 +146,7 @@ def _from_tokenizers(
         codec.decode,
         special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
         byte_ids=_byte_ids(fast.token_to_id),
-        template=ChatTemplate.find(folder, config, named),
+        template=template,
         vocab_size=fast.get_vocab_size(),
         is_known=lambda token_id: token_of(token_id) is not None,
         token_bytes=token_bytes,
@@ -176,53 +205,55 @@ def _byte_ids(token_to_id: Callable[[str], int | None]) -> frozenset[int]:
 def _from_transformers(
     folder: Path, config: Mapping[str, Any], trust_remote_code: bool
 ) -> CheckpointTokenizer:
-    """Let transformers build a tokenizer from an older format, or from the checkpoint's code."""
-    from transformers import AutoTokenizer
+    """Let transformers build a tokenizer: by its class, or by the checkpoint's code."""
+    from transformers import AutoTokenizer, TokenizersBackend
 
-    try:
-        slow = AutoTokenizer.from_pretrained(
+    def cannot_load(reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"the tokenizer in {folder} cannot be loaded ({reason}); save it as tokenizer.json "
+            f"with a version of transformers that knows it, with {_PLAIN[0]} as tokenizer_class in "
+            "tokenizer_config.json, or set `tokenizer` to another model's"
+        )
+
+    with library_errors(cannot_load):  # each class of tokenizers has its own checks
+        made = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except Exception as error:  # each class of tokenizers has its own checks
-        raise CheckpointError(
-            f"the tokenizer in {folder} cannot be loaded ({one_line(error)}); save it as "
-            "tokenizer.json with a version of transformers that knows it, or set `tokenizer` to "
-            "another model's"
-        ) from error
+    named = {key: str(value) for key, value in made.special_tokens_map.items()}
+    template = ChatTemplate.find(folder, config, named)
+    kind, usual = type(made), TokenizersBackend
+    if isinstance(made, usual) and (kind.encode, kind._encode_plus) == (
+        usual.encode,
+        usual._encode_plus,
+    ):
+        check_fast(made.backend_tokenizer, folder)
+        return _served(made.backend_tokenizer, template)
 
     def encode_text(text: str, add_special_tokens: bool) -> list[int]:
         with library_errors(cannot_encode):
-            return list(slow.encode(text, add_special_tokens=add_special_tokens))
+            return list(made.encode(text, add_special_tokens=add_special_tokens))
 
     def decode_ids(token_ids: Sequence[int]) -> str:
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         with library_errors(cannot_decode):
-            return str(slow.decode(token_ids, **options))
+            return str(made.decode(token_ids, **options))
 
-    vocab = slow.get_vocab()
+    vocab = made.get_vocab()
     return CheckpointTokenizer(
         encode_text,
         decode_ids,
-        special_ids=frozenset(slow.all_special_ids),
+        special_ids=frozenset(made.all_special_ids),
         byte_ids=_byte_ids(vocab.get),
-        template=ChatTemplate.find(folder, config, _named_tokens(folder, config)),
-        vocab_size=len(slow),
-        id_to_token=slow.convert_ids_to_tokens,
+        template=template,
+        vocab_size=len(made),
+        id_to_token=made.convert_ids_to_tokens,
     )
 
 
-def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``bos_token`` and the like, from ``tokenizer_config.json`` or an older file, which
-    counts where the newer one lists no added tokens."""
-    is_new = "added_tokens_decoder" in config
-    older = {} if is_new else _read(folder / "special_tokens_map.json")
-    named = {}
-    for kind in _NAMED:
-        name = f"{kind}_token"
-        content = _content(older[name] if name in older else config.get(name))
-        if content:
-            named[name] = content
-    return named
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``bos_token`` and the like."""
+    found = {f"{kind}_token": _content(config.get(f"{kind}_token")) for kind in _NAMED}
+    return {name: content for name, content in found.items() if content}
 
 
 def _content(token: Any) -> str | None:
