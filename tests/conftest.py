@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,14 +58,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests of an instruction set as ``long``, and cases of the kit that count as ``heavy``.
 
     Not ``long`` are those of the best set of this machine, the portable one, and the emulation of
-    tile registers with it.
+    tile registers with it. Some cases are ``long`` in all but the first class of a component: what
+    is kept of a request, say, is hardly a matter of its options.
     """
     usual = (_best_set(), "portable", EMULATED[-1].name)
+    counted: dict[tuple[str, str, str], type] = {}
     for item in items:
         if any(one not in usual for one in instruction_sets(item)):
             item.add_marker(pytest.mark.long)
-        if getattr(item, "originalname", None) in _COUNTING:
-            item.add_marker(pytest.mark.heavy)
+        name, kind = getattr(item, "originalname", None), getattr(item, "cls", None)
+        if name in _COUNTING | _ONCE and kind is not None:
+            part = kind.component
+            part = part["name"] if isinstance(part, Mapping) else part
+            if kind is not counted.setdefault((name, kind.slot, part), kind):
+                item.add_marker(pytest.mark.long)
+            elif name in _COUNTING:
+                item.add_marker(pytest.mark.heavy)
 
 
 def instruction_sets(item: pytest.Item) -> Iterator[str]:
@@ -85,6 +93,8 @@ _COUNTING = frozenset(
     {"test_keeps_nothing_of_what_has_left", "test_the_work_grows_in_proportion_to_the_text"}
 )
 """Cases of the kit that trace hundreds of uses: a fifth of the seconds of the core's tests."""
+_ONCE = frozenset({"test_decides_the_same_in_another_process", "test_holds_with_other_options"})
+"""Others that are about a component more than about the options of a class."""
 _ALL_SETS = frozenset(one.name for one in (*SETS, *EMULATED))
 
 

@@ -97,11 +97,10 @@ class ExecutorConformance(ComponentConformance):
         self, tight: Mapping[str, Any]
     ) -> None:
         """With blocks shared, copied, merged, swapped and recomputed."""
-        with self.engine(block_allocator="uncached") as single:
-            values = {"num_blocks": 20, "block_size": 2, **tight}
+        values = {"num_blocks": 20, "block_size": 2, **tight}
+        with self.engine(block_allocator="uncached") as single, self.engine(**values) as batched:
             for workload in WRITTEN:
-                with self.engine(**values) as batched:
-                    self.check_same_output(single, batched, workload)
+                self.check_same_output(single, batched, workload)
 
     def check_same_output(self, single: Engine, batched: Engine, workload: Workload) -> None:
         """Check that greedy requests generate the same in both engines."""

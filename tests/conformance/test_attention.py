@@ -40,7 +40,11 @@ class TestTorchDeterministic(AttentionConformance):
     max_seconds = 120  # a call computes thousands of sequences one after another
 
 
-@long(GRID)
+@long(
+    GRID,
+    "test_a_sequence_of_several_thousand_blocks",
+    "test_sequences_may_begin_with_the_same_blocks",
+)
 class TestTorchFloat8(AttentionConformance):
     component = "torch"
     dtypes = ("float32", "bfloat16")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from marks import long
 from paged_testing import CommunicatorConformance
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
@@ -16,8 +17,15 @@ class TestShm(CommunicatorConformance):
     component = "shm"
 
 
+@long(
+    "test_a_rank_that_does_not_come_is_named_within_the_deadline",
+    "test_a_rank_that_dies_or_stops_in_an_operation_is_named",
+    "test_nothing_stays_when_all_ranks_are_killed",
+    "test_a_rank_that_never_joins_is_named",
+    "test_ranks_that_are_asked_for_different_things_say_so",
+)
 class TestShmInPieces(CommunicatorConformance):
-    """Nearly every tensor is larger than a buffer."""
+    """Nearly every tensor is larger than a buffer; ranks that are lost are as in `TestShm`."""
 
     component: ClassVar[str | Mapping[str, Any]] = {"name": "shm", "buffer_size": 1024}
     large = 1 << 18

@@ -45,7 +45,11 @@ class OnEmulatedGpu(AttentionConformance):
             raise
 
 
-@long("test_more_tokens_than_a_dimension_of_a_grid_may_have")
+@long(
+    "test_more_tokens_than_a_dimension_of_a_grid_may_have",
+    "test_sequences_may_begin_with_the_same_blocks",
+    "test_a_sequence_of_several_thousand_blocks",
+)
 class TestCuda(OnEmulatedGpu):
     pass
 

@@ -270,7 +270,13 @@ CLEAN: dict[str, tuple[Checked, str, Order, dict[str, Any]]] = {
 """Scenes, tiles of prefill, orders of threads, and changes of the layer."""
 
 
-@pytest.mark.parametrize("name", CLEAN)
+SLOW = ("window, by rows", "odd, by rows", "grouped, warpgroups", "wide, warpgroups")
+"""Scenes of the long run: kernels by rows and those for warpgroups are in others, too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.long] * (one in SLOW)) for one in CLEAN]
+)
 def test_nothing_is_wrong(name: str) -> None:
     scene, prefill_tile, order, changes = CLEAN[name]
     scene.run(attention(scene, prefill_tile, order=order), **changes)

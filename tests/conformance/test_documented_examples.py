@@ -28,7 +28,7 @@ from paged_testing import (
     registry_with,
 )
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.long
 
 
 SHOWN: dict[type[ComponentConformance], str] = {

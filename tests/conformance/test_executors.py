@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from marks import long
 from paged_testing import ExecutorConformance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
@@ -32,6 +33,7 @@ class TestWorkers(ExecutorConformance):
     component: ClassVar[str | Mapping[str, Any]] = {"name": "workers", "inner": "memory"}
 
 
+@pytest.mark.long
 class TestProcess(TestWorkers):
     """The same component by another name."""
 
@@ -39,8 +41,18 @@ class TestProcess(TestWorkers):
 
 
 @pytest.mark.heavy
+@long(
+    "test_returns_results_in_the_order_of_the_batch",
+    "test_a_removed_sequence_can_be_added_again",
+    "test_moves_blocks_in_the_order_swap_out_swap_in_copy",
+    "test_reads_all_blocks_before_it_writes_any",
+    "test_a_swapped_block_is_kept_on_the_host",
+    "test_a_block_may_be_appended_to_a_table",
+    "test_a_sequence_in_few_chunks_samples_the_same_as_in_many",
+    "test_a_prefix_that_others_computed_may_be_shared",
+)
 class TestTensorParallel(ExecutorConformance):
-    """Two ranks get every step, and all of them answer it."""
+    """Two ranks get every step, and all of them answer it; its content is as in `TestWorkers`."""
 
     component: ClassVar[str | Mapping[str, Any]] = {
         "name": "tensor_parallel",

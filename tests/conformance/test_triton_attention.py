@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from marks import long
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing import AttentionConformance
@@ -47,6 +48,7 @@ class Interpreted(AttentionConformance):
         pytest.skip("what the interpreter itself keeps would be counted; tests/gpu runs it")
 
 
+@long("test_sequences_may_begin_with_the_same_blocks", "test_a_sequence_of_several_thousand_blocks")
 class TestTriton(Interpreted):
     dtypes = ("float32",)
 

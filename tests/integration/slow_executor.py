@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.memory import MemoryExecutor
-from paged_backends.executors.settings import LocalSettings, MemorySettings
+from paged_backends.executors.settings import MemorySettings
 from paged_core.engine.contexts import ExecutorContext
 from paged_core.errors import SettingsError
+from paged_core.interfaces.communicator import Communicator
 from paged_core.interfaces.executor import Capacity
 from paged_core.plugins.component import Component
 from paged_core.step import StepInput, StepResult
@@ -42,13 +42,14 @@ SLOW = Component(
 )
 
 
-class FaultySettings(LocalSettings):
+class FaultySettings(MemorySettings):
     """Faults, and the ranks that have them."""
 
     name: Literal["faulty_rank"] = "faulty_rank"  # type: ignore[assignment]
     start: float = 0.0
     """Seconds that each rank waits before it starts, or the one that is late alone."""
     late: int = -1
+    """The rank that is late for the group, which all of them join."""
     folder: str = ""
     """Where a rank that waits writes its number, and where ``hang`` tells it to, in a step."""
     hangs: int = -1
@@ -57,18 +58,22 @@ class FaultySettings(LocalSettings):
     raises: tuple[int, ...] = ()
 
 
-class FaultyRank(LocalExecutor):
-    """``local``, less reliably."""
+class FaultyRank(MemoryExecutor):
+    """``memory``, less reliably: its processes start in a second."""
 
     def __init__(self, options: FaultySettings, context: ExecutorContext, /) -> None:
         super().__init__(options, context)
         self._faults, self._rank = options, context.rank
+        self._context = context
+        self._group: Communicator | None = None
 
     def start(self) -> Capacity:
         if self._faults.start and self._faults.late in (-1, self._rank):
             self._wait(self._faults.start)
         if self._faults.refuses == self._rank:
             raise SettingsError(f"rank {self._rank} has no memory")
+        if self._faults.late >= 0:
+            self._group = self._context.make_communicator("cpu")
         return super().start()
 
     def submit(self, step: StepInput, /) -> Any:

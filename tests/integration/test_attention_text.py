@@ -43,6 +43,8 @@ INTERPRETED: dict[str, tuple[str, dict[str, Any]]] = {
     "float8": ("llama", {**BRIEF, "kv_cache_dtype": "fp8_e4m3"}),
 }
 """A family, and settings; gemma2 has sliding windows and soft caps."""
+FEW = ("swap", "prefix hits")
+"""Cases of `make test-all`: both families, blocks that are moved, shared and cut."""
 
 
 def cases() -> Iterator[Any]:
@@ -56,14 +58,15 @@ def cases() -> Iterator[Any]:
         reason="there is a GPU, on which tests/gpu/test_attention.py runs the engine",
     )
     for way, (family, settings) in INTERPRETED.items():
-        yield case("triton", family, settings, f"triton, {way}", interpreted)
+        marks = [interpreted] if way in FEW else [interpreted, pytest.mark.long]
+        yield case("triton", family, settings, f"triton, {way}", *marks)
     for part in ("torch", "cpu"):
         hybrid = {"name": "hybrid", "prefill": part, "decode": part}
         yield case(hybrid, "llama", WAYS["recompute"], f"hybrid of {part}", compiled)
 
 
-def case(attention: Any, family: str, settings: Any, name: str, mark: Any) -> Any:
-    return pytest.param(attention, family, settings, id=name, marks=mark)
+def case(attention: Any, family: str, settings: Any, name: str, *marks: Any) -> Any:
+    return pytest.param(attention, family, settings, id=name, marks=marks)
 
 
 def run(

@@ -341,7 +341,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tiny_models.save(name, folder / name) for name in tiny_models.NATIVE}
 
 
-@damage.lengths(60, 4000)
+@damage.lengths(30, 4000)
 def test_any_damage_is_served_or_refused(examples: int, whole: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:
         folder = links(whole, tmp_path / "model")

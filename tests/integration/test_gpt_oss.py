@@ -43,7 +43,9 @@ def served(folder: Path, attention: str, times: int = 2) -> list[list[list[int]]
         return [[output.outputs[0].token_ids for output in outputs] for outputs in rounds]
 
 
-@pytest.mark.parametrize("attention", ["torch", "cpu", "triton"])
+@pytest.mark.parametrize(
+    "attention", ["torch", "cpu", pytest.param("triton", marks=pytest.mark.long)]
+)
 def test_every_attention_with_sinks_generates_what_the_library_does(
     folder: Path, expected: list[list[int]], attention: str
 ) -> None:

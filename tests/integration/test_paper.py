@@ -51,12 +51,14 @@ def test_every_file_is_measured_and_documented(paper: Any) -> None:
     assert [name for name in paper.FIGURES if name not in text] == []
 
 
+@pytest.mark.long
 def test_a_cache_without_paging_holds_few_tokens(rows: Any) -> None:
     held = {name: row[0] for name, row in rows("memory_shares", 0.12).items()}
     assert 10 < held["Orca max"] < held["Orca pow2"] < held["Orca oracle"] < 50
     assert held["vLLM"] > 90
 
 
+@pytest.mark.long
 def test_samples_share_their_prompt(rows: Any) -> None:
     saved = {name: row[0] for name, row in rows("parallel_sampling", 0.3).items()}
     for lengths, most in (("alpaca", 15), ("sharegpt", 35)):
@@ -65,6 +67,7 @@ def test_samples_share_their_prompt(rows: Any) -> None:
     assert all(saved[f"sharegpt {count}"] > 1.5 * saved[f"alpaca {count}"] for count in (2, 4, 6))
 
 
+@pytest.mark.long
 def test_beams_share_more_than_their_prompt(rows: Any) -> None:
     saved = {name: row[0] for name, row in rows("beam_search", 0.1).items()}
     for lengths in ("alpaca", "sharegpt"):
@@ -73,6 +76,7 @@ def test_beams_share_more_than_their_prompt(rows: Any) -> None:
     assert all(saved[f"sharegpt {count}"] > saved[f"alpaca {count}"] for count in (2, 4, 6))
 
 
+@pytest.mark.long
 def test_the_latency_explodes_in_the_order_of_the_memory_that_is_wasted(paper: Any) -> None:
     figure = paper.figures()["request_rate"]
     latencies = [
@@ -91,6 +95,7 @@ def test_paging_sustains_a_higher_rate(rows: Any) -> None:
     assert ratios["Orca max"] < ratios["FasterTransformer"] < 22
 
 
+@pytest.mark.long
 def test_a_shared_prefix_pays_the_more_the_longer_it_is(rows: Any) -> None:
     measured = rows("shared_prefix", 0.2)
     assert 1.3 < measured["one-shot"][-1] < 2.5 < measured["five-shot"][-1] < 5
@@ -112,6 +117,7 @@ def test_very_large_blocks_serve_short_sequences_worse(rows: Any) -> None:
     assert measured["1"][1] > 1.2 * measured["64"][1]
 
 
+@pytest.mark.long
 def test_chunks_bound_the_time_between_tokens(rows: Any) -> None:
     whole, large, small = rows("chunked_prefill", 0.3).values()
     longest = 3
@@ -119,6 +125,7 @@ def test_chunks_bound_the_time_between_tokens(rows: Any) -> None:
     assert large[longest] > 2 * small[longest]
 
 
+@pytest.mark.long
 def test_without_the_cache_tokens_take_longer(rows: Any) -> None:
     assert all(1.5 < ratio < 10 for *_, ratio in rows("kv_cache", 1.0).values())
 

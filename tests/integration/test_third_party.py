@@ -178,7 +178,14 @@ def test_fresh_plugins_run_by_yaml_together(place: Place, tmp_path: Path) -> Non
     assert (counts["added"], counts["finished"]) == (6, 6)
 
 
-@pytest.mark.parametrize("slot", ["attention", "runner", "executor", "router", "cost_model"])
+@pytest.mark.parametrize(
+    "slot",
+    [
+        "attention",
+        *(pytest.param(slot, marks=pytest.mark.long) for slot in ("runner", "executor")),
+        *(pytest.param(slot, marks=pytest.mark.long) for slot in ("router", "cost_model")),
+    ],
+)
 def test_a_fresh_plugin_is_used_as_its_readme_says(slot: str, place: Place) -> None:
     folder = place.sources / MADE[slot]
     (usage,) = (

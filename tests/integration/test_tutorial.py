@@ -10,7 +10,7 @@ import pytest
 
 from architecture.snippets import ROOT, blocks, run, run_page, write
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.long
 
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"

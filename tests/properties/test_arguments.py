@@ -227,7 +227,7 @@ def test_requests(length: Length) -> None:
 
 
 @pytest.mark.parametrize(("check", "strategies"), CALLS.values(), ids=CALLS)
-@lengths(120, 2000)
+@lengths(50, 2000)
 def test_calls(length: Length, check: Callable[..., None], strategies: Any, llm: LLM) -> None:
     def is_answered(given: tuple[Any, ...]) -> None:
         check(llm, *given)

@@ -73,13 +73,19 @@ def serves(values: dict[str, Any], workload: Workload) -> int:
 
 
 @in_parts
-@pytest.mark.parametrize("num_workloads", [1, pytest.param(5, marks=pytest.mark.heavy)])
-def test_every_pair_serves_as_if_each_request_were_alone(part: int, num_workloads: int) -> None:
+@pytest.mark.parametrize(
+    "number",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.heavy),
+        *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 4)),
+    ],
+)
+def test_every_pair_serves_as_if_each_request_were_alone(part: int, number: int) -> None:
     for row, values in numbered(part):
         assert refusal(values) is None
-        for number in range(num_workloads):
-            num_preemptions = serves(values, mixed_workload(5 * row + number))
-            assert not num_preemptions or values["preemption"]["name"] != "never"
+        num_preemptions = serves(values, mixed_workload(5 * row + number))
+        assert not num_preemptions or values["preemption"]["name"] != "never"
 
 
 @pytest.mark.long

@@ -56,8 +56,8 @@ FORMS: tuple[dict[str, Any], ...] = (
 PEAKED = tiny_models.of("Qwen3", head_dim=16, initializer_range=0.5)
 """Scores far apart: two ranks add in another order, which may decide between two that tie."""
 LONG = pytest.mark.long
-PARTS = 20
-PER_PART = 25
+PARTS = 50
+PER_PART = 10
 INSTEAD = {496: 500}
 """Seeds to take instead: a random number of 496 is 7e-9 from the border between two tokens."""
 

@@ -81,7 +81,13 @@ async def served(workload: ListedWorkload, router: str) -> Found:
     return found
 
 
-@pytest.mark.parametrize("router", ["round_robin", "session", "prefix_affinity"])
+@pytest.mark.parametrize(
+    "router",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("round_robin", "session")),
+        "prefix_affinity",
+    ],
+)
 def test_what_is_simulated_is_what_real_replicas_do(router: str) -> None:
     workload = in_turn()
     real = asyncio.run(served(workload, router))

@@ -44,6 +44,7 @@ def routed(port: int) -> list[int]:
     return [counts[number] for number in "01"]
 
 
+@pytest.mark.long
 def test_a_killed_engine_is_told_and_its_requests_go_to_the_other(tmp_path: Any) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("replicas: {router: round_robin}\n", "utf-8")

@@ -37,12 +37,3 @@ def compile_all(names: Iterable[str]) -> None:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, names))
-
-
-def loadable(num_threads: int = 2) -> dict[str, Kernels]:
-    """Return the kernels of every instruction set that this machine has."""
-    found = {}
-    for name in SETS:
-        with suppress(CannotCompile, NoSuchInstructions):
-            found[name] = Kernels.load(name, num_threads)
-    return found

@@ -48,9 +48,10 @@ def test_prints_a_table_of_those_that_are_named(capsys: Capture) -> None:
             ("--communicators", "shm", "--sizes", "64", "--dtype", "int64"),
             "communicator 'shm', rank 0: TypeError: sums are of float32",
         ),
-        (
+        pytest.param(
             ("--communicators", "shm", "--sizes", "64", "--dtype", "float31"),
             "communicator 'shm', rank 0: .*float31",
+            marks=pytest.mark.long,
         ),
     ],
     ids=str,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
 from random import Random
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from paged_backends.sampling import RandomSample, Row, kernel_random_sample, random_sample
 from paged_core.sampling_params import SamplingParams
-from unit.cpu_kernels import loadable
+from unit.cpu_kernels import SETS, load
 from unit.sampled_rows import (
     Widest,
     kept_by_loops,
@@ -29,11 +28,12 @@ from unit.sampled_rows import (
 pytestmark = pytest.mark.heavy
 
 
-@cache
-def ways() -> dict[str, RandomSample]:
-    """Ways to sample at random, by name."""
-    kernels = {name: kernel_random_sample(found.sample) for name, found in loadable().items()}
-    return {"torch": random_sample, **kernels}
+each_way = pytest.mark.parametrize("name", ["torch", *SETS])
+
+
+def way(name: str) -> RandomSample:
+    """Return the way to sample at random of this name."""
+    return random_sample if name == "torch" else kernel_random_sample(load(name).sample)
 
 
 def fresh(row: Row) -> Row:
@@ -52,9 +52,12 @@ def is_allowed(token: int, values: list[float], row: Row) -> bool:
     return token in kept or any(abs(values[one] - values[token]) < 1e-5 for one in kept)
 
 
-@settings(max_examples=60, deadline=None)
-@given(rows_strategy, st.integers(0, 2**32 - 1), st.integers(0, 3))
-def test_logits_of_16_bits_are_those_numbers(rows: list[Row], seed: int, num_top: int) -> None:
+@each_way
+@settings(max_examples=30, deadline=None)
+@given(rows=rows_strategy, seed=st.integers(0, 2**32 - 1), num_top=st.integers(0, 3))
+def test_logits_of_16_bits_are_those_numbers(
+    name: str, rows: list[Row], seed: int, num_top: int
+) -> None:
     """Tokens and log-probabilities, to the last bit; what is sampled ties often."""
     rows = [
         fresh(replace(row, sampling=replace(row.sampling, logprobs=num_top)))
@@ -62,59 +65,68 @@ def test_logits_of_16_bits_are_those_numbers(rows: list[Row], seed: int, num_top
         else fresh(row)
         for place, row in enumerate(rows)
     ]
-    for name, way in ways().items():
-        for dtype in (torch.bfloat16, *[torch.float16][: name == "torch"]):
-            logits = make_logits(len(rows), seed).to(dtype)
-            wide, sampler = logits.float(), sampler_of(way)
-            found = sampler.sample(logits, [fresh(row) for row in rows])
-            assert found == sampler.sample(wide, [fresh(row) for row in rows]), name
-            tokens, counts = found.token_ids, [1 + num_top] * len(rows)
-            assert sampler.rank(logits, rows, counts) == sampler.rank(wide, rows, counts)
-            of_tokens = sampler.logprobs_of(wide, tokens, num_top)
-            assert sampler.logprobs_of(logits, tokens, num_top) == of_tokens
+    for dtype in (torch.bfloat16, *[torch.float16][: name == "torch"]):
+        logits = make_logits(len(rows), seed).to(dtype)
+        wide, sampler = logits.float(), sampler_of(way(name))
+        found = sampler.sample(logits, [fresh(row) for row in rows])
+        assert found == sampler.sample(wide, [fresh(row) for row in rows])
+        tokens, counts = found.token_ids, [1 + num_top] * len(rows)
+        assert sampler.rank(logits, rows, counts) == sampler.rank(wide, rows, counts)
+        of_tokens = sampler.logprobs_of(wide, tokens, num_top)
+        assert sampler.logprobs_of(logits, tokens, num_top) == of_tokens
 
 
+@each_way
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_p": 0.9}, {"logprobs": 2}])
-def test_logits_of_16_bits_become_float32_some_rows_at_a_time(params: dict[str, Any]) -> None:
+def test_logits_of_16_bits_become_float32_some_rows_at_a_time(
+    name: str, params: dict[str, Any]
+) -> None:
     logits = make_logits(40, vocab_size=60_000).bfloat16()
     rows = [make_row(SamplingParams(**params), request_id=str(place)) for place in range(40)]
-    for way in ways().values():
-        with Widest() as widest:
-            found = sampler_of(way, vocab_size=60_000).sample(logits, rows)
-        assert not found.failed
-        assert widest.size <= 1 << 20
+    with Widest() as widest:
+        found = sampler_of(way(name), vocab_size=60_000).sample(logits, rows)
+    assert not found.failed
+    assert widest.size <= 1 << 20
 
 
-@settings(max_examples=150, deadline=None)
-@given(rows_strategy, st.integers(0, 2**32 - 1), st.booleans())
-def test_a_draw_is_one_the_parameters_allow(rows: list[Row], seed: int, coarse: bool) -> None:
+@each_way
+@settings(max_examples=40, deadline=None)
+@given(rows=rows_strategy, seed=st.integers(0, 2**32 - 1), coarse=st.booleans())
+def test_a_draw_is_one_the_parameters_allow(
+    name: str, rows: list[Row], seed: int, coarse: bool
+) -> None:
     logits = make_logits(len(rows), seed)
     if coarse:
         logits = logits.round()  # many ties
     processed = [processed_by_loops(*pair) for pair in zip(logits, rows, strict=True)]
     ruled_out = {place for place, values in enumerate(processed) if max(values) == -math.inf}
     before = logits.clone()
-    for name, way in ways().items():
-        draws = sampler_of(way).sample(logits, [fresh(row) for row in rows])
-        assert torch.equal(logits, before), name
-        assert draws.failed.keys() == ruled_out, name
-        for place, token in enumerate(draws.token_ids):
-            values, row = processed[place], rows[place]
-            assert place in ruled_out or is_allowed(token, values, row), name
+    draws = sampler_of(way(name)).sample(logits, [fresh(row) for row in rows])
+    assert torch.equal(logits, before)
+    assert draws.failed.keys() == ruled_out
+    for place, token in enumerate(draws.token_ids):
+        values, row = processed[place], rows[place]
+        assert place in ruled_out or is_allowed(token, values, row)
 
 
-@settings(max_examples=100, deadline=None)
-@given(rows_strategy, st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
-def test_draws_do_not_depend_on_the_batch(rows: list[Row], seed: int, random: Random) -> None:
+@each_way
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=rows_strategy,
+    seed=st.integers(0, 2**32 - 1),
+    random=st.randoms(use_true_random=False),
+)
+def test_draws_do_not_depend_on_the_batch(
+    name: str, rows: list[Row], seed: int, random: Random
+) -> None:
     logits = make_logits(len(rows), seed).round(decimals=1)
     order = list(range(len(rows)))
     random.shuffle(order)
-    for name, way in ways().items():
-        drawn = [fresh(row) for row in rows]
-        sampler = sampler_of(way)
-        together = sampler.sample(logits, drawn).token_ids
-        shuffled = sampler.sample(logits[order], [drawn[place] for place in order]).token_ids
-        assert shuffled == [together[place] for place in order], name
-        for place, row in enumerate(rows):
-            alone = sampler_of(way).sample(logits[place : place + 1], [fresh(row)]).token_ids
-            assert alone == [together[place]], name
+    drawn = [fresh(row) for row in rows]
+    sampler = sampler_of(way(name))
+    together = sampler.sample(logits, drawn).token_ids
+    shuffled = sampler.sample(logits[order], [drawn[place] for place in order]).token_ids
+    assert shuffled == [together[place] for place in order]
+    for place, row in enumerate(rows):
+        alone = sampler_of(way(name)).sample(logits[place : place + 1], [fresh(row)]).token_ids
+        assert alone == [together[place]]

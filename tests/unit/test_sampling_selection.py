@@ -119,7 +119,7 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 @example([((1.0, 0.0, 8999, 1.0), LAST), (FLAT, 0.7)], "equal", 9000, 0, torch.bfloat16)
 @example([((1e30, 0.0, 8500, 0.9), LAST)], "ruled out", 9000, 0, torch.float32)
 @example([((1.0, 0.0, 5, 1.0), LAST)], "five ahead", 300, 0, torch.float32)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_draw_is_that_of_a_sort(
     rows: list[tuple[Any, float]], shape: str, size: int, seed: int, dtype: torch.dtype
 ) -> None:

@@ -98,9 +98,28 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "RestlessScheduler": "there was no other request",
 }
 
+USUAL = frozenset(
+    {
+        *("WaitingAllocator", "HalfwayAllocator", "WalkingAllocator", "KeyOrderEvictor"),
+        *("WalkingEvictor", "ClockOrder", "MarkingOrder", "CountingQuantum", "LateVictim"),
+        *("UnimportableVictim", "check_that_refuses", "AlternatingPreemption", "RollingPreemption"),
+        *("UnreservedScheduler", "PickyScheduler", "MeddlingObserver", "RaisingObserver"),
+        *("LosingExecutor", "KeepingExecutor", "LateAttention", "ShiftedAttention"),
+        *("DeafCommunicator", "RotatedCommunicator", "HastyGrammar", "SharedGrammar"),
+        *("SearchingParserFormat", "SwallowingParserFormat", "LeakyRunner", "UpsideDownRunner"),
+    }
+)
+"""Two or so of each class, which are found in seconds: the others are of the long run."""
+
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(each, marks=[] if each.name in USUAL else pytest.mark.long, id=each.name)
+        for each in MUTANTS
+    ],
+)
 def test_catches(
     mutant: Mutant,
     tmp_path: Path,
@@ -129,6 +148,7 @@ def test_every_class_is_tried_with_at_least_eight_mutants() -> None:
     for kind in kinds:
         tried = {mutant.made for mutant in MUTANTS if issubclass(mutant.conformance, kind)}
         assert len(tried) >= 8, kind
+        assert {made.__name__ for made in tried} & USUAL, kind
 
 
 class TestHelpers:
