@@ -88,7 +88,7 @@ def test_a_message_is_what_a_chat_gives(served: Served, claude: anthropic.Anthro
     asked = {**ASKED, "max_tokens": 8, "system": system}
     made = claude.messages.create(**asked, **GREEDY)
     Message.model_validate(made.model_dump())
-    block = {"type": "text", "text": text, "citations": None}
+    block = {"type": "text", "text": text}
     assert [each.to_dict() for each in made.content] == [block]
     usage = made.usage
     assert usage.cache_read_input_tokens is not None

@@ -94,7 +94,7 @@ class ApiError(Exception):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.answer = ErrorAnswer(
             ErrorBody(
-                message=_shortened(message),
+                message=shortened(message),
                 type=_TYPES.get(status, kind),
                 param=param,
                 code=code,
@@ -161,11 +161,16 @@ def _blamed(message: str, fields: Any) -> tuple[str | None, str]:
     return None, message
 
 
-def invalid(error: msgspec.ValidationError) -> ApiError:
-    """Return the error of a body that is JSON and not what it should be."""
+def invalid(error: msgspec.ValidationError, within: str = "") -> ApiError:
+    """Return the error of a body that is JSON and not what it should be.
+
+    Args:
+        within: the field that was looked at by itself.
+    """
     text = str(error)
     place = _PLACE.match(text)
     what, param = (place[1], place[2]) if place else (text, "")
+    param = ".".join(filter(None, (within, param)))
     unknown = re.match(r"Object contains unknown field `(.*)`$", what, re.DOTALL)
     missing = re.match(r"Object missing required field `(.*)`$", what, re.DOTALL)
     if unknown or missing:
@@ -204,7 +209,7 @@ _INSTEAD = {
 """Remedies for fields and values that other servers have or had."""
 
 
-def _shortened(message: str) -> str:
+def shortened(message: str) -> str:
     """Return a message in one line, of at most so many bytes."""
     line = " ".join(printable(message).split())
     encoded = line.encode("utf-8", "replace")

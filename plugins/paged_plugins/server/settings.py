@@ -84,6 +84,11 @@ class AnthropicSettings(ComponentSettings):
     """Options of :class:`~paged_plugins.server.anthropic.routes.AnthropicRoutes`."""
 
     name: Literal["anthropic"] = "anthropic"
+    strip_billing_line: bool = Field(
+        True,
+        description="leave the line `x-anthropic-billing-header: ...` of Claude Code out of system "
+        "prompts: it is another one in each request, and would empty the prefix cache",
+    )
 
 
 class PageSettings(ComponentSettings):

@@ -1,52 +1,47 @@
 """Requests and answers of ``/v1/messages``, under Anthropic's names.
 
-A field that is not here is refused by its name. ``null`` is the same as leaving a field out.
+A field that is not here is refused by its name. ``null`` is the same as leaving a field out. What
+is of the type ``NoEffect`` is not read.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
+from msgspec import UNSET
 
 from paged_plugins.server.errors import ApiError
-from paged_plugins.server.openai.protocol import Answered, Sampled, Sent, Some
+from paged_plugins.server.openai.protocol import Answered, NoEffect, Sampled, Sent, Some
 
 # ---------------------------------------------------------------------- requests
-
-
-class CacheControl(Sent):
-    """Without effect: prefixes are found by their content."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class Caller(Sent):
-    """Who calls a tool."""
-
-    type: Literal["direct"]
 
 
 class SentBlock(Sent):
     """A part of a message; only text is served."""
 
-    cache_control: CacheControl | None = None
+    cache_control: NoEffect = UNSET
+    """Prefixes are found by their content."""
 
 
 class SentText(SentBlock, kw_only=True, tag_field="type", tag="text"):
     """Text."""
 
     text: str
-    citations: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
+    citations: NoEffect = UNSET
 
 
 class SentThinking(SentBlock, kw_only=True, tag_field="type", tag="thinking"):
     """Reasoning content of an earlier answer."""
 
     thinking: str
-    signature: str | None = None
-    """Without effect: thoughts are not signed."""
+    signature: NoEffect = UNSET
+    """Thoughts are not signed."""
+
+
+class SentRedacted(SentBlock, kw_only=True, tag_field="type", tag="redacted_thinking"):
+    """Reasoning content that only another server can read; it is left out."""
+
+    data: NoEffect = UNSET
 
 
 class SentToolUse(SentBlock, kw_only=True, tag_field="type", tag="tool_use"):
@@ -55,25 +50,66 @@ class SentToolUse(SentBlock, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
-    caller: Caller | None = None
-    toolset_name: None = None
+    caller: NoEffect = UNSET
+    toolset_name: NoEffect = UNSET
+
+
+class ToolReference(SentBlock, kw_only=True, tag_field="type", tag="tool_reference"):
+    """A tool that a search has found: from now on it is there, even if its loading is deferred."""
+
+    tool_name: str
 
 
 class SentToolResult(SentBlock, kw_only=True, tag_field="type", tag="tool_result"):
     """Result of a call."""
 
     tool_use_id: str
-    content: str | list[SentText] | None = None
+    content: str | list[SentText | ToolReference] | None = None
     is_error: bool | None = None
     """The model is told by ``Error:`` before the text."""
-    toolset_name: None = None
+    toolset_name: NoEffect = UNSET
+
+
+class ToolChange(Sent):
+    """The tool that is added or removed: by its name, or as a list of tools has it."""
+
+    type: Literal["tool_reference", "tool_definition"]
+    name: str | None = None
+    definition: dict[str, Any] | None = None
+
+
+class ToolAddition(SentBlock, kw_only=True, tag_field="type", tag="tool_addition"):
+    """A tool is there from now on."""
+
+    tool: ToolChange
+
+
+class ToolRemoval(SentBlock, kw_only=True, tag_field="type", tag="tool_removal"):
+    """A tool is there no more."""
+
+    tool: ToolChange
+
+
+AnyBlock = (
+    SentText
+    | SentThinking
+    | SentRedacted
+    | SentToolUse
+    | SentToolResult
+    | ToolAddition
+    | ToolRemoval
+)
 
 
 class SentMessage(Sent):
     """A message of a conversation; the assistant's, if it is the last one, is continued."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[SentText | SentThinking | SentToolUse | SentToolResult]
+    content: str | list[AnyBlock] | None = None
+    clear_at: Literal["next_user_message", "never"] | None = None
+    """Until when a message of the system is shown."""
+    output_config: NoEffect = UNSET
+    """Effort is that of the request."""
 
 
 class Tool(Sent):
@@ -83,13 +119,15 @@ class Tool(Sent):
     input_schema: dict[str, Any]
     description: str | None = None
     type: Literal["custom"] | None = None
-    cache_control: CacheControl | None = None
-    strict: bool | None = None
-    """Without effect: the schema is forced whenever a call is."""
-    eager_input_streaming: bool | None = None
-    """Without effect: arguments are always sent as they are generated."""
-    defer_loading: Literal[False] | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: bool | None = None
+    """Not there before a ``tool_reference`` or ``tool_addition`` names it."""
+    strict: NoEffect = UNSET
+    """The schema is forced whenever a call is."""
+    cache_control: NoEffect = UNSET
+    eager_input_streaming: NoEffect = UNSET
+    """Arguments are always sent as they are generated."""
+    allowed_callers: NoEffect = UNSET
+    input_examples: NoEffect = UNSET
 
 
 class ToolChoice(Sent):
@@ -103,11 +141,13 @@ class ToolChoice(Sent):
 class Thinking(Sent):
     """Thinking on or off, told to the chat template as ``enable_thinking``."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    """Without effect: ``max_tokens`` bounds thoughts, too."""
-    display: Literal["summarized"] | None = None
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    """With the last two the template decides."""
+    budget_tokens: NoEffect = UNSET
+    """``max_tokens`` bounds thoughts, too."""
+    display: NoEffect = UNSET
     """Thoughts are always shown, and whole."""
+    block_binding: NoEffect = UNSET
 
 
 class Metadata(Sent):
@@ -122,6 +162,8 @@ class OutputFormat(Sent):
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
+    name: NoEffect = UNSET
+    strict: NoEffect = UNSET
 
 
 class OutputConfig(Sent):
@@ -130,6 +172,7 @@ class OutputConfig(Sent):
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     """Told to the chat template as ``reasoning_effort``."""
+    task_budget: NoEffect = UNSET
 
 
 class MessagesRequest(Sampled, kw_only=True):
@@ -138,31 +181,42 @@ class MessagesRequest(Sampled, kw_only=True):
     messages: list[SentMessage]
     max_tokens: int
     system: str | list[SentText] | None = None
-    tools: list[Tool] | None = None
+    tools: list[dict[str, Any]] | None = None
+    """Each a :class:`Tool`, or a tool that a server runs: these are skipped."""
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The older name of ``output_config.format``."""
     stop_sequences: Annotated[list[str], Some] | None = None
     metadata: Metadata | None = None
-    cache_control: CacheControl | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    """Without effect: there is one."""
+    mcp_servers: list[dict[str, Any]] | None = None
+    """Skipped, as tools that a server runs."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further options of the chat template."""
 
+    cache_control: NoEffect = UNSET
+    context_management: NoEffect = UNSET
+    """Conversations are taken as they are sent."""
+    speed: NoEffect = UNSET
+    service_tier: NoEffect = UNSET
+    inference_geo: NoEffect = UNSET
+    diagnostics: NoEffect = UNSET
+    fallbacks: NoEffect = UNSET
+    """No model here declines to answer."""
+    fallback_credit_token: NoEffect = UNSET
+    billing_policy: NoEffect = UNSET
+    user_profile_id: NoEffect = UNSET
+    workspace_id: NoEffect = UNSET
+    betas: NoEffect = UNSET
+    anthropic_beta: NoEffect = UNSET
+    anthropic_version: NoEffect = UNSET
 
-class CountTokensRequest(Sent, kw_only=True):
-    """``POST /v1/messages/count_tokens``: what of a request for a message makes its prompt."""
 
-    messages: list[SentMessage]
-    model: str | None = None
-    system: str | list[SentText] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+class CountTokensRequest(MessagesRequest, kw_only=True):
+    """``POST /v1/messages/count_tokens``: what does not make the prompt has no effect."""
+
+    max_tokens: int | None = None  # type: ignore[assignment]
 
 
 # ---------------------------------------------------------------------- answers
@@ -172,7 +226,6 @@ class TextBlock(Answered, tag_field="type", tag="text"):
     """Text."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(Answered, tag_field="type", tag="thinking"):

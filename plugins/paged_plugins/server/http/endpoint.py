@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from paged_core._version import __version__
-from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, as_api_error
+from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, as_api_error, shortened
 from paged_plugins.server.parsers.json_text import MAX_DEPTH
 
 Handler = Callable[..., Awaitable[Response]]
@@ -116,6 +116,11 @@ def _without_nulls(body: bytes) -> bytes | None:
     found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])  # makes nothing of the values
     given = {name: value for name, value in found.items() if value != _NULL}
     return msgspec.json.encode(given) if len(given) < len(found) else None
+
+
+def warn(request: Request, words: Iterable[str]) -> None:
+    """Say in a header of the answer, and in the log, what of a request is not as it was asked."""
+    request.state.warnings.extend(shortened(each) for each in words)
 
 
 def check_depth(name: str, value: Any) -> None:

@@ -37,6 +37,8 @@ _ALLOWED_HEADERS = (
     "authorization, content-type, x-api-key, x-request-id, x-session-id, anthropic-version, "
     "anthropic-beta, anthropic-dangerous-direct-browser-access"
 )
+WARNING_HEADER = b"x-paged-core-warning"
+"""Header that says what of a request is not as it was asked."""
 _SHORT_BODY = 64 << 10
 """Bytes that may come after a refusal on a connection that is kept."""
 _CLOSED = 499
@@ -168,7 +170,7 @@ class Gate:
             )
         exchange.extra_headers += [
             (b"access-control-allow-origin", origin.encode("latin-1")),
-            (b"access-control-expose-headers", b"x-request-id, retry-after"),
+            (b"access-control-expose-headers", b"x-request-id, retry-after, " + WARNING_HEADER),
             (b"vary", b"origin"),
         ]
 
@@ -206,6 +208,7 @@ class _Exchange:
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         scope.setdefault("state", {})["log"] = {}
+        scope["state"]["warnings"] = []
 
     def check_length(self) -> None:
         """Refuse a body that is too large before any of it is read."""
@@ -276,6 +279,8 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             own = [(b"x-request-id", self.id.encode()), *self.extra_headers]
+            if warnings := self.scope["state"]["warnings"]:
+                own.append((WARNING_HEADER, "; ".join(warnings).encode("latin-1", "replace")))
             message = {**message, "headers": [*message.get("headers", ()), *own]}
         elif not message.get("more_body", False):
             self._has_ended = True
@@ -336,4 +341,5 @@ class _Exchange:
             "client": client[0] if client else None,
             "request_id": self.id,
             **self.scope["state"]["log"],
+            **({"warnings": warnings} if (warnings := self.scope["state"]["warnings"]) else {}),
         }

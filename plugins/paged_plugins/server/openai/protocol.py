@@ -1,6 +1,8 @@
 """Requests and answers: OpenAI's fields, and vLLM's extras under vLLM's names.
 
-A field that is not here is refused by its name. ``null`` is the same as leaving a field out.
+A field that is not here is refused by its name. ``null`` is the same as leaving a field out. Fields
+of the type ``NoEffect`` are taken, whatever they are, and not read: clients send them, and the
+answer is the same. ``docs/serving.md`` lists them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ _Many = msgspec.Meta(max_length=4096)
 _Word = Annotated[str, msgspec.Meta(max_length=1024)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Effort that a model is to spend on thinking."""
+NoEffect = msgspec.Raw | UnsetType
+"""Type of fields without effect; nothing is made of what they hold."""
 
 
 class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -29,7 +33,7 @@ class StreamOptions(Sent):
     """Say at the end how many tokens there were."""
     continuous_usage_stats: bool | None = None
     """Say it in every chunk, too; without effect where it is not said at the end."""
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: NoEffect = UNSET
     """Chunks are never padded."""
 
 
@@ -100,14 +104,18 @@ class Generated(Sampled, kw_only=True):
     user: str | None = None
     """Whose it is, for queue orders that are fair to users."""
 
-    store: Literal[False] | None = None
+    store: NoEffect = UNSET
     """Nothing is ever stored."""
-    metadata: dict[str, str] | None = None
-    """Without effect: it belongs to what is stored."""
-    service_tier: Literal["auto", "default"] | None = None
-    """Without effect: there is one."""
-    safety_identifier: str | None = None
-    """Without effect."""
+    metadata: NoEffect = UNSET
+    service_tier: NoEffect = UNSET
+    safety_identifier: NoEffect = UNSET
+    prompt_cache_options: NoEffect = UNSET
+    """Prefixes are found by their content."""
+    prompt_cache_retention: NoEffect = UNSET
+    prediction: NoEffect = UNSET
+    """A hint that would make the same answer faster."""
+    verbosity: NoEffect = UNSET
+    """No model is told to be short, or long."""
 
 
 class CompletionRequest(Generated, kw_only=True):
@@ -123,6 +131,15 @@ class CompletionRequest(Generated, kw_only=True):
     """Filling in between two texts is not served."""
 
 
+class SentBack(Sent):
+    """A part of a conversation, with what clients and routers add to it."""
+
+    cache_control: NoEffect = UNSET
+    prompt_cache_breakpoint: NoEffect = UNSET
+    provider_specific_fields: NoEffect = UNSET
+    extra_content: NoEffect = UNSET
+
+
 class FunctionCall(Sent):
     """A function that the model has called."""
 
@@ -131,7 +148,7 @@ class FunctionCall(Sent):
     """JSON."""
 
 
-class ToolCall(Sent):
+class ToolCall(SentBack, kw_only=True):
     """A call in a message of the assistant."""
 
     id: str
@@ -140,7 +157,7 @@ class ToolCall(Sent):
     index: int | None = None
 
 
-class TextPart(Sent):
+class TextPart(SentBack, kw_only=True):
     """A part of a message; only text is served."""
 
     type: Literal["text", "refusal"]
@@ -148,7 +165,7 @@ class TextPart(Sent):
     refusal: str | None = None
 
 
-class Message(Sent):
+class Message(SentBack, kw_only=True):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -160,8 +177,9 @@ class Message(Sent):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None
-    """Without effect: clients send back what they got."""
+    annotations: NoEffect = UNSET
+    reasoning_details: NoEffect = UNSET
+    thinking_blocks: NoEffect = UNSET
     audio: None = None
     function_call: None = None
 

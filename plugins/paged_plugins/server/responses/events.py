@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -51,12 +51,22 @@ _CODES: dict[int, Literal["invalid_prompt", "rate_limit_exceeded"]] = {
 
 
 class GrowingResponse(Growing):
-    """A response."""
+    """A response.
+
+    Args:
+        names: of functions, by those that the model calls them by: their namespaces and own names.
+    """
 
     def __init__(
-        self, answer_id: str, model: str, body: ResponsesRequest, sampling: SamplingParams
+        self,
+        answer_id: str,
+        model: str,
+        body: ResponsesRequest,
+        sampling: SamplingParams,
+        names: Mapping[str, tuple[str, str]],
     ) -> None:
         super().__init__()
+        self._names = names
         reasoning, text = body.reasoning, body.text
         self.response = Response(
             id=answer_id,
@@ -129,12 +139,15 @@ class GrowingResponse(Growing):
         name = uuid4().hex
         item: OutputItem
         if gain.call is not None:
+            called = gain.call.function.name or ""
+            namespace, called = self._names.get(called, (None, called))
             item = OutputCall(
                 id=f"fc_{name}",
                 status="in_progress",
                 call_id=gain.call.id or "",
-                name=gain.call.function.name or "",
+                name=called,
                 arguments="",
+                namespace=namespace,
             )
         elif gain.kind == "thoughts":
             item = OutputReasoning(id=f"rs_{name}", status="in_progress", content=[])

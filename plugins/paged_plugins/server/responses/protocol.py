@@ -1,6 +1,7 @@
 """Requests and answers of ``/v1/responses``, under OpenAI's names.
 
-A field that is not here is refused by its name. ``null`` is the same as leaving a field out.
+A field that is not here is refused by its name. ``null`` is the same as leaving a field out. What
+is of the type ``NoEffect`` is not read.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from paged_plugins.server.openai.protocol import (
     Answered,
     Effort,
+    NoEffect,
     Sampled,
     Sent,
+    SentBack,
     Some,
     TokenLogprob,
 )
@@ -24,41 +28,75 @@ Status = Literal["in_progress", "completed", "incomplete"]
 # ---------------------------------------------------------------------- requests
 
 
-class Part(Sent):
+class Part(SentBack, kw_only=True):
     """A part of a message; only text is served."""
 
-    type: Literal["input_text", "output_text", "refusal", "summary_text", "reasoning_text"]
+    type: Literal["input_text", "output_text", "refusal", "summary_text", "reasoning_text", "text"]
     text: str | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None
-    """Without effect: clients send back what they got."""
-    logprobs: list[Any] | None = None
-    """Without effect."""
+    annotations: NoEffect = UNSET
+    logprobs: NoEffect = UNSET
 
 
-class InputItem(Sent):
-    """A message, a call, what a call gave, or thoughts."""
+Calls = Literal[
+    "function_call",
+    "custom_tool_call",
+    "local_shell_call",
+    "shell_call",
+    "apply_patch_call",
+    "tool_search_call",
+]
+Results = Literal[
+    "function_call_output",
+    "custom_tool_call_output",
+    "local_shell_call_output",
+    "shell_call_output",
+    "apply_patch_call_output",
+    "tool_search_output",
+]
+Skipped = Literal[
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_list_tools",
+    "mcp_call",
+    "compaction_trigger",
+]
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
-    id: str | None = None
-    """Without effect: items are sent whole."""
-    status: str | None = None
-    """Without effect."""
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """A message, a call, what a call gave, thoughts, or tools.
+
+    Keys that are not here, such as ``id`` and ``status``, are not read: clients send items back
+    with whatever they keep in them.
+    """
+
+    type: Literal[
+        "message", "agent_message", "reasoning", "additional_tools", Calls, Results, Skipped
+    ] = "message"
 
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[Part] | None = None
     """Content of a message or of thoughts."""
-    phase: Literal["commentary", "final_answer"] | None = None
-    """Without effect."""
     summary: list[Part] | None = None
     """Summary of thoughts, where their own text is not sent."""
-    encrypted_content: None = None
 
     call_id: str | None = None
+    id: str | None = None
+    """In place of ``call_id`` where an item has none."""
     name: str | None = None
-    arguments: str | None = None
-    output: str | list[Part] | None = None
-    """Result of a call."""
+    namespace: str | None = None
+    arguments: Any = None
+    """JSON of a function's arguments; of a search, the arguments themselves."""
+    input: str | None = None
+    """Text that a custom tool was given."""
+    action: Any = None
+    operation: Any = None
+    output: Any = None
+    """Result of a call: text, parts, or what a shell printed."""
+    tools: list[dict[str, Any]] | None = None
+    """Further tools, which were added or found."""
 
 
 class TextOptions(Sent):
@@ -66,8 +104,7 @@ class TextOptions(Sent):
 
     format: dict[str, Any] | None = None
     """``text``, ``json_object`` or ``json_schema``."""
-    verbosity: Literal["medium"] | None = None
-    """No model is told to be short, or long."""
+    verbosity: NoEffect = UNSET
 
 
 class ReasoningOptions(Sent):
@@ -75,16 +112,17 @@ class ReasoningOptions(Sent):
 
     effort: Effort | None = None
     """Told to the chat template as ``reasoning_effort``; none: ``enable_thinking`` is false."""
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    """Without effect: the thoughts themselves are given."""
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """Without effect."""
+    summary: NoEffect = UNSET
+    """The thoughts themselves are given."""
+    generate_summary: NoEffect = UNSET
+    context: NoEffect = UNSET
+    mode: NoEffect = UNSET
 
 
 class ResponsesStreamOptions(Sent):
     """Options of a stream."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: NoEffect = UNSET
     """Events are never padded."""
 
 
@@ -96,60 +134,49 @@ class ResponsesRequest(Sampled, kw_only=True):
     """Message of the system, before everything else."""
     max_output_tokens: int | None = None
     stop: str | Annotated[list[str], Some] | None = None
-    stream_options: ResponsesStreamOptions | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Further options of the chat template, such as ``enable_thinking``."""
     tools: list[dict[str, Any]] | None = None
+    """Functions, namespaces of them, and tools that a server runs: these are skipped."""
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
-    """Without effect: it bounds calls that a server makes, and this one makes none."""
     user: str | None = None
     """Whose it is, for queue orders that are fair to users."""
-
-    store: bool | None = None
-    """Without effect: nothing is ever stored, and the answer says so."""
-    background: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
-    """An input that is too long is refused, never cut."""
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
-        None
-    )
-    """The second one is without effect: thoughts are given as they are."""
+    include: list[str] | None = None
+    """``message.output_text.logprobs``; others are without effect."""
     top_logprobs: int | None = None
     """Number of best tokens that ``message.output_text.logprobs`` have for each token."""
     metadata: dict[str, str] | None = None
     """Repeated in the answer."""
-    service_tier: Literal["auto", "default"] | None = None
-    """Without effect: there is one."""
-    safety_identifier: str | None = None
-    """Without effect."""
-    prompt_cache_retention: str | None = None
-    """Without effect."""
+    stream_options: ResponsesStreamOptions | None = None
 
+    background: Literal[False] | None = None
     previous_response_id: None = None
     """Nothing is stored: send what was said before as input."""
     conversation: None = None
     prompt: None = None
 
+    store: NoEffect = UNSET
+    """Nothing is ever stored, and the answer says so."""
+    truncation: NoEffect = UNSET
+    """An input that is too long is refused, never cut."""
+    max_tool_calls: NoEffect = UNSET
+    """A bound of calls that a server makes, and this one makes none."""
+    client_metadata: NoEffect = UNSET
+    service_tier: NoEffect = UNSET
+    safety_identifier: NoEffect = UNSET
+    prompt_cache_options: NoEffect = UNSET
+    prompt_cache_retention: NoEffect = UNSET
+    context_management: NoEffect = UNSET
+    access_programs: NoEffect = UNSET
+    background_options: NoEffect = UNSET
+    image: NoEffect = UNSET
 
-class InputTokensRequest(Sent, kw_only=True):
-    """``POST /v1/responses/input_tokens``: what of a request for a response makes its prompt."""
 
-    input: str | list[InputItem]
-    model: str | None = None
-    instructions: str | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    truncation: Literal["disabled"] | None = None
-    previous_response_id: None = None
-    conversation: None = None
+class InputTokensRequest(ResponsesRequest, kw_only=True):
+    """``POST /v1/responses/input_tokens``: what does not make the prompt has no effect."""
 
 
 # ---------------------------------------------------------------------- answers
@@ -187,7 +214,7 @@ class OutputReasoning(Answered, tag_field="type", tag="reasoning"):
     summary: tuple[()] = ()
 
 
-class OutputCall(Answered, tag_field="type", tag="function_call"):
+class OutputCall(Answered, tag_field="type", tag="function_call", omit_defaults=True):
     """A call of a function."""
 
     id: str
@@ -195,6 +222,8 @@ class OutputCall(Answered, tag_field="type", tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
+    """Namespace that the function was given in."""
 
 
 OutputItem = OutputMessage | OutputReasoning | OutputCall
