@@ -32,7 +32,7 @@ TOOL: Any = {"type": "function", "function": {"name": "f"}}
 NAMED: Any = {"type": "function", "name": "f"}
 SENT: Any = {"name": "f", "input_schema": {}}
 USE = {"type": "tool_use", "id": "1", "name": "f"}
-BROKEN = {"id": "1", "function": {"name": "f", "arguments": "{"}}
+BROKEN = {"id": "1", "function": {"name": "f", "arguments": "no"}}
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -171,7 +171,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "only text is served",
         ),
         (
-            {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}]},
+            {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "no"}]},
             "input",
             "no JSON",
         ),
