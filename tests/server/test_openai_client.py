@@ -129,7 +129,7 @@ def test_an_echo_begins_with_the_prompt_and_offsets_are_places_in_it(
     assert found.token_logprobs[0] is None
     assert all(value <= 0 for value in found.token_logprobs[1:])
     for token, offset in zip(found.tokens[1:], found.text_offset[1:], strict=True):
-        assert "\ufffd" in token or choice.text.startswith(token, offset)
+        assert choice.text.startswith(token, offset)
 
 
 def test_an_echo_alone_generates_nothing_that_is_shown(client: openai.OpenAI) -> None:

@@ -17,6 +17,7 @@ from paged_core.client.streams import SHUTTING_DOWN
 from paged_core.engine.contexts import Maker
 from paged_core.errors import RequestError
 from paged_core.interfaces.grammar import SupportsVocabulary
+from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.settings.schema import Resolved
 from paged_core.text.front_end import CHARACTERS_PER_TOKEN, FrontEnd
 from paged_plugins.instruments import Counter
@@ -117,9 +118,10 @@ class Service:
         return Parsers(self.settings, self.registry, self.front_end.tokenizer)
 
     @cached_property
-    def token_bytes(self) -> TokenBytes:
-        """The bytes of single tokens."""
-        return TokenBytes(self.front_end.tokenizer)
+    def token_pieces(self) -> TokenPieces | None:
+        """The bytes of single tokens; ``None``: there is no tokenizer."""
+        tokenizer = self.front_end.tokenizer
+        return None if tokenizer is None else TokenPieces(tokenizer)
 
     # ------------------------------------------------------------------ before the engine
 
@@ -225,25 +227,41 @@ class Service:
         self._wait += 0.1 * (seconds - self._wait)
 
 
-class TokenBytes:
-    """Bytes that single tokens add to a text: some are no more than a part of a character."""
+class TokenPieces(dict[int, bytes]):
+    """Bytes that single tokens add to a text: some are no more than a part of a character.
 
-    def __init__(self, tokenizer: Any) -> None:
+    They are kept once they were asked for.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
-        self._pieces: list[bytes | None] = []
-
-    def of(self, token_id: int, text: str) -> bytes:
-        """Return the bytes of a token that is ``text`` by itself."""
-        if NO_CHARACTER not in text or not isinstance(self._tokenizer, SupportsVocabulary):
-            return text.encode()
-        if token_id >= len(self._pieces):
-            size = max(getattr(self._tokenizer, "vocab_size", None) or 0, token_id + 1)
-            try:
-                self._pieces = self._tokenizer.token_texts(size)
-            except RequestError:  # its tokens are no pieces of text
-                self._pieces = [None] * size
-        return self._pieces[token_id] or text.encode()
+        self._special: dict[int, bool] = {}
+        self._parts: list[bytes | None] | None = None
 
     def is_special(self, token_id: int) -> bool:
         """Return whether a token is no part of a text."""
-        return self._tokenizer is not None and not self._tokenizer.decode([token_id])
+        if token_id not in self._special:
+            self._special[token_id] = not self._tokenizer.decode([token_id, token_id])
+        return self._special[token_id]
+
+    def __missing__(self, token_id: int) -> bytes:
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        if not self.is_special(token_id):
+            # behind another token, since some tokenizers drop a space before the first one
+            text = self._tokenizer.decode([token_id, token_id])[len(text) :]
+        found = (self._part(token_id) if NO_CHARACTER in text else None) or text.encode()
+        self[token_id] = found
+        return found
+
+    def _part(self, token_id: int) -> bytes | None:
+        """Return the bytes of a token that is no whole characters, if its tokenizer knows them."""
+        if not isinstance(self._tokenizer, SupportsVocabulary):
+            return None
+        if self._parts is None or token_id >= len(self._parts):
+            size = max(getattr(self._tokenizer, "vocab_size", None) or 0, token_id + 1)
+            try:
+                self._parts = self._tokenizer.token_texts(size)
+            except RequestError:  # its tokens are no pieces of text
+                self._parts = [None] * size
+        return self._parts[token_id]

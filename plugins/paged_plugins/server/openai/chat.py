@@ -22,7 +22,6 @@ from paged_plugins.server.openai.parameters import (
     chat_generations,
     size_of,
     texts_of,
-    token_texts,
 )
 from paged_plugins.server.openai.protocol import (
     ChatChoice,
@@ -111,7 +110,9 @@ class Chat:
         self._logprobs: LogprobFormat | None = None
         if body.logprobs:
             self._logprobs = LogprobFormat(
-                token_texts(service, body), body.top_logprobs or 0, service.token_bytes
+                service.token_pieces,
+                body.top_logprobs or 0,
+                as_ids=bool(body.return_tokens_as_token_ids),
             )
 
     def parsed(self, delta: OutputDelta) -> ChatDelta:
@@ -169,17 +170,18 @@ class Chat:
                 reasoning_content=thoughts,
                 tool_calls=calls or None,
             ),
-            logprobs=self.formatted(delta.logprobs),
+            logprobs=self.formatted(delta),
             finish_reason=delta.finish_reason,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self.body.return_token_ids else None,
         )
 
-    def formatted(self, entries: Any) -> ChatLogprobs | None:
+    def formatted(self, delta: ChatDelta) -> ChatLogprobs | None:
         """Return log-probabilities as the request wants them; ``None``: it wants none."""
-        if self._logprobs is None or entries is None:
+        if self._logprobs is None or delta.logprobs is None:
             return None
-        return self._logprobs.chat(entries)
+        ends = delta.finish_reason is not None
+        return self._logprobs.chat(delta.index, delta.logprobs, ends=ends)
 
 
 class ChatEvents:
@@ -229,7 +231,7 @@ class ChatEvents:
                 reasoning_content=delta.reasoning_content,
                 tool_calls=delta.tool_calls,
             ),
-            logprobs=self._made.formatted(delta.logprobs),
+            logprobs=self._made.formatted(delta),
             finish_reason=delta.finish_reason,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self._made.body.return_token_ids else None,

@@ -18,7 +18,6 @@ from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
     completion_generations,
-    token_texts,
 )
 from paged_plugins.server.openai.protocol import (
     Completion,
@@ -93,7 +92,9 @@ class Completing:
         self._logprobs: LogprobFormat | None = None
         if body.logprobs is not None:
             self._logprobs = LogprobFormat(
-                token_texts(service, body), body.logprobs, service.token_bytes
+                service.token_pieces,
+                body.logprobs,
+                as_ids=bool(body.return_tokens_as_token_ids),
             )
 
     # ------------------------------------------------------------------ whole
@@ -126,7 +127,7 @@ class Completing:
         return CompletionChoice(
             index=index,
             text=prompt + text,
-            logprobs=self._formatted(entries, shown, 0, prompt + text)[0],
+            logprobs=self._formatted(index, entries, shown, prompt + text, ends=True),
             finish_reason=one.finish_reason and one.finish_reason.value,  # type: ignore[arg-type]
             stop_reason=one.stop_reason,
             token_ids=ids if body.return_token_ids else None,
@@ -145,25 +146,24 @@ class Completing:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _formatted(
-        self, entries: Any, token_ids: list[int], start: int, text: str
-    ) -> tuple[CompletionLogprobs | None, int]:
+        self, index: int, entries: Any, token_ids: list[int], text: str, *, ends: bool = False
+    ) -> CompletionLogprobs | None:
         if self._logprobs is None or entries is None:
-            return None, start
-        return self._logprobs.completion(entries, token_ids, start, text)
+            return None
+        return self._logprobs.completion(index, entries, token_ids, text, ends=ends)
 
-    def first(self, index: int, place: int) -> tuple[CompletionChoice, int]:
-        """Return what a choice begins with before anything is generated, and how many characters
-        are before its first token that is."""
+    def first(self, index: int, place: int) -> CompletionChoice:
+        """Return what a choice begins with before anything is generated."""
         stream, body = self.answer.streams[place], self.body
         ids = list(stream.request.prompt)
-        echoed, (logprobs, offset) = "", self._formatted([], [], 0, "")
+        echoed, logprobs = "", self._formatted(index, [], [], "")
         if body.echo:
             echoed = self._echoed(stream.prompt, ids)
             if self._logprobs is not None:
                 entries = stream.output().prompt_logprobs
-                logprobs, offset = self._formatted(entries, ids, 0, echoed)
+                logprobs = self._formatted(index, entries, ids, echoed)
         wants_ids = body.return_token_ids
-        made = CompletionChoice(
+        return CompletionChoice(
             index=index,
             text=echoed,
             logprobs=logprobs,
@@ -172,21 +172,19 @@ class Completing:
             token_ids=[] if wants_ids else UNSET,
             prompt_token_ids=ids if wants_ids else UNSET,
         )
-        return made, offset
 
-    def gained(self, index: int, delta: OutputDelta, offset: int) -> tuple[CompletionChoice, int]:
-        """Return what a choice gained, and how many characters are before its next token."""
-        text = delta.text or ""
-        logprobs, offset = self._formatted(delta.logprobs, delta.token_ids, offset, text)
-        made = CompletionChoice(
+    def gained(self, index: int, delta: OutputDelta) -> CompletionChoice:
+        """Return what a choice gained."""
+        text, ids, reason = delta.text or "", delta.token_ids, delta.finish_reason
+        ends = reason is not None
+        return CompletionChoice(
             index=index,
             text=text,
-            logprobs=logprobs,
-            finish_reason=delta.finish_reason and delta.finish_reason.value,  # type: ignore[arg-type]
+            logprobs=self._formatted(index, delta.logprobs, ids, text, ends=ends),
+            finish_reason=reason and reason.value,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
-            token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
+            token_ids=ids if self.body.return_token_ids else UNSET,
         )
-        return made, offset
 
 
 class CompletionEvents:
@@ -200,7 +198,6 @@ class CompletionEvents:
         self._has_first = bool(body.echo or body.return_token_ids)
         self._is_plain = body.logprobs is None and not body.return_token_ids
         self._heads: dict[int, bytes] = {}
-        self._offsets: dict[int, int] = {}
 
     def take(self, place: int, delta: OutputDelta, /) -> bytes:
         chunks = self._chunks
@@ -208,16 +205,13 @@ class CompletionEvents:
         head, first = self._heads.get(index), b""
         if head is None:
             head = self._heads[index] = b'{"index":%d,"text":' % index
-            self._offsets[index] = 0
             if self._has_first:
-                choice, self._offsets[index] = self._made.first(index, place)
-                first = chunks.chunk(encode(choice))
+                first = chunks.chunk(encode(self._made.first(index, place)))
         if self._made.only_echo:
             delta = replace(delta, text="", token_ids=[], logprobs=delta.logprobs and [])
         chunks.num_shown += len(delta.token_ids)
         if not self._is_plain or delta.finish_reason is not None:
-            gained, self._offsets[index] = self._made.gained(index, delta, self._offsets[index])
-            return first + chunks.chunk(encode(gained))
+            return first + chunks.chunk(encode(self._made.gained(index, delta)))
         if delta.text:
             return first + chunks.chunk(head + encode(delta.text) + _PLAIN_END)
         return first

@@ -11,7 +11,6 @@ import msgspec
 from paged_core.sampling_params import SamplingParams
 from paged_core.text.front_end import Prompt
 from paged_core.text.generation import Generation
-from paged_core.text.outputs import TokenTexts
 from paged_plugins.server.answer import generations
 from paged_plugins.server.errors import refused
 from paged_plugins.server.http.endpoint import check_depth
@@ -250,14 +249,6 @@ def _check_choices(sampling: SamplingParams, num_prompts: int, options: HttpSett
             f"{num_prompts} prompts with {sampling.width} sequences each are more than the "
             f"{options.max_choices} that a request may have (server.max_choices)",
         )
-
-
-def token_texts(service: Service, body: Generated) -> Mapping[int, str] | None:
-    """Return the texts of tokens for log-probabilities; ``None``: they are written as ids."""
-    tokenizer = service.client.front_end.tokenizer
-    if tokenizer is None or body.return_tokens_as_token_ids:
-        return None
-    return TokenTexts(tokenizer)
 
 
 # ---------------------------------------------------------------------- conversations

@@ -133,7 +133,7 @@ class _Events:
         delta = self._chat.parsed(gained)
         begun = [] if self._has_begun else [*self._made.begin()]
         self._has_begun, self._reason = True, delta.finish_reason
-        return b"".join([*begun, *self._made.take(delta, self._chat.formatted(delta.logprobs))])
+        return b"".join([*begun, *self._made.take(delta, self._chat.formatted(delta))])
 
     async def end(self) -> bytes:
         usage = await self._usage(self._chat, self._made)
