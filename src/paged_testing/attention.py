@@ -175,7 +175,6 @@ class AttentionConformance(ComponentConformance):
         self.check_outputs(scene, scene.run(members, **how), members)
 
     num_uses: ClassVar[int] = 60
-    bytes_free: ClassVar[int] = 64 << 10
 
     def uses(self) -> Callable[[int], object]:
         """A step with a plan of its own, by a layer that stays."""

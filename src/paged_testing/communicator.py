@@ -24,7 +24,7 @@ from paged_testing.ranks import RankPool, RankProcess, tensor_of, values_of
 Values = tuple[Any, ...]
 """A tensor: dtype, shape, bytes, whether it is transposed."""
 Call = tuple[str, Any, int]
-"""Kind, tensor, source; or ``pause`` and seconds."""
+"""Kind, tensor, source; ``pause`` and seconds, or ``uses`` and how many."""
 
 ADDED = ("float32", "bfloat16", "float16")
 OTHERS = ("float64", "int64", "int32", "uint8", "bool")
@@ -194,6 +194,14 @@ class CommunicatorConformance(ComponentConformance):
                     shape = (drawn.randint(0, 40), drawn.choice((1, 3, 64, 257)))
                     calls.append((kind, dtype, shape, drawn.randint(0, 2)))
                 gives(size, calls)
+
+    def growth(self) -> tuple[int, float, float]:
+        """Bytes that calls leave in a rank."""
+        calls: list[Call] = [("uses", self.num_uses, 0)]
+        with self.group() as group:
+            left = [each for (each,) in self.run(group, calls, calls, calls)]
+        assert all(isinstance(each, int) for each in left), left
+        return max(left), 0.0, 0.0
 
     # ------------------------------------------------------------------ what is refused
 

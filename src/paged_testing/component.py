@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
 from inspect import getsourcefile, getsourcelines, isfunction
-from itertools import count
 from typing import Any, ClassVar
 
 import pytest
@@ -32,7 +31,7 @@ from paged_testing.engines import (
 )
 from paged_testing.options import other_options
 from paged_testing.served import check_not_cut_short, check_served
-from paged_testing.use import bytes_left, chance_watched, instructions, last_place
+from paged_testing.use import chance_watched, growth, last_place
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation
 
 
@@ -214,17 +213,7 @@ class ComponentConformance:
         """Ids are arbitrary, so what is kept for each request grows for ever."""
         if reason := self.refusal():
             pytest.skip(reason)
-        use, numbers = self.uses(), count()
-
-        def go_on(times: int) -> None:
-            for _ in range(times):
-                use(next(numbers))
-
-        go_on(self.num_uses // 4)
-        before = instructions(lambda: go_on(8), self.package) / 8
-        go_on(self.num_uses // 4)
-        grown = bytes_left(lambda: go_on(self.num_uses))
-        after = instructions(lambda: go_on(8), self.package) / 8
+        grown, before, after = self.growth()
         assert grown < self.bytes_free + 64 * self.num_uses, (
             f"{self.num_uses} uses that have ended still take {grown} bytes"
         )
@@ -250,6 +239,10 @@ class ComponentConformance:
     def uses(self) -> Callable[[int], object]:
         """Return what uses the component once more, for requests of this number, to their end."""
         pytest.skip("no use of it ends")
+
+    def growth(self) -> tuple[int, float, float]:
+        """Return bytes that ended uses leave, and instructions of one before and after them."""
+        return growth(self.uses(), self.num_uses, self.package)
 
     @property
     def package(self) -> str:

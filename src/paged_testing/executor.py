@@ -70,7 +70,6 @@ class ExecutorConformance(ComponentConformance):
             engine.close()
 
     num_uses: ClassVar[int] = 40
-    bytes_free: ClassVar[int] = 64 << 10
 
     def uses(self) -> Callable[[int], object]:
         """Sequences of three requests are added, computed and removed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from paged_core.interfaces.observer import BlockEvent, CacheEvent, Observer, Ste
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
-from paged_testing.engines import build_memory_engine, serve
+from paged_testing.engines import build_memory_engine, serve, serves_again
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request
 
 
@@ -27,6 +28,8 @@ class ObserverConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "observers"
+    num_uses: ClassVar[int] = 80
+    bytes_free: ClassVar[int] = 8 << 10
 
     @pytest.fixture(autouse=True)
     def _in_a_folder_of_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +48,18 @@ class ObserverConformance(ComponentConformance):
         )
         engine.observers.sort(key=lambda observer: observer is witness)
         return engine, witness
+
+    def uses(self) -> Callable[[int], object]:
+        """Events of three requests, each from its arrival to its end."""
+        engine = build_memory_engine(
+            self.registry,
+            observers=[self.table(self._folder)],
+            num_blocks=7,
+            max_model_len=24,
+        )
+        if self._request is not None:
+            self._request.addfinalizer(engine.close)
+        return serves_again(engine)
 
     def check_still_there(self, engine: Engine) -> None:
         """Check that no observer was dropped because it raised."""

@@ -7,6 +7,7 @@ import pickle
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from time import monotonic, sleep
 from typing import Any
@@ -15,6 +16,7 @@ from paged_core.errors import error_text
 from paged_core.processes.channel import ANSWER
 from paged_core.processes.child import PythonChild
 from paged_core.processes.child_main import Parent
+from paged_testing.use import growth
 
 _ENDING = 10.0
 """Seconds that a process which was killed may take to end."""
@@ -127,6 +129,8 @@ def _called(communicator: Any, kind: str, values: Any, source: int) -> Any:
         if kind == "pause":
             sleep(values)
             return None
+        if kind == "uses":
+            return growth(partial(_use, communicator), values, None)[0]
         tensor = tensor_of(*values)
         while kind == "repeat":  # until a rank is lost
             started = monotonic()
@@ -140,6 +144,13 @@ def _called(communicator: Any, kind: str, values: Any, source: int) -> Any:
         return values_of(tensor)
     except Exception as error:  # noqa: BLE001 - told to the test
         return (type(error).__name__, str(error), monotonic() - started)
+
+
+def _use(communicator: Any, number: int) -> None:
+    tensor = import_module("torch").ones(1000 + number % 7)
+    communicator.all_reduce(tensor)
+    communicator.all_gather(tensor)
+    communicator.broadcast(tensor, 0)
 
 
 def tensor_of(dtype: str, shape: Sequence[int], content: bytes, is_transposed: bool = False) -> Any:

@@ -7,7 +7,7 @@ Shapes: H query heads, K key/value heads, D head_dim, Q new and L all tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from itertools import combinations, permutations
 from typing import Any, ClassVar
@@ -113,6 +113,19 @@ class RunnerConformance(ComponentConformance):
         assert isinstance(made, Runner)
         made.load()
         return made
+
+    num_uses: ClassVar[int] = 40
+
+    def uses(self) -> Callable[[int], object]:
+        """A sequence of tokens of its own, computed in two steps."""
+        runner = self.make()
+
+        def use(number: int) -> None:
+            attention, tokens = DenseAttention(runner.layers, 1), [1, *map(int, f"{number:06}")]
+            self.step(runner, attention, [(0, tokens[:4], 0)])
+            self.step(runner, attention, [(0, tokens[4:], 4)])
+
+        return use
 
     def test_describes_the_model_once_it_is_loaded(self) -> None:
         runner = self.make()

@@ -11,6 +11,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
+from functools import partial
+from itertools import count
 from math import inf
 from types import FrameType
 from typing import Any
@@ -72,17 +74,55 @@ def instructions(
     return count
 
 
+def growth(
+    use: Callable[[int], object], num_uses: int, package: str | None
+) -> tuple[int, float, float]:
+    """Return bytes that uses which have ended leave, and instructions of one before and after.
+
+    Args:
+        use: one use, of a number of its own.
+        package: whose instructions count; ``None``: they are not counted.
+    """
+    numbers = count()
+
+    def go_on(times: int) -> None:
+        for _ in range(times):
+            use(next(numbers))
+
+    def cost() -> float:
+        return instructions(partial(go_on, 8), package) / 8 if package else 0.0
+
+    go_on(num_uses // 4)
+    before = cost()
+    go_on(num_uses // 4)
+    return bytes_left(partial(go_on, num_uses)), before, cost()
+
+
 def bytes_left(function: Callable[[], object]) -> int:
-    """Return how much more memory is allocated after a call than before it."""
-    gc.collect()
+    """Return how much more memory is allocated after a call than before it, in tensors, too."""
+    tensors = _in_tensors()
     tracemalloc.start()
     try:
         function()
-        gc.collect()
+        more = _in_tensors() - tensors
         grown, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    return grown
+    return grown + more
+
+
+def _in_tensors() -> int:
+    """Return the bytes of the tensors that there are, after all that may go has gone."""
+    gc.collect()
+    sys._clear_type_cache()  # of names of attributes, of which libraries of C make new ones
+    if (torch := sys.modules.get("torch")) is None:
+        return 0
+    held = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and each.layout is torch.strided:
+            storage = each.untyped_storage()
+            held[storage.data_ptr()] = storage.nbytes()
+    return sum(held.values())
 
 
 @contextmanager

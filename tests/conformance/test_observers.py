@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -48,15 +48,19 @@ class TestBlockMap(ObserverConformance):
 
 
 class TestLiveView(ObserverConformance):
-    component = "live_view"
+    component: ClassVar[Mapping[str, Any]] = {"name": "live_view", "steps": 30}
+    bytes_free = 200 << 10
+    """Of the ends of 1,024 requests."""
 
 
 class TestBlockEvents(ObserverConformance):
-    component = "block_events"
+    component: ClassVar[Mapping[str, Any]] = {"name": "block_events", "num_kept": 30}
 
 
 class TestSpans(ObserverConformance):
     component = "spans"
+    bytes_free = 2 << 20
+    """Of the SDK's queue of 2,048 spans."""
 
     @pytest.fixture(autouse=True)
     def collector(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

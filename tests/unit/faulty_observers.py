@@ -87,3 +87,10 @@ class BufferingObserver(_Observer):
         if self.file is None:
             raise ValueError("no file is open")
         self.file.close()
+
+
+class KeepingObserver(_Observer):
+    """Keeps the ids of all requests."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        self.seen.add(group.id)

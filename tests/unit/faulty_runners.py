@@ -85,3 +85,12 @@ class WideRunner(NativeRunner):
     @property
     def vocab_size(self) -> int:
         return super().vocab_size + 1
+
+
+class KeepingRunner(NativeRunner):
+    """Keeps the hidden states of every step."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        hidden = super().forward(tokens, positions, attend)
+        self.__dict__.setdefault("seen", []).append(hidden.clone())
+        return hidden

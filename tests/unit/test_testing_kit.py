@@ -55,7 +55,10 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     **dict.fromkeys(
         ("DicingOrder", "UnseededOrder", "DicingScheduler"), "a random number without a seed"
     ),
-    **dict.fromkeys(("KeepingScheduler", "KeepingExecutor", "KeepingAttention"), "still take"),
+    **{
+        f"Keeping{slot}": "still take"
+        for slot in ("Scheduler", "Executor", "Attention", "Observer", "Runner", "Communicator")
+    },
     "LookingBackScheduler": "instructions, [0-9]+ after 120 others",
     "StaleScheduler": "the first time",
     "BackOfTheQueueScheduler": "which was preempted",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from shutil import copyfileobj
+from tempfile import TemporaryFile
 from typing import Any
 
 from paged_core.engine.contexts import ObserverContext
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.bench.plugin import ChromeTraceSettings
-from paged_plugins.written_files import prepare_file, write_text
+from paged_plugins.written_files import prepare_file, replacing
 
 _ORDER = ("schedule", "prepare", "model", "sample", "apply")
 
@@ -17,7 +19,7 @@ _ORDER = ("schedule", "prepare", "model", "sample", "apply")
 class ChromeTrace(Observer):
     """Steps with their phases in one process, the lifetime of every request in another.
 
-    The file is written when the engine closes.
+    The file is written when the engine closes; until then the trace is in one without a name.
 
     Raises:
         SettingsError: the file cannot be written.
@@ -25,7 +27,7 @@ class ChromeTrace(Observer):
 
     def __init__(self, options: ChromeTraceSettings, context: ObserverContext, /) -> None:
         self._path = options.path
-        self._events: list[dict[str, Any]] = []
+        self._events = TemporaryFile()  # noqa: SIM115 - closed with the engine
         prepare_file(self._path, "chrome_trace.path")
 
     def on_step(self, step: StepRecord, /) -> None:
@@ -63,8 +65,12 @@ class ChromeTrace(Observer):
             {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "args": {"name": name}}
             for number, name in names.items()
         ]
-        trace = {"traceEvents": [*labels, *self._events], "displayTimeUnit": "ms"}
-        write_text(self._path, json.dumps(trace) + "\n")
+        head = f'{{"displayTimeUnit": "ms", "traceEvents": {json.dumps(labels)[:-1]}'
+        with self._events, replacing(self._path) as file:
+            file.write(head.encode())
+            self._events.seek(0)
+            copyfileobj(self._events, file)
+            file.write(b"]}\n")
 
     def _bar(
         self,
@@ -75,18 +81,17 @@ class ChromeTrace(Observer):
         request: int | None = None,
     ) -> None:
         """Add a bar of the engine, or of the ``request`` with that number."""
-        self._events.append(
-            {
-                "name": name,
-                "cat": "step" if request is None else "request",
-                "ph": "X",
-                "pid": 1 if request is None else 2,
-                "tid": request or 0,
-                "ts": _microseconds(begin),
-                "dur": _microseconds(seconds),
-                "args": args or {},
-            }
-        )
+        bar = {
+            "name": name,
+            "cat": "step" if request is None else "request",
+            "ph": "X",
+            "pid": 1 if request is None else 2,
+            "tid": request or 0,
+            "ts": _microseconds(begin),
+            "dur": _microseconds(seconds),
+            "args": args or {},
+        }
+        self._events.write(b",\n" + json.dumps(bar).encode())
 
 
 def _microseconds(seconds: float) -> float:
