@@ -55,7 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         KINDS["byte_level"](),
         bos_token="<s>",
-        eos_token={"content": "</s>", "special": True},
+        eos_token={"__type": "AddedToken", "content": "</s>", "special": True},
         add_bos_token=True,
         added_tokens_decoder={"0": {"content": "<s>", "special": True}},
         additional_special_tokens=["<x>"],
