@@ -9,13 +9,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from paged_core.plugins.registry import Registry
+from paged_plugins.server.http.endpoint import decode
 from paged_plugins.server.translation.conversation import Conversation
 from server.served import events
 from server.streams import merged, message_of, named_events, response_of
-from server.told import make_told, say
+from server.told import TEMPLATE, make_told, say
 from server.told_client import ToldServer
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -30,6 +32,7 @@ MARKS = (
     *("<|tool_call_argument_begin|>", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>"),
     *("```tool_code\n", "<|python_start|>", "<|python_end|>", "[f(a=", "[f(", ")]", "f"),
 )
+SPECIALS = [each for each in MARKS if each[0] + each[-1] in ("<>", "[]")]
 JSON = (
     *(
         '{"name": "f", "arguments": {',
@@ -181,13 +184,21 @@ def cut_short(history: list[Any], drawn: Random) -> list[Any]:
     return history
 
 
-def check_many(folder: Path, seed: int, count: int) -> None:
-    drawn = Random(seed)
-    registry = Registry.discover()
+def check_many(folder: Path, seed: int, count: int, template: str = TEMPLATE) -> None:
+    """Check texts with all parsers, where marks are special tokens and where they are not."""
+    drawn, registry, folders = (
+        Random(seed),
+        Registry.discover(),
+        (folder / "text", folder / "token"),
+    )
+    for each, specials in zip(folders, ((), SPECIALS), strict=True):
+        each.mkdir()
+        make_told(each, specials, template)
     servers = [
-        ToldServer(registry, folder, drawn, tool_parser=tool, reasoning_parser=reasoning)
+        ToldServer(registry, each, drawn, tool_parser=tool, reasoning_parser=reasoning)
         for tool in registry.of("tool_parser")
         for reasoning in registry.of("reasoning_parser")
+        for each in folders
     ]
 
     async def run() -> None:
@@ -215,11 +226,24 @@ def test_what_follows_a_call_is_a_part_of_its_message() -> None:
     assert (result.role, last.content, last.tool_calls) == ("tool", "c", None)
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (rb'"a\ud83d"', "a\ufffd"),
+        (rb'"\ude00 \uD83D\uDE00"', "\ufffd \U0001f600"),
+        (rb'"\\ud83d\ud83d\n"', "\\ud83d\ufffd\n"),
+    ],
+    ids=["first", "second", "escaped"],
+)
+def test_half_a_surrogate_pair_is_read(written: bytes, read: str) -> None:
+    assert decode(msgspec.json.Decoder(Any), written) == read
+
+
 @pytest.mark.heavy
 def test_what_is_sent_can_be_sent_back(tmp_path: Path) -> None:
-    check_many(make_told(tmp_path), 0, 200)
+    check_many(tmp_path, 0, 200)
 
 
 @pytest.mark.long
 def test_twenty_thousand_texts_can_be_sent_back(tmp_path: Path) -> None:
-    check_many(make_told(tmp_path, template=SHORT), 1, 20_000)
+    check_many(tmp_path, 1, 20_000, SHORT)

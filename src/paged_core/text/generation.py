@@ -222,7 +222,9 @@ class Generation:
         """Stop strings that are special tokens, which are hidden, by their ids."""
         sampling, tokenizer = self.request.sampling, self._tokenizer
         found: dict[int, str] = {}
-        for each in sampling.stop if tokenizer is not None and sampling.skip_special_tokens else ():
+        if tokenizer is None or not sampling.skip_special_tokens:
+            return found
+        for each in sampling.stop:
             with suppress(RequestError):  # it cannot be encoded, so it is none
                 ids = tokenizer.encode(each, add_special_tokens=False)
                 if len(ids) == 1 and not tokenizer.decode(ids):

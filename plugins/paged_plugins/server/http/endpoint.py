@@ -21,6 +21,10 @@ Handler = Callable[..., Awaitable[Response]]
 
 EVENTS = "text/event-stream"
 _NULL = msgspec.Raw(b"null")
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+"""An escape; the group: half of a surrogate pair, where JavaScript has cut a text."""
 _COMMON: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "A key is needed, or is wrong.",
@@ -93,19 +97,28 @@ def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         ApiError: it is no JSON, or not what it should be.
     """
     try:
-        try:
-            return decoder.decode(body)
-        except msgspec.ValidationError as error:
-            rest = _without_nulls(body) if "unknown field" in str(error) else None
-            if rest is None:
-                raise
-            return decoder.decode(rest)
+        return _decoded(decoder, body)
     except msgspec.ValidationError as error:
         raise as_api_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deep", code="invalid_json") from None
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        rest = _without_nulls(body) if "unknown field" in str(error) else None
+        if rest is None:
+            raise
+        return decoder.decode(rest)
+    except msgspec.DecodeError:
+        whole = _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], body)
+        if whole == body:
+            raise
+        return _decoded(decoder, whole)
 
 
 def _without_nulls(body: bytes) -> bytes | None:
