@@ -130,11 +130,11 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "structured_outputs",
             "give one",
         ),
-        ({"tools": [TOOL]}, "tools", "name it with the setting tool_parser"),
+        ({"tools": [TOOL]}, "tools", "start the server with --tool-parser"),
         ({"tools": [{"type": "function"}]}, "tools.0.function", "is missing"),
         ({"tools": [{"type": "function"}] * 1025}, "tools", "1024"),
         ({"tools": [{"type": "code"}]}, "tools.0.type", "must be function"),
-        ({"tools": [{**TOOL, "function": {}}]}, "tools.0.function.name", "1 to 64"),
+        ({"tools": [{**TOOL, "function": {}}]}, "tools.0.function.name", "1 to 128"),
         ({"tools": [TOOL] * 2}, "tools.1.function.name", "two of the tools"),
         ({"tool_choice": "required"}, "tool_choice", "there is none in tools"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "tool_choice must be none"),
@@ -144,9 +144,14 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "names 'x', which is no tool",
         ),
         (
-            {"tools": [TOOL], "tool_choice": "required", "response_format": schema({})},
-            "response_format",
+            {"tools": [TOOL], "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
             "leaves no room for tools",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            "tool_choice",
+            "allowed_tools must be",
         ),
         (
             {
@@ -180,7 +185,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (
             {"tools": [NAMED], "tool_choice": {"type": "mcp"}},
             "tool_choice",
-            "'type': 'function', 'name'",
+            '"type": "function", "name"',
         ),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "no schema"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "must be text"),

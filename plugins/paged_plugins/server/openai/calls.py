@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from uuid import uuid4
 
 from paged_plugins.server.openai.protocol import CalledFunction, MadeToolCall
@@ -15,9 +15,16 @@ class GrowingCalls:
 
     What is passed on of arguments, joined, is an object when the next piece of the answer comes,
     or its end. What cannot be made one is text from there on.
+
+    Args:
+        most: calls that the answer may have; further ones are dropped.
+        only: functions that may be called; calls of others are dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None, only: Collection[str] | None = None) -> None:
+        self._most, self._only = most, only
+        self._is_dropped = False
+        """True while a call is read that the answer may not have."""
         self.count = 0
         self._arguments: JsonText | None = None
         """Arguments that grow; ``None``: no call does."""
@@ -29,9 +36,14 @@ class GrowingCalls:
         for piece in pieces:
             if isinstance(piece, CallBegins):
                 self._end(made)
-                self._begin(made, piece.name)
+                is_one_too_many = self._most is not None and self.count >= self._most
+                is_other = self._only is not None and piece.name not in self._only
+                self._is_dropped = is_one_too_many or is_other
+                if not self._is_dropped:
+                    self._begin(made, piece.name)
             elif isinstance(piece, Arguments):
-                texts.append(self._grow(made, piece.text))
+                if not self._is_dropped:
+                    texts.append(self._grow(made, piece.text))
             else:
                 self._end(made)
                 texts.append(piece.text)

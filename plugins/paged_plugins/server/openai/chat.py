@@ -252,7 +252,7 @@ class AnswerParser:
         self._shows_text = tools is None or tools.form is None
         """False where calls are forced: text is then the beginning of one, and is not shown."""
         self._shows_thoughts = shows_thoughts
-        self._calls = GrowingCalls()
+        self._calls = GrowingCalls(*(() if tools is None else (tools.most, tools.only)))
 
     def __call__(self, delta: ChatDelta) -> ChatDelta:
         """Return what is shown of what was gained; tokens and log-probabilities stay."""

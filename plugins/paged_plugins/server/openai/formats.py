@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,10 @@ from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat
 from paged_plugins.server.parsers.tool_parser import Function, ToolFormat
 from paged_plugins.server.service import Service
 
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+_START = re.compile(r"^start:", re.MULTILINE)
+_WHITESPACE = r"\x20?"
+"""Between parts of a form that may be a call in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,10 @@ class Tools:
     names: frozenset[str]
     form: StructuredOutputs | None
     """Grammar that forces a call; ``None``: the model may call one, or not."""
+    most: int | None = None
+    """Most calls of an answer."""
+    only: frozenset[str] | None = None
+    """Functions that may be called; ``None``: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +62,8 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
     if not isinstance(body, ChatRequest):
         return Format({} if form is None else {"structured_outputs": form})
     tools = _tools(service, body)
-    if tools is not None and form is not None:
-        name = "response_format" if body.response_format is not None else "structured_outputs"
-        raise refused(name, f"{name} leaves no room for tools; set tool_choice to none")
     if tools is not None:
-        form = tools.form
+        form = tools.form or (form and _form_or_calls(service, body, tools, form))
     reasoning = service.parsers.reasoning
     if form is not None and reasoning is not None:
         surely = not service.parsers.is_reasoning_named
@@ -120,29 +125,72 @@ def _refuse_others(name: str, given: Mapping[str, Any], known: Sequence[str]) ->
 def _tools(service: Service, body: ChatRequest) -> Tools | None:
     """Return how tools are to be called; ``None``: none is."""
     functions = _functions(body.tools or ())
-    choice = body.tool_choice
+    choice, only = body.tool_choice, None
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        choice, functions = _allowed(choice, functions)
+        only = frozenset(each.name for each in functions)
+    most = 1 if body.parallel_tool_calls is False else None
+    names = frozenset(each.name for each in functions)
     if choice is None or choice in ("none", "auto"):
         if not functions or choice == "none":
             return None
-        if service.parsers.tools is None:
+        written = service.parsers.tools
+        if written is None and body.response_format is None and body.structured_outputs is None:
             raise refused(
                 "tools",
-                "it is not known how this model writes calls of tools: name it with the setting "
-                "tool_parser, or set tool_choice to required, a function, or none",
+                "it is not known how this model writes calls of tools: start the server with "
+                "--tool-parser (the setting tool_parser), or set tool_choice to required, a "
+                "function, or none",
             )
-        return Tools(service.parsers.tools, frozenset(each.name for each in functions), None)
+        return Tools(written or service.parsers.forced_tools, names, None, most, only)
     if not functions:
         raise refused("tool_choice", "tool_choice asks for a tool, and there is none in tools")
-    parallel = choice == "required" and body.parallel_tool_calls is not False
     if choice != "required":
-        functions = [_named(choice, functions)]
+        functions, most = [_named(choice, functions)], 1
     written = service.parsers.forced_tools
+    form = _checked("tools", {"grammar": _grammar(written, functions, most)})
+    return Tools(written, frozenset(each.name for each in functions), form, most)
+
+
+def _grammar(written: ToolFormat, functions: Sequence[Function], most: int | None) -> str:
     try:
-        grammar = written.grammar(functions, parallel=parallel)
+        return written.grammar(functions, parallel=most != 1)
     except ValueError as error:
         raise refused("tools", f"this model cannot be made to call it: {error}") from error
-    names = frozenset(each.name for each in functions)
-    return Tools(written, names, _checked("tools", {"grammar": grammar}))
+
+
+def _form_or_calls(
+    service: Service, body: ChatRequest, tools: Tools, form: StructuredOutputs
+) -> StructuredOutputs | None:
+    """Return the grammar of answers that have the form, or are calls."""
+    if form.schema is not None:
+        schema = json.loads(form.schema)
+        if isinstance(schema, dict):
+            schema["x-guidance"] = {"whitespace_pattern": _WHITESPACE}
+        rule = f"%json {json.dumps(schema)}"
+    elif form.choice is not None:
+        rule = " | ".join(json.dumps(each, ensure_ascii=False) for each in form.choice)
+    else:
+        name = "structured_outputs"
+        raise refused(name, f"{name} leaves no room for tools; set tool_choice to none")
+    functions = [each for each in _functions(body.tools or ()) if each.name in tools.names]
+    calls = _START.sub("calls_alone:", _grammar(tools.format, functions, tools.most), count=1)
+    grammar = f"start: calls_alone | form_alone\nform_alone: {rule}\n{calls}"
+    name = "response_format" if body.response_format is not None else "structured_outputs"
+    return _checked(name, {"grammar": grammar, "after": form.after})
+
+
+def _allowed(
+    choice: Mapping[str, Any], functions: Sequence[Function]
+) -> tuple[str, list[Function]]:
+    """Return the choice among the functions that ``allowed_tools`` names, and these."""
+    given = choice.get("allowed_tools")
+    mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, Mapping) else (0, 0)
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        raise refused(
+            "tool_choice", 'tool_choice.allowed_tools must be {"mode": "auto", "tools": [...]}'
+        )
+    return mode, [_named(each, functions) for each in tools]
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
@@ -151,7 +199,7 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
         path = f"tools.{place}"
         if tool.get("type") != "function":
             raise refused(f"{path}.type", f"{path}.type must be function")
-        _refuse_others(path, tool, ("type", "function"))
+        _refuse_others(path, tool, ("type", "function", "cache_control"))
         given = tool.get("function")
         if not isinstance(given, Mapping):
             raise refused(f"{path}.function", f"{path}.function is missing")
@@ -159,7 +207,7 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
         _refuse_others(path, given, ("name", "description", "parameters", "strict"))
         name, schema = given.get("name"), given.get("parameters")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise refused(f"{path}.name", f"{path}.name must be 1 to 64 letters, digits, _ . or -")
+            raise refused(f"{path}.name", f"{path}.name must be 1 to 128 letters, digits, _ . or -")
         if name in found:
             raise refused(f"{path}.name", f"two of the tools are called {name!r}")
         if schema is not None and not isinstance(schema, Mapping):
@@ -172,7 +220,7 @@ def _named(choice: Any, functions: Sequence[Function]) -> Function:
     """Return the function that ``tool_choice`` names."""
     given = choice.get("function") if isinstance(choice, Mapping) else None
     if not isinstance(given, Mapping) or choice.get("type") != "function":
-        what = "none, auto, required, or {'type': 'function', 'function': {'name': ...}}"
+        what = 'none, auto, required, or {"type": "function", "function": {"name": ...}}'
         raise refused("tool_choice", f"tool_choice must be {what}")
     for each in functions:
         if each.name == given.get("name"):

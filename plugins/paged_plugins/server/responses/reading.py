@@ -250,7 +250,14 @@ def _tool_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any]
     if choice is None or isinstance(choice, str):
         return choice
     check_depth("tool_choice", choice)
-    if set(choice) != {"type", "name"} or choice["type"] != "function":
-        what = "none, auto, required, or {'type': 'function', 'name': ...}"
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        named = [_tool_choice(each) for each in choice["tools"] if isinstance(each, Mapping)]
+        return {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": choice.get("mode"), "tools": named},
+        }
+    name, namespace = choice.get("name"), choice.get("namespace")
+    if choice.get("type") != "function" or not isinstance(name, str):
+        what = 'none, auto, required, allowed_tools, or {"type": "function", "name": ...}'
         raise refused("tool_choice", f"tool_choice must be {what}")
-    return {"type": "function", "function": {"name": choice["name"]}}
+    return {"type": "function", "function": {"name": qualified(namespace, name)}}

@@ -1,0 +1,149 @@
+"""Tools beside a form, and which calls an answer may have: in all three APIs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from server.served import Served, events
+from server.told import make_told, say, told_registry, told_settings
+
+pytestmark = pytest.mark.heavy
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+NAMES = ("look", "find")
+FORM = {"name": "answer", "schema": SCHEMA}
+
+
+def call(name: str, number: int = 1) -> str:
+    arguments = f'{{"a": {number}}}'
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    settings = told_settings(make_told(tmp_path_factory.mktemp("told")))
+    with Served(registry=told_registry(), **{**settings, "tool_parser": "hermes"}) as served:
+        yield served
+
+
+def asked(path: str, text: str, choice: str | None, *, form: bool = True, **more: Any) -> Any:
+    """Return a request that is answered with a text, as far as its form lets it be."""
+    said = [{"role": "user", "content": say(text)}]
+    if path == CHAT:
+        made: Any = {"messages": said, "max_tokens": 200, "tool_choice": choice}
+        tools = [{"type": "function", "function": {"name": n, "parameters": SCHEMA}} for n in NAMES]
+        shape: Any = {"response_format": {"type": "json_schema", "json_schema": FORM}}
+    elif path == RESPONSES:
+        made = {"input": said, "max_output_tokens": 200, "tool_choice": choice}
+        tools = [{"type": "function", "name": name, "parameters": SCHEMA} for name in NAMES]
+        shape = {"text": {"format": {"type": "json_schema", **FORM}}}
+    else:
+        kind = {"required": "any"}.get(choice or "", choice)
+        made = {"messages": said, "max_tokens": 200, "tool_choice": kind and {"type": kind}}
+        tools = [{"name": name, "input_schema": SCHEMA} for name in NAMES]
+        shape = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    return {**made, "tools": tools, **(shape if form else {}), **more}
+
+
+def answered(told: Served, path: str, body: Any) -> tuple[str, list[str]]:
+    """Return the text of an answer, and the names of what it calls."""
+    status, found, _ = told.ask("POST", path, body)
+    assert status == 200, found
+    if path == CHAT:
+        message = found["choices"][0]["message"]
+        calls = [each["function"]["name"] for each in message.get("tool_calls") or ()]
+        return message["content"] or "", calls
+    parts = found["content" if path == MESSAGES else "output"]
+    names = [part["name"] for part in parts if part["type"] in ("tool_use", "function_call")]
+    texts = [part for part in parts if part["type"] in ("text", "message")]
+    if path == RESPONSES:
+        texts = [text for part in texts for text in part["content"]]
+    return "".join(part["text"] for part in texts), names
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_an_answer_is_of_the_form_or_calls(told: Served, path: str) -> None:
+    form = '{"a": 17}'
+    for choice in (None, "auto"):
+        assert answered(told, path, asked(path, form, choice)) == (form, [])
+        assert answered(told, path, asked(path, call("find"), choice)) == ("", ["find"])
+        text, names = answered(told, path, asked(path, "Hello.", choice))
+        assert names or set(json.loads(text)) == {"a"}, "nothing else can be said"
+    assert answered(told, path, asked(path, form, "none")) == (form, [])
+    text, _ = answered(told, path, asked(path, call("find"), "none"))
+    assert set(json.loads(text)) == {"a"}
+    assert answered(told, path, asked(path, call("find"), "required")) == ("", ["find"])
+    assert answered(told, path, asked(path, form, "required"))[1]
+
+
+def test_a_form_needs_no_known_way_to_write_calls(tmp_path: Any) -> None:
+    with Served(registry=told_registry(), **told_settings(make_told(tmp_path))) as served:
+        assert answered(served, CHAT, asked(CHAT, call("look"), "auto")) == ("", ["look"])
+        choices = {"structured_outputs": {"choice": ["yes", "no"]}}
+        body = asked(CHAT, "no", "auto", form=False, **choices)
+        assert answered(served, CHAT, body) == ("no", [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_at_most_one_call_where_they_may_not_be_parallel(
+    told: Served, choice: str, *, stream: bool
+) -> None:
+    two = call("look") + "\n" + call("find", 2)
+    for parallel in (False, None):
+        expected = ["look"] if parallel is False else ["look", "find"]
+        for form in (False, True):
+            more = {"parallel_tool_calls": parallel, "stream": stream}
+            body = asked(CHAT, two, choice, form=form, **more)
+            status, found, _ = told.ask("POST", CHAT, body)
+            assert status == 200, found
+            if not stream:
+                calls = found["choices"][0]["message"]["tool_calls"]
+            else:
+                deltas = [each["choices"][0]["delta"] for each in events(found)[:-1]]
+                calls = [each for delta in deltas for each in delta.get("tool_calls") or ()]
+            names = [name for each in calls if (name := each["function"].get("name"))]
+            assert names == expected, (parallel, form)
+    body = asked(MESSAGES, two, None, form=False)
+    body["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+    assert answered(told, MESSAGES, body) == ("", ["look"])
+    body = asked(RESPONSES, two, choice, form=False, parallel_tool_calls=False)
+    assert answered(told, RESPONSES, body)[1] == ["look"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_tools_that_are_allowed_are_those_that_may_be_called(told: Served, mode: str) -> None:
+    function = {"type": "function", "function": {"name": "look"}}
+    chosen = {"mode": mode, "tools": [function]}
+    choices: Any = {
+        CHAT: {"type": "allowed_tools", "allowed_tools": chosen},
+        RESPONSES: {
+            "type": "allowed_tools",
+            "mode": mode,
+            "tools": [{"type": "function", "name": "look"}],
+        },
+    }
+    for path, choice in choices.items():
+        for form in (False, True):
+            body = asked(path, call("look"), choice, form=form)
+            assert answered(told, path, body)[1] == ["look"]
+            body = asked(path, call("find"), choice, form=form)
+            assert "find" not in answered(told, path, body)[1]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_names_of_tools_may_be_long(told: Served, path: str) -> None:
+    body = json.loads(
+        json.dumps(asked(path, call("look"), None)).replace('"look"', f'"{"l" * 128}"')
+    )
+    assert told.ask("POST", path, body)[0] == 200
