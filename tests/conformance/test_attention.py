@@ -47,8 +47,13 @@ class TestTorchDeterministic(AttentionConformance):
 )
 class TestTorchFloat8(AttentionConformance):
     component = "torch"
-    dtypes = ("float32", "bfloat16")
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16",)
     kv_cache_dtype = "fp8_e4m3"
+
+
+@pytest.mark.long
+class TestTorchFloat8InFloat32(TestTorchFloat8):
+    dtypes = ("float32",)
 
 
 @long(GRID)

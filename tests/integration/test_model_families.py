@@ -23,9 +23,15 @@ RUNNERS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "onnxruntime": ({}, [4]),
 }
 """Options of runners, and the sizes of blocks that each is tried with."""
+OTHER_KERNELS = ("native, plain", "native, portable")
 PAIRS = [
-    (name, runner)
-    for name in tiny_models.FAMILIES | tiny_models.NATIVE
+    pytest.param(
+        *(name, runner),
+        # of each family with one of the other kernels, the next family with the other one
+        marks=[pytest.mark.long] * (runner == OTHER_KERNELS[number % 2]),
+        id=f"{name}-{runner}",
+    )
+    for number, name in enumerate(tiny_models.FAMILIES | tiny_models.NATIVE)
     for runner in RUNNERS
     if name in (tiny_models.FAMILIES if runner == "transformers" else tiny_models.NATIVE)
 ]

@@ -36,24 +36,30 @@ PROMPTS = ["2 + 2 =", "What is a block table?"]
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.7, seed=2, top_k=10)
 
 
-@pytest.fixture(params=["a cluster of its own", "two machines"])
-def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where ranks are placed; two machines are two nodes, of which each has a core."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    if request.param == "a cluster of its own":
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        yield request.param
-        return
+@pytest.fixture(scope="module")
+def machines() -> Iterator[str]:
+    """The address of a cluster of two nodes, of which each has a core."""
     from ray.cluster_utils import Cluster
 
-    nodes = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
-    nodes.add_node(num_cpus=1)
-    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
-    yield request.param
-    ray.shutdown()
-    nodes.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        head = {"num_cpus": 1, "include_dashboard": False}
+        nodes = Cluster(initialize_head=True, head_node_args=head)
+        nodes.add_node(num_cpus=1)
+        yield nodes.address
+        ray.shutdown()
+        nodes.shutdown()
+
+
+@pytest.fixture(params=["a cluster of its own", "two machines"])
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where ranks are placed."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    if request.param == "two machines":
+        monkeypatch.setenv("RAY_ADDRESS", request.getfixturevalue("machines"))
+    else:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return str(request.param)
 
 
 def texts(llm: LLM) -> list[str]:
@@ -82,12 +88,12 @@ def test_say_the_same_and_one_that_ends_or_stops_is_named(cluster: str) -> None:
         assert not [pid for pid in first if psutil.pid_exists(pid)]
 
 
-def test_a_cluster_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_room_says_so(machines: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paged_backends.executors.workers._PLACING", 2.0)
-    ray.init(num_cpus=1, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init(machines, logging_level="error", log_to_driver=False)
     try:
-        with pytest.raises(SettingsError, match=r"has no room for 2 ranks of \{'CPU': 1.0\}"):
-            LLM(executor=ON_RAY, **SMALL)
+        with pytest.raises(SettingsError, match=r"has no room for 3 ranks of \{'CPU': 1.0\}"):
+            LLM(executor={**ON_RAY, "ranks": 3}, **SMALL)
         assert ray.is_initialized()
     finally:
         ray.shutdown()

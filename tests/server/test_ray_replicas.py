@@ -34,6 +34,13 @@ pytestmark = pytest.mark.heavy
 
 
 ray = pytest.importorskip("ray")
+MISSED_SOON = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 5000,
+    "health_check_failure_threshold": 4,
+}
+"""A cluster with these misses a node that is gone after seconds, not half a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +52,8 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", "/tmp")  # names of sockets are short there
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+        head = {"num_cpus": 2, "include_dashboard": False, "_system_config": MISSED_SOON}
+        made = Cluster(initialize_head=True, head_node_args=head)
         made.add_node(num_cpus=2)
         patch.setenv("RAY_ADDRESS", made.address)
         try:
@@ -147,8 +155,8 @@ def test_a_server_of_actors_ends_in_order(cluster: Any) -> None:
 def test_a_node_is_lost(cluster: Any) -> None:
     """Requests that it had go to the other node, where its engine is started again.
 
-    The last of this file: the cluster misses the node only some 35 seconds later, when it has sent
-    no heartbeats, and places actors there until then, which never come.
+    The last of this file: until the cluster misses the node, it places actors there, which never
+    come.
     """
     node = cluster.add_node(num_cpus=2, resources={"third": 1})
 

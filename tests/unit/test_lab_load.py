@@ -65,6 +65,13 @@ def capacity(
         return find_capacity(searched, seeds, runner)
 
 
+@pytest.fixture
+def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load is found from few requests, for tests of what is said of it."""
+    monkeypatch.setattr("paged_plugins.lab.load.capacity._LEAST_REQUESTS", 60)
+    monkeypatch.setattr("paged_plugins.lab.load.capacity._LEAST_FIRST", 20)
+
+
 # ---------------------------------------------------------------------- capacity
 
 
@@ -94,6 +101,7 @@ def test_rates_are_of_first_requests_where_others_follow() -> None:
     assert found.low is None
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_equal_seeds_find_equal_capacities_and_each_counts() -> None:
     found = capacity(queue())
     assert capacity(queue()) == found
@@ -115,6 +123,7 @@ def test_within_limits_the_rate_is_lower_and_they_hold_there() -> None:
     assert at(1.02 * found.rate) > 8000
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_a_limit_that_no_rate_meets_is_refused() -> None:
     with pytest.raises(SettingsError, match="no rate is low enough"):
         capacity(queue(), (0,), limits={"ttft_ms_p50": 1.0})
@@ -162,6 +171,7 @@ def test_a_trace_that_is_too_short_is_refused_and_a_long_one_has_a_capacity(tmp_
     assert found.rate == pytest.approx(2 / 5, rel=0.03)
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_the_command_prints_a_rate_with_its_interval_or_json(
     tmp_path: Path, capsys: Capture
 ) -> None:
@@ -318,6 +328,7 @@ def workload(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_several_loads_are_fractions_of_one_capacity(workload: str, capsys: Capture) -> None:
     vary = ["--vary", "scheduler.max_num_seqs=2,4", "--seeds", "2", "--json", "--workers", "1"]
     assert main(["compare", workload, *vary, "--load", "0.5,0.7", "--cache", "2"], {}) == OK
@@ -333,6 +344,7 @@ def test_several_loads_are_fractions_of_one_capacity(workload: str, capsys: Capt
     assert "--load: one run has one load" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_a_load_is_a_fraction_of_the_capacity_of_the_first_arm(
     workload: str, capsys: Capture
 ) -> None:
@@ -346,6 +358,7 @@ def test_a_load_is_a_fraction_of_the_capacity_of_the_first_arm(
     assert load["rate"] == float(f"{0.5 * found['rate']:.4g}")
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_a_simulation_says_its_load_and_its_cache(workload: str, capsys: Capture) -> None:
     command = ["simulate", workload, "--max-model-len", "64", "--load", "0.5", "--cache", "0.9"]
     command += ["--scheduler.max-num-seqs", "2"]
@@ -366,6 +379,7 @@ def test_a_cluster_is_compared_and_its_router_varied(workload: str, capsys: Capt
     assert one > other
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_a_study_has_replicas_a_load_and_a_cache_and_its_report_says_so(tmp_path: Path) -> None:
     changes = {
         "base": {"block_size": 4, "scheduler": {"name": "token_budget", "max_num_seqs": 2}},

@@ -56,7 +56,13 @@ CAUGHT_BY = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTY)
+USUAL = ("OffByOneRouter", "FirstRouter", "RollingRouter", "KeepingRouter")
+"""Each is found by another case; the others are of the long run."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.long] * (one not in USUAL)) for one in FAULTY]
+)
 def test_catches(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     mutant = Mutant(RouterConformance, FaultySettings, FAULTY[name])
     caught, _ = recorded(mutant, tmp_path, record_property)

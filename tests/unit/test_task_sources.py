@@ -71,7 +71,7 @@ def _install(site: Path, name: str, project: Path | None) -> Path:
     return home
 
 
-@pytest.fixture(params=["installed", "editable"])
+@pytest.fixture(params=[pytest.param("installed", marks=pytest.mark.long), "editable"])
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the packages of the plugins ``mine`` and ``other``."""
     for name in ("my_victim", "other_victim"):
