@@ -74,6 +74,25 @@ def instructions(
     return count
 
 
+def letters_scanned(function: Callable[[], object], package: str) -> int:
+    """Return how many letters the methods of texts that code of a package calls look through."""
+    scanned = 0
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal scanned
+        text = getattr(argument, "__self__", None)
+        if event != "c_call" or not isinstance(text, str) or package_of(frame) != package:
+            return
+        if argument.__name__ in ("strip", "lstrip", "rstrip"):
+            scanned += len(text) - len(getattr(str, argument.__name__)(text))
+        elif argument.__name__ not in ("startswith", "endswith"):  # these look at what is asked for
+            scanned += len(text)
+
+    with _profiled(profile):
+        function()
+    return scanned
+
+
 def growth(
     use: Callable[[int], object], num_uses: int, package: str | None
 ) -> tuple[int, float, float]:

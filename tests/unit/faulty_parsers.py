@@ -80,6 +80,20 @@ class WholeParser(_Parser):
         return [*made, *([Text(after)] if after.strip() else [])]
 
 
+class StrippingParser(_Parser):
+    """Takes white space off all that it holds, at each piece."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        self.text += text
+        if not self.text.strip():
+            return []
+        text, self.text = self.text, ""
+        return super().feed(text)
+
+    def end(self) -> Sequence[Piece]:
+        return [*super().feed(self.text), *super().end()]
+
+
 class SwallowingParser(_Parser):
     """Drops text after a call."""
 
@@ -102,7 +116,7 @@ def _made(kind: type[ToolParser]) -> Any:
 
 PARSERS = {
     kind.__name__ + "Format": _made(kind)
-    for kind in (CubicParser, SearchingParser, WholeParser, SwallowingParser)
+    for kind in (CubicParser, SearchingParser, StrippingParser, WholeParser, SwallowingParser)
 }
 
 

@@ -66,6 +66,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "FlatRowsAttention": "the shape of its result",
     "BufferAttention": "changed an earlier result",
     **dict.fromkeys(("CubicParserFormat", "SearchingParserFormat"), "in proportion to the text"),
+    "StrippingParserFormat": "letters of '.*' in a row methods of texts look through",
     "WholeParserFormat": "RecursionError",
     "WordyFormat": "'nothing' gives",
     "OtherWordsFormat": "the grammar does not accept",

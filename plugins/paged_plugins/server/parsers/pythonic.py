@@ -34,32 +34,40 @@ class PythonicParser(ToolParser):
     """Reads an answer that is a list of calls from its first letter on, or is text."""
 
     def __init__(self, names: Collection[str]) -> None:
+        self._begins = [f"[{name}(" for name in names]
         self._names = names
-        self._held = ""
+        self._held: list[str] = []
+        self._size = 0
+        self._head = ""
+        """First letters that are no white space, as many as show whether a call begins."""
         self._is_text = False
 
     def feed(self, text: str, /) -> Sequence[Piece]:
         if self._is_text:
             return [Text(text)] if text else []
-        self._held += text
-        bare = self._held.lstrip()
-        begins = any(f"[{name}(".startswith(bare[: len(name) + 2]) for name in self._names)
-        if (not bare or begins) and len(self._held) <= _MOST:
+        self._held.append(text)
+        self._size += len(text)
+        longest = max(map(len, self._begins), default=1)
+        if len(self._head) < longest:
+            self._head = (self._head + text).lstrip()[:longest]
+        begins = any(each.startswith(self._head[: len(each)]) for each in self._begins)
+        if (not self._head or begins) and self._size <= _MOST:
             return []
         return self._give_up()
 
     def end(self) -> Sequence[Piece]:
-        if self._is_text or not self._held:
+        if self._is_text or not self._size:
             return []
         try:
-            calls = _calls(self._held.strip(), self._names)
+            calls = _calls("".join(self._held).strip(), self._names)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return self._give_up()
-        self._held = ""
+        self._held.clear()
         return [piece for call in calls for piece in call]
 
     def _give_up(self) -> Sequence[Piece]:
-        held, self._held, self._is_text = self._held, "", True
+        held, self._is_text = "".join(self._held), True
+        self._held.clear()
         return [Text(held)]
 
 

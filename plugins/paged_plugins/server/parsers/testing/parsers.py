@@ -25,7 +25,7 @@ from paged_plugins.server.parsers.tool_parser import (
 )
 from paged_testing import ComponentConformance, GrammarConformance
 from paged_testing.grammar import VOCABULARY
-from paged_testing.use import instructions
+from paged_testing.use import instructions, letters_scanned
 
 NAMES = ("f", "weather")
 _MARKS = (
@@ -72,6 +72,11 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
         assert many <= 16 * few + 400, (
             f"{len(long)} letters of {text!r} in a row take {many} instructions or more, "
             f"{len(short)} take {few}: the work may grow in proportion to the text"
+        )
+        few, many = (letters_scanned(partial(read, each), package) for each in (short, long))
+        assert many <= 16 * few + 4 * len(long), (
+            f"of {len(long)} letters of {text!r} in a row methods of texts look through {many}, "
+            f"of {len(short)} through {few}: each may be looked at only a few times"
         )
 
 
