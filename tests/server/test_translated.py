@@ -218,8 +218,10 @@ def test_log_probabilities_of_thoughts_are_not_those_of_the_text() -> None:
 
     found = tokens("<think>", "so", "</think>", "Yes", ", ", "it is", "<end>")
     assert tokens_of("Yes, it is", found) == tokens_of("es, it", found) == found[3:6]
-    parts = tokens("\ufffd", "\ufffd")
-    assert tokens_of("\xe4", parts) == parts
+    parts = tokens("a", "", "\xe4", "", "b")  # within a character, there is no text yet
+    assert tokens_of("\xe4", parts) == parts[1:3]
+    ids = tokens("token_id:1", "token_id:2")
+    assert tokens_of("\xe4", ids) == ids
 
 
 # ---------------------------------------------------------------------- calls and thoughts

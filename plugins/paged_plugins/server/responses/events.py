@@ -205,13 +205,13 @@ class GrowingResponse(Growing):
 
 
 def tokens_of(text: str, logprobs: list[TokenLogprob]) -> list[TokenLogprob]:
-    """Return those tokens that a text is made of; all, where they are parts of characters."""
+    """Return those tokens that a text is made of; all, where they are written as ids."""
     start = "".join(each.token for each in logprobs).find(text)
     if start < 0:
         return logprobs
     found, place = [], 0
     for each in logprobs:
-        if place < start + len(text) and place + len(each.token) > start:
+        if place < start + len(text) and (place >= start or place + len(each.token) > start):
             found.append(each)
         place += len(each.token)
     return found
