@@ -63,7 +63,7 @@ def test_engines_are_arms_of_one_comparison(
     model: str, python: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["compare", "W7", "--model", model, "--dtype", "float32", "--num-blocks", "32"]
-    command += ["--threads", "1", "--seeds", "2", "--vary", "evictor=lru,fifo", "--json"]
+    command += ["--threads", "1", "--seeds", "1", "--vary", "evictor=lru,fifo", "--json"]
     command += ["--peer", "transformers_static", "--peer", f"vllm={python}"]
     command += ["--output", str(tmp_path / "results")]
     assert main(command, {"PATH": ""}) == 0
