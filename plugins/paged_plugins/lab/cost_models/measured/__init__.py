@@ -1,0 +1,1 @@
+"""Cost model ``measured``: steps of GPU engines by measured times of their kernels."""

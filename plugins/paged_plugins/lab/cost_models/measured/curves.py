@@ -1,0 +1,89 @@
+"""Times between measured ones: curves of one size and surfaces of two, which never fall."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Range:
+    """Sizes that were asked for, and how many of them lay beyond the largest measured one."""
+
+    num_asked: int = 0
+    num_beyond: int = 0
+
+
+class Curve:
+    """Seconds by one size, linear in the logarithms of both between the measured points.
+
+    Below the smallest measured size its time is taken, beyond the largest one the time grows as it
+    does between the last two. A time that was measured to be shorter than that of a smaller size
+    is raised to it, so that more work never takes less time.
+
+    Args:
+        sizes: ascending, above 0.
+        seconds: one for each, above 0.
+    """
+
+    def __init__(self, sizes: Sequence[float], seconds: Sequence[float]) -> None:
+        risen = np.maximum.accumulate(np.asarray(seconds, float))
+        self._logs = [log(size) for size in sizes]
+        self._values: list[float] = np.log(risen).tolist()
+        self._least = float(risen[0])
+        self._largest = float(sizes[-1])
+
+    @property
+    def largest(self) -> float:
+        """The largest measured size."""
+        return self._largest
+
+    def seconds(self, size: float) -> float:
+        """Return the time of a size."""
+        logs, values = self._logs, self._values
+        place = log(size) if size > 0 else logs[0]
+        if place <= logs[0] or len(logs) == 1:
+            return self._least
+        upper = min(bisect_right(logs, place), len(logs) - 1)
+        lower = upper - 1
+        slope = (values[upper] - values[lower]) / (logs[upper] - logs[lower])
+        return exp(values[lower] + slope * (place - logs[lower]))
+
+
+class Surface:
+    """Seconds by two sizes, linear in both between the points of a grid, and never falling.
+
+    Beyond the grid the time goes on as between its last two points.
+
+    Args:
+        rows, columns: ascending.
+        seconds: of shape ``(len(rows), len(columns))``.
+    """
+
+    def __init__(self, rows: Sequence[float], columns: Sequence[float], seconds: Floats) -> None:
+        risen = np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)
+        self._rows, self._columns = list(rows), list(columns)
+        self._seconds: list[list[float]] = risen.tolist()
+
+    def seconds(self, row: float, column: float) -> float:
+        """Return the time at a point."""
+        at, share = _between(self._rows, row)
+        below, above = self._seconds[at], self._seconds[at + 1]
+        place, part = _between(self._columns, column)
+        low = below[place] + part * (below[place + 1] - below[place])
+        high = above[place] + part * (above[place + 1] - above[place])
+        return low + share * (high - low)
+
+
+def _between(grid: list[float], size: float) -> tuple[int, float]:
+    """The index of the grid's line below a size, and the share of the way to the next one."""
+    lower = min(max(bisect_right(grid, size) - 1, 0), len(grid) - 2)
+    share = (size - grid[lower]) / (grid[lower + 1] - grid[lower])
+    return lower, max(share, 0.0)

@@ -1,0 +1,295 @@
+"""Component ``measured``: steps of GPU engines, kernel by kernel, from times that were measured."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from paged_core.errors import SettingsError
+from paged_core.log import get_logger
+from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
+from paged_plugins.lab.cost_models.measured.kernels import (
+    Attention,
+    Products,
+    all_reduces,
+    attention,
+    elementwise,
+    experts,
+)
+from paged_plugins.lab.cost_models.measured.tables import (
+    System,
+    Tables,
+    load_system,
+    package_folder,
+)
+from paged_plugins.lab.cost_models.model_shape import ModelShape, model_shape
+from paged_plugins.lab.settings import MeasuredSettings
+
+_log = get_logger()
+
+
+class Weights(NamedTuple):
+    """Form of stored weights, by the names that tables of kernels have for it."""
+
+    products: str
+    experts: str
+    product_bytes: float
+    """Bytes of a weight, with its share of scales."""
+    expert_bytes: float
+
+
+_NVFP4 = 0.5 + 1 / 16
+_INT4 = 0.5 + 2 / 128
+WEIGHTS: Mapping[str, Weights] = {
+    "bfloat16": Weights("bfloat16", "bfloat16", 2, 2),
+    "fp8": Weights("fp8", "fp8", 1, 1),
+    "fp8_block": Weights("fp8_block", "fp8_block", 1, 1),
+    "fp4": Weights("nvfp4", "nvfp4", _NVFP4, _NVFP4),
+    "int4": Weights("int4_wo", "int4_wo", _INT4, _INT4),
+    "mxfp4": Weights("bfloat16", "w4a16_mxfp4", 2, 0.5 + 1 / 32),
+}
+_GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""Token counts for which vLLM captures graphs; a step is padded to the next."""
+_MOST_TOKENS = 8192
+"""Tokens of the step for which vLLM measures the memory of activations."""
+_LEAST = 1e-9
+"""Seconds of a step without work, if the host takes no time."""
+_COPY_LATENCY = 1e-5
+"""Seconds of every transfer to or from the host beside its bytes."""
+_RUNTIME_BYTES = 1.5 * 2**30
+"""Memory of a process that holds neither weights, activations nor cache: the CUDA context, NCCL's
+buffers, captured graphs."""
+
+
+class MeasuredCost(CostModel):
+    """The sum of the kernels that an engine launches for a step, by their measured times.
+
+    Each layer has four products (or two, and the experts), attention to the sequences of the step
+    as they are, two sums over ``tensor_parallel`` GPUs, and the kernels between them, which are
+    bound by the memory's bandwidth; after the layers come the head for the rows that are sampled,
+    and the sampler. Rows are padded as vLLM pads them to the graphs that it captures. The host adds
+    ``host_per_step`` and ``host_per_sequence``: beside the GPU where ``async_scheduling`` plans a
+    step while the one before it runs, between its steps where that is off.
+
+    Times between measured points are interpolated, beyond them extrapolated, which the log says
+    once.
+
+    Of the settings it reads ``block_size``, ``kv_cache_dtype``, ``kv_cache_memory`` and
+    ``async_scheduling``.
+
+    Raises:
+        SettingsError: the tables are not installed or damaged, the model, the system or the engine
+            is unknown, a shape was not measured, or the model does not fit.
+    """
+
+    def __init__(self, options: MeasuredSettings, context: CostModelContext, /) -> None:
+        folder = options.tables or package_folder()
+        self._options = options
+        self._system = system = load_system(folder, options.system)
+        self._shape = shape = model_shape(options.model, published_models(folder))
+        self._weights = weights = WEIGHTS[options.weights]
+        self._memory = context.settings.kv_cache_memory
+        self._is_hidden = context.settings.async_scheduling is not False
+        cached = options.kv_cache_dtype
+        if cached == "auto":
+            cached = "bfloat16" if context.settings.kv_cache_dtype == "auto" else "fp8"
+        self._cached_width = 2 if cached == "bfloat16" else 1
+        block_bytes = self._block_bytes(context.settings.block_size)
+        self._copy_seconds = elementwise(system, 2 * block_bytes)
+        copies = 2 * shape.num_hidden_layers
+        self._swap_seconds = copies * _COPY_LATENCY + block_bytes / system.host_link
+        tables = Tables(folder, options.system, options.engine)
+        self._attention = _attentions(tables, shape, cached, options.tensor_parallel)
+        self._layer = _Layer(tables, system, shape, weights, options)
+        self._head = _Head(tables, system, shape, options.tensor_parallel)
+        self._longest = min(part.longest_prompt for _, part, _ in self._attention)
+        self._most_cached = min(part.most_cached for _, part, _ in self._attention)
+        self._is_told = False
+        self._by_tokens: dict[int, float] = {}
+        self._by_rows: dict[int, float] = {}
+
+    def seconds(self, work: StepWork, /) -> float:
+        options = self._options
+        moved = work.copied_blocks * self._copy_seconds + work.swapped_blocks * self._swap_seconds
+        tokens = work.prefill_tokens + work.decode_sequences
+        sequences = work.prefill_sequences + work.decode_sequences
+        host = _LEAST + options.host_per_step + options.host_per_sequence * sequences
+        if not tokens:
+            return host + moved
+        gpu = self._by_tokens.get(tokens) or self._dense(tokens)
+        gpu += self._by_rows.get(work.sampled_rows) or self._sampled(work.sampled_rows)
+        chunks, pairs = max(work.prefill_sequences, 1), max(work.prefill_pairs, 1)
+        if work.decode_context > self._most_cached or 2 * pairs > chunks * self._longest**2:
+            self._tell()
+        for count, part, window in self._attention:
+            if work.prefill_tokens:
+                gpu += count * part.prefill(chunks, pairs, work.prefill_context)
+            if work.decode_sequences:
+                cached = work.decode_context
+                if window:
+                    cached = min(cached, window * work.decode_sequences)
+                gpu += count * part.decode(work.decode_sequences, cached)
+        return moved + (max(gpu, host) if self._is_hidden else gpu + host)
+
+    def _dense(self, tokens: int) -> float:
+        """Time of all kernels but attention, the head and the sampler."""
+        padded = _padded(tokens)
+        seconds = self._by_tokens.get(padded)
+        if seconds is None:
+            seconds = self._shape.num_hidden_layers * self._layer.seconds(padded)
+            self._by_tokens[padded] = seconds
+        self._by_tokens[tokens] = seconds
+        return seconds
+
+    def _sampled(self, rows: int) -> float:
+        seconds = self._by_rows[rows] = self._head.seconds(rows) if rows else 0.0
+        return seconds
+
+    def _tell(self) -> None:
+        """Say once that steps are larger than those that were measured."""
+        if not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "times_extrapolated",
+                longest_measured_prompt=self._longest,
+                most_measured_cached_tokens=self._most_cached,
+            )
+
+    # ------------------------------------------------------------------ memory
+
+    def num_blocks(self, block_size: int, /) -> int | None:
+        options, shape, degree = self._options, self._shape, self._options.tensor_parallel
+        share = options.memory_share * self._system.memory_bytes
+        weights = self._weight_bytes / degree
+        rows = _MOST_TOKENS * 2 * (4 * shape.hidden_size + 3 * shape.intermediate_size // degree)
+        free = share - weights - rows - _RUNTIME_BYTES
+        if free <= 0:
+            raise SettingsError(
+                f"cost_model: {options.model} takes {weights / 2**30:.1f} GiB of each GPU, and "
+                f"{options.system} offers {share / 2**30:.1f} GiB; raise cost_model.tensor_parallel"
+                " or choose a larger system"
+            )
+        if isinstance(self._memory, float):
+            free *= self._memory
+        elif self._memory is not None:
+            free = min(free, self._memory / degree)
+        return max(1, int(free / self._block_bytes(block_size)))
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self._shape.max_position_embeddings
+
+    @property
+    def _weight_bytes(self) -> float:
+        shape, stored = self._shape, self._weights
+        in_experts = 0
+        if shape.num_experts:
+            each = 3 * shape.hidden_size * shape.intermediate_size
+            in_experts = shape.num_hidden_layers * shape.num_experts * each
+        others = shape.layer_weights - in_experts
+        embedded = 2 * (shape.weights - shape.layer_weights)
+        return others * stored.product_bytes + in_experts * stored.expert_bytes + embedded
+
+    def _block_bytes(self, block_size: int) -> float:
+        """Bytes of a block on each GPU; a key/value head is copied where there are too few."""
+        shape, degree = self._shape, self._options.tensor_parallel
+        heads = max(1, shape.num_key_value_heads // degree)
+        per_token = 2 * shape.num_hidden_layers * heads * shape.head_dim * self._cached_width
+        return per_token * block_size
+
+
+def published_models(folder: Path) -> dict[str, Path]:
+    """Return the models whose ``config.json`` is in the package, by their names on the hub."""
+    ending = "_config.json"
+    files = sorted((folder / "model_configs").glob(f"*{ending}"))
+    return {
+        path.name.removesuffix(ending).replace("--", "/"): path
+        for path in files
+        if not path.name.endswith(f"_hf_quant{ending}")
+    }
+
+
+def _padded(tokens: int) -> int:
+    """Token count of the captured graph that a step uses; without one, its own."""
+    place = bisect_left(_GRAPH_SIZES, tokens)
+    return _GRAPH_SIZES[place] if place < len(_GRAPH_SIZES) else tokens
+
+
+def _attentions(
+    tables: Tables, shape: ModelShape, dtype: str, degree: int
+) -> list[tuple[int, Attention, int]]:
+    """The number of layers of each kind, their attention, and their window (0: none)."""
+    windowed = shape.num_windowed_layers
+    kinds = [(shape.num_hidden_layers - windowed, 0), (windowed, shape.sliding_window)]
+    return [
+        (count, attention(tables, shape, dtype, degree, window), window)
+        for count, window in kinds
+        if count
+    ]
+
+
+class _Layer:
+    """A layer without its attention."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        system: System,
+        shape: ModelShape,
+        weights: Weights,
+        options: MeasuredSettings,
+    ) -> None:
+        degree, hidden = options.tensor_parallel, shape.hidden_size
+        query = shape.num_attention_heads * shape.head_dim // degree
+        cached = max(1, shape.num_key_value_heads // degree) * shape.head_dim
+        products = Products(tables, weights.products)
+        self._products = [products.of(query + 2 * cached, hidden), products.of(hidden, query)]
+        width = shape.intermediate_size // degree
+        if shape.num_experts:
+            plain = products if weights.products == "bfloat16" else Products(tables, "bfloat16")
+            self._products.append(plain.of(shape.num_experts, hidden))  # which experts
+            self._products.append(
+                experts(tables, shape, weights.experts, degree, options.expert_distribution)
+            )
+            self._moved = 0
+        else:
+            self._products.append(products.of((2 if shape.gated else 1) * width, hidden))
+            self._products.append(products.of(hidden, width))
+            self._moved = 2 * 3 * width  # the activation reads two halves and writes one
+        self._normed = 2 * 4 * hidden  # adds to what passes by, and writes both
+        self._rotated = 2 * 3 * (query + 2 * cached)  # norms and rotary of heads, the cache's write
+        self._reduce = all_reduces(tables, degree)
+        self._reduced = 2 * hidden
+        self._system = system
+
+    def seconds(self, tokens: int) -> float:
+        """Return the time for so many rows."""
+        total = sum(curve.seconds(tokens) for curve in self._products)
+        for each in (self._normed, self._normed, self._rotated, self._moved):
+            if each:
+                total += elementwise(self._system, each * tokens)
+        if self._reduce is not None:
+            total += 2 * self._reduce.seconds(self._reduced * tokens)
+        return total
+
+
+class _Head:
+    """The last norm, the head and the sampler."""
+
+    def __init__(self, tables: Tables, system: System, shape: ModelShape, degree: int) -> None:
+        width = -(-shape.vocab_size // degree)
+        self._product = Products(tables, "bfloat16").of(width, shape.hidden_size)
+        self._gather = all_reduces(tables, degree)
+        self._gathered = 2 * width
+        self._sampled = 2 * 4 * shape.vocab_size
+        self._system = system
+
+    def seconds(self, rows: int) -> float:
+        """Return the time for so many rows: the product, the parts gathered, float32, the choice
+        of a token."""
+        total = self._product.seconds(rows) + 3 * elementwise(self._system, self._sampled * rows)
+        if self._gather is not None:
+            total += self._gather.seconds(self._gathered * rows)
+        return total

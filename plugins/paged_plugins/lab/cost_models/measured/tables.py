@@ -1,0 +1,260 @@
+"""Tables of kernel times of the package ``aiconfigurator-core``, read where it is installed.
+
+Each is a Parquet file ``systems/data/SYSTEM/KIND/ENGINE/VERSION/NAME_perf.parquet`` with a row for
+each shape, and its milliseconds. Nothing of that package is imported: its own reader needs many
+times as long as a simulation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_core.errors import SettingsError, did_you_mean
+from paged_core.settings.documents import read_text
+
+PACKAGE = "aiconfigurator_core"
+INSTALL = 'pip install "paged-core[gpus]"'
+
+Column = NDArray[Any]
+
+
+def package_folder() -> Path:
+    """Return where the package is installed.
+
+    Raises:
+        SettingsError: it is not.
+    """
+    found = find_spec(PACKAGE)
+    if found is None or found.origin is None:
+        raise SettingsError(
+            "cost_model 'measured' reads times of GPU kernels from the package aiconfigurator-core,"
+            f" which is not installed: {INSTALL}"
+        )
+    return Path(found.origin).parent
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A kind of GPU, and what it is connected by."""
+
+    name: str
+    memory_bytes: int
+    bandwidth: float
+    """Bytes per second of its own memory."""
+    link: float
+    """Bytes per second to another GPU of its node, in one direction."""
+    host_link: float
+    """Bytes per second to the host's memory, in one direction."""
+
+
+def measured_systems(folder: Path) -> list[str]:
+    """Return the names of the systems of which times were measured, sorted."""
+    return sorted(path.parent.name for path in (folder / "systems/data").glob("*/gemm"))
+
+
+def load_system(folder: Path, name: str) -> System:
+    """Read the data sheet of a system.
+
+    Raises:
+        SettingsError: none is called that, or its file cannot be read.
+    """
+    import yaml
+
+    known = measured_systems(folder)
+    if name not in known:
+        raise SettingsError(
+            f"cost_model.system: no system is called {name!r}{did_you_mean(name, known)}; "
+            f"measured are {', '.join(known)}"
+        )
+    path = folder / "systems" / f"{name}.yaml"
+    try:
+        sheet = yaml.safe_load(read_text(path))
+        gpu, node = sheet["gpu"], sheet["node"]
+        return System(
+            name,
+            int(gpu["mem_capacity"]),
+            float(gpu["mem_bw"]),
+            float(node["intra_node_bw"]),
+            float(node["pcie_bw"]),
+        )
+    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+        raise damaged(path, f"it is no data sheet ({error!r:.80})") from None
+
+
+def damaged(path: Path, reason: str) -> SettingsError:
+    """Return the error of a file that cannot be used."""
+    return SettingsError(
+        f"cost_model: {path}: {reason}; install the release of aiconfigurator-core that was "
+        f"tested: {INSTALL}"
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one kind of kernel, by columns of equal length.
+
+    Args:
+        path: of the file, for messages.
+        columns: by name; ``latency`` is in milliseconds.
+    """
+
+    path: Path
+    columns: Mapping[str, Column]
+
+    def where(self, **values: Any) -> Table:
+        """Return the rows in which columns have these values."""
+        chosen = np.ones(len(self.columns["latency"]), bool)
+        for name, value in values.items():
+            chosen &= self.columns[name] == value
+        return Table(self.path, {name: each[chosen] for name, each in self.columns.items()})
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.columns["latency"])
+
+    def choices(self, name: str) -> list[Any]:
+        """Return the values of a column, sorted."""
+        found: list[Any] = np.unique(self.columns[name]).tolist()
+        return found
+
+    def only(self, what: str, **values: Any) -> Table:
+        """Return the rows in which columns have these values, of which there must be some.
+
+        Raises:
+            SettingsError: there are none; it names the first value that was not measured.
+        """
+        rows = self
+        for name, value in values.items():
+            found = rows.where(**{name: value})
+            if not found.num_rows:
+                known = ", ".join(map(str, rows.choices(name)))
+                given = ", ".join(f"{key} {values[key]}" for key in values if key != name)
+                raise SettingsError(
+                    f"cost_model: {what} with {name} {value} was not measured"
+                    f"{f' ({given})' if given else ''}; {self.path.parent} has {name} {known}"
+                )
+            rows = found
+        return rows
+
+    def grid(self, *axes: str) -> tuple[list[list[float]], NDArray[np.float64]]:
+        """Return the values of each axis, and the shortest seconds at each point of their grid.
+
+        Of several kernels for one shape the fastest counts: an engine takes that. A point that was
+        not measured is NaN.
+        """
+        lines = [np.unique(self.columns[axis]) for axis in axes]
+        seconds = np.full([len(line) for line in lines], np.inf)
+        places = [
+            np.searchsorted(line, self.columns[a]) for line, a in zip(lines, axes, strict=True)
+        ]
+        np.minimum.at(seconds, tuple(places), self.columns["latency"] / 1000)
+        seconds[np.isinf(seconds)] = np.nan
+        return [line.astype(float).tolist() for line in lines], seconds
+
+
+@dataclass(frozen=True)
+class Tables:
+    """All tables of one system under one engine, each read when it is first asked for.
+
+    Args:
+        folder: of the package.
+        system, engine: names of folders in it.
+    """
+
+    folder: Path
+    system: str
+    engine: str
+
+    @cached_property
+    def gemm(self) -> Table:
+        """Products of an ``m x k`` and a ``k x n`` matrix."""
+        return self._read("gemm", "gemm", ("gemm_dtype", "m", "n", "k"))
+
+    @cached_property
+    def prefill(self) -> Table:
+        """Attention of ``batch_size`` prompts of ``isl`` tokens."""
+        return self._read("attention", "context_attention", _ATTENTION)
+
+    @cached_property
+    def decode(self) -> Table:
+        """Attention of ``batch_size`` tokens to ``step`` cached ones each."""
+        return self._read("attention", "generation_attention", _ATTENTION)
+
+    @cached_property
+    def all_reduce(self) -> Table:
+        """Sums over ``num_gpus`` of ``message_size`` bytes."""
+        return self._read("comm", "custom_allreduce", ("num_gpus", "message_size"))
+
+    @cached_property
+    def experts(self) -> Table:
+        """Both products of the experts of a layer, for ``num_tokens`` tokens."""
+        return self._read("moe", "moe", _EXPERTS)
+
+    @property
+    def version(self) -> str:
+        """The engine's release that the products were measured with."""
+        return self.gemm.path.parent.name
+
+    def _read(self, kind: str, name: str, needed: Sequence[str]) -> Table:
+        base = self.folder / "systems/data" / self.system / kind / self.engine
+        found = sorted(base.glob(f"*/{name}_perf.parquet"), key=_release)
+        if not found:
+            engines = sorted(path.name for path in base.parent.glob("*"))
+            raise SettingsError(
+                f"cost_model.engine: no {name} of {self.engine!r} was measured on {self.system}; "
+                f"there is {', '.join(engines) or 'none'}"
+            )
+        return _read_columns(found[-1], (*needed, "latency"))
+
+
+_ATTENTION = (
+    *("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
+    *("kv_cache_dtype", "step", "window_size"),
+)
+_EXPERTS = (
+    *("moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts"),
+    *("moe_tp_size", "moe_ep_size", "distribution"),
+)
+
+
+def _release(path: Path) -> tuple[int, ...]:
+    """The numbers in the name of a folder, by which the latest release is found."""
+    return tuple(map(int, re.findall(r"\d+", path.parent.name)))
+
+
+def _read_columns(path: Path, names: Iterable[str]) -> Table:
+    pq, failure = _parquet()
+    try:
+        schema = pq.read_schema(path)
+        missing = [name for name in names if name not in schema.names]
+        if missing:
+            raise damaged(path, f"it has no column {', '.join(missing)}, so it has another schema")
+        read = pq.read_table(path, columns=list(names))
+    except (OSError, failure) as error:
+        raise damaged(path, f"it cannot be read ({error})") from None
+    columns = {name: read[name].to_numpy() for name in names}
+    latency = columns["latency"]
+    if latency.dtype.kind != "f" or not len(latency) or not (latency > 0).all():
+        raise damaged(path, "a time in it is no number above 0")
+    return Table(path, columns)
+
+
+def _parquet() -> tuple[Any, type[Exception]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise SettingsError(
+            f"cost_model 'measured' needs the package pyarrow, which is not installed: {INSTALL}"
+        ) from None
+    error: type[Exception] = pyarrow.ArrowException
+    return pyarrow.parquet, error

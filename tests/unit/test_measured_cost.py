@@ -1,0 +1,206 @@
+"""Cost model ``measured`` on a package of kernel times that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from paged_core.errors import SettingsError
+from paged_core.settings.schema import settings_class
+from paged_plugins.lab.cost_model import CostModelContext, StepWork
+from paged_plugins.lab.cost_models.measured import tables
+from paged_plugins.lab.cost_models.measured.measured import MeasuredCost
+from paged_plugins.lab.settings import MeasuredSettings
+from unit.gpu_tables import (
+    SYSTEM,
+    decode_ms,
+    experts_ms,
+    gemm_ms,
+    gemms,
+    prefill_ms,
+    reduce_ms,
+    write,
+    write_package,
+)
+from unit.lab_runs import REGISTRY
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_package(tmp_path_factory.mktemp("gpus") / "package")
+
+
+def cost(package: Path, values: dict[str, Any] | None = None, **options: Any) -> MeasuredCost:
+    chosen = {"tables": package, "system": SYSTEM, "model": "some/small", **options}
+    context = CostModelContext(settings=settings_class(REGISTRY)(**values or {}))
+    return MeasuredCost(MeasuredSettings(**chosen), context)
+
+
+def gpu_ms(model: MeasuredCost, work: StepWork) -> float:
+    return 1000 * model.seconds(work)
+
+
+FIRST = StepWork(prefill_tokens=16, prefill_sequences=1, prefill_pairs=136)
+NO_HOST = {"host_per_step": 0, "host_per_sequence": 0}
+
+
+def test_a_step_is_the_sum_of_its_kernels(package: Path) -> None:
+    """All sizes are measured ones, so that nothing is interpolated; kernels between them are 2.5
+    us and more, as they move little."""
+    work = StepWork(decode_sequences=16, decode_context=16 * 1023, sampled_rows=16)
+    found = gpu_ms(cost(package, **NO_HOST), work)
+    products = gemm_ms(16, 512, 256) + gemm_ms(16, 256, 256)
+    products += gemm_ms(16, 1024, 256) + gemm_ms(16, 256, 512)
+    between = 4 * 2.5e-3
+    head = gemm_ms(16, 512, 256) + 3 * 2.5e-3
+    least = 2 * (products + between + decode_ms(16, 1023)) + head
+    assert least < found < 1.01 * least
+
+
+def test_gpus_that_share_layers_add_two_sums_each(package: Path) -> None:
+    work = StepWork(decode_sequences=16, decode_context=16 * 1023)
+    found = gpu_ms(cost(package, tensor_parallel=2, **NO_HOST), work)
+    products = gemm_ms(16, 256, 256) + gemm_ms(16, 256, 128)
+    products += gemm_ms(16, 512, 256) + gemm_ms(16, 256, 256)
+    sums = 2 * reduce_ms(16 * 2 * 256)
+    least = 2 * (products + sums + 4 * 2.5e-3 + decode_ms(16, 1023))
+    assert least < found < 1.01 * least
+
+
+def test_experts_take_the_place_of_the_feed_forward_products(package: Path) -> None:
+    work = StepWork(decode_sequences=16, decode_context=16 * 1023)
+    found = gpu_ms(cost(package, model="some/mixture", **NO_HOST), work)
+    routed = gemm_ms(16, 8, 256)  # beyond the smallest measured width
+    products = gemm_ms(16, 512, 256) + gemm_ms(16, 256, 256) + routed + experts_ms(16)
+    least = 2 * (products + 3 * 2.5e-3 + decode_ms(16, 1023))
+    assert least < found < 1.01 * least
+
+
+def test_chunks_take_the_time_of_their_pairs(package: Path) -> None:
+    """The second half of a prompt has three quarters of its pairs."""
+    model = cost(package, **NO_HOST)
+    half = StepWork(prefill_tokens=512, prefill_sequences=1)
+    whole, later = ({"prefill_pairs": n} for n in (1024**2 // 2, 3 * 1024**2 // 8))
+    base = gpu_ms(model, half)
+    both = [gpu_ms(model, replaced(half, **each)) - base for each in (whole, later)]
+    assert both[0] == pytest.approx(2 * 1e-7 * 1024**2, rel=0.02)
+    assert both[1] / both[0] == pytest.approx(3 / 4, rel=0.02)
+    assert prefill_ms(1, 1024) > 1e-7 * 1024**2
+
+
+def replaced(work: StepWork, **values: int) -> StepWork:
+    return StepWork(**{name: getattr(work, name) for name in work.__slots__} | values)
+
+
+def test_rows_are_padded_to_the_graphs_that_are_captured(package: Path) -> None:
+    model = cost(package, **NO_HOST)
+    nine, sixteen, seventeen = (
+        model.seconds(StepWork(prefill_tokens=n, prefill_sequences=1, prefill_pairs=9))
+        for n in (9, 16, 17)
+    )
+    assert nine == sixteen < seventeen
+
+
+def test_the_host_works_beside_the_gpu_if_steps_are_planned_ahead(package: Path) -> None:
+    host = {"host_per_step": 5.0, "host_per_sequence": 1.0}
+    work = StepWork(decode_sequences=4, sampled_rows=4)
+    beside = cost(package, **host).seconds(work)
+    between = cost(package, {"async_scheduling": False}, **host).seconds(work)
+    gpu = cost(package, **NO_HOST).seconds(work)
+    assert beside == pytest.approx(9.0)
+    assert between == pytest.approx(9.0 + gpu)
+
+
+def test_blocks_fit_beside_weights_activations_and_the_runtime(package: Path) -> None:
+    one, two = (cost(package, tensor_parallel=n).num_blocks(16) or 0 for n in (1, 2))
+    free = 0.9 * 2**33 - 1.5 * 2**30
+    assert 16 * 2 * 2 * 2 * 64 * 2 * one == pytest.approx(free, rel=0.01)
+    assert two == pytest.approx(2 * one, rel=0.01)  # each holds half of the heads
+    assert cost(package, {"kv_cache_memory": 2**20}).num_blocks(16) == 2**20 // (16 * 1024)
+    assert cost(package).max_model_len == 4096
+
+
+def test_copies_and_swaps_take_time(package: Path) -> None:
+    model = cost(package)
+    assert model.seconds(StepWork(copied_blocks=9)) > model.seconds(StepWork())
+    assert model.seconds(StepWork(swapped_blocks=9)) > model.seconds(StepWork(copied_blocks=9))
+
+
+def test_steps_beyond_what_was_measured_are_told_of(package: Path) -> None:
+    model = cost(package)
+    with capture_logs() as logs:
+        model.seconds(StepWork(decode_sequences=256, decode_context=256 * 65_535))
+        assert not logs
+        for _ in range(2):
+            model.seconds(StepWork(decode_sequences=256, decode_context=257 * 65_535))
+    (log,) = logs
+    assert (log["event"], log["longest_measured_prompt"]) == ("times_extrapolated", 4096)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"system": "x2_sxm"}, "no system is called 'x2_sxm'; did you mean 'x1_sxm'"),
+        (
+            {"engine": "sglang"},
+            "no context_attention of 'sglang' was measured on x1_sxm; there is vllm",
+        ),
+        ({"model": "some/smal"}, "did you mean 'some/small'"),
+        ({"weights": "fp8"}, "gemm_dtype fp8 was not measured.* has gemm_dtype bfloat16"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 was not measured"),
+        ({"model": "llama-2-7b"}, "head_dim 128 was not measured .* has head_dim 64"),
+        ({"tensor_parallel": 3}, "4 heads cannot be divided by 3"),
+        ({"tensor_parallel": 4}, "num_heads 1 was not measured .* has num_heads 2, 4"),
+        ({"model": "some/mixture", "tensor_parallel": 2}, "moe_tp_size 2 was not measured"),
+        ({"memory_share": 0.1}, None),
+    ],
+    ids=lambda each: None if each is None else str(each)[:40],
+)
+def test_what_was_not_measured_is_refused(
+    options: dict[str, Any], message: str | None, package: Path
+) -> None:
+    with pytest.raises(SettingsError, match=message or "takes 0.0 GiB of each GPU"):
+        cost(package, **options).num_blocks(16)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def rename(path: Path) -> None:
+    write(path.parents[6], "gemm", "gemm", "0.10.0", ({"latency": 1.0, "M": 1} for _ in "x"))
+
+
+def negate(path: Path) -> None:
+    rows = ({**row, "latency": -1.0} for row in gemms())
+    write(path.parents[6], "gemm", "gemm", "0.10.0", rows)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, "cannot be read"),
+        (rename, "no column gemm_dtype, m, n, k, so it has another schema"),
+        (negate, "a time in it is no number above 0"),
+    ],
+)
+def test_a_damaged_table_is_named(
+    damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    package = write_package(tmp_path / "package")
+    path = package / "systems/data" / SYSTEM / "gemm/vllm/0.10.0/gemm_perf.parquet"
+    damage(path)
+    with pytest.raises(SettingsError, match=f"gemm_perf.parquet: .*{message}"):
+        cost(package)
+
+
+def test_without_the_package_the_command_that_installs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "PACKAGE", "no_such_package")
+    with pytest.raises(SettingsError, match=r'not installed: pip install "paged-core\[gpus\]"'):
+        tables.package_folder()
