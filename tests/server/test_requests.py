@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -296,7 +297,6 @@ def test_what_all_apis_refuse(served: Served, path: str) -> None:
         b'"x"',
         b"null",
         b'{"prompt":"\xff"}',
-        b'{"prompt":"\\ud800"}',
         b'{"\xff":1}',
         b'{"prompt":NaN}',
         b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -334,9 +334,36 @@ def test_looking_for_nulls_makes_nothing_of_the_values() -> None:
         tracemalloc.stop()
 
 
-def test_too_long_for_the_context_has_a_code(served: Served) -> None:
-    for path, body in ((COMPLETIONS, {"prompt": [5] * 70}), (CHAT, user("word " * 70))):
-        assert served.error(path, body)[1]["code"] == "context_length_exceeded"
+def test_too_long_for_the_context_has_a_code_and_the_words_that_clients_know(
+    served: Served,
+) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = [(COMPLETIONS, {"prompt": [5] * 70})]
+    for text in ("word " * 70, "word " * 100_000):
+        asked += [(CHAT, user(text)), (RESPONSES, {"input": text})]
+        message = error_of(served, MESSAGES, {**user(text), "max_tokens": 1})[1]["message"]
+        assert re.match(r"prompt is too long: (about )?\d+ tokens > 64 maximum$", message)
+    for path, body in asked:
+        error = served.error(path, body)[1]
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"].startswith("This model's maximum context length is 64 tokens, and")
+
+
+def test_messages_list_what_is_allowed_in_the_words_of_json(served: Served) -> None:
+    for path, body, said in (
+        (
+            CHAT,
+            {"messages": [{"role": "king"}]},
+            "it may be assistant, developer, system",
+        ),
+        (CHAT, {**user("x"), "reasoning_effort": "most"}, "it may be high, low, max"),
+        (MESSAGES, {**user([{"type": "txt"}]), "max_tokens": 1}, "it may be text, thinking"),
+        (MESSAGES, {**user("x"), "max_tokens": 1, "thinking": {"type": "on"}}, "disabled, enabled"),
+        (RESPONSES, {"input": [{"type": "massage"}]}, "it may be additional_tools, "),
+        (COMPLETIONS, {"prompt": "x", "structured_outputs": {"choice": True}}, "not true"),
+    ):
+        message = error_of(served, path, body)[1]["message"]
+        assert said in message, message
+        assert "True" not in message
 
 
 def test_a_text_of_the_greatest_length_is_tokenised(served: Served) -> None:
@@ -357,3 +384,5 @@ def test_paths_and_methods_that_are_not_there(served: Served) -> None:
         found = served.ask(method, path)
         assert found[0] == status
         assert found[1]["error"]["message"]
+    status, found, _ = served.ask("POST", f"{MESSAGES}/batches", {})
+    assert (status, found["type"], found["error"]["type"]) == (404, "error", "not_found_error")

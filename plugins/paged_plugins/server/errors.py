@@ -17,12 +17,18 @@ from paged_core.errors import (
 )
 from paged_core.log import get_logger
 from paged_core.terminal import printable
+from paged_plugins.server.allowed import allowed_values
 
 _MAX_BYTES = 1024
 """Most bytes of a message, which may repeat what a client sent."""
 _FIELD = re.compile(r"[a-z_]+(?=[\s(,:]|$)")
 _PLACE = re.compile(r"^(.*) - at (?:`key` in )?`\$(?:\.)?(.*)`$", re.DOTALL)
-_TOO_LONG = re.compile(r"room to generate within max_model_len|tokens that a sequence may have")
+_TOO_LONG = re.compile(
+    r"prompt of (?P<length>\d+) tokens, which leaves no room to generate within "
+    r"max_model_len=(?P<room>\d+)"
+    r"|prompt has (?P<letters>\d+) characters, of which the first (?P<first>\d+) are more than the "
+    r"(?P<most>\d+) tokens that a sequence may have"
+)
 _OF_PROMPT = re.compile(rf"^(a|the) prompt |has token id \d+, which is outside|{_TOO_LONG.pattern}")
 _MADE_OF = {
     "structured_outputs": ("response_format", "tools"),
@@ -36,6 +42,10 @@ _TYPES = {
     429: "rate_limit_error",
 }
 RETRY_SECONDS = 1
+TOO_LONG = "context_length_exceeded"
+"""Code of an error whose message has two numbers: the most tokens, and how many there are."""
+_PYTHON_WORD = re.compile(r"(?<!['\"\w.])(True|False|None)(?!['\"\w.])")
+_JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 _log = get_logger()
 
@@ -94,7 +104,7 @@ class ApiError(Exception):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.answer = ErrorAnswer(
             ErrorBody(
-                message=shortened(message),
+                message=shortened(_PYTHON_WORD.sub(lambda word: _JSON_WORDS[word[1]], message)),
                 type=_TYPES.get(status, kind),
                 param=param,
                 code=code,
@@ -132,10 +142,10 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
-        message = str(error)
-        code = "context_length_exceeded" if _TOO_LONG.search(message) else None
-        param, message = _blamed(message, fields)
-        return ApiError(400, message, param=param, code=code)
+        param, message = _blamed(str(error), fields)
+        if (found := _TOO_LONG.search(str(error))) is None:
+            return ApiError(400, message, param=param)
+        return ApiError(400, _too_long(found), param=param, code=TOO_LONG)
     if isinstance(error, msgspec.ValidationError):
         return invalid(error)
     if isinstance(error, EngineLost):
@@ -150,6 +160,17 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
     return ApiError(500, "the server failed to answer; its log says why", code="internal_error")
 
 
+def _too_long(found: re.Match[str]) -> str:
+    """Say that a prompt is too long, in the words by which clients know it."""
+    if found["length"] is not None:
+        most, length = found["room"], found["length"]
+    else:  # as many tokens to the character as its beginning has at least
+        most = found["most"]
+        length = f"about {int(found['letters']) * int(most) // int(found['first']) + 1}"
+    said = f"This model's maximum context length is {most} tokens, and the prompt has {length}"
+    return f"{said}, which leaves no room to generate; shorten it"
+
+
 def _blamed(message: str, fields: Any) -> tuple[str | None, str]:
     """Return the field of a request that a message is about, and the message with its name."""
     if _OF_PROMPT.search(message):
@@ -161,15 +182,17 @@ def _blamed(message: str, fields: Any) -> tuple[str | None, str]:
     return None, message
 
 
-def invalid(error: msgspec.ValidationError, within: str = "") -> ApiError:
+def invalid(error: msgspec.ValidationError, kind: Any = None, within: str = "") -> ApiError:
     """Return the error of a body that is JSON and not what it should be.
 
     Args:
+        kind: its type, which says the values that may be in place of a wrong one.
         within: the field that was looked at by itself.
     """
     text = str(error)
     place = _PLACE.match(text)
     what, param = (place[1], place[2]) if place else (text, "")
+    allowed = allowed_values(kind, param) if kind is not None else []
     param = ".".join(filter(None, (within, param)))
     unknown = re.match(r"Object contains unknown field `(.*)`$", what, re.DOTALL)
     missing = re.match(r"Object missing required field `(.*)`$", what, re.DOTALL)
@@ -185,6 +208,8 @@ def invalid(error: msgspec.ValidationError, within: str = "") -> ApiError:
     where = f"{param}: " if param else "the body: "
     unserved = re.match(r"Expected `null`|Invalid (?:enum )?value '(\w+)'$", what)
     instead = _INSTEAD.get(unserved[1] or param.rpartition(".")[2]) if unserved else None
+    if unserved and instead is None and allowed:
+        instead = f"it may be {', '.join(map(str, allowed))}"
     message = f"{where}{what[:1].lower()}{what[1:]}{f'; {instead}' if instead else ''}"
     return ApiError(400, message, param=param or None)
 

@@ -6,11 +6,12 @@ is of the type ``NoEffect`` is not read.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET
 
-from paged_plugins.server.errors import ApiError
+from paged_plugins.server.errors import TOO_LONG, ApiError
 from paged_plugins.server.openai.protocol import Answered, NoEffect, Sampled, Sent, Some
 
 # ---------------------------------------------------------------------- requests
@@ -327,6 +328,10 @@ class AnthropicError(Answered):
         """Return what is answered for an error."""
         kind = "api_error" if error.status >= 500 else "invalid_request_error"
         message = error.answer.error.message
+        if error.answer.error.code == TOO_LONG:  # in the words by which clients know it
+            most, length = re.findall(r"\d+", message)[:2]
+            about = "about " if "about" in message else ""
+            message = f"prompt is too long: {about}{length} tokens > {most} maximum"
         return cls(error=AnthropicErrorBody(type=_TYPES.get(error.status, kind), message=message))
 
 

@@ -194,7 +194,7 @@ class _Tools:
         try:
             return msgspec.convert(given, Tool)
         except msgspec.ValidationError as error:
-            raise invalid(error, path) from None
+            raise invalid(error, Tool, path) from None
 
     def add(self, change: ToolChange, path: str) -> None:
         """Make a tool one that is there."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from paged_core._version import __version__
-from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, as_api_error, shortened
+from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, invalid, shortened
 from paged_plugins.server.parsers.json_text import MAX_DEPTH
 
 Handler = Callable[..., Awaitable[Response]]
@@ -99,7 +99,7 @@ def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     try:
         return _decoded(decoder, body)
     except msgspec.ValidationError as error:
-        raise as_api_error(error) from None
+        raise invalid(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
     except RecursionError:

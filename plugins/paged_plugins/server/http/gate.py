@@ -110,7 +110,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._endpoints.get(scope["path"])
-        form = ErrorAnswer if endpoint is None else endpoint.error
+        form = self._form(scope["path"]) if endpoint is None else endpoint.error
         exchange = _Exchange(scope, receive, send, self._service.options.max_body_size, form)
         self._service.num_open += 1
         try:
@@ -127,6 +127,12 @@ class Gate:
                 record = exchange.record()
                 if scope["path"] not in _PROBES or record["status"] not in (200, 503):
                     _access_log.info("answered", **record)
+
+    def _form(self, path: str) -> ErrorForm:
+        """Return the form of errors of a path that is none: that of the path above it."""
+        above = (each for each in self._endpoints.values() if path.startswith(f"{each.path}/"))
+        nearest = max(above, key=lambda each: len(each.path), default=None)
+        return ErrorAnswer if nearest is None else nearest.error
 
     async def _answer(self, exchange: _Exchange, endpoint: Endpoint | None) -> None:
         scope, headers = exchange.scope, exchange.headers

@@ -220,7 +220,7 @@ def _output(item: InputItem, path: str) -> str:
     try:
         return _text(msgspec.convert(given, list[Part]))
     except msgspec.ValidationError as error:
-        raise invalid(error, f"{path}.output") from None
+        raise invalid(error, list[Part], f"{path}.output") from None
 
 
 _WITH_OUTPUT = ("function_call_output", "custom_tool_call_output")
