@@ -86,6 +86,7 @@ _RULES: Mapping[str, Rule] = {
     "prompt_logprobs": _LOGPROBS,
     "detokenize": flag,
     "skip_special_tokens": flag,
+    "shown_token_ids": token_ids,
     "logits_processors": listed(callable, "a list of functions"),
     "structured_outputs": structured_outputs,
 }
@@ -165,6 +166,8 @@ class SamplingParams:
     """Turn the tokens into text; otherwise it is empty."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    shown_token_ids: Sequence[int] = ()
+    """Special tokens that are in the text all the same, such as marks of calls."""
     logits_processors: Sequence[LogitsProcessor] = ()
     """Called in turn on this request's row of logits before anything else; see the type."""
     structured_outputs: StructuredOutputs | None = None

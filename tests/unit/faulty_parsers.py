@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paged_plugins.server.parsers.calls import CallReader
@@ -111,7 +111,7 @@ class SwallowingParser(_Parser):
 
 
 def _made(kind: type[ToolParser]) -> Any:
-    return lambda self, names: kind()
+    return lambda self, functions: kind()
 
 
 PARSERS = {
@@ -123,15 +123,23 @@ PARSERS = {
 class OtherWordsFormat(HermesFormat):
     """Forces calls whose arguments have another name than its parser knows."""
 
-    def grammar(self, functions: Sequence[Function], /, *, parallel: bool) -> str:
-        return super().grammar(functions, parallel=parallel).replace("arguments\\", "input\\")
+    def grammar(
+        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
+    ) -> str:
+        return (
+            super()
+            .grammar(functions, parallel=parallel, tokens=tokens)
+            .replace("arguments\\", "input\\")
+        )
 
 
 class WordyFormat(HermesFormat):
     """Forces a call, or a word."""
 
-    def grammar(self, functions: Sequence[Function], /, *, parallel: bool) -> str:
-        rules = super().grammar(functions, parallel=parallel)
+    def grammar(
+        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
+    ) -> str:
+        rules = super().grammar(functions, parallel=parallel, tokens=tokens)
         return rules.replace("start: ", 'start: "nothing" | ', 1)
 
 

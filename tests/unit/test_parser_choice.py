@@ -27,12 +27,26 @@ PYTHONIC = CALLS % (
     "[{{ call.function.name }}("
     "{% for k, v in call.function.arguments.items() %}{{ k }}={{ v | tojson }}{% endfor %})]"
 )
+NAME, GIVEN = "{{ call.function.name }}", "{{ call.function.arguments | tojson }}"
+BEGIN, SEP = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581sep\uff5c>"
+MARKED = {
+    "MistralFormat": f"[TOOL_CALLS]{NAME}[ARGS]{GIVEN}",
+    "Qwen3CoderFormat": f"<tool_call>\n<function={NAME}>\n</function>\n</tool_call>",
+    "Glm4Format": f"\n<tool_call>{NAME}\n</tool_call>",
+    "KimiK2Format": f"<|tool_call_begin|>{{{{ call.id }}}}<|tool_call_argument_begin|>{GIVEN}",
+    "DeepseekV3Format": f"{BEGIN}function{SEP}{NAME}\n```json\n{GIVEN}\n```",
+    "DeepseekV31Format": f"{BEGIN}{NAME}{SEP}{{{{ call.function.arguments + '' }}}}",
+    "GptOssFormat": f"<|start|>assistant to=functions.{NAME}<|channel|>commentary json",
+    "Llama4PythonicFormat": f"<|python_start|>[{NAME}(place=",
+}
+"""Calls as a template of the family writes them, by format."""
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 STRICT = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
     "{% endfor %}"
 )
 THINKS = PLAIN + "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+HARMONY = PLAIN + "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 REASONS = (
     "{% for m in messages %}{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}"
     "\n</think>\n{% endif %}{{ m.content }}{% endfor %}"
@@ -62,10 +76,12 @@ def parsers(template: str | None, **settings: Any) -> Parsers:
         (MISTRAL, "MistralFormat"),
         (LLAMA, "Llama3JsonFormat"),
         (PYTHONIC, "PythonicFormat"),
+        *((CALLS % written, name) for name, written in MARKED.items()),
         (PLAIN, "NoneType"),
         (STRICT, "NoneType"),
         (None, "NoneType"),
     ],
+    ids=lambda each: each if str(each).endswith(("Format", "Type")) else "",
 )
 def test_the_tool_parser_is_what_the_template_shows(template: str | None, name: str) -> None:
     assert type(parsers(template).tools).__name__ == name
@@ -75,7 +91,10 @@ def test_the_tool_parser_is_what_the_template_shows(template: str | None, name: 
 
 @pytest.mark.parametrize(
     ("template", "name"),
-    [(THINKS, "ThinkFormat"), (REASONS, "ThinkFormat"), (PLAIN, "NoneType"), (None, "NoneType")],
+    [
+        *((THINKS, "ThinkFormat"), (REASONS, "ThinkFormat"), (HARMONY, "HarmonyReasoningFormat")),
+        *((PLAIN, "NoneType"), (None, "NoneType")),
+    ],
 )
 def test_the_reasoning_parser_is_what_the_template_shows(template: str | None, name: str) -> None:
     assert type(parsers(template).reasoning).__name__ == name

@@ -64,7 +64,7 @@ class SequenceGrammar:
         assert self.matcher is not None
         tokens = self._tokens
         for position in range(self._num_read, len(tokens)):
-            self._read(tokens[position], vocabulary)
+            self._read(position, vocabulary)
             self._num_read = position + 1
         return self.matcher if self._begun and not self._ended else None
 
@@ -81,10 +81,11 @@ class SequenceGrammar:
         elif self._sampling.stop_token_ids and self.matcher.is_at_end:
             _set(self.mask_W, self._sampling.stop_token_ids)
 
-    def _read(self, token: int, vocabulary: Vocabulary) -> None:
+    def _read(self, position: int, vocabulary: Vocabulary) -> None:
         assert self.matcher is not None
+        token = self._tokens[position]
         if not self._begun:
-            self._begun = self._completes_marker(token, vocabulary)
+            self._begun = self._completes_marker(position, vocabulary)
         elif self._ended or self._ends(token, vocabulary):
             self._ended = True
         else:
@@ -95,13 +96,14 @@ class SequenceGrammar:
         ends = token in vocabulary.eos_token_ids or token in self._sampling.stop_token_ids
         return ends and self.matcher.is_at_end
 
-    def _completes_marker(self, token: int, vocabulary: Vocabulary) -> bool:
-        """Return whether the text before the guided part is whole with this token."""
+    def _completes_marker(self, position: int, vocabulary: Vocabulary) -> bool:
+        """Return whether the text before the guided part is whole with the token there."""
         assert self.form.after is not None
-        if [token] == vocabulary.encode(self.form.after):  # it may be a special token
+        ids = vocabulary.encode(self.form.after)  # there may be special tokens among them
+        if ids == list(self._tokens[max(0, position + 1 - len(ids)) : position + 1]):
             return True
         marker = self.form.after.encode()
-        text = self._tail + (vocabulary.token_bytes[token] or b"")
+        text = self._tail + (vocabulary.token_bytes[self._tokens[position]] or b"")
         self._tail = text[-len(marker) :]
         return marker in text
 

@@ -7,7 +7,7 @@ tokens of a byte-level vocabulary are runs of bytes, and are decoded as such.
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -185,10 +185,15 @@ class CheckpointTokenizer:
         return texts
 
     def detokenizer(
-        self, prompt: Sequence[int], /, *, skip_special_tokens: bool = True
+        self,
+        prompt: Sequence[int],
+        /,
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: Collection[int] = (),
     ) -> ByteDetokenizer | WindowedDetokenizer:
         """Return a new detokenizer for output that follows ``prompt``."""
-        hidden = self.special_ids if skip_special_tokens else frozenset()
+        hidden = self.special_ids.difference(shown_ids) if skip_special_tokens else frozenset()
         if self.token_bytes is not None:
             return ByteDetokenizer(self.token_bytes, prompt, hidden_ids=hidden)
 

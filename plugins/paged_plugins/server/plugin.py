@@ -44,13 +44,53 @@ _COMPONENTS: Mapping[str, Sequence[tuple[type[ComponentSettings], str, str]]] = 
         ),
         (
             settings.MistralSettings,
-            "parsers.tool_formats:MistralFormat",
-            "[TOOL_CALLS][...]: Mistral",
+            "parsers.named_calls:MistralFormat",
+            "[TOOL_CALLS][...], or [TOOL_CALLS]f[ARGS]{...}: Mistral",
         ),
         (
             settings.PythonicSettings,
             "parsers.pythonic:PythonicFormat",
-            "[f(x=1)]: Llama 4 and others",
+            "[f(x=1)]: Llama 3.2 and others",
+        ),
+        (
+            settings.Llama4PythonicSettings,
+            "parsers.pythonic:Llama4PythonicFormat",
+            "<|python_start|>[f(x=1)]<|python_end|>: Llama 4",
+        ),
+        (
+            settings.GemmaSettings,
+            "parsers.pythonic:GemmaFormat",
+            "```tool_code blocks: Gemma 3",
+        ),
+        (
+            settings.Qwen3CoderSettings,
+            "parsers.tagged_calls:Qwen3CoderFormat",
+            "<function=f><parameter=x>...: Qwen3-Coder",
+        ),
+        (
+            settings.Glm4Settings,
+            "parsers.tagged_calls:Glm4Format",
+            "<tool_call>f<arg_key>x</arg_key>...: GLM 4.5",
+        ),
+        (
+            settings.KimiK2Settings,
+            "parsers.named_calls:KimiK2Format",
+            "<|tool_call_begin|>functions.f:0...: Kimi K2",
+        ),
+        (
+            settings.DeepseekV3Settings,
+            "parsers.named_calls:DeepseekV3Format",
+            "calls with a type and a fence: DeepSeek V3, R1",
+        ),
+        (
+            settings.DeepseekV31Settings,
+            "parsers.named_calls:DeepseekV31Format",
+            "calls without either: DeepSeek V3.1",
+        ),
+        (
+            settings.GptOssSettings,
+            "parsers.harmony:GptOssFormat",
+            "messages to functions.f: gpt-oss",
         ),
     ),
     "reasoning_parser": (
@@ -63,6 +103,11 @@ _COMPONENTS: Mapping[str, Sequence[tuple[type[ComponentSettings], str, str]]] = 
             settings.DeepseekR1Settings,
             "parsers.reasoning:DeepseekR1Format",
             "thoughts first, up to </think>",
+        ),
+        (
+            settings.GptOssReasoningSettings,
+            "parsers.harmony:HarmonyReasoningFormat",
+            "the channel analysis: gpt-oss",
         ),
         (
             settings.NoReasoningSettings,

@@ -110,7 +110,7 @@ class Llama3JsonSettings(ComponentSettings):
 
 
 class MistralSettings(ComponentSettings):
-    """A list of JSON after ``[TOOL_CALLS]``."""
+    """``[TOOL_CALLS]``, then a list of JSON, or a name and its arguments."""
 
     name: Literal["mistral"] = "mistral"
 
@@ -119,6 +119,60 @@ class PythonicSettings(ComponentSettings):
     """An answer that is a list of calls as Python writes them."""
 
     name: Literal["pythonic"] = "pythonic"
+
+
+class Llama4PythonicSettings(ComponentSettings):
+    """Calls as Python writes them, between marks or where the answer begins."""
+
+    name: Literal["llama4_pythonic"] = "llama4_pythonic"
+
+
+class GemmaSettings(ComponentSettings):
+    """Calls as Python writes them in a block ``tool_code``."""
+
+    name: Literal["gemma"] = "gemma"
+
+
+class Qwen3CoderSettings(ComponentSettings):
+    """Arguments between tags ``<parameter=x>``."""
+
+    name: Literal["qwen3_coder"] = "qwen3_coder"
+
+
+class Glm4Settings(ComponentSettings):
+    """Arguments between tags ``<arg_key>`` and ``<arg_value>``."""
+
+    name: Literal["glm4"] = "glm4"
+
+
+class KimiK2Settings(ComponentSettings):
+    """Names and JSON between marks, in a section."""
+
+    name: Literal["kimi_k2"] = "kimi_k2"
+
+
+class DeepseekV3Settings(ComponentSettings):
+    """Names and JSON in a fence between marks, in a section."""
+
+    name: Literal["deepseek_v3"] = "deepseek_v3"
+
+
+class DeepseekV31Settings(ComponentSettings):
+    """Names and JSON between marks, in a section."""
+
+    name: Literal["deepseek_v31"] = "deepseek_v31"
+
+
+class GptOssSettings(ComponentSettings):
+    """Messages to functions in the format Harmony."""
+
+    name: Literal["gpt_oss"] = "gpt_oss"
+
+
+class GptOssReasoningSettings(ComponentSettings):
+    """Messages on the channel ``analysis`` in the format Harmony."""
+
+    name: Literal["gpt_oss"] = "gpt_oss"
 
 
 class Qwen3Settings(ComponentSettings):

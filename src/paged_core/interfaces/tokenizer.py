@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -35,6 +35,15 @@ class Tokenizer(Protocol):
         """
 
     def detokenizer(
-        self, prompt: Sequence[int], /, *, skip_special_tokens: bool = True
+        self,
+        prompt: Sequence[int],
+        /,
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: Collection[int] = (),
     ) -> Detokenizer:
-        """Return a new detokenizer for output that follows ``prompt``."""
+        """Return a new detokenizer for output that follows ``prompt``.
+
+        Args:
+            shown_ids: special tokens that are in the text all the same.
+        """

@@ -207,7 +207,9 @@ class Generation:
             sampling = self.request.sampling
             self._texts[sequence.id] = OutputText(
                 self._tokenizer.detokenizer(
-                    self.request.prompt, skip_special_tokens=sampling.skip_special_tokens
+                    self.request.prompt,
+                    skip_special_tokens=sampling.skip_special_tokens,
+                    shown_ids=sampling.shown_token_ids,
                 ),
                 sampling.stop,
                 include_stop_str_in_output=sampling.include_stop_str_in_output,

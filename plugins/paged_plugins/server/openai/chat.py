@@ -33,7 +33,7 @@ from paged_plugins.server.openai.protocol import (
     MadeToolCall,
     MessageDelta,
 )
-from paged_plugins.server.parsers.tool_parser import Piece, Text
+from paged_plugins.server.parsers.answer_parts import AnswerParts
 from paged_plugins.server.service import Service
 
 _ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
@@ -247,8 +247,11 @@ class AnswerParser:
 
     def __init__(self, asked: Format, shows_thoughts: bool) -> None:
         reasoning, tools = asked.reasoning, asked.tools
-        self._reasoning = None if reasoning is None else reasoning.parser(asked.prompt)
-        self._tools = None if tools is None else tools.format.parser(tools.names)
+        self._parts = AnswerParts(
+            None if reasoning is None else reasoning.parser(asked.prompt),
+            None if tools is None else tools.format.parser(tools.functions),
+            () if tools is None else tools.format.begins,
+        )
         self._shows_text = tools is None or tools.form is None
         """False where calls are forced: text is then the beginning of one, and is not shown."""
         self._shows_thoughts = shows_thoughts
@@ -257,10 +260,7 @@ class AnswerParser:
     def __call__(self, delta: ChatDelta) -> ChatDelta:
         """Return what is shown of what was gained; tokens and log-probabilities stay."""
         has_ended = delta.finish_reason is not None
-        thoughts, answer = self._split(delta.content or "", has_ended=has_ended)
-        pieces: list[Piece] = [Text(answer)] if answer else []
-        if self._tools is not None:
-            pieces = [*self._tools.feed(answer), *(self._tools.end() if has_ended else ())]
+        thoughts, pieces = self._parts.take(delta.content or "", has_ended=has_ended)
         calls, text = self._calls.take(pieces, has_ended=has_ended)
         reason = delta.finish_reason
         if reason == "stop" and self._calls.count:
@@ -271,16 +271,6 @@ class AnswerParser:
             reasoning_content=(self._shows_thoughts and thoughts) or None,
             tool_calls=calls or None,
             finish_reason=reason,
-        )
-
-    def _split(self, text: str, *, has_ended: bool) -> tuple[str, str]:
-        """Return what is thought, and what is not."""
-        if self._reasoning is None:
-            return "", text
-        found = [*self._reasoning.feed(text), *(self._reasoning.end() if has_ended else ())]
-        return (
-            "".join(each.text for each in found if each.is_reasoning),
-            "".join(each.text for each in found if not each.is_reasoning),
         )
 
 

@@ -28,7 +28,8 @@ class Tools:
     """Tools that an answer may call, or must."""
 
     format: ToolFormat
-    names: frozenset[str]
+    functions: Mapping[str, Mapping[str, Any]]
+    """The JSON schemas of their arguments, by name."""
     form: StructuredOutputs | None
     """Grammar that forces a call; ``None``: the model may call one, or not."""
     most: int | None = None
@@ -65,14 +66,16 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
     if tools is not None:
         form = tools.form or (form and _form_or_calls(service, body, tools, form))
     reasoning = service.parsers.reasoning
-    if form is not None and reasoning is not None:
+    has_thoughts = tools is not None and tools.format.has_thoughts
+    if form is not None and reasoning is not None and not has_thoughts:
         surely = not service.parsers.is_reasoning_named
         form = replace(form, after=form.after or reasoning.ends_with(prompt or "", surely=surely))
     sampling: dict[str, Any] = {} if form is None else {"structured_outputs": form}
-    if tools is not None and tools.format.shows_special_tokens:
-        sampling["skip_special_tokens"] = False
     if reasoning is not None and body.stop and not body.stop_in_reasoning:
         sampling["stop_outside"] = reasoning.around(prompt or "")
+    marks = [*(reasoning.marks if reasoning else ()), *(tools.format.marks if tools else ())]
+    if shown := service.parsers.special_tokens(marks):
+        sampling["shown_token_ids"] = list(shown.values())
     return Format(sampling, reasoning, tools, prompt or "")
 
 
@@ -130,7 +133,7 @@ def _tools(service: Service, body: ChatRequest) -> Tools | None:
         choice, functions = _allowed(choice, functions)
         only = frozenset(each.name for each in functions)
     most = 1 if body.parallel_tool_calls is False else None
-    names = frozenset(each.name for each in functions)
+    schemas = {each.name: each.parameters for each in functions}
     if choice is None or choice in ("none", "auto"):
         if not functions or choice == "none":
             return None
@@ -139,22 +142,26 @@ def _tools(service: Service, body: ChatRequest) -> Tools | None:
             raise refused(
                 "tools",
                 "it is not known how this model writes calls of tools: start the server with "
-                "--tool-parser (the setting tool_parser), or set tool_choice to required, a "
+                "--tool-parser NAME (the setting tool_parser), or set tool_choice to required, a "
                 "function, or none",
             )
-        return Tools(written or service.parsers.forced_tools, names, None, most, only)
+        return Tools(written or service.parsers.forced_tools, schemas, None, most, only)
     if not functions:
         raise refused("tool_choice", "tool_choice asks for a tool, and there is none in tools")
     if choice != "required":
         functions, most = [_named(choice, functions)], 1
+        schemas = {each.name: each.parameters for each in functions}
     written = service.parsers.forced_tools
-    form = _checked("tools", {"grammar": _grammar(written, functions, most)})
-    return Tools(written, frozenset(each.name for each in functions), form, most)
+    form = _checked("tools", {"grammar": _grammar(service, written, functions, most)})
+    return Tools(written, schemas, form, most)
 
 
-def _grammar(written: ToolFormat, functions: Sequence[Function], most: int | None) -> str:
+def _grammar(
+    service: Service, written: ToolFormat, functions: Sequence[Function], most: int | None
+) -> str:
+    tokens = service.parsers.special_tokens(written.marks)
     try:
-        return written.grammar(functions, parallel=most != 1)
+        return written.grammar(functions, parallel=most != 1, tokens=tokens)
     except ValueError as error:
         raise refused("tools", f"this model cannot be made to call it: {error}") from error
 
@@ -173,9 +180,12 @@ def _form_or_calls(
     else:
         name = "structured_outputs"
         raise refused(name, f"{name} leaves no room for tools; set tool_choice to none")
-    functions = [each for each in _functions(body.tools or ()) if each.name in tools.names]
-    calls = _START.sub("calls_alone:", _grammar(tools.format, functions, tools.most), count=1)
-    grammar = f"start: calls_alone | form_alone\nform_alone: {rule}\n{calls}"
+    functions = [each for each in _functions(body.tools or ()) if each.name in tools.functions]
+    calls = _grammar(service, tools.format, functions, tools.most)
+    calls = _START.sub("calls_alone:", calls, count=1)
+    tokens = service.parsers.special_tokens(tools.format.marks)
+    beside = tools.format.beside("form_alone", tokens)
+    grammar = f"start: calls_alone | {beside}\nform_alone: {rule}\n{calls}"
     name = "response_format" if body.response_format is not None else "structured_outputs"
     return _checked(name, {"grammar": grammar, "after": form.after})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,24 +15,35 @@ from paged_core.settings.schema import EngineSettings
 from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat
 from paged_plugins.server.parsers.tool_parser import ToolFormat
 
-_CALL = {
-    "id": "abcdefghi",
-    "type": "function",
-    "function": {"name": "probe", "arguments": {"place": "here"}},
-}
-_CONVERSATION: Sequence[Mapping[str, Any]] = (
-    {"role": "user", "content": "question"},
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    {"role": "tool", "name": "probe", "tool_call_id": "abcdefghi", "content": "answer"},
-)
+
+def _conversation(arguments: Any) -> Sequence[Mapping[str, Any]]:
+    """Return a conversation with a call."""
+    function = {"name": "probe", "arguments": arguments}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    return (
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "probe", "tool_call_id": "abcdefghi", "content": "answer"},
+    )
+
+
+_CONVERSATIONS = (_conversation({"place": "here"}), _conversation('{"place": "here"}'))
+"""Templates differ in whether arguments are an object or a text."""
 _THOUGHTS: Sequence[Mapping[str, Any]] = (
     {"role": "user", "content": "question"},
     {"role": "assistant", "content": "answer", "reasoning_content": "hypothesis"},
 )
 _MARKS = {
     "hermes": r"<tool_call>\s*\{\s*\"name\": ?\"probe\"",
-    "mistral": r"\[TOOL_CALLS\]\s*\[",
+    "qwen3_coder": r"<function=probe>",
+    "glm4": r"<tool_call>probe",
+    "gpt_oss": r"to=functions\.probe",
+    "kimi_k2": r"<\|tool_call_begin\|>",
+    "deepseek_v3": "function<\uff5ctool\u2581sep\uff5c>probe",
+    "deepseek_v31": "probe<\uff5ctool\u2581sep\uff5c>",
+    "mistral": r"\[TOOL_CALLS\]\s*(\[|probe)",
     "llama3_json": r"\{\s*\"name\": ?\"probe\", ?\"parameters\": ?\{",
+    "llama4_pythonic": r"<\|python_start\|>\[probe\(place=",
     "pythonic": r"\[probe\(place=",
 }
 """By parser: how a call looks in a prompt that has one."""
@@ -65,6 +76,18 @@ class Parsers:
         made: ReasoningFormat | None = self._made("reasoning_parser", self._shown_thoughts)
         return made
 
+    def special_tokens(self, marks: Collection[str]) -> dict[str, int]:
+        """Return the ids of those marks that are special tokens of the model."""
+        if (tokenizer := self._tokenizer) is None:
+            return {}
+        found: dict[str, int] = {}
+        for mark in marks:
+            for token in tokenizer.encode(mark, add_special_tokens=False):
+                text = tokenizer.decode([token], skip_special_tokens=False)
+                if text.strip() == mark and not tokenizer.decode([token]):
+                    found[mark] = token
+        return found
+
     @property
     def is_reasoning_named(self) -> bool:
         """Return whether the settings name the parser of thoughts."""
@@ -87,12 +110,15 @@ class Parsers:
         return component.load()(given)
 
     def _shown_tools(self) -> str | None:
-        text = self._rendered(_CONVERSATION)
-        return next((name for name, mark in _MARKS.items() if re.search(mark, text)), None)
+        texts = [self._rendered(each) for each in _CONVERSATIONS]
+        found = (name for text in texts for name, mark in _MARKS.items() if re.search(mark, text))
+        return next(found, None)
 
     def _shown_thoughts(self) -> str | None:
         prompt = self._rendered(_THOUGHTS[:1], add_generation_prompt=True)
         answer = self._rendered(_THOUGHTS)
+        if prompt.endswith("<|start|>assistant"):
+            return "gpt_oss"
         begins = prompt.rstrip().endswith("<think>")
         return "qwen3" if begins or re.search(r"<think>\s*hypothesis", answer) else None
 

@@ -11,15 +11,19 @@ from paged_plugins.server.parsers.json_text import held_back
 from paged_plugins.server.parsers.tool_parser import Piece, Text, ToolParser
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+_LONGEST_HEAD = 512
+"""Characters before the arguments of a call at most."""
 
 
 class Reader(Protocol):
     """Reads one call as its text grows."""
 
-    has_begun: bool
-    """True once the call was passed on: what follows of it cannot be text again."""
     left: str
-    """Once it has raised after that: what of its text was not passed on."""
+    """Once it has raised after it has begun: what of its text was not passed on."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the call was passed on: what follows of it cannot be text again."""
 
     @property
     def done(self) -> bool:
@@ -38,6 +42,18 @@ class Reader(Protocol):
         """Add what is certain to ``pieces``: the answer ends within the call."""
 
 
+def head_of(head: re.Pattern[str], text: str, start: int) -> re.Match[str] | None:
+    """Return the head of a call; ``None``: it is not whole.
+
+    Raises:
+        ValueError: it would be too long.
+    """
+    found = head.match(text, start, start + _LONGEST_HEAD)
+    if found is None and len(text) - start >= _LONGEST_HEAD:
+        raise ValueError("no name of a function")
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
     """Texts around calls. White space may stand anywhere between them."""
@@ -46,8 +62,8 @@ class Marks:
     """Each begins calls, wherever it is; none: calls begin where the answer does."""
     optional: tuple[str, ...] = ()
     """May follow, each once, in this order."""
-    opening: str = ""
-    """Must follow then."""
+    at_start: bool = False
+    """Calls may also begin where the answer does."""
     around: tuple[tuple[str, str], ...] = (*(("```json", "```"), ("```", "```"), ("[", "]")),)
     """May stand around calls, one within the other: pairs."""
     between: str = ""
@@ -73,7 +89,7 @@ class MarkedCallParser(ToolParser):
         """Text that turns out to be no part of a call if none follows."""
         self._held = ""
         """Text behind it, of which nothing is known yet: part of a mark."""
-        self._to_come = self._first
+        self._to_come = self._marks.optional
         """Marks that may come before the next call."""
         self._open: list[str] = []
         """Marks that close what is around calls."""
@@ -81,12 +97,8 @@ class MarkedCallParser(ToolParser):
         self._has_calls = self._has_calls_here = False
         """True once a call was read, with nothing behind it; True once one was since the mark."""
         self._state: Callable[[list[Piece]], bool] = (
-            self._in_text if marks.begins else self._before_call
+            self._in_text if marks.begins and not marks.at_start else self._before_call
         )
-
-    @property
-    def _first(self) -> tuple[str, ...]:
-        return tuple(filter(None, (*self._marks.optional, self._marks.opening)))
 
     def feed(self, text: str, /) -> Sequence[Piece]:
         self._held += text
@@ -150,8 +162,6 @@ class MarkedCallParser(ToolParser):
             if self._held.startswith(mark):
                 self._skip(len(mark))
                 self._skip_space()
-            elif mark == self._marks.opening:
-                return self._is_no_call(found)
             self._to_come = self._to_come[1:]
         for opening, closing in self._marks.around if not self._has_calls_here else ():
             if closing in self._open:
@@ -230,14 +240,14 @@ class MarkedCallParser(ToolParser):
     def _start(self, state: Callable[[list[Piece]], bool]) -> None:
         self._state = state
         self._has_calls_here = False
-        self._to_come = self._first
+        self._to_come = self._marks.optional
         self._open.clear()
 
     def _is_no_call(self, found: list[Piece]) -> bool:
         """Pass on what looked like a call as text."""
         held = "".join((*self._taken, self._held))
         self._taken.clear()
-        if self._begin is None or self._has_calls_here:
+        if not self._mark or self._has_calls_here:
             self._held = held
             self._start(self._in_text)
             return True

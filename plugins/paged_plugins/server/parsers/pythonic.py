@@ -1,142 +1,199 @@
-"""Calls as Python writes them, ``[f(x=1), g(y="a")]``: Llama 3.2 and 4, and others.
+"""Calls as Python writes them, ``[f(x=1), g(y="a")]``: Llama 3.2 and 4, Gemma and others.
 
-A call is passed on when all of the list is there: what it means is known only then.
+Calls are passed on when all of the list or the block is there: what it means is known only then.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from paged_plugins.server.parsers.tool_formats import (
-    arguments_schema,
-    calls_rules,
-    literal,
-)
-from paged_plugins.server.parsers.tool_parser import (
-    Arguments,
-    CallBegins,
-    Function,
-    Piece,
-    Text,
-    ToolFormat,
-    ToolParser,
-)
+from paged_plugins.server.parsers.call_grammar import calls_grammar, literals, property_schemas
+from paged_plugins.server.parsers.calls import CallReader
+from paged_plugins.server.parsers.json_text import held_back
+from paged_plugins.server.parsers.marked_calls import Marks, Reader, head_of
+from paged_plugins.server.parsers.tool_formats import MarkedFormat
+from paged_plugins.server.parsers.tool_parser import Arguments, CallBegins, Function, Piece
 
 _NAMES = {"true": True, "false": False, "null": None}
 _MOST = 1 << 20
 """Characters of a list."""
+_HEAD = re.compile(r"\[\s*+(?:(?P<name>[\w.]+)(?P<rest>[^\w.])|[^\w.])")
+_PARTS = re.compile(r"""(?P<plain>[^][(){}'"\\]+)|\\.?|.""", re.DOTALL)
+_CLOSING = dict(zip(")]}", "([{", strict=True))
 
 
-class PythonicParser(ToolParser):
-    """Reads an answer that is a list of calls from its first letter on, or is text."""
+class _PythonReader:
+    """Reads a list of calls, or a block of them up to a mark.
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._begins = [f"[{name}(" for name in names]
-        self._names = names
-        self._held: list[str] = []
-        self._size = 0
-        self._head = ""
-        """First letters that are no white space, as many as show whether a call begins."""
-        self._is_text = False
+    Args:
+        names: of the functions.
+        closing: the mark; empty: it is a list, which ends where its bracket does.
+    """
 
-    def feed(self, text: str, /) -> Sequence[Piece]:
-        if self._is_text:
-            return [Text(text)] if text else []
-        self._held.append(text)
-        self._size += len(text)
-        longest = max(map(len, self._begins), default=1)
-        if len(self._head) < longest:
-            self._head = (self._head + text).lstrip()[:longest]
-        begins = any(each.startswith(self._head[: len(each)]) for each in self._begins)
-        if (not self._head or begins) and self._size <= _MOST:
-            return []
-        return self._give_up()
+    def __init__(self, names: Collection[str], closing: str = "") -> None:
+        self._names, self._closing = names, closing
+        self._text: list[str] = []
+        self._num_taken = 0
+        self._open: list[str] = []
+        self._quote = ""
+        self._is_sure = bool(closing)
+        self.has_begun = self.done = False
+        self.left = ""
 
-    def end(self) -> Sequence[Piece]:
-        if self._is_text or not self._size:
-            return []
+    def take(self, text: str, start: int, pieces: list[Piece], /) -> int:
+        if not self._is_sure:
+            head = head_of(_HEAD, text, start)
+            if head is None and "[".startswith(text[start : start + 1]):
+                return start
+            if head is None or head["rest"] != "(" or head["name"] not in self._names:
+                raise ValueError("no list of calls")
+            self._is_sure = True
+        end = self._end_of_block(text, start) if self._closing else self._end_of_list(text, start)
+        self._text.append(text[start:end])
+        self._num_taken += end - start
+        if self._num_taken > _MOST:
+            raise ValueError("too long")
+        if self.done:
+            self._pass_on(pieces)
+        return end
+
+    def end(self, pieces: list[Piece], /) -> None:
+        with suppress(ValueError):
+            self._pass_on(pieces)
+
+    def _end_of_block(self, text: str, start: int) -> int:
+        place = text.find(self._closing, start)
+        self.done = place >= 0
+        return place if self.done else len(text) - held_back(text[start:], self._closing)
+
+    def _end_of_list(self, text: str, start: int) -> int:
+        place = start
+        while place < len(text) and not self.done:
+            part = _PARTS.match(text, place)
+            assert part is not None
+            if part[0] == "\\":  # what it escapes has not come
+                return place
+            place = part.end()
+            letter = "" if part["plain"] else part[0]
+            if self._quote:
+                self._quote = "" if letter == self._quote else self._quote
+            elif letter in ("'", '"'):
+                self._quote = letter
+            elif letter and letter in "([{":
+                self._open.append(letter)
+            elif letter in _CLOSING:
+                if self._open.pop() != _CLOSING[letter]:
+                    raise ValueError("brackets that do not match")
+                self.done = not self._open
+        return place
+
+    def _pass_on(self, pieces: list[Piece]) -> None:
         try:
-            calls = _calls("".join(self._held).strip(), self._names)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return self._give_up()
-        self._held.clear()
-        return [piece for call in calls for piece in call]
-
-    def _give_up(self) -> Sequence[Piece]:
-        held, self._is_text = "".join(self._held), True
-        self._held.clear()
-        return [Text(held)]
+            tree = ast.parse("".join(self._text).strip())
+            calls = [each for line in tree.body for each in _calls(line, self._names)]
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            raise ValueError(str(error)) from error
+        if not calls:
+            raise ValueError("no call")
+        pieces += [piece for call in calls for piece in call]
+        self.has_begun = self.done = True
 
 
-class PythonicFormat(ToolFormat):
-    """``[f(x=1), g(y="a")]``."""
+class PythonicFormat(MarkedFormat):
+    """``[f(x=1), g(y="a")]`` where an answer begins."""
 
-    def __init__(self, options: object, /) -> None:
-        pass
+    layout = Marks(around=())
 
-    def parser(self, names: Collection[str], /) -> ToolParser:
-        return PythonicParser(names)
+    def reader(
+        self, functions: Mapping[str, Mapping[str, Any]], mark: str, letter: str, /
+    ) -> Reader:
+        return _PythonReader(functions)
 
-    def grammar(self, functions: Sequence[Function], /, *, parallel: bool) -> str:
-        rules: list[str] = []
-        for number, each in enumerate(functions):
-            rules += _function_rules(number, each)
-        return calls_rules(len(functions), parallel, ", ", ("[", "]")) + "\n".join(rules)
+    def grammar(
+        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
+    ) -> str:
+        return calls_grammar(
+            functions, _write, parallel=parallel, between='", "', around=('"["', '"]"')
+        )
 
 
-def _function_rules(number: int, function: Function) -> list[str]:
-    """Return the rules of one function: what it requires, then what it may have beside."""
-    schema = arguments_schema(function)
-    shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
-    properties = schema.get("properties") or {}
-    required = [name for name in properties if name in schema.get("required", ())]
-    others = [name for name in properties if name not in required]
-    rules, places = [], {}
-    for place, name in enumerate(properties):
-        if not name.isidentifier():
-            raise ValueError(f"{name!r} cannot be the name of an argument in Python")
-        places[name] = f"argument_{number}_{place}"
-        value = properties[name]
-        value = {**value, **shared} if isinstance(value, Mapping) else shared
-        rules.append(f"{places[name]}: {literal(f'{name}=')} value_{number}_{place}")
-        rules.append(f"value_{number}_{place}: %json {json.dumps(value)}")
-    head = ' ", " '.join(places[name] for name in required)
-    tail = "".join(f' (", " {places[name]})?' for name in others)
-    if required or not others:
-        inside = f"{head}{tail}"
+class Llama4PythonicFormat(PythonicFormat):
+    """The same, which may also be between ``<|python_start|>`` and ``<|python_end|>``: Llama 4."""
+
+    layout = Marks(begins=("<|python_start|>",), at_start=True, around=(), ends=("<|python_end|>",))
+
+
+class GemmaFormat(MarkedFormat):
+    """A block of code, ``tool_code``; where an answer begins also a list of calls, or JSON with
+    ``parameters``: the three that are published for Gemma 3."""
+
+    layout = Marks(
+        begins=("```tool_code",), at_start=True, around=(("```json", "```"),), ends=("```",)
+    )
+
+    def reader(
+        self, functions: Mapping[str, Mapping[str, Any]], mark: str, letter: str, /
+    ) -> Reader:
+        if mark:
+            return _PythonReader(functions, closing="```")
+        return CallReader(functions) if letter == "{" else _PythonReader(functions)
+
+    def grammar(
+        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
+    ) -> str:
+        text = literals(tokens)
+        around = text("```tool_code\n"), text("\n```")
+        return calls_grammar(
+            functions, _write, parallel=parallel, between=text("\n"), around=around
+        )
+
+
+def _write(name: str, function: Function) -> list[str]:
+    """Return the rules of one call: what it requires, then what it may have beside."""
+    text = literals({})
+    required = function.parameters.get("required", ())
+    rules, needed, others = list[str](), list[str](), list[str]()
+    for place, (key, schema) in enumerate(property_schemas(function).items()):
+        if not key.isidentifier():
+            raise ValueError(f"{key!r} cannot be the name of an argument in Python")
+        argument = f"{name}_argument_{place}"
+        (needed if key in required else others).append(argument)
+        rules.append(f"{argument}: {text(f'{key}=')} {argument}_value")
+        rules.append(f"{argument}_value: %json {json.dumps(schema)}")
+    tails = [f' (", " {each})?' for each in others]
+    if needed or not others:
+        inside = ' ", " '.join(needed) + "".join(tails)
     else:  # any of them may be the first
-        firsts = [
-            places[name] + "".join(f' (", " {places[other]})?' for other in others[place + 1 :])
-            for place, name in enumerate(others)
-        ]
+        firsts = [each + "".join(tails[place:]) for place, each in enumerate(others, 1)]
         inside = f"({' | '.join(firsts)})?"
-    rules.append(f"call_{number}: {literal(f'{function.name}(')} {inside} {literal(')')}")
-    return rules
+    return [f"{name}: {text(f'{function.name}(')} {inside} {text(')')}", *rules]
 
 
-def _calls(text: str, names: Collection[str]) -> list[tuple[Piece, Piece]]:
-    """Read a list of calls.
+def _calls(line: ast.stmt, names: Collection[str]) -> list[tuple[Piece, Piece]]:
+    """Read a list of calls, or one.
 
     Raises:
-        SyntaxError, ValueError: it is none.
+        ValueError: it is none.
     """
-    tree = ast.parse(text, mode="eval").body
-    if not isinstance(tree, ast.List) or not tree.elts:
-        raise ValueError("no list of calls")
+    tree = line.value if isinstance(line, ast.Expr) else None
     found: list[tuple[Piece, Piece]] = []
-    for call in tree.elts:
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+    for call in tree.elts if isinstance(tree, ast.List) else [tree]:
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "print" and call.args:
+            call = call.args[0]  # what a notebook would show
+        if not isinstance(call, ast.Call) or call.args:
             raise ValueError("no call with named arguments")
-        if call.func.id not in names:
-            raise ValueError(f"no function is called {call.func.id!r}")
+        if (name := ast.unparse(call.func)) not in names:
+            raise ValueError(f"no function is called {name!r}")
         arguments = {word.arg: _value(word.value) for word in call.keywords}
         if None in arguments:
             raise ValueError("an argument without a name")
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        found.append((CallBegins(call.func.id), Arguments(written)))
+        found.append((CallBegins(name), Arguments(written)))
     return found
 
 

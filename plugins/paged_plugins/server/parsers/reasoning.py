@@ -89,6 +89,7 @@ class ThinkFormat(ReasoningFormat):
     """Marks that the model or the prompt writes: ``qwen3`` and many others."""
 
     begins = OPEN
+    marks = (OPEN, CLOSE)
     always = False
     """True if an answer begins with thoughts although no mark says so."""
 

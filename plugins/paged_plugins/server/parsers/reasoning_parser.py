@@ -33,6 +33,8 @@ class ReasoningFormat(ABC):
 
     begins: ClassVar[str] = ""
     """Mark that a model writes at the beginning of an answer that begins with thoughts."""
+    marks: ClassVar[tuple[str, ...]] = ()
+    """Marks that are special tokens in some vocabularies: these tokens stay in the text."""
 
     @abstractmethod
     def parser(self, prompt: str, /) -> ReasoningParser:

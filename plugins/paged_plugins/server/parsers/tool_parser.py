@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,17 +61,33 @@ class ToolParser(ABC):
 class ToolFormat(ABC):
     """A way to write calls. Its factory gets the options alone."""
 
-    shows_special_tokens: ClassVar[bool] = False
-    """True if special tokens mark calls, which must then be in the text."""
+    begins: tuple[str, ...] = ()
+    """Marks that begin a call wherever they are, in thoughts that do not end, too."""
+    marks: tuple[str, ...] = ()
+    """All marks that are special tokens in some vocabularies: these tokens stay in the text."""
+    has_thoughts: ClassVar[bool] = False
+    """True if the grammar has the thoughts before a call: it is that of the whole answer."""
 
     @abstractmethod
-    def parser(self, names: Collection[str], /) -> ToolParser:
-        """Return a parser for an answer that may call functions of these names."""
+    def parser(self, functions: Mapping[str, Mapping[str, Any]], /) -> ToolParser:
+        """Return a parser for an answer that may call these functions.
+
+        Args:
+            functions: by name, the JSON schema of the arguments.
+        """
 
     @abstractmethod
-    def grammar(self, functions: Sequence[Function], /, *, parallel: bool) -> str:
+    def grammar(
+        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
+    ) -> str:
         """Return a grammar, in Lark's notation, of answers that consist of a call, or of several.
 
         Args:
             parallel: whether there may be several.
+            tokens: ids of those of :attr:`marks` that are special tokens: the grammar has
+                ``<[id]>`` where they are.
         """
+
+    def beside(self, rule: str, tokens: Mapping[str, int], /) -> str:
+        """Return, as the grammar writes it, an answer that is no call and follows a rule."""
+        return rule

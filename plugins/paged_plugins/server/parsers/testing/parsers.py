@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.interfaces.grammar import CompiledGrammar
+from paged_core.engine.contexts import GrammarContext
+from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Vocabulary
 from paged_core.structured_outputs import StructuredOutputs
 from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat, Thought
 from paged_plugins.server.parsers.tool_parser import (
@@ -28,6 +30,7 @@ from paged_testing.grammar import VOCABULARY
 from paged_testing.use import instructions, letters_scanned
 
 NAMES = ("f", "weather")
+FUNCTIONS: Mapping[str, Mapping[str, Any]] = {name: {} for name in NAMES}
 _MARKS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>"),
     *('{"name": "f", "arguments": {"a": 1}}', '{"name": "weather", "parameters": {}}'),
@@ -50,6 +53,7 @@ def cut_texts() -> Iterator[list[str]]:
         yield [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
 
 
+_NO_TOKENS: Mapping[str, int] = {}
 DEEP = 100_000
 """Brackets in each other, further than any recursion goes."""
 PARAMETERS: Mapping[str, Any] = {
@@ -94,6 +98,12 @@ class GrammarCases(GrammarConformance):
     """The grammar that servers force calls with."""
 
     component = "llguidance"
+    vocabulary: Vocabulary = VOCABULARY
+
+    def make(self) -> GrammarBackend:
+        """Return the grammar for :attr:`vocabulary`."""
+        made: GrammarBackend = self.build(GrammarContext(vocabulary=self.vocabulary))
+        return made
 
 
 class ToolParserConformance(_ParserConformance):
@@ -109,6 +119,8 @@ class ToolParserConformance(_ParserConformance):
     """Answers that consist of calls, and what these are; ``f`` and ``weather`` are functions."""
     also_read: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {}
     """Other ways to write calls, which are read, and which the grammar does not allow."""
+    written_in_tokens: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {}
+    """The same where all marks are special tokens, if that is written otherwise."""
     broken: ClassVar[Sequence[str]] = ()
     """Answers that begin as calls do, and are none: they are text."""
 
@@ -116,7 +128,7 @@ class ToolParserConformance(_ParserConformance):
         """Pieces that a parser makes of a text, those of a kind joined."""
         made = self.build()
         assert isinstance(made, ToolFormat)
-        parser, found = made.parser(NAMES), list[Piece]()
+        parser, found = made.parser(FUNCTIONS), list[Piece]()
         for piece in pieces:
             found += parser.feed(piece)
         return _joined([*found, *parser.end()])
@@ -139,7 +151,7 @@ class ToolParserConformance(_ParserConformance):
                 assert self.parsed(*pieces) == [Text(text)]
 
     def test_plain_text_is_not_held_back(self) -> None:
-        parser = self.build().parser(NAMES)
+        parser = self.build().parser(FUNCTIONS)
         assert _joined([*parser.feed("Hello"), *parser.feed(" you")]) == [Text("Hello you")]
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
@@ -172,7 +184,7 @@ class ToolParserConformance(_ParserConformance):
 
         def use(number: int) -> None:
             for text in texts:
-                parser = made.parser(NAMES)
+                parser = made.parser(FUNCTIONS)
                 parser.feed(f"{text} {number:06}")
                 parser.end()
 
@@ -180,29 +192,52 @@ class ToolParserConformance(_ParserConformance):
 
     # ------------------------------------------------------------------ forced calls
 
-    def grammar(self, *parameters: Mapping[str, Any]) -> tuple[GrammarCases, CompiledGrammar]:
-        """Compile the grammar of calls of functions with these parameters, as a server does."""
+    def grammar(
+        self, *parameters: Mapping[str, Any], tokens: Mapping[str, int] = _NO_TOKENS
+    ) -> tuple[GrammarCases, CompiledGrammar]:
+        """Compile the grammar of calls of functions with these parameters, as a server does.
+
+        Args:
+            tokens: ids of marks that are special tokens, the next ones of the vocabulary.
+        """
         cases = GrammarCases()
+        cases.vocabulary = replace(
+            VOCABULARY, token_bytes=[*VOCABULARY.token_bytes, *(None for _ in tokens)]
+        )
         if reason := cases.refusal():
             pytest.skip(reason)
         functions = list(map(Function, NAMES, parameters))
-        grammar = self.build().grammar(functions, parallel=True)
+        grammar = self.build().grammar(functions, parallel=True, tokens=tokens)
         return cases, cases.make().compile(StructuredOutputs(grammar=grammar))
 
     def test_the_grammar_accepts_the_calls_that_are_written(self) -> None:
-        for text, calls in self.written.items():
+        self.check_grammar(self.written, {})
+
+    def test_the_grammar_has_marks_that_are_special_tokens(self) -> None:
+        marks = self.build().marks
+        tokens = {mark: len(VOCABULARY.token_bytes) + place for place, mark in enumerate(marks)}
+        self.check_grammar(self.written_in_tokens or self.written, tokens)
+
+    def check_grammar(
+        self, written: Mapping[str, Sequence[tuple[str, Any]]], tokens: Mapping[str, int]
+    ) -> None:
+        """Check that the grammar accepts calls, with each mark as its token, if it is one."""
+        marks = re.compile("|".join(f"({re.escape(mark)})" for mark in tokens) or "(?!)")
+        for text, calls in written.items():
             known: list[dict[str, Any]] = [
                 {key: {} for of, given in calls for key in given if of == n} for n in NAMES
             ]
             schemas = [{"properties": keys, "required": list(keys)} for keys in known]
-            matcher = self.grammar(*schemas)[1].matcher()
-            for place, token in enumerate(VOCABULARY.encode(text)):
+            matcher = self.grammar(*schemas, tokens=tokens)[1].matcher()
+            ids: list[int] = []
+            for part in filter(None, marks.split(text)):
+                ids += [tokens[part]] if part in tokens else VOCABULARY.encode(part)
+            for place, token in enumerate(ids):
                 try:
                     matcher.accept(token)
                 except ValueError as error:
-                    left = text.encode()[place:].decode(errors="replace")
                     raise AssertionError(
-                        f"{text!r}: the grammar does not accept {left!r}: {error}"
+                        f"{text!r}: the grammar does not accept token {place}: {error}"
                     ) from error
             assert matcher.is_at_end, f"the grammar goes on after {text!r}"
 

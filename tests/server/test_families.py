@@ -1,0 +1,114 @@
+"""Answers as each family writes them, with marks that are special tokens, become calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from paged_core.plugins.registry import Registry
+from server.test_sent_back import CHAT, chat_of
+from server.told import make_told, say
+from server.told_client import ToldServer
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"properties": {"city": {"type": "string"}, "n": {"type": "integer"}}},
+        },
+    }
+]
+CALL = {"city": "Oslo", "n": 2}
+JSON = json.dumps(CALL)
+HERMES = f'<tool_call>{{"name": "f", "arguments": {JSON}}}</tool_call>'
+DEEPSEEK = [
+    f"<\uff5ctool\u2581{each}\uff5c>"
+    for each in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
+]
+KIMI = [f"<|tool_call{each}|>" for each in ("s_section_begin", "_begin", "_argument_begin", "_end")]
+FAMILIES: Mapping[str, tuple[str, list[str]]] = {
+    "hermes": (f"<think>why</think>\n\nso {HERMES}", ["<think>", "</think>", "<tool_call>"]),
+    "mistral": (f"<think>why</think>so [TOOL_CALLS]f[ARGS]{JSON}", ["[TOOL_CALLS]", "[ARGS]"]),
+    "qwen3_coder": (
+        "<think>why</think>so <tool_call><function=f><parameter=city>\nOslo\n</parameter>"
+        "<parameter=n>\n2\n</parameter></function></tool_call>",
+        ["<think>", "</think>", "<tool_call>", "</tool_call>"],
+    ),
+    "glm4": (
+        "<think>why</think>so <tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+        "<arg_key>n</arg_key>\n<arg_value>2</arg_value></tool_call>",
+        ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+    ),
+    "kimi_k2": ("<think>why</think>so {}{}functions.f:0{}%s{}".format(*KIMI) % JSON, KIMI),
+    "deepseek_v3": (
+        "<think>why</think>so {}{}function{}f\n```json\n%s\n```{}{}".format(*DEEPSEEK) % JSON,
+        DEEPSEEK,
+    ),
+    "gemma": ("<think>why</think>so ```tool_code\nf(city='Oslo', n=2)\n```", ["<think>"]),
+    "gpt_oss": (  # without <|end|>, which ends all that this checkpoint says
+        "<|channel|>analysis<|message|>why<|start|>assistant<|channel|>commentary<|message|>"
+        "so <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json"
+        f"<|message|>{JSON}<|call|>",
+        [f"<|{each}|>" for each in ("channel", "message", "start", "constrain", "call", "return")],
+    ),
+}
+
+
+def answers(folder: Path, specials: list[str], text: str, **options: Any) -> list[Any]:
+    """Return the messages of an answer, whole and from its stream."""
+
+    async def run() -> list[Any]:
+        server = ToldServer(Registry.discover(), folder, Random(0), **options)
+        told = {"role": "user", "content": say(text)}
+        asked = {"messages": [told], "tools": TOOLS, "max_tokens": 999}
+        whole = (await server.ask(CHAT, asked))[1]
+        streamed = chat_of((await server.ask(CHAT, {**asked, "stream": True}))[1])
+        return [each["choices"][0]["message"] for each in (whole, streamed)]
+
+    make_told(folder, specials)
+    return asyncio.run(run())
+
+
+def parts(message: Any) -> tuple[str, str, list[Any]]:
+    """Return the thoughts, the text and the arguments of a message."""
+    calls = message.get("tool_calls") or ()
+    return (
+        message.get("reasoning_content") or "",
+        message.get("content") or "",
+        [json.loads(each["function"]["arguments"]) for each in calls],
+    )
+
+
+@pytest.mark.parametrize("is_special", [True, False], ids=["special", "ordinary"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_read(family: str, is_special: bool, tmp_path: Path) -> None:
+    text, marks = FAMILIES[family]
+    reasoning = "gpt_oss" if family == "gpt_oss" else "qwen3"
+    options = {"tool_parser": family, "reasoning_parser": reasoning}
+    for message in answers(tmp_path, marks if is_special else [], text, **options):
+        thoughts, content, calls = parts(message)
+        assert (thoughts, content.strip(), calls) == ("why", "so", [CALL])
+
+
+WHERE = {
+    "thoughts that do not end": (f"<think>why {HERMES}", ("why ", "", [CALL])),
+    "several": (f"<think>why {HERMES}\n{HERMES}\n", ("why ", "", [CALL, CALL])),
+    "thoughts that end": (f"<think>a {HERMES} b</think>so", (f"a {HERMES} b", "so", [])),
+    "both": (f"<think>a {HERMES}</think>{HERMES}", (f"a {HERMES}", "", [CALL])),
+    "none": ("<think>why <tool_call> or <tool_", ("why <tool_call> or <tool_", "", [])),
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_call_in_thoughts_that_do_not_end_is_read(where: str, tmp_path: Path) -> None:
+    text, expected = WHERE[where]
+    options = {"tool_parser": "hermes", "reasoning_parser": "qwen3"}
+    found = answers(tmp_path, ["<think>", "</think>", "<tool_call>"], text, **options)
+    assert list(map(parts, found)) == [expected] * 2
