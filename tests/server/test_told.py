@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from server.served import Served, ask, serve_process
+from server.served import Served, ask, events, serve_process
 from server.told import (
     DEFAULT,
+    END,
     make_told,
     say,
     told_environ,
@@ -59,6 +60,21 @@ def test_forms_and_special_tokens_are_as_with_any_model(told: Served) -> None:
         assert choice(told.ask("POST", "/v1/completions", asked))["text"] == shown
     asked = {"prompt": say('{"a": 17}'), "structured_outputs": {"json": SCHEMA}, "max_tokens": 99}
     assert choice(told.ask("POST", "/v1/completions", asked))["text"] == '{"a": 17}'
+
+
+def test_texts_of_tokens_are_the_same_whole_and_streamed(told: Served) -> None:
+    asked: Any = {"prompt": say("h\u00e9 \u20ac!"), "logprobs": 3, "max_tokens": 99}
+    whole = choice(told.ask("POST", "/v1/completions", asked))
+    text = told.ask("POST", "/v1/completions", {**asked, "stream": True})[1]
+    parts = [each["choices"][0]["logprobs"] for each in events(text)[:-1]]
+    for name in ("tokens", "text_offset"):
+        assert [one for part in parts for one in part[name]] == whole["logprobs"][name]
+    assert "".join(whole["logprobs"]["tokens"]) == whole["text"] + END
+    for token, top in zip(
+        whole["logprobs"]["tokens"], whole["logprobs"]["top_logprobs"], strict=True
+    ):
+        assert len(top) == 3
+        assert top[token] == max(top.values())
 
 
 def test_a_process_serves_it(folder: Path) -> None:
