@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -112,6 +116,21 @@ def test_a_long_row_costs_hardly_more_than_a_short_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_tokens", "named"), [(16384, None), (30000, {"first_place": 20000}), (20000, {})]
+)
+def test_thresholds_that_no_tried_row_reaches_are_named(
+    num_tokens: int, named: dict[str, int] | None, folder: Path, tmp_path: Path
+) -> None:
+    changed = shutil.copytree(folder, tmp_path / "model") / "config.json"
+    changed.write_text(json.dumps(json.loads(changed.read_text()) | {"first_place": 20000}))
+    steps = SimpleNamespace(step_limits=StepLimits(num_seqs=8, num_tokens=num_tokens))
+    with capture_logs() as logs:
+        load_runner(settings(changed.parent, scheduler=steps))
+    found = [log["not_tried"] for log in logs if log["event"] == "steps_longer_than_trial"]
+    assert found == ([] if named is None else [named])
+
+
+@pytest.mark.parametrize(
     "raised", [TypeError("no"), KeyError("x"), AttributeError(), ImportError("a")]
 )
 def test_what_the_model_raises_is_a_refusal(
@@ -124,4 +143,13 @@ def test_what_the_model_raises_is_a_refusal(
     with pytest.raises(
         UnsupportedModel, match=f"^llama cannot .* {type(raised).__name__} .*choose"
     ):
+        load_runner(folder)
+
+
+def test_a_tensor_that_attention_would_not_heed_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = partialmethod(modeling_llama.LlamaAttention.forward, block_indices=torch.zeros(2))
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
+    with pytest.raises(UnsupportedModel, match=r"'block_indices' of shape \(2,\)"):
         load_runner(folder)

@@ -12,7 +12,7 @@ Of the weights of any architecture that a model does not use, these are ignored:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -265,14 +265,17 @@ class StoredWeights:
         """The shape of each weight."""
         return {name: file.shape(name) for name, file in self._files.items()}
 
-    def check_dtypes(self) -> None:
+    def check_dtypes(self, tables: Collection[str] = ()) -> None:
         """Check that all weights are floating-point numbers.
+
+        Args:
+            tables: last parts of names of those that need not be.
 
         Raises:
             CheckpointError: one is not, and is no table that a model computes itself.
         """
         for name, file in self._files.items():
-            if not is_computed(name):
+            if not is_computed(name) and name.rpartition(".")[2] not in tables:
                 file.dtype(name)
 
     def has(self, name: str, /) -> bool:

@@ -110,6 +110,8 @@ _REFUSED = {
     "head_mask": "a mask over heads",
     "block_mask": "a block mask",
 }
+_KNOWN = {"s_aux", "position_ids", "cache_position"}
+"""Tensors that the attention function may be given beside queries, keys and values."""
 _NUM_TOKENS = 5
 
 
@@ -207,6 +209,12 @@ def _spec(call: Call, where: str, device: str, settings: EngineSettings) -> Laye
     for option, feature in _REFUSED.items():
         if options.get(option) is not None:
             raise UnsupportedModel(f"{where}needs {feature}, which no attention backend here has")
+    for option, value in options.items():
+        if isinstance(value, Tensor) and option not in _KNOWN:
+            raise UnsupportedModel(
+                f"{where}gives its attention {option!r} of shape {tuple(value.shape)} to heed, "
+                "which no attention backend here knows"
+            )
     if num_keys != num_tokens:
         raise UnsupportedModel(
             f"{where}looks at {num_keys} keys where there are {num_tokens} tokens (cross-attention "

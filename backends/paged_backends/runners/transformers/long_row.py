@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import torch
@@ -25,17 +26,20 @@ from torch.overrides import TorchFunctionMode
 
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.runner import Runner
+from paged_core.log import get_logger
 
 _LENGTHS = (5, 1, 3, 2)
 """Lengths of the sequences in a copy."""
 _COPY = sum(_LENGTHS)
 _PARTS = ("queries", "keys", "values")
 _LONGEST = 16384
+"""Tokens; no longer row is tried."""
 _SIZES = re.compile(
     r"(hidden|intermediate|vocab|moe|ffn|embed|d_model|n_embd|n_inner).*"
     r"|.*(dim|heads|layers|experts|rank|theta|_ids?)"
 )
 """Numbers of a configuration that count no tokens."""
+_log = get_logger()
 _TOLERANCE, _LOW_PRECISION_TOLERANCE = 2e-3, 0.05
 
 
@@ -51,8 +55,18 @@ def try_long_row(
     Raises:
         UnsupportedModel: what a sequence gives depends on the row that it is in.
     """
-    longest = max(_thresholds(model.config.to_dict()), default=0)
-    longest = max(longest, min(longest_step or _LONGEST, _LONGEST))
+    counts = list(_counts(model.config.to_dict()))
+    most = longest_step or inf
+    if most > _LONGEST:
+        _log.warning(
+            "steps_longer_than_trial",
+            step_tokens=longest_step,
+            tried_tokens=_LONGEST,
+            not_tried={key: count for key, count in counts if _LONGEST < count < most},
+            remedy=f"set scheduler.max_num_batched_tokens to {_LONGEST} or fewer",
+        )
+    thresholds = (count for _, count in counts if count <= _LONGEST)
+    longest = int(max(*thresholds, min(most, _LONGEST)))
     copies, calls = longest // _COPY + 2, _calls_to_compare(modules)
     low = runner.layers[0].dtype != "float32"
     expected: list[list[Tensor]] = []
@@ -73,15 +87,15 @@ def try_long_row(
             _run(runner, model, copies, calls, compare)
 
 
-def _thresholds(config: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the numbers of a configuration that may count tokens, up to the longest row."""
+def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the numbers of a configuration that may count tokens."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _thresholds(value)
+            yield from _counts(value)
         elif type(value) not in (int, float) or _SIZES.fullmatch(str(key)):
             continue
-        elif 0 < value <= _LONGEST:
-            yield int(value)
+        elif 0 < value < inf:
+            yield str(key), int(value)
 
 
 def _calls_to_compare(modules: Sequence[nn.Module]) -> int:

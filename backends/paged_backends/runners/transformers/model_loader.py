@@ -28,7 +28,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
     """
     _check_kind(checkpoint, trust_remote_code=settings.trust_remote_code)
     _check_quantization(checkpoint)
-    _check_weights(checkpoint, allow_pickle=settings.allow_pickle)
+    weights = open_weights(checkpoint, allow_pickle=settings.allow_pickle)
     config = _config(checkpoint, trust_remote_code=settings.trust_remote_code)
     _check_interface(config)
     register()
@@ -55,13 +55,25 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
         ) from error
     except torch.OutOfMemoryError:
         raise
+    except KeyError as error:
+        if error.args == (IMPLEMENTATION,):
+            raise _outside(checkpoint.model_type) from error
+        raise _unloadable(checkpoint, error) from error
     except Exception as error:  # each architecture has its own checks
-        raise CheckpointError(
-            f"the checkpoint {checkpoint.folder} ({checkpoint.model_type}) cannot be loaded: "
-            f"{one_line(error, 300)}"
-        ) from error
-    _check_report(checkpoint, report, tied=bool(model.config.get_text_config().tie_word_embeddings))
+        raise _unloadable(checkpoint, error) from error
+    text = model.config.get_text_config()
+    if not checkpoint.config.get("quantization_config"):
+        own = model.state_dict().items()
+        weights.check_dtypes({n.rpartition(".")[2] for n, t in own if not t.is_floating_point()})
+    _check_report(checkpoint, report, tied=bool(getattr(text, "tie_word_embeddings", False)))
     return model.eval().requires_grad_(False).to(device)
+
+
+def _unloadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {checkpoint.folder} ({checkpoint.model_type}) cannot be loaded: "
+        f"{one_line(error, 300)}"
+    )
 
 
 def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
@@ -95,11 +107,14 @@ def _check_interface(config: Any) -> None:
         return  # code from the checkpoint; a trial run will tell
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not kind._can_set_attn_implementation():
-        raise UnsupportedModel(
-            f"{config.model_type} cannot be served: its attention does not go through the "
-            "attention interface of transformers, so the paged cache cannot be put in; choose a "
-            "model whose attention does"
-        )
+        raise _outside(config.model_type)
+
+
+def _outside(kind: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{kind} cannot be served: its attention does not go through the attention interface of "
+        "transformers, so the paged cache cannot be put in; choose a model whose attention does"
+    )
 
 
 def _check_quantization(checkpoint: Checkpoint) -> None:
@@ -136,12 +151,6 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
         # where some package for its kernels is installed
         config.quantization_config = {**config.quantization_config, "dequantize": True}
     return config
-
-
-def _check_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> None:
-    weights = open_weights(checkpoint, allow_pickle=allow_pickle)
-    if not checkpoint.config.get("quantization_config"):
-        weights.check_dtypes()
 
 
 def _check_report(checkpoint: Checkpoint, report: dict[str, Any], *, tied: bool) -> None:

@@ -228,6 +228,11 @@ def _decoder_name(model: Any) -> str | None:
 def _check_shape(model: Any) -> None:
     name = model.config.model_type
     refusal = f"{name} cannot be served: "
+    if any("Indexer" in type(module).__name__ for module in model.modules()):
+        raise UnsupportedModel(
+            f"{refusal}it chooses the keys that a token sees by an index (sparse attention), whose "
+            "own keys are not paged; choose a model that sees all of them, or those in a window"
+        )
     if getattr(model, "_is_stateful", False):
         raise UnsupportedModel(
             f"{refusal}it carries a recurrent state from token to token (Mamba or linear "
