@@ -131,3 +131,36 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
         if isinstance(found.value, str) and VAGUE.match(found.value)
     ]
     assert not vague, f"begin with {VAGUE.pattern}: {', '.join(vague)}"
+
+
+ASKS_THE_TIME_OF_DAY = {
+    *("src/paged_core/cli/prompts_file.py", "plugins/paged_plugins/server/service.py"),
+    *(
+        f"plugins/paged_plugins/server/openai/{name}.py"
+        for name in ("chat", "chunks", "completions")
+    ),
+    "plugins/paged_plugins/server/responses/events.py",
+    *(f"plugins/paged_plugins/metrics/{name}.py" for name in ("live_view", "spans")),
+    "plugins/paged_plugins/routing/block_events.py",
+    *(
+        "plugins/paged_plugins/lab/results/folder.py",
+        "plugins/paged_plugins/bench/serve_command.py",
+    ),
+    "plugins/paged_plugins/lab/commands/calibrate.py",
+    "backends/paged_backends/text/chat_template.py",
+}
+"""Modules that write a date, or begin to number at one."""
+
+
+def test_no_decision_and_no_duration_depends_on_the_time_of_day() -> None:
+    """The time of day jumps: what is measured or waited for is on a clock that does not."""
+    asks = re.compile(
+        r"\btime\.time(_ns)?\(|from time import .*\btime\b|\bdatetime\.(utc)?now\(|\btoday\("
+    )
+    found = {
+        str(path.relative_to(ROOT))
+        for folder in ("src/paged_core", "plugins", "policies", "backends")
+        for path in (ROOT / folder).rglob("*.py")
+        if "testing" not in path.parts and asks.search(path.read_text())
+    }
+    assert found == ASKS_THE_TIME_OF_DAY

@@ -50,7 +50,7 @@ class TestBlockMap(ObserverConformance):
 class TestLiveView(ObserverConformance):
     component: ClassVar[Mapping[str, Any]] = {"name": "live_view", "steps": 30}
     bytes_free = 200 << 10
-    """Of the ends of 1,024 requests."""
+    """Room for the ends of 1,024 requests."""
 
 
 class TestBlockEvents(ObserverConformance):
@@ -60,7 +60,7 @@ class TestBlockEvents(ObserverConformance):
 class TestSpans(ObserverConformance):
     component = "spans"
     bytes_free = 2 << 20
-    """Of the SDK's queue of 2,048 spans."""
+    """Room for the queue of 2,048 spans that the SDK has."""
 
     @pytest.fixture(autouse=True)
     def collector(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
