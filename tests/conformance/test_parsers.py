@@ -14,10 +14,16 @@ F = {"a": 1, "b": "}"}
 FORMS = {
     "an object": ', "arguments": {"a": 1, "b": "}"}',
     "a text": r', "arguments": "{\"a\": 1, \"b\": \"}\"}"',
+    "a text with a line break": ', "arguments": "{\\"a\\": 1,\n \\"b\\": \\"}\\"}"',
     "a fenced text": r', "arguments": "```json\n{\"a\": 1, \"b\": \"}\"}\n```"',
     "parameters": ', "parameters": {"a": 1, "b": "}"}',
 }
-NO_FORMS = {"null": ', "arguments": null', "missing": "", "an empty text": ', "arguments": ""'}
+NO_FORMS = {
+    "null": ', "arguments": null',
+    "None": ', "arguments": None',
+    "missing": "",
+    "an empty text": ', "arguments": ""',
+}
 SIBLINGS: Mapping[str, Sequence[tuple[str, Any]]] = {
     around.replace("CALL", f'{{"name": "f"{form}}}'): [("f", given)] * around.count("CALL")
     for around in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -45,24 +45,38 @@ JSON = (
     *("\\ude00", "\\x41", "\n", "\t", "\r", "\0", " ", "\u2028", "\u4e16", "\U0001f600", "1e999"),
     *("NaN", "-Infinity", "9" * 5000, "[" * 200, '{"a":' * 200, "n" * 2000, '"name": ""'),
 )
-CALLS = (
-    '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>',
-    '[TOOL_CALLS][{"name": "f", "arguments": {"a": %s}}]',
-    '{"name": "f", "parameters": {"a": %s}}',
-    "[f(a=%s)]",
-    "<think>why</think>so %s",
-    "%s",
-)
+_DEEPSEEK = "<\uff5ctool\u2581call%s\u2581%s\uff5c>"
+_BEGIN = _DEEPSEEK % ("s", "begin") + _DEEPSEEK % ("", "begin")
+_END = _DEEPSEEK % ("", "end") + _DEEPSEEK % ("s", "end")
+CALLS = {
+    "hermes": '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>',
+    "mistral": '[TOOL_CALLS]f[ARGS]{"a": %s}',
+    "llama3_json": '{"name": "f", "parameters": {"a": %s}}',
+    "pythonic": "[f(a=%s)]",
+    "llama4_pythonic": "<|python_start|>[f(a=%s)]<|python_end|>",
+    "gemma": "```tool_code\nf(a=%s)\n```",
+    "qwen3_coder": "<tool_call><function=f><parameter=a>\n%s\n</parameter></function></tool_call>",
+    "glm4": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+    '<|tool_call_argument_begin|>{"a": %s}<|tool_call_end|><|tool_calls_section_end|>',
+    "deepseek_v3": _BEGIN + 'function<\uff5ctool\u2581sep\uff5c>f\n```json\n{"a": %s}\n```' + _END,
+    "deepseek_v31": _BEGIN + 'f<\uff5ctool\u2581sep\uff5c>{"a": %s}' + _END,
+    "gpt_oss": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": %s}<|call|>',
+    "an older mistral": '[TOOL_CALLS][{"name": "f", "arguments": {"a": %s}}]',
+    "text": "%s",
+}
+"""Calls by the parser that reads them."""
 SHORT = "{{ messages | tojson }}"
 """Template that is compiled fast, and shows all that it is told."""
 TOOLS = {"name": "f", "description": "does", "parameters": {"properties": {"a": {}}}}
 
 
-def texts(drawn: Random) -> Iterator[str]:
-    """Texts that models might write, and others."""
-    while True:
-        pieces = drawn.choices(MARKS + JSON, k=drawn.randint(0, 8))
-        yield drawn.choice(CALLS) % "".join(pieces) if drawn.random() < 0.7 else "".join(pieces)
+def drawn_text(drawn: Random, parser: str) -> str:
+    """Return a text that a model might write, and that a parser might read."""
+    pieces = "".join(drawn.choices(MARKS + JSON, k=drawn.randint(0, 8)))
+    call = CALLS[parser if drawn.random() < 0.6 else drawn.choice(list(CALLS))] % pieces
+    before = drawn.choice(("", "", "<think>why</think>", "<think>", "so "))
+    return before + call + drawn.choice(("", "", "\n", call))
 
 
 def chat_of(text: str) -> Any:
@@ -206,17 +220,18 @@ def check_many(folder: Path, seed: int, count: int) -> None:
     for each, specials in zip(folders, ((), SPECIALS), strict=True):
         each.mkdir()
         make_told(each, specials, SHORT)
+    assert set(registry.of("tool_parser")) <= set(CALLS)
     servers = [
-        ToldServer(registry, each, drawn, tool_parser=tool, reasoning_parser=reasoning)
+        (tool, ToldServer(registry, each, drawn, tool_parser=tool, reasoning_parser=reasoning))
         for tool in registry.of("tool_parser")
         for reasoning in registry.of("reasoning_parser")
         for each in folders
     ]
 
     async def run() -> None:
-        said = texts(drawn)
         for number in range(count):
-            text, server = next(said), servers[number % len(servers)]
+            tool, server = servers[number % len(servers)]
+            text = drawn_text(drawn, tool)
             most = drawn.choice((drawn.randint(1, 40), len(text.encode()) + 1))
             stops = drawn.choices(("}", '"', "a", ":"), k=drawn.choice((0, 0, 1)))
             for path in APIS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Any
 
 from paged_plugins.server.parsers.json_text import JsonText
 from paged_plugins.server.parsers.tool_parser import Arguments, CallBegins, Piece
@@ -77,7 +78,7 @@ class CallReader:
 
     def end(self, pieces: list[Piece]) -> None:
         """Add what is certain to ``pieces``: the answer ends within the call."""
-        if self._is_bare and self._opens == "n":
+        if self._is_bare and self._opens in ("n", "N"):
             with suppress(ValueError):
                 self.take("\n", 0, pieces)  # the word ends
 
@@ -117,7 +118,7 @@ class CallReader:
         if self._state == _VALUE and self._key in _ARGUMENTS:
             if self._opens == "{" and self._name is not None:
                 self._pass_on(pieces)
-            elif self._opens and self._opens not in '{"n':
+            elif self._opens and self._opens not in '{"nN':
                 error = error or ValueError("arguments are an object")
         if error is not None:
             self.left = "".join((*self._text, text[end:]))
@@ -126,11 +127,11 @@ class CallReader:
             whole = "".join(self._text)
             self._text.clear()
             self.left = whole + text[end:]
-            self._end_key(whole) if self._state == _KEY else self._end_value(whole, pieces)
+            self._end_key() if self._state == _KEY else self._end_value(whole, pieces)
         return end
 
-    def _end_key(self, whole: str) -> None:
-        key = json.loads(whole)
+    def _end_key(self) -> None:
+        key = json.loads(self._value.written())
         if key not in ("name", _NESTED, *_ARGUMENTS, *_OTHERS) or not isinstance(key, str):
             raise ValueError(f"a call has no {key!r}")
         kind = "arguments" if key in _ARGUMENTS else key
@@ -141,13 +142,13 @@ class CallReader:
 
     def _end_value(self, whole: str, pieces: list[Piece]) -> None:
         if self._key in _ARGUMENTS and self._opens != "{":
-            whole = _object(whole)
+            whole = _object(json.loads(self._value.written()))
         if self._key in _ARGUMENTS and self._name is None:
             self._waiting = whole.lstrip(_SPACE)
         elif self._key in _ARGUMENTS and whole:
             self._emit(whole, pieces)
         if self._key == "name":
-            name = json.loads(whole)
+            name = json.loads(self._value.written())
             if not isinstance(name, str) or not name:
                 raise ValueError("the name of a function is a text")
             if self._names is not None and name not in self._names:
@@ -186,13 +187,12 @@ class CallReader:
         self._state = _DONE
 
 
-def _object(written: str) -> str:
+def _object(value: Any) -> str:
     """Return the object that arguments other than an object stand for.
 
     Raises:
         ValueError: they stand for none.
     """
-    value = json.loads(written)
     if value is None or (isinstance(value, str) and not value.strip()):
         return "{}"
     if not isinstance(value, str):
