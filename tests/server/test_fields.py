@@ -133,6 +133,12 @@ def test_the_page_lists_the_fields_without_effect() -> None:
         assert listed == {re.sub(r".*\[\]\.", "", name) for name in fields_of(path)}, path
 
 
+def test_programs_that_tokenise_for_themselves_are_told_how(served: Served) -> None:
+    info = served.ask("GET", "/tokenizer_info")[1]
+    assert info["eos_token"] and "message" in info["chat_template"]
+    assert info["max_model_len"] == served.service.front_end.max_model_len
+
+
 # ---------------------------------------------------------------------- coding agents
 
 BASH = {"name": "Bash", "description": "runs", "input_schema": {"$schema": "x", **SCHEMA}}

@@ -115,6 +115,7 @@ def test_the_log_has_a_line_for_each_request_and_no_key(tmp_path: Path) -> None:
         logged = [line for line in served.lines if "answered" in line]
         assert len(logged) == 4
         assert ["status=200" in line for line in logged] == [True, True, False, False]
+        assert re.search(r"answered +method=POST path=/v1/completions status=200 ", logged[0])
         assert "request_id=id-18" in logged[0]
         assert "id=cmpl-" in logged[0]
         assert "completion_tokens=" in logged[0]

@@ -53,6 +53,24 @@ def test_on_the_command_line(
     assert answer in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        (["X/Y"], "write --model X/Y"),
+        (["--tensor-parallel-size", "2"], "write --executor workers with --executor.ranks"),
+        (["--data-parallel-size=2"], "write --replicas.count"),
+        (["--enable-auto-tool-choice"], "--tool-parser says how they write calls"),
+        (["--chat-template", "x"], "chat_template.jinja in the folder of --model"),
+        (["--generation-config", "vllm"], "write generation_config none"),
+        (["--api-key", "x"], "write --server.api-key-file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_of_the_server(capsys: pytest.CaptureFixture[str], given: list[str], answer: str) -> None:
+    assert main(["serve", *given], {"PATH": ""}) == 2
+    assert answer in capsys.readouterr().err
+
+
 def test_in_a_file_the_environment_and_python(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

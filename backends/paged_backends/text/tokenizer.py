@@ -141,6 +141,13 @@ class CheckpointTokenizer:
     id_to_token: Callable[[int], str | None] = lambda _: None
     """A token as the vocabulary writes it."""
 
+    def info(self) -> dict[str, str]:
+        """Return the special tokens by what they are for, and the chat template."""
+        found = dict(self.template.special_tokens)
+        if (template := self.template.sources.get("default")) is not None:
+            found["chat_template"] = template
+        return found
+
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids, by default with the special tokens that belong around a prompt."""
         return self.encode_text(_encodable(text), add_special_tokens)

@@ -37,7 +37,9 @@ def configure_logs(level: str | None, environ: Mapping[str, str]) -> None:
     import structlog
 
     console = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        colors=sys.stderr.isatty(),
+        exception_formatter=structlog.dev.plain_traceback,
+        sort_keys=False,
     )
     stamped: list[Any] = [structlog.processors.TimeStamper("%Y-%m-%d %H:%M:%S", utc=False), console]
     if form == "json":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from typer import TyperException
@@ -11,14 +12,19 @@ from paged_core.cli.options import flag
 from paged_core.plugins.registry import Registry
 from paged_core.settings.errors import spelled_here
 
+_EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((\S+).*\)")
+
 
 def explain(error: TyperException, args: Sequence[str], registry: Registry) -> str:
     """Return the message of a mistake in ``args``.
 
     About an unknown option it says what the option of another engine is called here, or else which
-    are similar, and which plugins are left out.
+    are similar, and which plugins are left out; about a model that is no option, which one is.
     """
     message = error.format_message()
+    extra = _EXTRA.match(message)
+    if extra and args[:1] == ["serve"]:
+        return f"{message}; write {flag(('model',))} {extra[1]}"
     option = getattr(error, "option_name", None)
     if option is None or not message.startswith("No such option"):
         return message

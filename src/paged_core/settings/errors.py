@@ -71,6 +71,7 @@ def _message(item: ErrorDetails, entry: Entry | None) -> str:
     if item["type"] in {"missing", "no_component", "component"}:
         return message
     message = f"{message[0].lower()}{message[1:]}, not {item['input']!r:.200}"
+    message += spelled_here(f"{item['loc'][0]}_{item['input']}"[:80], str, "values")
     if item["type"] in _CONTAINERS and entry and isinstance(entry.value, Text):
         message += "; write it as JSON"
     return message.replace("valid tuple", "valid list")

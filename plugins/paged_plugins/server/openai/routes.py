@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from paged_plugins.server.errors import refused
+from paged_plugins.server.errors import ApiError, refused
 from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response
 from paged_plugins.server.openai.chat import chat
 from paged_plugins.server.openai.completions import complete
@@ -33,6 +34,14 @@ from paged_plugins.server.settings import OpenAISettings
 
 _LAST_TOKEN = 2**31 - 1
 """Tokenizers have no room for more."""
+
+
+@runtime_checkable
+class TellsOfItself(Protocol):
+    """A tokenizer that has special tokens and a chat template to show."""
+
+    def info(self) -> dict[str, str]:
+        """Return the special tokens by what they are for, and the ``chat_template``."""
 
 
 class OpenAIRoutes(Routes):
@@ -98,6 +107,14 @@ class OpenAIRoutes(Routes):
                 answer=Detokenized,
                 errors=TOKENISES,
             ),
+            Endpoint(
+                "GET",
+                "/tokenizer_info",
+                self.tokenizer_info,
+                summary="The special tokens, and the chat template.",
+                answer=dict[str, str | int],
+                errors={404: "The tokenizer tells nothing of itself.", 503: GENERATES[503]},
+            ),
         ]
 
     async def models(self, _: Request) -> Response:
@@ -153,6 +170,15 @@ class OpenAIRoutes(Routes):
                 token_strs=texts,
             )
         )
+
+    async def tokenizer_info(self, _: Request) -> Response:
+        """Return what programs that tokenise for themselves, such as lm-eval, ask for."""
+        front_end = self._service.front_end
+        tokenizer = front_end.tokenizer
+        if not isinstance(tokenizer, TellsOfItself):
+            raise ApiError(404, "the tokenizer of this model tells nothing of itself")
+        found: dict[str, Any] = {**tokenizer.info(), "tokenizer_class": type(tokenizer).__name__}
+        return json_response({**found, "max_model_len": front_end.max_model_len})
 
     async def detokenize(self, _: Request, body: DetokenizeRequest) -> Response:
         service = self._service
