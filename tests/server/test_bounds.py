@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -213,15 +214,19 @@ def open_long(served: Served, prompt: Any, name: str) -> Any:
     return open_request(served, {**LONG, "prompt": prompt, "request_id": name})
 
 
-def test_an_id_names_all_answers_that_were_given_it_and_no_others(served: Served) -> None:
+def test_an_id_that_is_used_again_gets_a_suffix_and_names_one_answer(served: Served) -> None:
     with (
         open_long(served, "x", "a") as one,
         open_long(served, ["x", "y"], "a") as two,
         open_long(served, "x", "a-0") as other,
     ):
-        for each in (one, two, other):
-            read_until(each, b"data: ")
-        assert served.ask("POST", "/abort", {"request_id": "cmpl-a"})[1] == {"aborted": True}
+        ids = sorted(
+            re.search(rb'"id":"([^"]+)"', read_until(each, b'"object"'))[1].decode()  # type: ignore[index]
+            for each in (one, two, other)
+        )
+        assert ids == ["cmpl-a", "cmpl-a-0", "cmpl-a-2"]
+        for name in ("cmpl-a-2", "cmpl-a"):
+            assert served.ask("POST", "/abort", {"request_id": name})[1] == {"aborted": True}
         for each in (one, two):
             assert b'"code":"aborted"' in read_until(each, b"0\r\n\r\n")
         assert served.health().num_unfinished == 1

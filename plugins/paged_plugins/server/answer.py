@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -87,7 +88,7 @@ class Answer:
         deadline: float | None = None,
     ) -> None:
         service.check_room(sum(len(each.request.prompt) for each in generations))
-        self.id, self.streams = answer_id, list[OutputStream]()
+        self.id, self.streams = _unused(answer_id, service.aborts.values()), list[OutputStream]()
         self.num_generated = 0
         """Tokens generated so far."""
         self._fresh: dict[int, None] = {}
@@ -103,7 +104,7 @@ class Answer:
         except BaseException:
             self._close_streams()
             raise
-        service.aborts[self.abort] = answer_id
+        service.aborts[self.abort] = self.id
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -213,6 +214,13 @@ class Answer:
     def __exit__(self, *_: object) -> None:
         self._service.aborts.pop(self.abort, None)
         self._close_streams()
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    """Return an id that no answer has which is being generated: clients may give one twice."""
+    if name not in taken:
+        return name
+    return next(found for number in count(2) if (found := f"{name}-{number}") not in taken)
 
 
 class Connection(Protocol):

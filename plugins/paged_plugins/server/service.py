@@ -70,8 +70,7 @@ class Service:
         self.num_open = 0
         """Requests of HTTP that are being answered."""
         self.aborts: dict[Callable[[], None], str] = {}
-        """Calls that each abort an answer which is being generated, and its id: a client may give
-        one id to several."""
+        """Calls that each abort an answer which is being generated, and its id."""
         self.numbers = count()
         """Numbers for the ids of requests, which no two share."""
         self.rejections = Counter(
