@@ -118,6 +118,25 @@ def test_fields_without_effect_change_no_answer(served: Served, path: str, value
     assert answers[0] == answers[1]
 
 
+def test_parts_that_are_read_later_have_such_fields_too(calling: Served) -> None:
+    tool = {"name": "f", "input_schema": {}, "strict": True, "eager_input_streaming": True}
+    asked: Any = {"messages": SAID, "tools": [tool], "max_tokens": 1}
+    assert calling.ask("POST", MESSAGES, asked)[0] == 200
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    parts = [{"type": "input_text", "text": "x", "annotations": []}]
+    output = {"type": "function_call_output", "call_id": "1", "output": parts}
+    asked = {"input": [*SAID, call, output], "max_output_tokens": 1}
+    assert calling.ask("POST", RESPONSES, asked)[0] == 200
+
+
+def test_threads_are_refused_so_that_clients_go_on_without(served: Served) -> None:
+    asked: Any = {"messages": SAID, "max_tokens": 1, "thread": {"type": "create"}}
+    for path in (MESSAGES, COUNTS[MESSAGES]):
+        status, found, _ = served.ask("POST", path, asked)
+        assert status == 400
+        assert found["error"]["details"]["error_code"] == "thread_unsupported_request"
+
+
 def text_of(found: Any) -> Any:
     if "choices" in found:
         return found["choices"][0]["message"]["content"]

@@ -191,6 +191,8 @@ class MessagesRequest(Sampled, kw_only=True):
     """The older name of ``output_config.format``."""
     stop_sequences: Annotated[list[str], Some] | None = None
     metadata: Metadata | None = None
+    thread: dict[str, Any] | None = None
+    """Refused, in the form in which clients then send the whole conversation."""
     mcp_servers: list[dict[str, Any]] | None = None
     """Skipped, as tools that a server runs."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -289,7 +291,10 @@ class TokenCount(Answered):
     input_tokens: int
 
 
-class AnthropicErrorBody(Answered):
+NO_THREADS = "thread_unsupported_request"
+
+
+class AnthropicErrorBody(Answered, omit_defaults=True):
     """Description of an error."""
 
     type: Literal[
@@ -304,6 +309,8 @@ class AnthropicErrorBody(Answered):
         "timeout_error",
     ]
     message: str
+    details: dict[str, Any] | None = None
+    """For programs that know how to go on."""
 
 
 _TYPES: dict[int, Any] = {
@@ -332,7 +339,10 @@ class AnthropicError(Answered):
             most, length = re.findall(r"\d+", message)[:2]
             about = "about " if "about" in message else ""
             message = f"prompt is too long: {about}{length} tokens > {most} maximum"
-        return cls(error=AnthropicErrorBody(type=_TYPES.get(error.status, kind), message=message))
+        body = AnthropicErrorBody(type=_TYPES.get(error.status, kind), message=message)
+        if error.code == NO_THREADS:
+            body.details = {"error_code": NO_THREADS, "unsupported": ["thread"]}
+        return cls(error=body)
 
 
 # ---------------------------------------------------------------------- events

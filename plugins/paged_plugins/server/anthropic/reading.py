@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from paged_plugins.server.anthropic.protocol import (
+    NO_THREADS,
     CountTokensRequest,
     MessagesRequest,
     SentMessage,
@@ -25,9 +26,9 @@ from paged_plugins.server.anthropic.protocol import (
     ToolReference,
     ToolRemoval,
 )
-from paged_plugins.server.errors import invalid, refused
+from paged_plugins.server.errors import ApiError, invalid, refused
 from paged_plugins.server.http.endpoint import check_depth
-from paged_plugins.server.openai.protocol import ChatRequest, Sampled, TokenizeRequest
+from paged_plugins.server.openai.protocol import ChatRequest, Sampled, TokenizeRequest, read_again
 from paged_plugins.server.translation.conversation import Conversation, joined
 
 _BILLING_LINE = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
@@ -49,6 +50,9 @@ class Reading:
 
     def __init__(self, body: MessagesRequest, *, strips_billing_line: bool) -> None:
         self._body, self._strips = body, strips_billing_line
+        if body.thread:
+            reason = "thread: nothing is stored; leave it out, and send the whole conversation"
+            raise ApiError(400, reason, param="thread", code=NO_THREADS)
         self._tools = _Tools(body.tools or ())
         self._made = Conversation()
         if body.system and (system := self._system(body.system)):
@@ -192,7 +196,7 @@ class _Tools:
             return None
         check_depth("tools", given)
         try:
-            return msgspec.convert(given, Tool)
+            return read_again(given, Tool)
         except msgspec.ValidationError as error:
             raise invalid(error, Tool, path) from None
 

@@ -7,7 +7,7 @@ answer is the same. ``docs/serving.md`` lists them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +16,7 @@ Some = msgspec.Meta(max_length=64)
 _Many = msgspec.Meta(max_length=4096)
 """Bound of lists that are looked at for each token."""
 _Word = Annotated[str, msgspec.Meta(max_length=1024)]
+_Kind = TypeVar("_Kind")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Effort that a model is to spend on thinking."""
 NoEffect = msgspec.Raw | UnsetType
@@ -24,6 +25,15 @@ NoEffect = msgspec.Raw | UnsetType
 
 class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A part of a request."""
+
+
+def read_again(given: Any, kind: type[_Kind]) -> _Kind:
+    """Return an object of a request as a part; ``msgspec.convert`` takes no field without effect.
+
+    Raises:
+        msgspec.ValidationError: it is no such part.
+    """
+    return msgspec.json.decode(msgspec.json.encode(given), type=kind)
 
 
 class StreamOptions(Sent):
@@ -146,6 +156,7 @@ class FunctionCall(Sent):
     name: str
     arguments: str
     """JSON."""
+    parsed_arguments: NoEffect = UNSET
 
 
 class ToolCall(SentBack, kw_only=True):
@@ -180,6 +191,7 @@ class Message(SentBack, kw_only=True):
     annotations: NoEffect = UNSET
     reasoning_details: NoEffect = UNSET
     thinking_blocks: NoEffect = UNSET
+    parsed: NoEffect = UNSET
     audio: None = None
     function_call: None = None
 

@@ -9,7 +9,7 @@ import msgspec
 
 from paged_plugins.server.errors import invalid, refused
 from paged_plugins.server.http.endpoint import check_depth
-from paged_plugins.server.openai.protocol import ChatRequest, Sampled, TokenizeRequest
+from paged_plugins.server.openai.protocol import ChatRequest, Sampled, TokenizeRequest, read_again
 from paged_plugins.server.responses.protocol import (
     Calls,
     InputItem,
@@ -218,7 +218,7 @@ def _output(item: InputItem, path: str) -> str:
     if item.type not in _WITH_OUTPUT:
         return _json(given)
     try:
-        return _text(msgspec.convert(given, list[Part]))
+        return _text(read_again(given, list[Part]))
     except msgspec.ValidationError as error:
         raise invalid(error, list[Part], f"{path}.output") from None
 
