@@ -34,7 +34,7 @@ from paged_core.plugins.registry import Registry
 END = "<|end|>"
 DEFAULT = "Done."
 """The answer where nothing is told."""
-LENGTH = 1 << 16
+LENGTH = 1 << 18
 """Tokens of the longest sequence."""
 TEMPLATE = (
     "{% if tools %}{{ '<|system|>\n' + tools | tojson + '<|end|>\n' }}{% endif %}"
