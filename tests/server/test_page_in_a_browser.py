@@ -429,3 +429,59 @@ def test_shows_4096_blocks_and_flashes_only_where_motion_is_wanted(
     assert flashes == (0 if motion == "reduce" else 1)
     assert (held, number(page, "shared")) == (4095, 1)
     assert 0 < height <= 330
+
+
+MARKDOWN = """async (text) => {
+    const { Rendered } = await import("/page/markdown.js");
+    const rendered = new Rendered(document.createElement("div"), (change) => change());
+    rendered.show(text);
+    rendered.flush();
+    return rendered.box.innerHTML;
+}"""
+
+
+def test_answers_are_read_as_markdown_and_never_as_html(opened: Callable[..., Page]) -> None:
+    page = opened()
+    link = '<a href="https://a.example/b_c_(d)" rel="noopener noreferrer" target="_blank">'
+    for text, expected in {
+        "a\nb  \n\nc": "<p>a\nb</p><p>c</p>",
+        "# a #\n### b": "<h4>a</h4><h6>b</h6>",
+        "**a *b*** and ~~c~~ __d__ _e_": "<p><strong>a <em>b</em></strong> and <del>c</del> "
+        "<strong>d</strong> <em>e</em></p>",
+        "a_b_c 2 * 3 * 4 ** 5 \\*d\\* ~e~ *f": "<p>a_b_c 2 * 3 * 4 ** 5 *d* ~e~ *f</p>",
+        "`a*b*` `` ` `` `c": "<p><code>a*b*</code> <code>`</code> `c</p>",
+        "```py\n<b>&\n\n  *a*": '<pre tabindex="0"><code>&lt;b&gt;&amp;\n\n  *a*</code></pre>',
+        "- a\n  - b\n- c\n\n3. d": "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"
+        '<ol start="3"><li>d</li></ol>',
+        "> a\n> - b\n\n---": "<blockquote><p>a</p><ul><li>b</li></ul></blockquote><hr>",
+        "[x](https://a.example/b_c_(d))": f"<p>{link}x</a></p>",
+        "see https://a.example/b_c_(d).": f"<p>see {link.replace('(d)', '(d')}"
+        "https://a.example/b_c_(d</a>).</p>",
+        "![x](https://a.example/b_c_(d))": f"<p>{link}x</a></p>",
+        "[x](javascript:a) [y](//b) [z](data:c)": "<p>[x](javascript:a) [y](//b) [z](data:c)</p>",
+        "<img src=x onerror=a()> <script>b</script>": "<p>&lt;img src=x onerror=a()&gt; "
+        "&lt;script&gt;b&lt;/script&gt;</p>",
+        "|a|b|\n|-|-:|\n|1|*2*|": '<div class="scroll-x" tabindex="0"><table><thead><tr><th>a</th>'
+        '<th class="num">b</th></tr></thead><tbody><tr><td>1</td><td class="num"><em>2</em></td>'
+        "</tr></tbody></table></div>",
+    }.items():
+        assert page.evaluate(MARKDOWN, text) == expected, text
+    for piece in ("*", "> ", "- ", "`", "[", "**a ", "_a", "\n- ", "[a](", "|", "![", "  - a\n"):
+        assert page.evaluate(MARKDOWN, piece * 5000), piece
+
+
+def test_everything_fits_into_small_windows(opened: Callable[..., Page]) -> None:
+    page = opened(viewport={"width": 700, "height": 600})
+    line = 'data: {"choices": [{"delta": {"content": "a\\n\\n"}}]}\n\n'
+    end = 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=line * 60 + end),
+    )
+    page.fill("#prompt", "x")
+    page.click("#send")
+    page.wait_for_selector(".message.assistant .meta")
+    assert page.evaluate("document.getElementById('send').getBoundingClientRect().bottom") <= 600
+    log = "document.getElementById('messages')"
+    assert page.evaluate(f"{log}.scrollHeight - {log}.scrollTop - {log}.clientHeight") < 2
+    assert not page.is_visible(".requests thead"), "there is none"

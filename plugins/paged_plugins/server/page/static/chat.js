@@ -1,8 +1,11 @@
 // The chat: a conversation, streamed, stopped when asked, with what the server says went wrong.
 
 import { counted, element, events, newKey, request } from "/page/api.js";
+import { Rendered } from "/page/markdown.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty"];
+
+const OWN_ID = /(?:request )?'?chatcmpl-[\w-]{16,}'?/g; // says nothing to whoever reads the page
 
 export class Chat {
   constructor() {
@@ -99,6 +102,7 @@ export class Chat {
       if (controller.signal.aborted) answer.finish = "stopped";
       else this.showError(message, failure);
     }
+    answer.rendered?.flush();
     message.removeAttribute("aria-busy");
     if (answer.text) this.messages.push({ role: "assistant", content: answer.text });
     if (this.running === controller) this.running = null;
@@ -121,7 +125,7 @@ export class Chat {
       }),
       signal,
     });
-    const text = message.querySelector(".text").appendChild(document.createTextNode(""));
+    const text = message.querySelector(".text");
     let thought;
     for await (const { data } of events(response)) {
       if (data === "[DONE]") return;
@@ -134,12 +138,13 @@ export class Chat {
       const { content, reasoning_content: reasoning } = choice.delta ?? {};
       if (content || reasoning) answer.first ??= performance.now();
       if (reasoning) {
-        thought ??= message.insertBefore(element("div", "text reasoning"), text.parentNode);
+        thought ??= message.insertBefore(element("div", "text reasoning"), text);
         thought.append(reasoning);
       }
       if (content) {
         answer.text += content;
-        text.appendData(content);
+        answer.rendered ??= new Rendered(text, (change) => this.follow(change));
+        answer.rendered.show(answer.text);
       }
       this.follow();
     }
@@ -147,7 +152,7 @@ export class Chat {
   }
 
   showError(message, failure) {
-    const said = element("p", "error", failure.message);
+    const said = element("p", "error", failure.message.replace(OWN_ID, "the request"));
     said.setAttribute("role", "alert");
     message.append(said);
     if (failure.needsKey) newKey().then(() => this.askAgain());
@@ -161,10 +166,12 @@ export class Chat {
     if (running) this.status.textContent = "The model answers.";
   }
 
-  // Keeps the end in view, unless the reader has scrolled away from it.
-  follow() {
+  // Makes a change, and keeps the end in view unless the reader has scrolled away from it.
+  follow(change = () => {}) {
     const { log } = this;
-    if (log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
+    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
+    change();
+    if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
 }
 
@@ -174,7 +181,7 @@ function summary({ finish, usage, started, first }) {
   if (tokens) {
     parts.push(counted(tokens, "token"));
     const seconds = (performance.now() - first) / 1000;
-    if (tokens > 1 && seconds > 0) parts.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
+    if (tokens > 1 && seconds > 0) parts.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s over the answer`);
   }
   if (first) parts.push(`first after ${Math.round(first - started)} ms`);
   if (usage) {
