@@ -15,7 +15,6 @@ from integration import damage
 from paged_core.cli import main
 from paged_core.cli import prompts_file as module
 from paged_core.cli.prompts_file import read_tasks
-from paged_core.errors import PagedCoreError, SettingsError
 
 Capture = pytest.CaptureFixture[str]
 QUESTION = "What is a block table?"
@@ -112,16 +111,30 @@ def test_a_batch_is_answered_in_its_format(capsys: Capture, tmp_path: Path) -> N
         (batch("x", prompt="a", best=3), "no parameter is called 'best'; did you mean 'best_of'?"),
     ],
 )
-def test_a_bad_line_is_named_before_the_model_is_loaded(
+def test_a_bad_line_is_answered_in_its_place_and_the_others_go_on(
     capsys: Capture, tmp_path: Path, line: Any, message: str
 ) -> None:
-    name = written(tmp_path, "", json.dumps("fine"), line)
-    assert main(["generate", "--prompts-file", name]) == 2
+    name = written(tmp_path, "", {"prompt": "fine", "max_tokens": 1}, line, json.dumps("fine"))
+    assert main(["generate", "--prompts-file", name, "--json", "--num-blocks", "64"]) == 1
     out, err = capsys.readouterr()
-    assert out == ""
     assert err.startswith(f"error: {name}, line 3: ")
     assert message in err
     assert len(err.splitlines()) == 1
+    first, bad, last = map(json.loads, out.splitlines())
+    assert {each["outputs"][0]["finish_reason"] for each in (first, last)} <= {"length", "stop"}
+    if isinstance(line, dict) and "custom_id" in line:
+        assert (bad["custom_id"], bad["response"]["status_code"]) == ("x", 400)
+        assert message in bad["response"]["body"]["error"]["message"]
+    else:
+        assert bad["outputs"][0]["finish_reason"] == "error"
+        assert message in bad["outputs"][0]["error"]
+
+
+def test_no_model_is_loaded_where_every_line_is_bad(capsys: Capture, tmp_path: Path) -> None:
+    name = written(tmp_path, "{", {"prompt": 3})
+    assert main(["generate", "--prompts-file", name, "--model", "there-is-none"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 2)
 
 
 def test_streaming_and_a_line_that_chooses_at_the_end_exclude_each_other(
@@ -169,13 +182,8 @@ LINES = (
 
 
 def check_line(folder: Path, line: Any) -> None:
-    try:
-        (task,) = read_tasks(written(folder, json.dumps(line)), {})
-    except PagedCoreError as error:
-        assert isinstance(error, SettingsError)
-        assert "line 1: " in str(error)
-    else:
-        assert task.sampling is not None
+    (task,) = read_tasks(written(folder, json.dumps(line)), {})
+    assert task.problem is None or "line 1: " in str(task.problem)
 
 
 @damage.lengths(150, 20_000)

@@ -108,14 +108,19 @@ def command(
             "all of it is there; leave one of them out"
         )
     resolved = given.resolve()
+    report: _Report
+    if as_json:
+        report = _JsonLines(tasks, resolved.settings.model)
+    else:
+        report = _Stream(tasks) if stream else _Text(tasks)
+    for place, task in enumerate(tasks):
+        if task.problem is not None:
+            report.refused(place, task.problem)
+    if all(task.problem is not None for task in tasks):
+        return FAILED
     from paged_core.llm import LLM
 
     with LLM.from_settings(resolved.settings, resolved.registry) as llm:
-        report: _Report
-        if as_json:
-            report = _JsonLines(tasks, resolved.settings.model)
-        else:
-            report = _Stream(tasks) if stream else _Text(tasks)
         return _generate(llm, tasks, report)
 
 
@@ -146,6 +151,8 @@ def _generate(llm: LLM, tasks: Sequence[Task], report: _Report) -> int:
     """Run all prompts that can be run; the exit status says whether that was all of them."""
     generations: list[Generation] = []
     for place, task in enumerate(tasks):
+        if task.problem is not None:
+            continue
         try:
             generation = llm.add(_prompt(llm, task), _sampling(llm, task), **task.fields)
         except (RequestError, PluginError) as error:
@@ -219,7 +226,8 @@ class _Report(ABC):
     def refused(self, place: int, error: PagedCoreError) -> None:
         """The prompt at ``place`` can never be served."""
         self.has_refusals = True
-        where = f"prompt {place + 1}: " if len(self._tasks) > 1 else ""
+        is_named = len(self._tasks) == 1 or self._tasks[place].problem is not None
+        where = "" if is_named else f"prompt {place + 1}: "
         sys.stderr.write(f"error: {where}{error}\n")
         self._put(place, lambda: self.show_refusal(self._tasks[place], error))
 

@@ -142,6 +142,8 @@ class Task:
     """Fields of the request: ``priority``, ``cache_salt``."""
     batch: BatchRequest | None = None
     """The line of a batch file that asks for it."""
+    problem: RequestError | None = None
+    """Error of a line that asks for nothing that can be run."""
 
 
 def task_of(prompt: Any, asked: Mapping[str, Any], **fields: Any) -> Task:
@@ -157,17 +159,22 @@ def read_tasks(name: str, asked: Mapping[str, Any]) -> list[Task]:
         asked: parameters that hold where a line does not say others.
 
     Raises:
-        SettingsError: the file cannot be read or is too large, or a line is wrong.
+        SettingsError: the file cannot be read or is too large.
     """
     tasks = []
     for number, line in _lines(name):
         if not name.endswith(".jsonl"):
             tasks.append(task_of(line, asked))
             continue
+        found: Any = None
         try:
-            tasks.append(_task(_decoded(line), asked))
+            found = _decoded(line)
+            tasks.append(_task(found, asked))
         except RequestError as error:
-            raise SettingsError(f"{name}, line {number}: {error}") from None
+            problem = RequestError(f"{name}, line {number}: {error}")
+            custom_id = found.get("custom_id") if isinstance(found, dict) else None
+            batch = BatchRequest(custom_id, "", {}) if isinstance(custom_id, str) else None
+            tasks.append(replace(task_of(None, {}), batch=batch, problem=problem))
     return tasks
 
 
