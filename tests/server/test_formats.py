@@ -218,3 +218,41 @@ def test_the_bytes_of_tokens_make_the_text(client: openai.OpenAI) -> None:
     assert logprobs is not None and logprobs.content is not None
     found = b"".join(bytes(each.bytes or ()) for each in logprobs.content)
     assert found.startswith("é€😀".encode())
+
+
+LOOSE = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "format": "password", "maxLength": 3}},
+    "required": ["a"],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "tools"])
+def test_parts_of_a_schema_that_are_not_enforced_are_named(
+    served: Served, path: str, strict: bool, stream: bool
+) -> None:
+    named = {"name": "f", "schema": LOOSE, "strict": strict}
+    body: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": named}}
+    if path == "completions":
+        body["prompt"] = "x"
+    elif path == "responses":
+        body = {"input": "x", "text": {"format": {"type": "json_schema", **named}}}
+    elif path == "tools":
+        function = {"name": "f", "parameters": LOOSE, "strict": strict}
+        body = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    if path in ("chat/completions", "tools"):
+        path, body["messages"] = "chat/completions", MESSAGES
+    most = {"max_output_tokens": 60} if path == "responses" else {"max_tokens": 60}
+    status, _, headers = served.ask("POST", f"/v1/{path}", {**body, **most, "stream": stream})
+    assert status == 200
+    assert "is not held to format 'password'" in headers["x-paged-core-warning"]
+
+
+def test_a_strict_answer_has_no_other_properties_and_ends(served: Served) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": LOOSE, "strict": True}}
+    body = {"messages": MESSAGES, "response_format": form, "n": 8, "seed": 1, "max_tokens": 60}
+    _, found, _ = served.ask("POST", "/v1/chat/completions", {**body, "temperature": 1.5})
+    texts = [each["message"]["content"] for each in found["choices"]]
+    assert [json.loads(text).keys() for text in texts] == [{"a"}] * 8

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
 from paged_backends.grammar.settings import LlguidanceSettings
 from paged_core.engine.contexts import GrammarContext
 from paged_core.errors import RequestError
 from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Matcher, Vocabulary
+from paged_core.json_schema import changed
 from paged_core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -31,8 +34,16 @@ _NOT_HERE = ("doesn't satisfy the grammar", "parser stopped")
 """Message where a token may not come; all others are of forms that are too much for it."""
 _MOST_SAID = 400
 """Characters of an error of the package."""
-_WHITESPACE = r"\x20|\x0A[\x20\x09]{0,20}"
-"""Between two parts of JSON: enough to lay it out, and no model goes on with it for ever."""
+_WHITESPACE = r"\x20?"
+"""Between two parts of JSON, as in the calls that models write: none goes on with it for ever."""
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_LEAST = 1e-6
+"""Part of the numbers between two bounds that is left out where one of them would be let in."""
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_LARK_TOKEN = re.compile(
+    r'"(?:\\.|[^"\\])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|%json\b\s*', re.DOTALL
+)
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 _OWN_KEY = "x-guidance"
 """Options of the package within a schema, by which parts of it would be ignored."""
 
@@ -122,19 +133,61 @@ class _Matcher(Matcher):
 def _source(form: StructuredOutputs) -> str:
     """Return structured outputs in the package's notation."""
     if form.schema is not None:
-        schema = json.loads(form.schema)
+        schema = changed(json.loads(form.schema), _with_open_bounds)
         if _has_key(schema, _OWN_KEY):
             raise ValueError(f"{_OWN_KEY!r} is not accepted in a schema")
         options: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE}
         if form.disable_any_whitespace:
             options = {"whitespace_flexible": False}
-        return str(LLMatcher.grammar_from_json_schema(form.schema, overrides=options))
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
     if form.regex is not None:
-        return str(LLMatcher.grammar_from_regex(form.regex))
+        return str(LLMatcher.grammar_from_regex(_ESCAPED.sub(_ascii_digits, form.regex)))
     if form.choice is not None:
         written = [json.dumps(each, ensure_ascii=False) for each in form.choice]
         return str(LLMatcher.grammar_from_lark(f"start: {' | '.join(written)}"))
-    return str(grammar_from("grammar", form.grammar or ""))
+    return str(LLMatcher.grammar_from_lark(_lark(form.grammar or "")))
+
+
+def _lark(grammar: str) -> str:
+    """Return a grammar in Lark's notation, whose schemas and expressions are as those alone."""
+    if _GBNF_RULE.search(grammar):
+        try:
+            grammar = gbnf_to_lark(grammar)
+        except Exception as error:
+            raise ValueError(f"it cannot be read as GBNF: {error}") from error
+    made, at = "", 0
+    while found := _LARK_TOKEN.search(grammar, at):
+        made += grammar[at : found.start()]
+        at, token = found.end(), found[0]
+        if token.startswith("%json"):
+            schema, at = json.JSONDecoder().raw_decode(grammar, at)
+            token = f"%json {json.dumps(changed(schema, _with_open_bounds))}"
+        elif token.startswith("/") and not token.startswith("//"):
+            token = _ESCAPED.sub(_ascii_digits, token)
+        made += token
+    return made + grammar[at:]
+
+
+def _ascii_digits(found: re.Match[str]) -> str:
+    return {"\\d": "[0-9]", "\\D": "[^0-9]"}.get(found[0], found[0])
+
+
+def _with_open_bounds(part: dict[str, Any]) -> dict[str, Any]:
+    """Move a bound that the package would let through: a whole number that is not included, where
+    the other bound is less than 1 away."""
+    bounds = [part.get(name) for name in _BOUNDS]
+    lows = [each for each in bounds[:2] if isinstance(each, int | float)]
+    highs = [each for each in bounds[2:] if isinstance(each, int | float)]
+    if part.get("type") == "integer" or not lows or not highs:
+        return part
+    width = min(highs) - max(lows)
+    for name, step in (("exclusiveMinimum", width), ("exclusiveMaximum", -width)):
+        bound = part.get(name)
+        if not isinstance(bound, int | float) or isinstance(bound, bool) or bound != int(bound):
+            continue
+        if 0 < width < 1 and bound * step >= 0:
+            part[name] = bound + step * _LEAST
+    return part
 
 
 def _has_key(schema: Any, key: str) -> bool:

@@ -32,7 +32,7 @@ _SAY_NOTHING = {
 }
 _INTEGERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 """Enforced of integers alone."""
-_MOST_WHITESPACE = 20
+_MOST_WHITESPACE = 1
 
 
 class XgrammarGrammar(GrammarBackend):

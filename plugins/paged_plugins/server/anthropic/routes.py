@@ -74,7 +74,7 @@ class AnthropicRoutes(Routes):
         """Answer a conversation, whole or as events."""
         with renamed(NAMES):
             read = self._read(request, body)
-            chat = await open_chat(self._service, read.chat(), "msg_")
+            chat = await open_chat(self._service, request, read.chat(), "msg_")
         made = GrowingMessage(chat.answer.id, chat.model)
         if body.stream:
             return EventStream(

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from paged_core.text.outputs import Logprob, OutputDelta
 from paged_plugins.server.answer import Answer, EventStream
-from paged_plugins.server.http.endpoint import json_response
+from paged_plugins.server.http.endpoint import json_response, warn
 from paged_plugins.server.openai.calls import GrowingCalls
 from paged_plugins.server.openai.chunks import Chunks, encode, usage_of
 from paged_plugins.server.openai.formats import Format
@@ -42,7 +42,7 @@ _PLAIN_END = b'},"logprobs":null,"finish_reason":null}'
 
 async def chat(service: Service, request: Request, body: ChatRequest) -> Any:
     """Answer a conversation, whole or as events."""
-    made = await open_chat(service, body)
+    made = await open_chat(service, request, body)
     if body.stream:
         return EventStream(made.answer, ChatEvents(made), service.options)
     with made.answer as answer:
@@ -52,7 +52,9 @@ async def chat(service: Service, request: Request, body: ChatRequest) -> Any:
     return json_response(found)
 
 
-async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl-") -> Chat:
+async def open_chat(
+    service: Service, request: Request, body: ChatRequest, prefix: str = "chatcmpl-"
+) -> Chat:
     """Give a conversation to the engine.
 
     Args:
@@ -67,6 +69,7 @@ async def open_chat(service: Service, body: ChatRequest, prefix: str = "chatcmpl
     if body.truncate_prompt_tokens is not None:
         service.check_length("messages", size)
     generations, asked = await service.off_loop(lambda: chat_generations(service, body, name), size)
+    warn(request, asked.warnings)
     answer = Answer(service, name, generations, body.deadline)
     return Chat(service, body, model, answer, asked)
 

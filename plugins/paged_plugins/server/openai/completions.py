@@ -12,7 +12,7 @@ from starlette.requests import Request
 from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestOutput
 from paged_plugins.server.answer import Answer, EventStream
 from paged_plugins.server.errors import refused
-from paged_plugins.server.http.endpoint import json_response
+from paged_plugins.server.http.endpoint import json_response, warn
 from paged_plugins.server.openai.chunks import Chunks, encode, usage_of
 from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
@@ -33,7 +33,7 @@ _PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
 
 async def complete(service: Service, request: Request, body: CompletionRequest) -> Any:
     """Answer a request, whole or as events."""
-    made = await open_completion(service, body)
+    made = await open_completion(service, request, body)
     if body.stream:
         return EventStream(made.answer, CompletionEvents(made), service.options)
     with made.answer as answer:
@@ -43,7 +43,9 @@ async def complete(service: Service, request: Request, body: CompletionRequest) 
     return json_response(made.whole(outputs))
 
 
-async def open_completion(service: Service, body: CompletionRequest) -> Completing:
+async def open_completion(
+    service: Service, request: Request, body: CompletionRequest
+) -> Completing:
     """Give a request to the engine.
 
     Raises:
@@ -62,9 +64,10 @@ async def open_completion(service: Service, body: CompletionRequest) -> Completi
     name, size = answer_id(body, "cmpl-"), _size(body.prompt)
     if body.truncate_prompt_tokens is not None:
         service.check_length("prompt", size)
-    generations = await service.off_loop(
+    generations, asked = await service.off_loop(
         lambda: completion_generations(service, body, name, max_tokens or 1), size
     )
+    warn(request, asked.warnings)
     answer = Answer(service, name, generations, body.deadline)
     return Completing(service, body, model, answer, only_echo=only_echo)
 

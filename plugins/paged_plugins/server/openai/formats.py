@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,9 @@ from paged_core.errors import RequestError
 from paged_core.structured_outputs import StructuredOutputs
 from paged_core.structured_outputs import structured_outputs as checked_form
 from paged_plugins.server.errors import refused
+from paged_plugins.server.http.endpoint import check_depth
 from paged_plugins.server.openai.protocol import ChatRequest, Generated
+from paged_plugins.server.openai.schemas import as_grammars_take_it
 from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat
 from paged_plugins.server.parsers.tool_parser import Function, ToolFormat
 from paged_plugins.server.service import Service
@@ -48,6 +51,8 @@ class Format:
     tools: Tools | None = None
     prompt: str = ""
     """Conversation as the chat template has made it, which may begin the thoughts."""
+    warnings: Sequence[str] = ()
+    """Parts of schemas that it does not enforce."""
 
 
 def format_of(service: Service, body: Generated, prompt: str | None = None) -> Format:
@@ -59,12 +64,13 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
     Raises:
         ApiError: this model, or this server, cannot do it.
     """
-    form = _asked_form(body)
+    warnings: list[str] = []
+    form = _asked_form(body, warnings)
     if not isinstance(body, ChatRequest):
-        return Format({} if form is None else {"structured_outputs": form})
-    tools = _tools(service, body)
+        return Format({} if form is None else {"structured_outputs": form}, warnings=warnings)
+    tools = _tools(service, body, warnings)
     if tools is not None:
-        form = tools.form or (form and _form_or_calls(service, body, tools, form))
+        form = tools.form or (form and _form_or_calls(service, body, tools, form, warnings))
     reasoning = service.parsers.reasoning
     has_thoughts = tools is not None and tools.format.has_thoughts
     if form is not None and reasoning is not None and not has_thoughts:
@@ -76,21 +82,27 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
     marks = [*(reasoning.marks if reasoning else ()), *(tools.format.marks if tools else ())]
     if shown := service.parsers.special_tokens(marks):
         sampling["shown_token_ids"] = list(shown.values())
-    return Format(sampling, reasoning, tools, prompt or "")
+    return Format(sampling, reasoning, tools, prompt or "", warnings)
 
 
-def _asked_form(body: Generated) -> StructuredOutputs | None:
+def _asked_form(body: Generated, warnings: list[str]) -> StructuredOutputs | None:
     """Return the form of ``response_format`` or ``structured_outputs``."""
     given = body.response_format
-    form = None if given is None else _response_form(given)
+    form = None if given is None else _response_form(given, warnings)
     if body.structured_outputs is None:
         return None if form is None else _checked("response_format", form)
     if form is not None:
         raise refused("structured_outputs", "structured_outputs and response_format: give one")
-    return _checked("structured_outputs", body.structured_outputs)
+    form = body.structured_outputs
+    if isinstance(schema := form.get("json"), str):
+        with suppress(ValueError, RecursionError):
+            schema = json.loads(schema)
+    if isinstance(schema, Mapping):
+        form = {**form, "json": _for_grammar("structured_outputs.json", schema, warnings)}
+    return _checked("structured_outputs", form)
 
 
-def _response_form(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _response_form(given: Mapping[str, Any], warnings: list[str]) -> Mapping[str, Any] | None:
     kind = given.get("type")
     known = {"text": (), "json_object": (), "json_schema": ("json_schema",)}
     if not isinstance(kind, str) or kind not in known:
@@ -109,7 +121,17 @@ def _response_form(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
     _refuse_others(
         "response_format.json_schema", named, ("name", "schema", "strict", "description")
     )
-    return {"json": named["schema"]}
+    strict = named.get("strict") is True
+    return {"json": _for_grammar("response_format", named["schema"], warnings, strict=strict)}
+
+
+def _for_grammar(name: str, schema: Any, warnings: list[str], *, strict: bool = False) -> Any:
+    """Return a schema as grammars take it; ``warnings`` gain what they leave out."""
+    check_depth(name, schema)
+    made, left_out = as_grammars_take_it(schema, strict=strict)
+    if left_out:
+        warnings.append(f"{name} is not held to {', '.join(left_out)}")
+    return made
 
 
 def _checked(name: str, form: Mapping[str, Any]) -> StructuredOutputs | None:
@@ -125,7 +147,7 @@ def _refuse_others(name: str, given: Mapping[str, Any], known: Sequence[str]) ->
             raise refused(f"{name}.{key}", f"{name}.{key} is no field here; leave it out")
 
 
-def _tools(service: Service, body: ChatRequest) -> Tools | None:
+def _tools(service: Service, body: ChatRequest, warnings: list[str]) -> Tools | None:
     """Return how tools are to be called; ``None``: none is."""
     functions = _functions(body.tools or ())
     choice, only = body.tool_choice, None
@@ -152,22 +174,39 @@ def _tools(service: Service, body: ChatRequest) -> Tools | None:
         functions, most = [_named(choice, functions)], 1
         schemas = {each.name: each.parameters for each in functions}
     written = service.parsers.forced_tools
-    form = _checked("tools", {"grammar": _grammar(service, written, functions, most)})
+    form = _checked(
+        "tools", {"grammar": _grammar(service, body, written, functions, most, warnings)}
+    )
     return Tools(written, schemas, form, most)
 
 
 def _grammar(
-    service: Service, written: ToolFormat, functions: Sequence[Function], most: int | None
+    service: Service,
+    body: ChatRequest,
+    written: ToolFormat,
+    functions: Sequence[Function],
+    most: int | None,
+    warnings: list[str],
 ) -> str:
     tokens = service.parsers.special_tokens(written.marks)
+    strict = {tool["function"]["name"] for tool in body.tools or () if _is_strict(tool)}
+    held = []
+    for each in functions:
+        name, is_strict = f"tool {each.name}", each.name in strict
+        schema = _for_grammar(name, each.parameters, warnings, strict=is_strict)
+        held.append(replace(each, parameters=schema))
     try:
-        return written.grammar(functions, parallel=most != 1, tokens=tokens)
+        return written.grammar(held, parallel=most != 1, tokens=tokens)
     except ValueError as error:
         raise refused("tools", f"this model cannot be made to call it: {error}") from error
 
 
 def _form_or_calls(
-    service: Service, body: ChatRequest, tools: Tools, form: StructuredOutputs
+    service: Service,
+    body: ChatRequest,
+    tools: Tools,
+    form: StructuredOutputs,
+    warnings: list[str],
 ) -> StructuredOutputs | None:
     """Return the grammar of answers that have the form, or are calls."""
     if form.schema is not None:
@@ -181,7 +220,7 @@ def _form_or_calls(
         name = "structured_outputs"
         raise refused(name, f"{name} leaves no room for tools; set tool_choice to none")
     functions = [each for each in _functions(body.tools or ()) if each.name in tools.functions]
-    calls = _grammar(service, tools.format, functions, tools.most)
+    calls = _grammar(service, body, tools.format, functions, tools.most, warnings)
     calls = _START.sub("calls_alone:", calls, count=1)
     tokens = service.parsers.special_tokens(tools.format.marks)
     beside = tools.format.beside("form_alone", tokens)
@@ -201,6 +240,10 @@ def _allowed(
             "tool_choice", 'tool_choice.allowed_tools must be {"mode": "auto", "tools": [...]}'
         )
     return mode, [_named(each, functions) for each in tools]
+
+
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:

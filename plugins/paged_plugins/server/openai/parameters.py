@@ -65,13 +65,14 @@ _SAMPLING = (
 
 def completion_generations(
     service: Service, body: CompletionRequest, answer_id: str, max_tokens: int
-) -> list[Generation]:
+) -> tuple[list[Generation], Format]:
     """Return the requests that an engine is given for a completion, one for each prompt.
 
     Raises:
         ApiError, RequestError: it can never be served.
     """
-    changes = dict(format_of(service, body).sampling)
+    asked = format_of(service, body)
+    changes = dict(asked.sampling)
     scores = body.logprobs is not None or body.max_tokens == 0
     if body.echo and scores and body.prompt_logprobs is None:
         changes["prompt_logprobs"] = body.logprobs or 0
@@ -79,7 +80,7 @@ def completion_generations(
         service, body, max_tokens=max_tokens, logprobs=body.logprobs, **changes
     )
     prompts = _prompts_of(body.prompt, special=body.add_special_tokens)
-    return _generations(service, body, answer_id, prompts, sampling)
+    return _generations(service, body, answer_id, prompts, sampling), asked
 
 
 def chat_generations(

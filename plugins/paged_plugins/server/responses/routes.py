@@ -75,7 +75,7 @@ class ResponsesRoutes(Routes):
         with renamed(NAMES):
             read = Reading(body)
             warn(request, read.warnings)
-            chat = await open_chat(self._service, read.chat(), "resp_")
+            chat = await open_chat(self._service, request, read.chat(), "resp_")
         (stream,) = chat.answer.streams
         sampling, names = stream.request.sampling, read.tools.names
         made = GrowingResponse(chat.answer.id, chat.model, body, sampling, names)

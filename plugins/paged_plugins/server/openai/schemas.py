@@ -1,0 +1,94 @@
+"""JSON schemas as clients make them, and as grammars take them.
+
+What says nothing about an output, or can be said in another way, is changed without a word. What a
+grammar cannot say is left out where the output may then be more than the schema allows, and is
+named; the rest is left to the grammar, which refuses what it does not know.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from paged_core.json_schema import changed
+
+_FORMATS = {
+    *("date-time", "time", "date", "duration", "email", "hostname"),
+    *("ipv4", "ipv6", "uuid", "uri"),
+}
+"""Formats of texts that grammars know."""
+_TEXT = {"type": "string"}
+_ESCAPED_OR_CLASS = r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]"
+_ASSERTION = re.compile(rf"\\[bB]|\(\?<?[=!]|{_ESCAPED_OR_CLASS}", re.DOTALL)
+_BRACKET = re.compile(rf"{_ESCAPED_OR_CLASS}|[()]", re.DOTALL)
+
+
+def as_grammars_take_it(schema: Any, *, strict: bool) -> tuple[Any, list[str]]:
+    """Return a schema, and the names of what it says and its grammar will not.
+
+    Args:
+        strict: objects have the properties that are named, and no others.
+    """
+    left_out: dict[str, None] = {}
+
+    def change(part: dict[str, Any]) -> Any:
+        names = part.pop("propertyNames", True)
+        if names not in (True, {}, _TEXT):
+            left_out["propertyNames"] = None
+        if part.get("uniqueItems") is False:
+            del part["uniqueItems"]
+        kind, form, pattern = part.get("type"), part.get("format"), part.get("pattern")
+        may_be_text = (
+            kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind)
+        )
+        if isinstance(form, str) and form not in _FORMATS and may_be_text:
+            left_out[f"format {form!r}"] = None
+            del part["format"]
+        if isinstance(pattern, str) and (plain := _without_assertions(pattern)) != pattern:
+            left_out["look-around of a pattern"] = None
+            part["pattern"] = plain
+        return _with_null(part) if part.pop("nullable", None) is True else part
+
+    made = changed(schema, change)
+    return (_closed(made) if strict else made), list(left_out)
+
+
+def _with_null(part: dict[str, Any]) -> dict[str, Any]:
+    """Allow null, as ``nullable`` of OpenAPI does."""
+    kind = part.get("type")
+    if kind is None or "const" in part:
+        return {"anyOf": [part, {"type": "null"}]}
+    if isinstance(part.get("enum"), list) and None not in part["enum"]:
+        part["enum"] = [*part["enum"], None]
+    kinds = kind if isinstance(kind, list) else [kind]
+    return {**part, "type": list(dict.fromkeys([*kinds, "null"]))}
+
+
+def _closed(schema: Any) -> Any:
+    """Close the objects that name their properties, but for those that others add to."""
+
+    def change(part: dict[str, Any]) -> Any:
+        is_open = "properties" in part and not part.keys() & {
+            *("additionalProperties", "patternProperties", "allOf", "$ref"),
+        }
+        return {**part, "additionalProperties": False} if is_open else part
+
+    return changed(schema, change, but=("allOf", "not", "if"))
+
+
+def _without_assertions(pattern: str) -> str:
+    """Return a pattern that matches what this one does, and more: it looks at nothing around."""
+    made, at = "", 0
+    while found := _ASSERTION.search(pattern, at):
+        made += pattern[at : found.start()]
+        at = found.end()
+        if not found[0].startswith("("):
+            made += found[0] if found[0] not in ("\\b", "\\B") else ""
+            continue
+        depth = 1
+        while depth and (bracket := _BRACKET.search(pattern, at)):
+            depth += {"(": 1, ")": -1}.get(bracket[0], 0)
+            at = bracket.end()
+        if depth:
+            return pattern  # a bracket is missing: whoever compiles it says so
+    return made + pattern[at:]

@@ -1,0 +1,214 @@
+"""Schemas as clients make them, and the numbers, digits and notations of forms."""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pytest
+
+from paged_backends.grammar.settings import LlguidanceSettings
+from paged_core import StructuredOutputs
+from paged_core.engine.contexts import GrammarContext
+from paged_core.errors import RequestError
+from paged_plugins.server.openai.schemas import as_grammars_take_it
+from paged_testing.grammar import VOCABULARY
+
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+A, B = {"type": "string"}, {"type": "integer"}
+X = A | {"format": "x"}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Any:
+    made = pytest.importorskip("paged_backends.grammar.llguidance_grammar")
+    return made.LlguidanceGrammar(LlguidanceSettings(), GrammarContext(vocabulary=VOCABULARY))
+
+
+def takes(backend: Any, text: str, **form: Any) -> bool:
+    """Return whether a text has a form."""
+    matcher = backend.compile(StructuredOutputs(**form)).matcher()
+    try:
+        for byte in text.encode():
+            matcher.accept(VOCABULARY.token_bytes.index(bytes([byte])))
+    except ValueError:
+        return False
+    return bool(matcher.is_at_end)
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "left_out"),
+    [
+        pytest.param({"propertyNames": A, "items": A}, {"items": A}, [], id="names are text"),
+        pytest.param({"propertyNames": {"minLength": 2}}, {}, ["propertyNames"], id="names"),
+        pytest.param(A | {"format": "password"}, A, ["format 'password'"], id="format"),
+        pytest.param(A | {"format": "date"}, A | {"format": "date"}, [], id="a format to enforce"),
+        pytest.param(B | {"format": "int32"}, B | {"format": "int32"}, [], id="not of a text"),
+        pytest.param({"uniqueItems": False}, {}, [], id="items not unique"),
+        pytest.param({"uniqueItems": True}, {"uniqueItems": True}, [], id="items unique"),
+        pytest.param(
+            {"pattern": DECIMAL}, {"pattern": r"^[+-]?0*\d*\.?\d*$"}, ["look-around of a pattern"]
+        , id="look-around"),
+        pytest.param(
+            {"pattern": r"(?<=a(b|[)]))c\b[(?!]\(?=(?:d)"},
+            {"pattern": r"c[(?!]\(?=(?:d)"},
+            ["look-around of a pattern"],
+            id="look-around and brackets",
+        ),
+        pytest.param({"pattern": "(?=a"}, {"pattern": "(?=a"}, [], id="no pattern"),
+        pytest.param(B | {"nullable": True}, {"type": ["integer", "null"]}, [], id="nullable"),
+        pytest.param(
+            A | {"enum": ["a"], "nullable": True},
+            {"type": ["string", "null"], "enum": ["a", None]},
+            [],
+            id="a nullable choice",
+        ),
+        pytest.param(
+            {"$ref": "#/$defs/a", "nullable": True},
+            {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]},
+            [],
+            id="a nullable reference",
+        ),
+        pytest.param(A | {"nullable": False}, A, [], id="not nullable"),
+        pytest.param(
+            {"enum": [{"nullable": True, "format": "x"}], "default": {"uniqueItems": False}},
+            {"enum": [{"nullable": True, "format": "x"}], "default": {"uniqueItems": False}},
+            [],
+            id="values are no schemas",
+        ),
+        pytest.param(
+            {"properties": {"format": X, "type": {"anyOf": [X]}}},
+            {"properties": {"format": A, "type": {"anyOf": [A]}}},
+            ["format 'x'"],
+            id="names of properties are no keywords",
+        ),
+        pytest.param(True, True, [], id="true"),
+    ],
+)  # fmt: skip
+def test_a_schema_is_relaxed_by_name(given: Any, made: Any, left_out: list[str]) -> None:
+    before = json.dumps(given)
+    assert as_grammars_take_it(given, strict=False) == (made, left_out)
+    assert json.dumps(given) == before
+
+
+def test_what_a_strict_schema_names_is_all_that_an_object_has() -> None:
+    part = {"type": "object", "properties": {"a": A}}
+    is_open = {"type": "object", "properties": {"a": A}, "additionalProperties": B}
+    whole = {"$defs": {"d": part}, "properties": {"x": part, "y": is_open}, "required": ["x"]}
+    made, _ = as_grammars_take_it(whole, strict=True)
+    closed = part | {"additionalProperties": False}
+    assert made["$defs"]["d"] == made["properties"]["x"] == closed
+    assert made["properties"]["y"] == is_open
+    assert made["additionalProperties"] is False
+    joined = {"allOf": [part, {"properties": {"b": B}}], "properties": {"c": A}}
+    assert as_grammars_take_it(joined, strict=True)[0] == joined
+
+
+@pytest.mark.parametrize("left_out", ["not", "if", "contains", "unevaluatedProperties"])
+def test_what_would_make_a_grammar_wrong_is_refused(backend: Any, left_out: str) -> None:
+    made, _ = as_grammars_take_it({"type": "object", left_out: {"const": 1}}, strict=True)
+    with pytest.raises(RequestError, match=left_out):
+        backend.compile(StructuredOutputs(json=made))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_numbers_are_within_their_bounds(backend: Any, seed: int) -> None:
+    """Above all whole numbers that are a bound themselves."""
+    random = Random(seed)
+    for _ in range(40):
+        low = random.choice([random.randrange(-3, 3), round(random.uniform(-3, 3), 2)])
+        high = low + random.choice([0.1, 0.5, 0.97, 1, 3.5])
+        if random.random() < 0.5:
+            low, high = -high, -low
+        keys = (
+            random.choice(["minimum", "exclusiveMinimum"]),
+            random.choice(["maximum", "exclusiveMaximum"]),
+        )
+        low, high = round(low, 2), round(high, 2)
+        schema = {"type": "number", keys[0]: low, keys[1]: high}
+        for number in (low, high, math.floor(low), math.ceil(high), (low + high) / 2):
+            for text in (f"{number:.0f}", f"{number:.1f}", f"{number:.2f}", f"{number:g}"):
+                value = Decimal(text)
+                is_above = (
+                    value >= Decimal(str(low))
+                    if keys[0] == "minimum"
+                    else value > Decimal(str(low))
+                )
+                top = Decimal(str(schema[keys[1]]))
+                is_below = value <= top if keys[1] == "maximum" else value < top
+                if takes(backend, text, json=schema):
+                    assert is_above and is_below, (schema, text)
+
+
+@pytest.mark.parametrize("in_call", [False, True], ids=["form", "call"])
+def test_a_bound_that_is_not_included_is_left_out(backend: Any, in_call: bool) -> None:
+    schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.1}
+    form = {"grammar": f"start: a\na: %json {json.dumps(schema)}"} if in_call else {"json": schema}
+    assert [takes(backend, each, **form) for each in ("0", "0.0", "0.05", "0.1", "0.2")] == [
+        *(False, False, True, True, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"regex": r"\d"}, "3"),
+        ({"regex": r"[\d.]"}, "3."),
+        ({"regex": r"[^\D]"}, "3"),
+        ({"regex": r"\D"}, "a.٣"),
+        ({"regex": r"\\d?"}, ""),
+        ({"grammar": r'start: /\d/ | "\\d" // a /\d/ comment'}, "3"),
+        ({"json": {"type": "string", "pattern": r"^\d$"}}, ""),
+    ],
+    ids=[
+        "digit",
+        "in a class",
+        "in an inverted class",
+        "no digit",
+        "a backslash",
+        "lark",
+        "schema",
+    ],
+)
+def test_digits_are_those_of_ascii(backend: Any, form: Any, expected: str) -> None:
+    assert "".join(each for each in "3a.٣" if takes(backend, each, **form)) == expected
+    assert not takes(backend, '"٣"', **form)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        '?start: "a"',
+        '!start: "a"',
+        '// x ::= y\n\n?start: b\nb: "a"',
+        '# a comment\nstart: "a" | "::="',
+        '%ignore " "\nstart: "a"',
+        'root ::= "a"',
+        '# start: x\nroot ::= b\nb ::= "a"',
+        'root::="a"',
+    ],
+    ids=[
+        "?",
+        "!",
+        "comment",
+        "comment #",
+        "directive",
+        "gbnf",
+        "gbnf with a comment",
+        "gbnf, narrow",
+    ],
+)
+def test_the_notation_of_a_grammar_is_told_by_its_rules(backend: Any, grammar: str) -> None:
+    assert takes(backend, "a", grammar=grammar)
+    assert not takes(backend, "b", grammar=grammar)
+
+
+def test_between_parts_of_json_is_a_space_at_most(backend: Any) -> None:
+    schema = {"type": "object", "properties": {"a": B}, "required": ["a"]}
+    for text in ('{"a":1}', '{ "a" : 1 }'):
+        assert takes(backend, text, json=schema)
+    for text in ('{  "a":1}', '{\n"a":1}', '{"a":\t1}'):
+        assert not takes(backend, text, json=schema)
