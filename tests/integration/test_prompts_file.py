@@ -88,46 +88,47 @@ def test_a_batch_is_answered_in_its_format(capsys: Capture, tmp_path: Path) -> N
     assert "tokens" in three["response"]["body"]["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("9" * 5000, "not JSON"),
-        ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' is given twice"),
-        (7, "neither a text"),
-        ({"max_tokens": 3}, "give one of 'prompt'"),
-        ({"prompt": "a", "messages": []}, "give one of 'prompt'"),
-        ({"prompt": 3}, "'prompt' is a text, not 3"),
-        ({"prompt_token_ids": "abc"}, "list of token ids"),
-        ({"messages": "hello"}, "'messages' is a list of objects"),
-        ({"prompt": "a", "max_token": 3}, "did you mean 'max_tokens'?"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"custom_id": "x", "body": {}}, "'method' is missing"),
-        (batch("x", "/v1/embeddings", input="a"), "POST /v1/embeddings is not there"),
-        (batch("x"), "the body for /v1/completions needs 'prompt'"),
-        (batch("x", prompt=["a", "b"]), "list of token ids"),
-        (batch("x", prompt="a", stream=True), "'stream' is not supported"),
-        (batch("x", prompt="a", best=3), "no parameter is called 'best'; did you mean 'best_of'?"),
-    ],
-)
+BAD_LINES: list[tuple[Any, str]] = [
+    ("{", "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ("9" * 5000, "not JSON"),
+    ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' is given twice"),
+    (7, "neither a text"),
+    ({"max_tokens": 3}, "give one of 'prompt'"),
+    ({"prompt": "a", "messages": []}, "give one of 'prompt'"),
+    ({"prompt": 3}, "'prompt' is a text, not 3"),
+    ({"prompt_token_ids": "abc"}, "list of token ids"),
+    ({"messages": "hello"}, "'messages' is a list of objects"),
+    ({"prompt": "a", "max_token": 3}, "did you mean 'max_tokens'?"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens must be at least 1"),
+    ({"custom_id": "x", "body": {}}, "'method' is missing"),
+    (batch("x", "/v1/embeddings", input="a"), "POST /v1/embeddings is not there"),
+    (batch("x"), "the body for /v1/completions needs 'prompt'"),
+    (batch("x", prompt=["a", "b"]), "list of token ids"),
+    (batch("x", prompt="a", stream=True), "'stream' is not supported"),
+    (batch("x", prompt="a", best=3), "no parameter is called 'best'; did you mean 'best_of'?"),
+]
+
+
 def test_a_bad_line_is_answered_in_its_place_and_the_others_go_on(
-    capsys: Capture, tmp_path: Path, line: Any, message: str
+    capsys: Capture, tmp_path: Path
 ) -> None:
-    name = written(tmp_path, "", {"prompt": "fine", "max_tokens": 1}, line, json.dumps("fine"))
+    fine = {"prompt": "fine", "max_tokens": 1}
+    name = written(tmp_path, "", fine, *(line for line, _ in BAD_LINES), fine)
     assert main(["generate", "--prompts-file", name, "--json", "--num-blocks", "64"]) == 1
     out, err = capsys.readouterr()
-    assert err.startswith(f"error: {name}, line 3: ")
-    assert message in err
-    assert len(err.splitlines()) == 1
-    first, bad, last = map(json.loads, out.splitlines())
+    first, *bad, last = map(json.loads, out.splitlines())
     assert {each["outputs"][0]["finish_reason"] for each in (first, last)} <= {"length", "stop"}
-    if isinstance(line, dict) and "custom_id" in line:
-        assert (bad["custom_id"], bad["response"]["status_code"]) == ("x", 400)
-        assert message in bad["response"]["body"]["error"]["message"]
-    else:
-        assert bad["outputs"][0]["finish_reason"] == "error"
-        assert message in bad["outputs"][0]["error"]
+    said = err.splitlines()
+    for place, ((line, message), row, error) in enumerate(zip(BAD_LINES, bad, said, strict=True)):
+        assert error.startswith(f"error: {name}, line {place + 3}: ")
+        assert message in error
+        if isinstance(line, dict) and "custom_id" in line:
+            assert (row["custom_id"], row["response"]["status_code"]) == ("x", 400)
+            assert message in row["response"]["body"]["error"]["message"]
+        else:
+            assert row["outputs"][0]["finish_reason"] == "error"
+            assert message in row["outputs"][0]["error"]
 
 
 def test_no_model_is_loaded_where_every_line_is_bad(capsys: Capture, tmp_path: Path) -> None:
