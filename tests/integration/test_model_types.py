@@ -24,7 +24,7 @@ ODD = {
 }
 """Types with the reason that they are refused for."""
 NAMED = {*ODD, "blt"}
-"""Those, and one of which the library does not save all weights."""
+"""Types that are refused, and one of which the library does not save all weights."""
 SIZES: dict[int, str] = {
     2: "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers index_n_heads "
     "num_experts_per_tok num_key_value_heads",

@@ -258,7 +258,7 @@ FILES: dict[str, tuple[Any, ...]] = {
     "special_tokens_map.json": (MISSING, {"mask_token": "<x>", "audio_token": "mind"}),
     "added_tokens.json": (MISSING, {"<x>": 900}),
 }
-"""Whether ``tokenizer.json`` adds a token by itself, and other files."""
+"""Checkpoints in which ``tokenizer.json`` adds a token by itself or not, and other files."""
 TEXTS = ("does not mind quick <s>", "the dog <s> fox</s>", "<x>dog  , \u00e9", "<other>the dog", "")
 
 
@@ -290,7 +290,7 @@ def test_ids_are_those_of_transformers(drawn: Mapping[str, Any], tmp_path: Path)
 
 
 def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What the call returns; ``None``: it refuses."""
+    """Return what the call returns; ``None``: it refuses."""
     with suppress(Exception):
         return call(*args, **options)
 
