@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -50,3 +51,14 @@ def test_a_stop_string_ends_the_answer_and_not_the_thoughts(
     found = asked(told, MESSAGES, text, stop_sequences=[stop], **more)
     shown = "".join(each.get("text", "") for each in found["content"])
     assert (shown, found["stop_sequence"]) == (content, choice["stop_reason"])
+
+
+def test_a_stop_string_ends_the_channel_of_the_answer(tmp_path: Path) -> None:
+    folder = make_told(tmp_path, template="{{ messages | tojson }}<|start|>assistant")
+    told = ToldServer(Registry.discover(), folder, Random(0), reasoning_parser="gpt_oss")
+    thought, said = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+    text = f"{thought}so: x<|end|><|start|>assistant{said}then: y<|return|>"
+    (choice,) = asked(told, CHAT, text, stop=[":"])["choices"]
+    message = choice["message"]
+    assert (message["reasoning"], message["content"]) == ("so: x", "then")
+    assert choice["stop_reason"] == ":"

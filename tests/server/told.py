@@ -31,19 +31,20 @@ from paged_core.plugins.component import Component
 from paged_core.plugins.hooks import hookimpl
 from paged_core.plugins.registry import Registry
 
-END = "<|end|>"
+END = "<|told|>"
+"""Token that ends a sequence: a text that no model writes."""
 DEFAULT = "Done."
 """The answer where nothing is told."""
 LENGTH = 1 << 18
 """Tokens of the longest sequence."""
 TEMPLATE = (
-    "{% if tools %}{{ '<|system|>\n' + tools | tojson + '<|end|>\n' }}{% endif %}"
+    "{% if tools %}{{ '<|system|>\n' + tools | tojson + '<|told|>\n' }}{% endif %}"
     "{% for message in messages %}{{ '<|' + message.role + '|>\n' }}"
     "{% if message.reasoning_content %}"
     "{{ '<think>\n' + message.reasoning_content + '\n</think>\n' }}{% endif %}"
     "{{ message.content or '' }}{% for call in message.tool_calls or [] %}"
     "{{ '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}{% endfor %}"
-    "{{ '<|end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    "{{ '<|told|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
 _MARK = re.compile(rb"\[say:([A-Za-z0-9_=-]*)\]")
 
