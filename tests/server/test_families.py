@@ -34,6 +34,7 @@ DEEPSEEK = [
     f"<\uff5ctool\u2581{each}\uff5c>"
     for each in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
 ]
+HARMONY = ("channel", "message", "start", "constrain", "end", "call", "return")
 KIMI = [f"<|tool_call{each}|>" for each in ("s_section_begin", "_begin", "_argument_begin", "_end")]
 FAMILIES: Mapping[str, tuple[str, list[str]]] = {
     "hermes": (f"<think>why</think>\n\nso {HERMES}", ["<think>", "</think>", "<tool_call>"]),
@@ -54,11 +55,11 @@ FAMILIES: Mapping[str, tuple[str, list[str]]] = {
         DEEPSEEK,
     ),
     "gemma": ("<think>why</think>so ```tool_code\nf(city='Oslo', n=2)\n```", ["<think>"]),
-    "gpt_oss": (  # without <|end|>, which ends all that this checkpoint says
-        "<|channel|>analysis<|message|>why<|start|>assistant<|channel|>commentary<|message|>"
+    "gpt_oss": (
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary<|message|>"
         "so <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json"
         f"<|message|>{JSON}<|call|>",
-        [f"<|{each}|>" for each in ("channel", "message", "start", "constrain", "call", "return")],
+        [f"<|{each}|>" for each in HARMONY],
     ),
 }
 
