@@ -67,10 +67,15 @@ PARAMETERS: Mapping[str, Any] = {
 }
 
 
+_SHORT = 24
+"""Letters of the shorter of two texts of which the work is compared, at least."""
+
+
 def check_linear(read: Callable[[str], object], texts: Iterable[str], package: str) -> None:
     """Check that reading takes instructions in proportion to the length of a text."""
     for text in filter(None, texts):
-        short, long = ((text * size)[:size] for size in (48, 384))
+        whole = text * -(-_SHORT // len(text))
+        short, long = whole, whole * 8
         few = instructions(partial(read, short), package)
         many = instructions(partial(read, long), package, most=20 * few + 1000)
         assert many <= 16 * few + 400, (
