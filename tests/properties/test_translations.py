@@ -13,12 +13,12 @@ from pydantic_core import from_json
 
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.server.anthropic import protocol as anthropic
-from paged_plugins.server.anthropic import routes as from_anthropic
+from paged_plugins.server.anthropic import reading as from_anthropic
 from paged_plugins.server.anthropic.events import GrowingMessage
 from paged_plugins.server.openai.chat import ChatDelta
 from paged_plugins.server.openai.protocol import CalledFunction, ChatRequest, MadeToolCall
 from paged_plugins.server.responses import protocol as responses
-from paged_plugins.server.responses import routes as from_responses
+from paged_plugins.server.responses import reading as from_responses
 from paged_plugins.server.responses.events import GrowingResponse
 from server.streams import message_of, named_events, response_of
 
@@ -103,7 +103,7 @@ def _more(draw: st.DrawFn, made: Answer) -> str:
 @given(answers())
 def test_a_response_tells_all_that_the_answer_says(answer: Answer) -> None:
     body = responses.ResponsesRequest(input="x")
-    made = GrowingResponse("resp_1", "demo", body, SamplingParams())
+    made = GrowingResponse("resp_1", "demo", body, SamplingParams(), {})
     sent = [*made.begin()]
     for delta in answer.deltas:
         sent += made.take(delta)
@@ -188,12 +188,17 @@ def test_conversations_lose_nothing(said: list[tuple[str, str]]) -> None:
     messages += [message for _, message in later]
     said = [("c" if who == "l" else who, text) for who, text in said]
     asked = {"model": "demo", "input": items}
-    first = from_responses.chat_request(msgspec.convert(asked, responses.ResponsesRequest))
+    first = from_responses.Reading(sent(asked, responses.ResponsesRequest)).chat()
     asked = {"model": "demo", "messages": messages, "max_tokens": 1}
-    second = from_anthropic.chat_request(msgspec.convert(asked, anthropic.MessagesRequest))
+    body = sent(asked, anthropic.MessagesRequest)
+    second = from_anthropic.Reading(body, strips_billing_line=True).chat()
     assert heard(first) == heard(second) == said
     for message in first.messages:
         assert message.role != "tool" or message.name == f"f{str(message.tool_call_id)[5:]}"
+
+
+def sent(body: dict[str, Any], kind: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(body), type=kind)
 
 
 def heard(request: ChatRequest) -> list[tuple[str, str]]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from openai.types import Reasoning
+from openai.types.responses import Response
 
 from paged_plugins.server.anthropic.protocol import MessagesRequest
 from paged_plugins.server.anthropic.reading import Reading
@@ -150,6 +152,28 @@ def test_the_page_lists_the_fields_without_effect() -> None:
         row = next(line for line in table.splitlines() if line.startswith(f"| `{path}` |"))
         listed = set(re.findall(r"`([\w.]+)`", row.split("|")[2]))
         assert listed == {re.sub(r".*\[\]\.", "", name) for name in fields_of(path)}, path
+
+
+NULLS = {
+    "/v1/completions": {"logprobs"},
+    CHAT: {"refusal", "logprobs"},
+    RESPONSES: {*Response.model_fields, *Reasoning.model_fields},
+    MESSAGES: {"stop_sequence"},
+}
+"""By path: keys that the API has as null where they have no value."""
+
+
+def nulls_of(found: Any) -> set[str]:
+    values = found.items() if isinstance(found, dict) else enumerate(found)
+    inner = [(key, value) for key, value in values if isinstance(value, dict | list)]
+    own = {key for key, value in values if value is None} if isinstance(found, dict) else set()
+    return own.union(*(nulls_of(value) for _, value in inner))
+
+
+@pytest.mark.parametrize("path", NULLS)
+def test_keys_without_a_value_are_left_out(served: Served, path: str) -> None:
+    asked: Any = told(path) if path in BODIES else {"prompt": "x", "max_tokens": 2}
+    assert nulls_of(served.ask("POST", path, asked)[1]) <= NULLS[path]
 
 
 def test_programs_that_tokenise_for_themselves_are_told_how(served: Served) -> None:

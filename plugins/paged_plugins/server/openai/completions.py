@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from msgspec import UNSET
 from starlette.requests import Request
 
 from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestOutput
@@ -28,7 +27,7 @@ from paged_plugins.server.openai.protocol import (
 from paged_plugins.server.service import Service
 
 _MAX_TOKENS = 16
-_PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
+_PLAIN_END = b',"logprobs":null,"finish_reason":null}'
 
 
 async def complete(service: Service, request: Request, body: CompletionRequest) -> Any:
@@ -172,8 +171,8 @@ class Completing:
             logprobs=logprobs,
             finish_reason=None,
             stop_reason=None,
-            token_ids=[] if wants_ids else UNSET,
-            prompt_token_ids=ids if wants_ids else UNSET,
+            token_ids=[] if wants_ids else None,
+            prompt_token_ids=ids if wants_ids else None,
         )
 
     def gained(self, index: int, delta: OutputDelta) -> CompletionChoice:
@@ -186,7 +185,7 @@ class Completing:
             logprobs=self._formatted(index, delta.logprobs, ids, text, ends=ends),
             finish_reason=reason and reason.value,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
-            token_ids=ids if self.body.return_token_ids else UNSET,
+            token_ids=ids if self.body.return_token_ids else None,
         )
 
 

@@ -302,12 +302,11 @@ class CompletionChoice(Answered, omit_defaults=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
-    stop_reason: int | str | None
-    token_ids: list[int] | UnsetType | None = UNSET
-    """vLLM's extras are null in a whole answer to a request that does not ask for them, so that its
-    clients may read them, and are left out of the many chunks of a stream."""
-    prompt_token_ids: list[int] | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    stop_reason: int | str | None = None
+    """vLLM's extras are left out where they have no value; what OpenAI has as null is null."""
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(Answered, omit_defaults=True):
@@ -364,25 +363,25 @@ class ChatMessage(Answered, omit_defaults=True):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    reasoning: str | None
+    reasoning: str | None = None
     """Thoughts."""
-    reasoning_content: str | None
+    reasoning_content: str | None = None
     """The same, under the name that it had first."""
     tool_calls: list[MadeToolCall] | None = None
 
 
-class ChatChoice(Answered):
+class ChatChoice(Answered, omit_defaults=True):
     """One answer to a conversation."""
 
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
-    stop_reason: int | str | None
-    token_ids: list[int] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
-class ChatCompletion(Answered):
+class ChatCompletion(Answered, omit_defaults=True):
     """The answer of ``/v1/chat/completions``."""
 
     id: str
@@ -391,8 +390,8 @@ class ChatCompletion(Answered):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | None
-    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class MessageDelta(Answered, omit_defaults=True):
@@ -438,7 +437,6 @@ class Model(Answered):
     max_model_len: int
     object: Literal["model"] = "model"
     owned_by: str = "paged_core"
-    parent: None = None
 
 
 class ModelList(Answered):
