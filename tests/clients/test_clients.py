@@ -63,7 +63,7 @@ PROGRAMS = {
     "guidellm": "requests_chats requests_completions",
     "coding_agents": (
         "text_of_claude tools_of_claude text_next_of_claude"
-        " text_of_codex tools_of_codex text_next_of_codex"
+        " text_of_codex tools_of_codex text_next_of_codex text_of_cline tools_of_cline"
     ),
 }
 """Conversations, by programs."""

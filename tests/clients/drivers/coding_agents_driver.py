@@ -1,4 +1,4 @@
-"""Claude Code and Codex, with a home of their own: an answer, a command, the next turn."""
+"""Claude Code, Codex and Cline, with a home of their own: an answer, a command, the next turn."""
 
 import json
 import os
@@ -59,6 +59,15 @@ def codex(asked: str, *options: str) -> Any:
     return [each["text"] for each in items if each["type"] == "agent_message"][-1]
 
 
+def cline(asked: str, *options: str) -> Any:
+    signed_in = HOME / "cline"
+    if not signed_in.exists():
+        signing_in = ("-p", "openai", "-k", "none", "-m", MODEL, "-b", f"{BASE}/v1")
+        run("cline", "auth", *signing_in, "--data-dir", str(signed_in))
+    events = run("cline", "--json", "-P", "openai", "--data-dir", str(signed_in), *options, asked)
+    return events[-1]["text"]
+
+
 def text_of_claude() -> Any:
     return claude(TEXT)
 
@@ -84,6 +93,14 @@ def text_next_of_codex() -> Any:
     return codex(TEXT, "resume", "--last")
 
 
+def text_of_cline() -> Any:
+    return cline(f"Say {TEXT}")  # a word alone is taken for a command
+
+
+def tools_of_cline() -> Any:
+    return cline(call("run_commands", commands=[ECHO]))
+
+
 print_all(
     text_of_claude,
     tools_of_claude,
@@ -91,4 +108,6 @@ print_all(
     text_of_codex,
     tools_of_codex,
     text_next_of_codex,
+    text_of_cline,
+    tools_of_cline,
 )

@@ -19,7 +19,7 @@ class Weather(BaseModel):
     degrees: int
 
 
-@tool
+@tool(name="weather")
 def told_weather() -> Any:
     async def execute(city: str) -> str:
         """Return the weather.
@@ -37,11 +37,10 @@ def run(asked: str, target: str, solver: Any, **config: Any) -> Any:
     found = []
     for name, base in (("openai-api/paged", f"{BASE}/v1"), ("anthropic", BASE)):
         model = get_model(f"{name}/{MODEL}", base_url=base, api_key=KEY, memoize=False)
-        task = Task(
-            [Sample(asked, target=target)], solver, includes(), config=GenerateConfig(**config)
-        )
+        sample = Sample(asked, target=target)
+        task = Task([sample], solver=solver, scorer=includes(), config=GenerateConfig(**config))
         (log,) = evaluate(task, model=model, display="none", log_dir="logs", max_tokens=400)
-        score = log.results.scores[0].metrics["accuracy"].value if log.results else log.error
+        score = log.results.scores[0].metrics["accuracy"].value if log.results else str(log.error)
         found.append([log.status, score])
     return found
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import litellm
 from pydantic import BaseModel
-from said import BASE, CALL, FORM, KEY, MODEL, TEXT, print_all, weather
+from said import ANSWER, BASE, CALL, FORM, KEY, MODEL, TEXT, call, print_all, weather
 
 parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 function = {"name": "weather", "description": "Weather", "parameters": parameters}
@@ -71,8 +71,9 @@ def tools_stream() -> Any:
 
 def schema() -> Any:
     found = []
-    for each in (openai, hosted, anthropic):
-        made = litellm.completion(messages=user(FORM), response_format=Weather, **each)
+    tool = call("json_tool_call", **ANSWER)  # by which Anthropic's models are asked for a form
+    for each, asked in ((openai, FORM), (hosted, FORM), (anthropic, tool)):
+        made = litellm.completion(messages=user(asked), response_format=Weather, **each)
         found.append(json.loads(made.choices[0].message.content))
     assert found[0] == found[1] == found[2], found
     return found[0]

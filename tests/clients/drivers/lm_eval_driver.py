@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from said import BASE, MODEL, print_all, say
@@ -37,7 +38,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 def evaluate(tokenizer: str) -> Any:
     """Return what each task measures."""
-    tasks, out = Path.cwd() / "tasks", Path.cwd() / tokenizer.partition("=")[0]
+    tasks, out = Path.cwd() / "tasks", Path(mkdtemp(dir="."))
     tasks.mkdir(exist_ok=True)
     for name, text in TASKS.items():
         (tasks / f"{name}.yaml").write_text(COMMON + text)
