@@ -85,14 +85,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    options = ("--tool-parser", "hermes", "--server.served-model-name", "told")
+    options = ("--tool-parser", "hermes", "--server.served-model-name", '["told"]')
     with serve_process(*told_options(folder), *options, **told_environ(folder)) as served:
         yield f"http://127.0.0.1:{served.port()}"
 
 
 @pytest.fixture(scope="module")
 def thinks(folder: Path) -> Iterator[str]:
-    options = ("--reasoning-parser", "qwen3", "--server.served-model-name", "told")
+    options = ("--reasoning-parser", "qwen3", "--server.served-model-name", '["told"]')
     with serve_process(*told_options(folder), *options, **told_environ(folder)) as served:
         yield f"http://127.0.0.1:{served.port()}"
 

@@ -313,6 +313,25 @@ def test_a_request_of_codex_is_served(calling: Served) -> None:
     assert counted(calling, RESPONSES, CODEX) > 0
 
 
+def test_a_request_of_open_webui_is_served(calling: Served) -> None:
+    """Parameters of a model are sent as they are set; titles are asked for in the same way."""
+    said = [{"type": "text", "text": "x"}]
+    asked: Any = {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": said}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        **{"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 1, "max_tokens": 4},
+        **{"frequency_penalty": 0.1, "presence_penalty": 0.1, "stop": ["zz"]},
+        **{"logit_bias": {"1": -100}, "reasoning_effort": "medium"},
+    }
+    headers = {"X-OpenWebUI-User-Name": "Ann", "X-OpenWebUI-Chat-Id": "1"}
+    status, found, _ = calling.ask("POST", CHAT, asked, headers=headers)
+    assert (status, found.count("[DONE]")) == (200, 1)
+    title = {"messages": SAID, "stream": False, "max_tokens": 4}
+    assert calling.ask("POST", CHAT, title, headers=headers)[0] == 200
+
+
 def test_functions_of_a_namespace_are_called_by_both_names(calling: Served) -> None:
     body = {**CODEX, "tools": CODEX["tools"][1:2], "tool_choice": "required"}
     body["parallel_tool_calls"] = False
