@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from paged_core.client.engine_client import ClientState
-from paged_core.errors import EngineLost, SettingsError
+from paged_core.errors import EngineError, EngineLost, SettingsError
 from paged_core.processes.ray_child import reason_of
 from paged_plugins.replicas.routed_client import RoutedClient
 from server.replica_clients import (
@@ -101,6 +101,14 @@ def test_an_actor_is_lost(cluster: Any) -> None:
         assert 'engine="1"' in await client.report("metrics")
 
     on_ray(test, 3.0)
+
+
+def test_what_no_node_holds_is_said(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paged_core.processes.ray_child._TOLD", 0.5)
+    monkeypatch.setattr("paged_plugins.engine_process.engine_process._PLACING", 3.0)
+    said = r"was not placed in 3 s: it asks one node of 2 for 3 CPU \(the largest has 2, and"
+    with pytest.raises(EngineError, match=said):
+        on_ray(asyncio.sleep, cpus=3.0)  # type: ignore[arg-type]
 
 
 def test_no_cluster_is_an_error_that_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from paged_core.plugins.making import make_component
 from paged_core.processes.channel import ERROR, free_port
 from paged_core.processes.child import Child, PythonChild
 from paged_core.processes.failures import error_of
-from paged_core.processes.ray_child import Cluster, RayChild
+from paged_core.processes.ray_child import Cluster, RayChild, room
 from paged_core.settings.schema import EngineSettings
 from paged_core.step import StepInput, StepResult
 from paged_core.structured_outputs import StructuredOutputs
@@ -202,8 +202,8 @@ class WorkersExecutor(Executor):
         places = self._places = ray.util.placement_group([resources] * len(names), "PACK")
         if not places.wait(_PLACING):
             raise SettingsError(
-                f"executor.placement: the Ray cluster has no room for {len(names)} ranks of "
-                f"{resources}: it has {ray.cluster_resources()}"
+                f"executor.placement: the Ray cluster has no room for {len(names)} ranks; "
+                f"each: {room(ray, resources)}"
             )
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         children = [

@@ -109,7 +109,7 @@ class EngineProcess:
         """Say why it is not waited for any longer before it takes requests; ``None``: it is."""
         seconds = monotonic() - self._began
         if self._heartbeat is None:
-            late = f"{self.child.name} was not placed in {_PLACING:g} s: look at the cluster's room"
+            late = f"{self.child.name} was not placed in {_PLACING:g} s: {self.child.state()}"
             return late if seconds > _PLACING else None
         with suppress(OSError):  # it has ended
             if self._heartbeat.is_missed():

@@ -19,9 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Event, Thread
+from time import monotonic
 from typing import Any, NamedTuple
 
 from paged_core.errors import EngineError, SettingsError, error_text
+from paged_core.log import get_logger
 from paged_core.processes.beat import Beat
 from paged_core.processes.channel import Channel, free_port
 from paged_core.processes.child import Child
@@ -35,8 +37,12 @@ _GREETING = 5.0
 """Seconds that a connection may take to say whose it is."""
 _LOOK = 0.2
 """Seconds between two looks at an actor that has not connected."""
+_TOLD = 10.0
+"""Seconds after which the log says what an actor waits for."""
 _LONGEST = 4096
 """Bytes of what an actor says when it has connected."""
+
+_log = get_logger()
 
 
 def unavailable_reason() -> str | None:
@@ -96,6 +102,23 @@ class Cluster:
             self.ray.shutdown()
 
 
+def room(ray: Any, wanted: Mapping[str, float]) -> str:
+    """Say what an actor asks of a node, and what a cluster has of it."""
+    try:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        free = ray.available_resources()
+    except Exception as error:  # noqa: BLE001 - the cluster may be gone
+        return f"the cluster does not say what it has: {reason_of(error)}"
+    asked = (
+        f"{amount:g} {name} (the largest has {max(has, default=0):g}, and {free.get(name, 0):g} of "
+        f"{sum(has):g} are free)"
+        for name, amount in wanted.items()
+        if amount
+        for has in [[node.get(name, 0) for node in nodes]]
+    )
+    return f"it asks one node of {len(nodes)} for {' and '.join(asked) or 'nothing'}"
+
+
 class Place(NamedTuple):
     """Where an actor is."""
 
@@ -135,7 +158,7 @@ class RayChild(Child):
         self._met: Future[_Met] = Future()
         Thread(
             target=_meet,
-            args=(listener, ray, done, token, num_channels, self._killer, self._met),
+            args=(listener, ray, done, token, num_channels, self._killer, self._met, options),
             name="paged_core Ray",
             daemon=True,
         ).start()
@@ -149,7 +172,12 @@ class RayChild(Child):
         self._met.add_done_callback(lambda _: then())
 
     def meet(self, seconds: float) -> None:
-        met = self._met.result(seconds)
+        try:
+            met = self._met.result(seconds)
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self.name} has not come in {seconds:g} s: {self.state()}"
+            ) from None
         if self.place is None:
             self.place, self.pid = met.place, met.place.pid
             self.name = f"{self._start_name} (pid {self.pid}, an actor of Ray on {met.place.host})"
@@ -172,7 +200,7 @@ class RayChild(Child):
         return "has ended", "; look at Ray's logs, and whether memory was short"
 
     def state(self) -> str:
-        return "an actor of Ray"
+        return self._killer.waits_for if self.place is None else "an actor of Ray"
 
     def close(self, seconds: float = 0.0) -> None:
         super().close(seconds)
@@ -193,6 +221,8 @@ class _Killer:
         self._actor, self._here, self._owner = actor, here, os.getpid()
         self.is_called = Event()
         self.place: Place | None = None
+        self.waits_for = "look at the cluster's room"
+        """Room that it asks for, once it has waited."""
         self.lifeline: socket.socket | None = None
 
     def __call__(self) -> None:
@@ -218,11 +248,13 @@ def _meet(
     num_channels: int,
     killer: _Killer,
     met: Future[_Met],
+    options: Mapping[str, Any],
 ) -> None:
     """Wait until an actor has connected as often as it is to, or has ended, or was killed."""
     found: dict[int, socket.socket] = {}
     place: Place | None = None
     listener.settimeout(_LOOK)
+    silent_until: float | None = monotonic() + _TOLD
     with listener:
         while len(found) <= num_channels:
             reason = "it was ended" if killer.is_called.is_set() else _end_of(ray, done)
@@ -231,6 +263,11 @@ def _meet(
                     each.close()
                 met.set_exception(EngineError(f"an actor on Ray has not come: {reason}"))
                 return
+            if silent_until is not None and monotonic() > silent_until:
+                silent_until = None
+                wanted = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
+                killer.waits_for = room(ray, wanted)
+                _log.warning("actor_waits", reason=killer.waits_for)
             with suppress(TimeoutError):
                 connection, _ = listener.accept()
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
