@@ -1,20 +1,26 @@
-"""Executors that are slow or at fault, and a processor, that another process can import."""
+"""Executors and a communicator that are slow or at fault, and a processor, that another process can
+import."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Timer
 from typing import Any, Literal
 
+from paged_backends.communication.gloo import GlooCommunicator
+from paged_backends.communication.settings import GlooSettings, ShmSettings
+from paged_backends.communication.shared_memory import ShmCommunicator
 from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import MemorySettings
-from paged_core.engine.contexts import ExecutorContext
+from paged_core.engine.contexts import CommunicatorContext, ExecutorContext
 from paged_core.errors import SettingsError
 from paged_core.interfaces.communicator import Communicator
 from paged_core.interfaces.executor import Capacity
-from paged_core.plugins.component import Component
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.step import StepInput, StepResult
 
 
@@ -91,6 +97,69 @@ class FaultyRank(MemoryExecutor):
 
 FAULTY = Component(
     "executor", FaultySettings, "integration.slow_executor:FaultyRank", summary="a test's"
+)
+
+
+class DyingSettings(ComponentSettings):
+    """Rank that is killed, once, and when."""
+
+    name: Literal["dying"] = "dying"
+    inner: str = "shm"
+    killed: int = 0
+    call: int = 1
+    moment: str = "before"
+    marker: str = ""
+    """A file that is there once it was killed."""
+
+
+class DyingCommunicator(Communicator):
+    """Kills its process before, soon after the start of, or after one call of another one."""
+
+    def __init__(self, options: DyingSettings, context: CommunicatorContext, /) -> None:
+        self.rank, self.size, self._options, self._call = context.rank, context.size, options, 0
+        self._inner: Communicator = (
+            GlooCommunicator(GlooSettings(), context)
+            if options.inner == "gloo"
+            else ShmCommunicator(ShmSettings(buffer_size=1024), context)
+        )
+        self.all_reduce, self.all_gather, self.broadcast = (  # type: ignore[method-assign]
+            self._counted(getattr(self._inner, name))
+            for name in ("all_reduce", "all_gather", "broadcast")
+        )
+
+    def _counted(self, operation: Any) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
+            self._call += 1
+            asked, marker = self._options, Path(self._options.marker)
+            dies = (self.rank, self._call) == (asked.killed, asked.call) and not marker.exists()
+            if dies:
+                marker.touch()
+            if dies and asked.moment == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if dies and asked.moment == "inside":
+                Timer(2e-5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            found = operation(*given, **named)
+            if dies and asked.moment == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        return counted
+
+    def all_reduce(self, tensor: Any, /) -> None:
+        raise NotImplementedError
+
+    def all_gather(self, tensor: Any, /) -> Any:
+        raise NotImplementedError
+
+    def broadcast(self, tensor: Any, /, source: int = 0) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+DYING = Component(
+    "communicator", DyingSettings, "integration.slow_executor:DyingCommunicator", summary="a test's"
 )
 
 

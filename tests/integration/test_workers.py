@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from emulation.accelerator import EMULATED_LOCAL
-from integration.slow_executor import FAULTY, SLOW, favour_token_9
+from integration.slow_executor import DYING, FAULTY, SLOW, favour_token_9
 from paged_backends.executors import workers
 from paged_backends.executors.workers import WorkersExecutor, shares_of_cores
 from paged_core import LLM
@@ -324,6 +324,36 @@ class TestARank:
             assert serve(engine, "B").sequences[0].error is None
             os.kill(pids_of(engine)[rank], number)
             engine.close()
+
+
+@pytest.mark.parametrize(
+    ("inner", "killed", "call", "moment"),
+    [
+        ("shm", 0, 4, "before"),
+        ("shm", 1, 7, "inside"),
+        ("gloo", 1, 12, "after"),
+        ("gloo", 0, 7, "inside"),
+    ],
+)
+def test_a_rank_that_is_killed_at_a_collective_call_is_named(
+    inner: str, killed: int, call: int, moment: str, tmp_path: Path
+) -> None:
+    """Or the answer is right, if it was the last that it had to do; the next one is in any case."""
+    alone = build(registry_with())
+    expected = serve(alone, "A").sequences[0].output
+    alone.close()
+    marker = tmp_path / "killed"
+    how = {"inner": inner, "killed": killed, "call": call, "moment": moment, "marker": str(marker)}
+    ranks = {"name": "tensor_parallel", "ranks": 2}
+    communicator = {"name": "dying", **how}
+    engine = build(registry_with(DYING), executor=ranks, communicator=communicator)
+    try:
+        (first,) = serve(engine, "A").sequences
+        assert marker.exists()
+        assert first.output == expected or f"rank {killed} of 2" in (first.error or "")
+        assert serve(engine, "B").sequences[0].output == expected
+    finally:
+        engine.close()
 
 
 @pytest.fixture
