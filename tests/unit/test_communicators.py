@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -62,6 +63,17 @@ def test_one_that_is_named_says_why_it_cannot_serve() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_shared_memory_that_the_system_refuses_is_told_with_what_is_needed_and_free() -> None:
+    context = CommunicatorContext(rank=0, size=2, device="cpu", group=group_of())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(SettingsError, match=r"4194304 bytes.*too large; \d+ MiB of memory are"):
+            ShmCommunicator(ShmSettings(), context)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_nccl_is_refused_where_there_is_no_gpu() -> None:
     with pytest.raises(SettingsError, match=r"'nccl' cannot be used here.*finds no CUDA device"):
         chosen("cuda:0", "127.0.0.1", "nccl")

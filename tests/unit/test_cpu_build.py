@@ -106,6 +106,18 @@ def test_a_damaged_file_is_built_again(tmp_path: Path, sources: Build, damage: b
     assert path.read_bytes() == b"a.cub.cu"
 
 
+def test_a_full_folder_is_named_before_anything_is_compiled(
+    tmp_path: Path, sources: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    compiler = Concatenating()
+    said = f"^{tmp_path}: 32 MiB are needed to compile, 1 are free; make room"
+    with pytest.raises(CannotCompile, match=said):
+        library(sources, compiler, tmp_path)
+    assert not compiler.num_built
+
+
 def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: CppCompiler) -> None:
     log = tmp_path / "log"
     slow = script(

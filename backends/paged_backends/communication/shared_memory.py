@@ -17,6 +17,7 @@ from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 from torch import Tensor
 
 from paged_backends.communication.calls import (
@@ -34,7 +35,7 @@ from paged_backends.communication.settings import ShmSettings
 from paged_backends.kernels.build import Build, CannotCompile, is_cached, library
 from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_core.engine.contexts import CommunicatorContext
-from paged_core.errors import ExecutorLost, UnsupportedModel
+from paged_core.errors import ExecutorLost, SettingsError, UnsupportedModel
 from paged_core.interfaces.communicator import Communicator
 
 _BUILD = Build(
@@ -135,12 +136,13 @@ class ShmCommunicator(Communicator):
             self.close()
             raise refused
 
-    def _no_memory(self, buffer: int) -> OSError:
-        number = ctypes.get_errno()
-        return OSError(
-            number,
-            f"no memory for two buffers of {buffer} bytes for each of {self.size} ranks: "
-            f"{os.strerror(number)}; lower communicator.buffer_size",
+    def _no_memory(self, buffer: int) -> SettingsError:
+        return SettingsError(
+            f"communicator.buffer_size: {2 * buffer * self.size} bytes of shared memory are needed "
+            f"(two buffers of {buffer} for each of {self.size} ranks), which the system refuses: "
+            f"{os.strerror(ctypes.get_errno())}; {psutil.virtual_memory().available >> 20} MiB of "
+            "memory are free; it lies in no folder: look at the limits of the process (ulimit -f) "
+            "and of its control group, or lower communicator.buffer_size"
         )
 
     # ------------------------------------------------------------------ operations

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -103,6 +104,8 @@ def run(job: Sequence[str], timeout: float = 30) -> subprocess.CompletedProcess[
         return None
 
 
+_ROOM = 32 << 20
+"""Bytes that a library, its objects and its checksum take at most."""
 _log = get_logger()
 
 
@@ -129,6 +132,12 @@ def library(build: Build, compiler: Compiler | CannotCompile, folder: Path | Non
     with locked(path.with_suffix(".lock")):
         if _is_intact(path):  # another process has built it meanwhile
             return path
+        free = shutil.disk_usage(cached).free
+        if free < _ROOM:
+            raise CannotCompile(
+                f"{cached}: {_ROOM >> 20} MiB are needed to compile, {free >> 20} are free; "
+                "make room there, or set PAGED_CORE_CACHE_DIR to another folder"
+            )
         started = perf_counter()
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         try:
