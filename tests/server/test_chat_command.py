@@ -106,7 +106,7 @@ class Starts(Thinks):
     """A server whose engine is being loaded while it is asked for the first times."""
 
     def __init__(self) -> None:
-        self.states = ["starting", "starting", "ready"]
+        self.states = ["starting", "restarting", "ready"]
 
     async def get(self, path: str) -> Any:
         return {"state": self.states.pop(0)}

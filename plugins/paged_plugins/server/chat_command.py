@@ -72,10 +72,10 @@ _POLL_SECONDS = 0.5
 
 
 async def _wait_while_it_starts(client: HttpClient) -> None:
-    """Wait while the server says that its engine is being loaded; others have no such state."""
+    """Wait while the server says that its engine is loaded, again too; others say no such thing."""
     is_said = False
     with suppress(ServerError, AttributeError):
-        while (await client.get("/health")).get("state") == "starting":
+        while (await client.get("/health")).get("state") in ("starting", "restarting"):
             if not is_said:
                 echo("the engine is being loaded; Ctrl-C ends the wait", err=True)
             is_said = True
