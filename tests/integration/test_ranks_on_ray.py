@@ -96,6 +96,8 @@ def test_a_cluster_without_room_says_so(machines: str, monkeypatch: pytest.Monke
         with pytest.raises(SettingsError, match=NO_ROOM):
             LLM(executor={**ON_RAY, "ranks": 3}, **SMALL)
         assert ray.is_initialized()
+        states = {each["state"] for each in ray.util.placement_group_table().values()}
+        assert states <= {"REMOVED"}
     finally:
         ray.shutdown()
 

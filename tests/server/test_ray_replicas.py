@@ -104,7 +104,7 @@ def test_an_actor_is_lost(cluster: Any) -> None:
 
 
 def test_what_no_node_holds_is_said(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paged_core.processes.ray_child._TOLD", 0.5)
+    monkeypatch.setattr("paged_core.processes.ray_child.TOLD", 0.5)
     monkeypatch.setattr("paged_plugins.engine_process.engine_process._PLACING", 3.0)
     said = r"was not placed in 3 s: it asks one node of 2 for 3 CPU \(the largest has 2, and"
     with pytest.raises(EngineError, match=said):

@@ -37,7 +37,7 @@ from paged_core.plugins.making import make_component
 from paged_core.processes.channel import ERROR, free_port
 from paged_core.processes.child import Child, PythonChild
 from paged_core.processes.failures import error_of
-from paged_core.processes.ray_child import Cluster, RayChild, room
+from paged_core.processes.ray_child import TOLD, Cluster, RayChild, room
 from paged_core.settings.schema import EngineSettings
 from paged_core.step import StepInput, StepResult
 from paged_core.structured_outputs import StructuredOutputs
@@ -200,6 +200,8 @@ class WorkersExecutor(Executor):
             self._cluster = Cluster("executor.placement", num_cpus=wanted)
         ray = self._cluster.ray
         places = self._places = ray.util.placement_group([resources] * len(names), "PACK")
+        if not places.wait(min(TOLD, _PLACING)):
+            _log.warning("ranks_wait", reason=room(ray, resources))
         if not places.wait(_PLACING):
             raise SettingsError(
                 f"executor.placement: the Ray cluster has no room for {len(names)} ranks; "

@@ -37,8 +37,8 @@ _GREETING = 5.0
 """Seconds that a connection may take to say whose it is."""
 _LOOK = 0.2
 """Seconds between two looks at an actor that has not connected."""
-_TOLD = 10.0
-"""Seconds after which the log says what an actor waits for."""
+TOLD = 10.0
+"""Seconds after which the log says what actors wait for."""
 _LONGEST = 4096
 """Bytes of what an actor says when it has connected."""
 
@@ -254,7 +254,7 @@ def _meet(
     found: dict[int, socket.socket] = {}
     place: Place | None = None
     listener.settimeout(_LOOK)
-    silent_until: float | None = monotonic() + _TOLD
+    silent_until: float | None = monotonic() + TOLD
     with listener:
         while len(found) <= num_channels:
             reason = "it was ended" if killer.is_called.is_set() else _end_of(ray, done)
