@@ -29,7 +29,7 @@ def command(
         rows.append(
             (
                 key,
-                names_of(value) or value,
+                names_of(value, in_short=origin.layer == "default") or value,
                 origin.layer,
                 "" if origin.layer == "default" else str(origin),
             )
@@ -37,10 +37,10 @@ def command(
     print_table("Settings", ("setting", "value", "layer", "from"), rows)
 
 
-def names_of(value: Any) -> str:
-    """Return a list of components by their names, if none of them has options; else nothing."""
+def names_of(value: Any, *, in_short: bool) -> str:
+    """Return a list of components by their names, if none has options or ``in_short``; else ""."""
     if isinstance(value, list) and all(
-        isinstance(one, dict) and [*one] == ["name"] for one in value
+        isinstance(one, dict) and "name" in one and (in_short or len(one) == 1) for one in value
     ):
         return ", ".join(one["name"] for one in value)
     return ""
