@@ -37,7 +37,7 @@ def command(
     print_table("Settings", ("setting", "value", "layer", "from"), rows)
 
 
-def names_of(value: Any, *, in_short: bool) -> str:
+def names_of(value: Any, *, in_short: bool = False) -> str:
     """Return a list of components by their names, if none has options or ``in_short``; else ""."""
     if isinstance(value, list) and all(
         isinstance(one, dict) and "name" in one and (in_short or len(one) == 1) for one in value
