@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from integration import tiny_models
 from integration.step_driver import (
@@ -20,6 +22,7 @@ from integration.step_driver import (
 )
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.native.families import _FAMILIES, decoder_config
+from paged_backends.runners.native.ops import frequencies
 from paged_backends.runners.native.runner import NativeRunner
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, UnsupportedModel
@@ -257,6 +260,36 @@ def test_older_configurations_say_the_same_in_other_words(llama: Path) -> None:
     stripped = {key: value for key, value in plain.items() if key != "rope_parameters"}
     older, newer = (Checkpoint(llama, {**stripped, **rope}, {}) for rope in (OLDER, NEWER))
     assert decoder_config(older) == decoder_config(newer)
+
+
+BESIDE = "original_max_position_embeddings"
+WITHIN = {key: value for key, value in tiny_models.LLAMA3.items() if key != BESIDE}
+
+
+@pytest.mark.parametrize("within", [{}, {BESIDE: 32}], ids=["", "within"])
+@pytest.mark.parametrize("beside", [{}, {BESIDE: 64}], ids=["", "beside"])
+@pytest.mark.parametrize("length", [{}, {"max_position_embeddings": 256}], ids=["", "length"])
+@pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma", "gemma3_text"])
+def test_the_original_length_is_read_where_the_library_reads_it(
+    kind: str,
+    form: str,
+    length: dict[str, int],
+    beside: dict[str, int],
+    within: dict[str, int],
+    tmp_path: Path,
+) -> None:
+    rope: dict[str, Any] = {**WITHIN, **within}
+    nested = kind == "gemma3_text" and form == "rope_parameters"
+    given = {form: {**tiny_models.GEMMA3_ROPES, "full_attention": rope} if nested else rope}
+    config = {"model_type": kind, **given, **length, **beside}
+    library = transformers.AutoConfig.for_model(**copy.deepcopy(config))
+    layer_type = {"layer_type": "full_attention"} if kind == "gemma3_text" else {}
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](library, "cpu", **layer_type)
+    own = decoder_config(Checkpoint(tmp_path, config, {}))
+    ropes = {layer.rope for layer in own.layers if layer.rope and layer.rope.scaling == "llama3"}
+    (found,) = (frequencies(rope, own.head_dim) for rope in ropes)
+    torch.testing.assert_close(found, expected)
 
 
 def test_it_starts_without_the_libraries_of_other_runners(llama: Path) -> None:

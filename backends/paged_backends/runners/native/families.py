@@ -150,11 +150,10 @@ def _gemma3(fields: ConfigFields) -> DecoderConfig:
     )
     given = fields.mapping("rope_parameters") or {}
     full = {**_part(fields, given, FULL), **(fields.mapping("rope_scaling") or {})}
+    local, length = _part(fields, given, SLIDING), _length(fields)
     ropes = {
-        FULL: rope_of(fields, full, fields.number("rope_theta", 1e6)),
-        SLIDING: rope_of(
-            fields, _part(fields, given, SLIDING), fields.number("rope_local_base_freq", 10000.0)
-        ),
+        FULL: rope_of(fields, full, fields.number("rope_theta", 1e6), length),
+        SLIDING: rope_of(fields, local, fields.number("rope_local_base_freq", 10000.0), length),
     }
     return _gemma_like(
         fields,
@@ -171,6 +170,11 @@ def _gemma3(fields: ConfigFields) -> DecoderConfig:
 def _typed_windows(fields: ConfigFields, types: Sequence[str]) -> Windows:
     window = fields.optional_integer("sliding_window", 4096)
     return lambda index: window if types[index] == SLIDING else None
+
+
+def _length(fields: ConfigFields) -> int:
+    default = _DEFAULTS[fields.checkpoint.model_type].length
+    return fields.integer("max_position_embeddings", default)
 
 
 def _part(fields: ConfigFields, given: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -223,7 +227,7 @@ def _rotated(
     width = head_dim_of(fields, hidden, heads, default.head_dim)
     if ropes is None:
         theta = fields.number("rope_theta", 10000.0)
-        rope = rope_of(fields, rope_parameters_of(fields), theta)
+        rope = rope_of(fields, rope_parameters_of(fields), theta, _length(fields))
     return DecoderConfig(
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size", default.intermediate_size),
@@ -240,7 +244,7 @@ def _rotated(
             )
             for index in range(fields.num_layers("num_hidden_layers", default.num_layers))
         ),
-        max_model_len=fields.integer("max_position_embeddings", default.length),
+        max_model_len=_length(fields),
         activation=activation or activation_of(fields, "hidden_act", "silu"),
         norm="rms",
         norm_eps=fields.number("rms_norm_eps", 1e-6),

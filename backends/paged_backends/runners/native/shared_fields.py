@@ -80,12 +80,22 @@ def layer_types_of(
     return types
 
 
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
+
+
 def rope_parameters_of(fields: ConfigFields) -> Mapping[str, Any]:
-    return fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
+    """Return the parameters of rotary embeddings; a length beside them comes first."""
+    given = fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
+    beside = fields.any(_ORIGINAL_LENGTH)
+    return given if beside is None else {**given, _ORIGINAL_LENGTH: beside}
 
 
-def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rope:
-    """Describe rotary embeddings, in the new form or in that of older configurations."""
+def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float, length: int) -> Rope:
+    """Describe rotary embeddings, in the new form or in that of older configurations.
+
+    Args:
+        length: of the original training, where nothing is said of it.
+    """
     kind = given.get("rope_type") or given.get("type") or "default"
     divided = ["divided"] if fields.checkpoint.gguf is not None else []
     if kind not in ("default", "linear", "llama3", *divided):
@@ -107,7 +117,6 @@ def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rop
         return Rope(theta=theta, scaling="divided", divisors=_divisors(fields, given))
     if kind == "linear":
         return Rope(theta=theta, scaling="linear", factor=number("factor"))
-    length = given.get("original_max_position_embeddings")
     low, high = number("low_freq_factor"), number("high_freq_factor")
     if low >= high:
         raise fields.wrong("rope_parameters", "an object with low_freq_factor < high_freq_factor")
@@ -117,9 +126,9 @@ def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rop
         factor=number("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_length=int(number("original_max_position_embeddings"))
-        if length is not None
-        else fields.integer("max_position_embeddings", 2048),
+        original_length=length
+        if given.get(_ORIGINAL_LENGTH) is None
+        else int(number(_ORIGINAL_LENGTH)),
     )
 
 
