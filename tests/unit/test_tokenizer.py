@@ -236,7 +236,8 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "eos_token": (MISSING, None, "</s>"),
     "additional_special_tokens": (MISSING, ["<x>", "fox"]),
     "extra_special_tokens": (MISSING, {"image_token": "dog"}, ["mind"]),
-    "audio_token": (MISSING, "quick"),
+    "audio_token": (MISSING, "quick", {"__type": "AddedToken", "content": " mind", "lstrip": True}),
+    "model_specific_special_tokens": (MISSING, {"video_token": "lazy"}),
     "added_tokens_decoder": (MISSING, {"900": {"content": "the dog", "special": False}}),
     "model_max_length": (MISSING, 4),
     "split_special_tokens": (MISSING, False, True),
@@ -259,6 +260,7 @@ FILES: dict[str, tuple[Any, ...]] = {
     "added_tokens.json": (MISSING, {"<x>": 900}),
 }
 """Checkpoints in which ``tokenizer.json`` adds a token by itself or not, and other files."""
+TOKENS_OF_MODELS = "{{ bos_token }}:{{ image_token }}:{{ audio_token }}:{{ video_token }}"
 TEXTS = ("does not mind quick <s>", "the dog <s> fox</s>", "<x>dog  , \u00e9", "<other>the dog", "")
 
 
@@ -287,6 +289,9 @@ def test_ids_are_those_of_transformers(drawn: Mapping[str, Any], tmp_path: Path)
         assert found == expected, text
         if chosen["kind"] != "metaspace" and expected is not None:
             assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
+    options = {"chat_template": TOKENS_OF_MODELS, "tokenize": False}
+    said = [{"role": "user", "content": "a"}]
+    assert ours.apply_chat_template(said, **options) == theirs.apply_chat_template(said, **options)
 
 
 def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -7,7 +7,7 @@ file and their own options: those, and older formats, are loaded by that library
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,6 +51,8 @@ _RENAMED = {
 """Types of models for which ``transformers`` uses another class than those."""
 _OLD = ("special_tokens_map.json", "added_tokens.json")
 """Files with tokens that newer configurations list themselves."""
+_RARE = ("fix_mistral_regex", "model_specific_special_tokens")
+"""Keys of a configuration that are left to ``transformers``."""
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -84,7 +86,7 @@ def _from_file(folder: Path, config: Mapping[str, Any]) -> CheckpointTokenizer:
     kind = model.get("model_type")
     declared = config.get("tokenizer_class") or model.get("tokenizer_class") or kind or _PLAIN[0]
     is_old = "added_tokens_decoder" not in config and any((folder / name).exists() for name in _OLD)
-    is_old = is_old or bool(config.get("fix_mistral_regex"))
+    is_old = is_old or any(config.get(key) for key in _RARE)
     if declared in _PLAIN and kind not in _RENAMED and not is_old:
         return _from_tokenizers(folder, fast, config)
     return _from_transformers(folder, config, trust_remote_code=False)
@@ -121,9 +123,10 @@ def _from_tokenizers(
     """
     named = _named_tokens(config)
     with library_errors(lambda reason: _contradictory(folder, reason)):
-        _add_tokens(fast, named, config)
+        _add_tokens(fast, named.values(), config)
         fast.encode_special_tokens = bool(config.get("split_special_tokens"))
-    return _served(fast, ChatTemplate.find(folder, config, named), same)
+    texts = {name: content for name, token in named.items() if (content := _content(token))}
+    return _served(fast, ChatTemplate.find(folder, config, texts), same)
 
 
 def _served(
@@ -154,24 +157,17 @@ def _served(
     )
 
 
-def _add_tokens(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
+def _add_tokens(fast: FastTokenizer, named: Iterable[Any], config: Mapping[str, Any]) -> None:
     """Add the tokens that only ``tokenizer_config.json`` knows, in the order of transformers."""
     known = {token.content for token in fast.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder") or {}
     decoder = [entry for _, entry in sorted(listed.items(), key=lambda item: int(item[0]))]
-    extra = config.get("extra_special_tokens") or ()
-    of_model = {
-        name: value
-        for name, value in config.items()
-        if name.endswith("_token") and name.removesuffix("_token") not in _NAMED
-    }
-    if isinstance(extra, Mapping):
-        of_model, extra = of_model | {**extra}, ()
+    extra = config.get("extra_special_tokens")
+    extra = () if isinstance(extra, Mapping) else extra
     extra = extra or config.get("additional_special_tokens") or ()
-    special = [*named.values(), *of_model.values(), *extra]
     for token in [
         *map(_added_token, decoder),
-        *(_added_token(each, special=True) for each in special),
+        *(_added_token(each, special=True) for each in [*named, *extra]),
     ]:
         if token is not None and token.content not in known:
             fast.add_tokens([token])
@@ -250,10 +246,12 @@ def _from_transformers(
     )
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``bos_token`` and the like."""
-    found = {f"{kind}_token": _content(config.get(f"{kind}_token")) for kind in _NAMED}
-    return {name: content for name, content in found.items() if content}
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``bos_token`` and the like, then the model's own, such as ``image_token``."""
+    usual = {f"{kind}_token": config.get(f"{kind}_token") for kind in _NAMED}
+    own = {name: token for name, token in config.items() if name.endswith("_token")}
+    extra = config.get("extra_special_tokens")
+    return usual | own | (dict(extra) if isinstance(extra, Mapping) else {})
 
 
 def _content(token: Any) -> str | None:
