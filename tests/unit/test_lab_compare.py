@@ -210,6 +210,10 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
         (["--vary", "num_blocks=64,0064"], "are the same settings"),
         (["--vary", "evictor=lru,slur"], "did you mean 'slru'"),
         (["--vary", "evictr=lru,slru"], "did you mean 'evictor'"),
+        (
+            ["--cost-model", "roofline", "--vary", "cost_model.device=h100,h1000"],
+            "did you mean 'h100'? (arm cost_model.device=h1000)",
+        ),
         (["--vary", "scheduler={name: token_budget]},orca"], "cannot be read"),
         (["--vary", "evictor=lru,mru", "--vary", "evictor=slru,fifo"], "evictor is given twice"),
         (["--vary", "evictor=lru,mru", "--evictor", "lru"], "keep one of them"),

@@ -120,6 +120,22 @@ def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
         ({"seeds": 90_000}, "up to 450,000 runs"),
         ({"slo": {"ttft_ms": -1}}, "slo: its times are milliseconds above 0"),
         ({"slo": {"tfft_ms": 1}}, "slo.tfft_ms"),
+        (
+            {"cost_model": {"name": "roofline", "device": "h1000"}},
+            "no device is called 'h1000'; did you mean 'h100'? (arm base)",
+        ),
+        (
+            {"axes": {"cost_model": ["linear", {"name": "linear", "file": "gone.yaml"}]}},
+            "(arm cost_model={name: linear, file: gone.yaml})",
+        ),
+        (
+            {
+                "base": {},
+                "cost_model": "roofline",
+                "axes": {"cost_model.model": ["llama-3.1-8b", "llama-3.1-70b"]},
+            },
+            "(arm cost_model.model=llama-3.1-70b)",
+        ),
         ({"workloads": []}, "workloads: name one at least"),
         ({"workloads": ["caht"]}, "no workload is called 'caht'"),
         ({"workloads": ["chat", "chat"]}, "two workloads are called 'chat'"),
@@ -219,8 +235,10 @@ def test_fresh_replaces_results(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_reported_and_tried_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The file of its weights goes after the arms were checked."""
+    monkeypatch.setattr("paged_plugins.lab.study.study.Study.check_cost_models", lambda *_: None)
     weights = tmp_path / "weights.yaml"
     missing = {"name": "linear", "file": str(weights)}
     path = write(tmp_path, axes={"cost_model": ["linear", missing]}, seeds=1)

@@ -180,6 +180,7 @@ def compare_command(
         fractions=Fractions(load=loads, cache=cache, working_set=working_set),
     )
     study.check_fractions()
+    study.check_cost_models(given.registry)
     chosen = chosen_measures(measure, study.slo, is_cluster=replicas is not None) or SHOWN
     resident = None
     if engines:

@@ -19,14 +19,18 @@ from pydantic import (
     model_validator,
 )
 
-from paged_core.errors import SettingsError
+from paged_core.engine.contexts import Maker
+from paged_core.errors import PagedCoreError, SettingsError
+from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.documents import DocumentError
 from paged_core.settings.layers import Layer
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.files import Document, mistakes, read_file
 from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, MAX_REPLICAS, check_slot
+from paged_plugins.lab.cost_model import CostModelContext
 from paged_plugins.lab.measures import ServiceLevel
+from paged_plugins.lab.simulation import CheckedCostModel
 from paged_plugins.lab.study.arms import LabelledTable, LineOf, PlannedArm, layer, plan_arms
 from paged_plugins.lab.study.unused import draws, refuse_unused
 from paged_plugins.lab.tasks.task import SIMULATED, Task
@@ -147,6 +151,26 @@ class Study:
                     )
         if len({one.settings.block_size for one in self.arms}) > 1:
             raise SettingsError(f"block_size: `{name}` counts blocks of one size; vary one of them")
+
+    def check_cost_models(self, registry: Registry) -> None:
+        """Make the cost model of each simulated arm once, so that none fails when it is run.
+
+        Raises:
+            SettingsError: one cannot be made, or nothing fits beside its model; the message names
+                the arm.
+        """
+        for one in self.arms:
+            settings = one.settings
+            if settings.executor.name != SIMULATED:
+                continue
+            chosen = dict(settings)["cost_model"]
+            context = CostModelContext(settings=settings, maker=Maker(settings, registry))
+            try:
+                made = make_component(registry, "cost_model", chosen, context)
+                if settings.num_blocks is None and not self.chooses_blocks:
+                    CheckedCostModel(made, chosen.name).num_blocks(settings.block_size)
+            except (PagedCoreError, OSError) as error:
+                raise SettingsError(f"{error} (arm {one.arm.label})") from None
 
     def __str__(self) -> str:
         counts = {"arm": self.arms, "workload": self.workloads, "seed": self.seeds}
@@ -364,6 +388,7 @@ def read_ablation(path: Path, registry: Registry) -> Study:
     )
     try:
         study.check_fractions()
+        study.check_cost_models(registry)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
     return study.once(registry)
