@@ -47,9 +47,12 @@ def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -
         ("use_bidirectional_attention", "attention in both directions"),
         ("add_cross_attention", "cross-attention"),
         ("is_encoder_decoder", "an encoder"),
+        ("per_layer_config", "layers with a configuration of their own"),
     ):
         if checkpoint.config.get(field):
             raise lacking(checkpoint, feature)
+    if not checkpoint.config.get("is_causal", True):  # null as well, for the library
+        raise lacking(checkpoint, "attention in both directions, by its is_causal")
     return describe(ConfigFields(checkpoint))
 
 
