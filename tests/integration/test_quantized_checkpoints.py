@@ -357,12 +357,38 @@ def test_quantised_activations(copied: Callable[[str], Path]) -> None:
     folder = copied("compressed")
     (group,) = config(folder)["config_groups"].values()
     change(folder, config_groups={"a": group | {"input_activations": {"dynamic": False}}})
-    with pytest.raises(UnsupportedModel, match="input_activations must be null, or dynamic"):
+    with pytest.raises(CheckpointError, match="input_activations must be null, or dynamic"):
         load(folder)
     change(folder, config_groups={"a": group | {"input_activations": {"dynamic": True}}})
     with capture_logs() as logs:
         load(folder)
     assert "activations_not_quantized" in [each["event"] for each in logs]
+
+
+STATIC = {"input_activations": {"dynamic": False}}
+
+
+@pytest.mark.parametrize("runner", ["native", "transformers", "auto"])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"transform_config": {"config_groups": {"R1": {}}}}, "transform_config must be empty, "),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme must be empty, .* would be wrong"),
+        ({"hadamard": {"size": 4}}, "quantization_config.hadamard is not known"),
+        (STATIC, "config_groups.input_activations must be null, or dynamic"),
+        ({"output_activations": {"num_bits": 8}}, "config_groups.output_activations must be null"),
+    ],
+    ids=str,
+)
+def test_what_no_runner_computes_with_is_refused_by_each(
+    changes: dict[str, Any], reason: str, runner: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied("compressed")
+    (group,) = config(folder)["config_groups"].values()
+    within = any(name.endswith("activations") for name in changes)
+    change(folder, **({"config_groups": {"a": group | changes}} if within else changes))
+    with pytest.raises(CheckpointError, match=reason):
+        LLM(str(folder), runner=runner, num_blocks=40)
 
 
 DOWN = "model.layers.1.mlp.down_proj"

@@ -110,11 +110,11 @@ class ConfigFields(TypedFields):
         """Refuse fields that nothing has read, and that are not known to be without effect.
 
         Raises:
-            UnsupportedModel: there is one; to ignore it could mean to read the model wrongly.
+            CheckpointError: there is one; to ignore it could mean to read the model wrongly.
         """
         for name, value in self._values.items():
             if value is not None and name not in self._read and name not in without_effect:
-                raise UnsupportedModel(
+                raise CheckpointError(
                     f"{self.checkpoint.config_path}: {self._within}{name[:_MAX_NAME]} is not known "
                     "to runner native, and may change what the weights mean; take another "
                     "quantisation of the model, or one that runner transformers serves with the "
@@ -127,6 +127,14 @@ class ConfigFields(TypedFields):
             f"{self.checkpoint.config_path} does not describe a "
             f"{self.checkpoint.model_type}: {self._within}{name} must be {kind}, not "
             f"{shown(self._values.get(name))}"
+        )
+
+    def ignored(self, name: str, kind: str) -> CheckpointError:
+        """Return the error for a way of quantisation that no runner computes with."""
+        return CheckpointError(
+            f"{self.checkpoint.config_path}: {self._within}{name} must be {kind}, not "
+            f"{shown(self._values.get(name))}: no runner computes with it, and without it results "
+            "would be wrong; take another quantisation of the model"
         )
 
     def lacking(self, name: str, kind: str) -> UnsupportedModel:

@@ -52,7 +52,7 @@ def _check_plain(fields: ConfigFields) -> None:
     """Refuse what AutoRound may have quantised beside weights, or in another way."""
     fields.choice("data_type", "int", ("int",))
     if fields.has("act_bits") and fields.integer("act_bits") < 16:
-        raise fields.lacking("act_bits", "16")
+        raise fields.ignored("act_bits", "16")
 
 
 _ONES: dict[int, int] = {4: 0x11111111, 8: 0x01010101}
@@ -348,23 +348,17 @@ class CompressedTensors:
     @classmethod
     def described(cls, fields: ConfigFields) -> CompressedTensors:
         """Read ``quantization_config``."""
+        check_effects(fields)
         fields.choice("format", "pack-quantized", (*_FORMATS, "mixed-precision"))
-        for name in ("transform_config", "kv_cache_scheme", "moe_sparsity_config"):
-            if fields.any(name):
-                raise fields.lacking(name, "empty")
         sparsity = fields.mapping("sparsity_config") or {}
         fields.part("sparsity_config", sparsity).choice("format", "dense", ("dense",))
         groups = fields.mapping("config_groups")
         if groups is None or not 0 < len(groups) <= _MAX_GROUPS:
             raise fields.wrong("config_groups", f"an object of 1 to {_MAX_GROUPS} entries")
-        read = cls(
+        return cls(
             tuple(_scheme(fields.part("config_groups", each)) for each in groups.values()),
             tuple(fields.texts("ignore")),
         )
-        fields.refuse_unread(
-            "quant_method", "quantization_status", "global_compression_ratio", "version"
-        )
-        return read
 
     def has(self, module: StoredModule) -> bool:
         """Return whether the matrix of a module is quantised."""
@@ -414,6 +408,29 @@ class CompressedTensors:
         raise module.contradicts("config_groups", "has no target for it")
 
 
+_WITH_EFFECT = ("transform_config", "kv_cache_scheme", "moe_sparsity_config")
+_WITHOUT = ("quant_method", "quantization_status", "global_compression_ratio", "version")
+
+
+def check_effects(fields: ConfigFields) -> None:
+    """Refuse what changes the results of a ``quantization_config``, whichever runner reads it.
+
+    Raises:
+        CheckpointError: no runner computes with a field, or it is not known.
+    """
+    for name in _WITH_EFFECT:
+        if fields.any(name):
+            raise fields.ignored(name, "empty")
+    groups = fields.mapping("config_groups") or {}
+    for group in (fields.part("config_groups", each) for each in groups.values()):
+        if group.any("output_activations"):
+            raise group.ignored("output_activations", "null")
+        activations = group.mapping("input_activations")
+        if activations is not None and not activations.get("dynamic"):
+            raise group.ignored("input_activations", "null, or dynamic,")
+    fields.refuse_unread("format", "ignore", "sparsity_config", *_WITHOUT)
+
+
 _CLASSES = ("Linear", "Module")
 """Names of a linear layer's classes, which targets may be."""
 
@@ -434,15 +451,10 @@ def _scheme(fields: ConfigFields) -> Scheme:
     targets, weights = fields.texts("targets"), fields.mapping("weights")
     if weights is None:
         raise fields.wrong("weights", "an object")
-    if fields.any("output_activations"):
-        raise fields.lacking("output_activations", "null")
     fields.choice("format", "pack-quantized", _FORMATS)
-    activations = fields.mapping("input_activations")
-    if activations is not None:
-        if fields.part("input_activations", activations).flag("dynamic", False) is False:
-            raise fields.lacking("input_activations", "null, or dynamic,")
+    if fields.has("input_activations"):
         _log.info("activations_not_quantized", reason="only weights are quantised")
-    fields.refuse_unread()
+    fields.refuse_unread("output_activations")
     return Scheme.described(targets, fields.part("weights", weights))
 
 

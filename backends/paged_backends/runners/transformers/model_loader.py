@@ -9,9 +9,10 @@ import torch
 import transformers  # which imports a module when a name of it is asked for
 from safetensors import SafetensorError
 
-from paged_backends.checkpoint.config_fields import choose_dtype
+from paged_backends.checkpoint.config_fields import ConfigFields, choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.json_file import damaged, one_line
+from paged_backends.checkpoint.quantized.formats import check_effects
 from paged_backends.checkpoint.weights import check_unused, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_core.errors import CheckpointError, UnsupportedModel
@@ -132,6 +133,8 @@ def _check_quantization(checkpoint: Checkpoint) -> None:
             f"{checkpoint.place} is quantised by {shown(method)}, which transformers "
             f"{transformers.__version__} does not know; take another quantisation of the model"
         )
+    if method == "compressed-tensors":
+        check_effects(ConfigFields(checkpoint).part("quantization_config", described))
 
 
 def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
