@@ -248,7 +248,7 @@ KEYS: dict[str, tuple[Any, ...]] = {
         *("PreTrainedTokenizerFast", "TokenizersBackend", MISSING, "LlamaTokenizerFast"),
         *("LlamaTokenizer", "GemmaTokenizer", "Qwen2Tokenizer", "GPT2TokenizerFast", "T5Tokenizer"),
         *("CodeLlamaTokenizer", "CohereTokenizerFast", "GPTNeoXTokenizerFast", "XGLMTokenizer"),
-        *("BloomTokenizerFast", "NoSuchTokenizer"),
+        *("BloomTokenizerFast", "NoSuchTokenizer", "LukeTokenizer", "WhisperTokenizer"),
     ),
 }
 """Values in ``tokenizer_config.json``."""
@@ -306,6 +306,27 @@ def test_types_of_models_whose_class_counts_more_than_a_plain_one() -> None:
     types = auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
     mapped = {kind for kind in types if classes[kind] not in (None, "TokenizersBackend")}
     assert mapped == tokenizer_loader._RENAMED
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaForCausalLM", "PreTrainedConfig", "RagTokenizer", "pipeline"]
+)
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_a_class_that_is_no_tokenizer_is_refused_by_name(
+    file: str, name: str, tmp_path: Path
+) -> None:
+    save(tmp_path, byte_level())
+    (tmp_path / file).write_text(json.dumps({"tokenizer_class": name}))
+    with pytest.raises(CheckpointError, match=rf"{file} names '{name}'"):
+        load(tmp_path)
+
+
+def test_special_tokens_of_a_class_with_an_encoding_of_its_own(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(["<|end|>"])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "LukeTokenizer"}
+    made = load(save(tmp_path, tokenizer, **names))
+    assert made.decode(made.encode("fox<|end|>")) == "fox"
 
 
 def test_an_added_token_is_its_text(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from paged_backends.text.tokenizer import (
     library_errors,
 )
 from paged_core.errors import CheckpointError
+from paged_core.field_rules import shown
 
 _OTHER_FORMATS = (
     "tokenizer.model",
@@ -203,6 +204,7 @@ def _from_transformers(
 ) -> CheckpointTokenizer:
     """Let transformers build a tokenizer: by its class, or by the checkpoint's code."""
     from transformers import AutoTokenizer, TokenizersBackend
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     def cannot_load(reason: str) -> CheckpointError:
         return CheckpointError(
@@ -212,6 +214,14 @@ def _from_transformers(
         )
 
     with library_errors(cannot_load):  # each class of tokenizers has its own checks
+        for name in ("tokenizer_config.json", "config.json"):
+            declared = _read(folder / name).get("tokenizer_class")
+            kind = tokenizer_class_from_name(declared) if isinstance(declared, str) else None
+            is_missing = hasattr(kind, "_backends")  # for want of a package
+            if not (kind is None or is_missing or hasattr(kind, "convert_ids_to_tokens")):
+                raise cannot_load(
+                    f"{name} names {shown(declared)}, which is no class of tokenizers"
+                )
         made = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
@@ -234,11 +244,14 @@ def _from_transformers(
         with library_errors(cannot_decode):
             return str(made.decode(token_ids, **options))
 
-    vocab = made.get_vocab()
+    vocab, added = made.get_vocab(), made.added_tokens_decoder
+    special = frozenset(
+        number for number, token in added.items() if token.special and isinstance(made, usual)
+    )
     return CheckpointTokenizer(
         encode_text,
         decode_ids,
-        special_ids=frozenset(made.all_special_ids),
+        special_ids=special.union(made.all_special_ids),
         byte_ids=_byte_ids(vocab.get),
         template=template,
         vocab_size=len(made),
