@@ -50,6 +50,25 @@ def check_style(folder: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
+def test_the_parser_that_it_writes_passes_its_tests(tmp_path: Path) -> None:
+    """Others are run from their packages in tests of more time."""
+    assert main(["new-plugin", "made-here", "--slot", "tool_parser", "--out", str(tmp_path)]) == 0
+    folder = tmp_path / "made-here"
+    about = folder / "src" / "made_here-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: made-here\nVersion: 0.1.0\n")
+    (about / "entry_points.txt").write_text("[paged_core]\nmade_here = made_here.plugin\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(folder / "src")},
+    )
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.long
 def test_what_it_writes_has_types_and_so_has_the_example(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
