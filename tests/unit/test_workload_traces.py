@@ -39,6 +39,7 @@ SHAREGPT = [
         "conversations": [{"from": "human", "value": "ab"}, {"from": "gpt", "value": "c"}],
     },
 ]
+SIX_HUNDRED = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": %s}\n'
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
 2023-11-16 18:17:04.0319600,110,27
@@ -136,6 +137,8 @@ class TestPublicTraces:
             (AZURE_2023 + "1" * 140_000, "line 6: it is not CSV"),
             (MOONCAKE + '{"timestamp": -1}\n', "line 4: timestamp"),
             (MOONCAKE + '{"output_length": true}\n', "line 4: timestamp"),
+            (MOONCAKE + SIX_HUNDRED % "[1]", "line 4: input_length 600 has 2 blocks"),
+            (MOONCAKE + SIX_HUNDRED % "[1, 2, 3]", "`hash_ids` names 3; give one id for each"),
             (MOONCAKE + "[1]\n", "line 4: it is no JSON object"),
             (MOONCAKE + '{"a":' + "[" * 9000 + "\n", "line 4: it is not JSON"),
             (VLLM_BENCH + '{"prompt": ["a"]}\n', "line 4: `prompt` is no text"),

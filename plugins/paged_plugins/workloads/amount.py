@@ -11,6 +11,7 @@ from statistics import NormalDist
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -281,6 +282,19 @@ Amount = Annotated[
 ]
 """``512``, ``{uniform: [64, 512]}``, ``{exponential: 2.5}``, ``{zipf: {exponent: 1.2, max: 4096}}``
 or ``{lognormal: {median: 90, sigma: 1.1, max: 1024}}``."""
+
+
+def _whole(amount: Any) -> Any:
+    """Refuse numbers that are written and are no counts."""
+    written = {"fixed": ("value",), "uniform": ("low", "high")}.get(amount.kind, ())
+    for value in (getattr(amount, name) for name in written):
+        if value < 1 or value != int(value):
+            raise PydanticCustomError("whole", f"give a whole number of at least 1, not {value:g}")
+    return amount
+
+
+Count = Annotated[Amount, AfterValidator(_whole)]
+"""An amount of things: what is drawn is rounded, what is written is a whole number."""
 
 
 def _check_order(low: float, high: float) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Strict, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from paged_plugins.workloads.amount import Amount, Fixed, LogNormal, SpecModel
+from paged_plugins.workloads.amount import Amount, Count, Fixed, LogNormal, SpecModel
 from paged_plugins.workloads.arrivals import Arrivals
 from paged_plugins.workloads.request import MOST_FAMILY
 from paged_plugins.workloads.traces.files import TokenCount, TraceError
@@ -26,8 +26,8 @@ MOST_PREFIXES = 100_000
 class Lengths(SpecModel):
     """Tokens of a prompt of its own (of a turn: what is new in it), and of an answer."""
 
-    prompt: Amount
-    output: Amount
+    prompt: Count
+    output: Count
 
     def sampler(self, count_tokens: TokenCount) -> LengthDraw:
         """Return what draws them, independently of each other."""
@@ -110,7 +110,7 @@ Prefixes_ = Annotated[int, Field(ge=1, le=MOST_PREFIXES)]
 class SystemPrompts(SpecModel):
     """Prompts that all begin with one of ``count`` texts."""
 
-    tokens: Amount
+    tokens: Count
     count: Prefixes_ = 1
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
     """Frequency of these requests, compared with the other entries of a list."""
@@ -123,7 +123,7 @@ class FewShot(SpecModel):
 
     examples: Annotated[int, Field(ge=1, le=1000)]
     pool: Prefixes_
-    tokens: Amount
+    tokens: Count
 
     @model_validator(mode="after")
     def _enough(self) -> FewShot:
@@ -135,7 +135,7 @@ class FewShot(SpecModel):
 class Conversation(SpecModel):
     """Turns: each continues the prompt and answer of the one before, after a think time."""
 
-    turns: Amount
+    turns: Count
     think: Amount = Fixed(value=0)
     """Seconds from the end of an answer to the next turn."""
 
@@ -227,7 +227,7 @@ class RequestClass(SpecModel):
 
     lengths: LengthsSpec = NAMED_LENGTHS["sharegpt"]
     prefixes: PrefixesSpec = Prefixes()
-    n: Amount = Fixed(value=1)
+    n: Count = Fixed(value=1)
     """Sequences that are sampled for each request."""
     tenants: Annotated[
         dict[str, Weight], BeforeValidator(_weights), Field(min_length=1, max_length=100_000)

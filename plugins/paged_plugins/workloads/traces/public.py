@@ -136,6 +136,14 @@ def read_mooncake(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
         line = checked(path, number, values, _MooncakeLine)
         start = line.timestamp if start is None else start
         at = max(at, (line.timestamp - start) / 1000)
+        num_blocks = -(-line.input_length // _MOONCAKE_BLOCK)
+        if line.hash_ids and len(line.hash_ids) != num_blocks:
+            raise TraceError(
+                path,
+                number,
+                f"input_length {line.input_length} has {num_blocks} blocks of {_MOONCAKE_BLOCK} "
+                f"tokens, and `hash_ids` names {len(line.hash_ids)}; give one id for each, or none",
+            )
         if line.input_length and line.output_length:
             name = str(index)
             yield WorkloadRequest(
@@ -149,8 +157,7 @@ def read_mooncake(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
 
 def _mooncake_prompt(line: _MooncakeLine, own: ContentIds) -> tuple[range, ...]:
     """Return the content: an id of a block stands for 512 content ids."""
-    ids = line.hash_ids[: -(-line.input_length // _MOONCAKE_BLOCK)]
-    parts = [range(each * _MOONCAKE_BLOCK, (each + 1) * _MOONCAKE_BLOCK) for each in ids]
+    parts = [range(each * _MOONCAKE_BLOCK, (each + 1) * _MOONCAKE_BLOCK) for each in line.hash_ids]
     rest = line.input_length - _MOONCAKE_BLOCK * len(parts)
     if rest < 0:
         parts[-1] = parts[-1][:rest]
