@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paged_core.errors import RequestError
 from paged_core.structured_outputs import StructuredOutputs
 from paged_testing import GrammarConformance
+from paged_testing.grammar import VOCABULARY
 
 pytestmark = pytest.mark.heavy
 
@@ -48,6 +50,19 @@ class TestLlguidance(GrammarConformance):
     def test_refuses_what_it_would_not_enforce(self, form: Mapping[str, Any]) -> None:
         with pytest.raises(RequestError, match="cannot be compiled"):
             self.make().compile(StructuredOutputs(**form))
+
+    def test_of_special_tokens_only_those_are_allowed_that_it_names(self) -> None:
+        """Beside text, too: where calls or a form may come."""
+        special = sorted(n for n, text in enumerate(VOCABULARY.token_bytes) if text is None)
+        backend = self.make()
+        grammar = f'start: call | "{{"\ncall: <[{special[-1]}]> "{{"'
+        compiled = backend.compile(StructuredOutputs(grammar=grammar))
+        masks = np.zeros((1, -(-len(VOCABULARY.token_bytes) // 32)), np.int32)
+        assert not backend.fill([compiled.matcher()], masks)
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[0]
+        allowed = set(np.flatnonzero(bits[: len(VOCABULARY.token_bytes)]).tolist())
+        assert allowed & set(special) == {special[-1]}
+        assert len(allowed) > 1
 
 
 class TestXgrammar(GrammarConformance):

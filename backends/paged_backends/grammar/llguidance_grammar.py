@@ -97,7 +97,8 @@ class _Tokens:
     """A vocabulary as the package asks for it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = [text or b"" for text in vocabulary.token_bytes]
+        # each special token has a name: one that begins as another's would be taken for it
+        self.tokens = [text or b"<%d>" % n for n, text in enumerate(vocabulary.token_bytes)]
         self.special_token_ids = [n for n, text in enumerate(vocabulary.token_bytes) if not text]
         self.eos_token_id = min(vocabulary.eos_token_ids)
         self.bos_token_id = None
