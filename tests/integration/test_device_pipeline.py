@@ -86,6 +86,7 @@ class TestPipeline(ExecutorConformance):
         "enforce_eager": True,
     }
     max_examples = 4
+    bytes_free = 64 << 10  # buffers that the emulated streams use again
 
     def make_registry(self) -> Registry:
         return registry_with(EMULATED_LOCAL)

@@ -11,7 +11,7 @@ from paged_core.engine.contexts import ObserverContext
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.bench.plugin import ChromeTraceSettings
-from paged_plugins.written_files import prepare_file, replacing
+from paged_plugins.written_files import prepare_file, replacing, unwritable
 
 _ORDER = ("schedule", "prepare", "model", "sample", "apply")
 
@@ -91,7 +91,10 @@ class ChromeTrace(Observer):
             "dur": _microseconds(seconds),
             "args": args or {},
         }
-        self._events.write(b",\n" + json.dumps(bar).encode())
+        try:
+            self._events.write(b",\n" + json.dumps(bar).encode())
+        except OSError as error:
+            raise unwritable(self._path, error) from error
 
 
 def _microseconds(seconds: float) -> float:

@@ -57,12 +57,13 @@ def try_long_row(
     """
     counts = list(_counts(model.config.to_dict()))
     most = longest_step or inf
-    if most > _LONGEST:
+    not_tried = {key: count for key, count in counts if _LONGEST < count < most}
+    if not_tried:
         _log.warning(
             "steps_longer_than_trial",
             step_tokens=longest_step,
             tried_tokens=_LONGEST,
-            not_tried={key: count for key, count in counts if _LONGEST < count < most},
+            not_tried=not_tried,
             remedy=f"set scheduler.max_num_batched_tokens to {_LONGEST} or fewer",
         )
     thresholds = (count for _, count in counts if count <= _LONGEST)
