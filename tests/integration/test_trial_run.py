@@ -116,7 +116,7 @@ def test_a_long_row_costs_hardly_more_than_a_short_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "named"), [(16384, None), (30000, {"first_place": 20000}), (20000, {})]
+    ("num_tokens", "named"), [(16384, None), (30000, {"first_place": 20000}), (20000, None)]
 )
 def test_thresholds_that_no_tried_row_reaches_are_named(
     num_tokens: int, named: dict[str, int] | None, folder: Path, tmp_path: Path
