@@ -44,7 +44,11 @@ class TestLlguidance(GrammarConformance):
 
     @pytest.mark.parametrize(
         "form",
-        [*({"json": each} for each in UNSUPPORTED), {"grammar": 'start: start "a"'}],
+        [
+            *({"json": each} for each in UNSUPPORTED),
+            {"grammar": 'start: start "a"'},
+            {"grammar": 'start: %json {"type": "string", "x-guidance": {"lenient": true}}'},
+        ],
         ids=str,
     )
     def test_refuses_what_it_would_not_enforce(self, form: Mapping[str, Any]) -> None:

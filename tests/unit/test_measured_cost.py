@@ -14,7 +14,8 @@ from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
 from paged_plugins.lab.cost_models.measured import tables
 from paged_plugins.lab.cost_models.measured.measured import MeasuredCost
-from paged_plugins.lab.settings import MeasuredSettings
+from paged_plugins.lab.cost_models.roofline import RooflineCost
+from paged_plugins.lab.settings import MeasuredSettings, RooflineSettings
 from unit.gpu_tables import (
     SYSTEM,
     decode_ms,
@@ -196,6 +197,24 @@ def test_a_damaged_table_is_named(
     damage(path)
     with pytest.raises(SettingsError, match=f"gemm_perf.parquet: .*{message}"):
         cost(package)
+
+
+def test_a_mixture_is_no_model_of_the_roofline(package: Path) -> None:
+    path = package / "model_configs" / "some--mixture_config.json"
+    with pytest.raises(SettingsError, match=r"a mixture of experts.*'measured'"):
+        RooflineCost(
+            RooflineSettings(model=str(path)), CostModelContext(settings=settings_class(REGISTRY)())
+        )
+
+
+@pytest.mark.long
+def test_a_decode_step_takes_about_the_time_that_a_server_was_measured_to_take() -> None:
+    """Eight streams of Qwen3-32B on two H100s: 15.9 ms a token, of the package's served runs."""
+    pytest.importorskip("aiconfigurator_core", reason=tables.INSTALL)
+    options = MeasuredSettings(system="h100_sxm", model="Qwen/Qwen3-32B", tensor_parallel=2)
+    context = CostModelContext(settings=settings_class(REGISTRY)(async_scheduling=False))
+    work = StepWork(decode_sequences=8, decode_context=8 * 1536, sampled_rows=8)
+    assert MeasuredCost(options, context).seconds(work) == pytest.approx(15.9e-3, rel=0.15)
 
 
 def test_without_the_package_the_command_that_installs_it_is_named(

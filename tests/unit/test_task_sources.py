@@ -195,6 +195,30 @@ def test_a_slot_of_several_and_options_that_name_files_are_read(
     assert len(set(found)) == 3
 
 
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"name": "roofline", "model": "FOLDER"}, "config.json"),
+        ({"name": "measured", "tables": "FOLDER"}, "systems/data/a.parquet"),
+    ],
+    ids=["a model", "tables"],
+)
+def test_folders_that_options_name_are_read(
+    options: dict[str, str], changed: str, tmp_path: Path
+) -> None:
+    file = tmp_path / changed
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{}")
+    registry = Registry.discover()
+    table = {key: value.replace("FOLDER", str(tmp_path)) for key, value in options.items()}
+    chosen = {"executor": "simulated", "cost_model": table}
+    settings, _ = settings_class(registry).from_layers([layer(chosen)])
+    task = Task(arm="base", settings=settings, workload=workload_spec("chat"), seed=0)
+    before = TaskDigests(registry).of(task)
+    _appended(file)
+    assert TaskDigests(registry).of(task) != before
+
+
 def test_a_revision_is_known_whatever_else_is_in_the_folder(tmp_path: Path) -> None:
     def git(*words: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]

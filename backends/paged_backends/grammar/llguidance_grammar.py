@@ -134,9 +134,7 @@ class _Matcher(Matcher):
 def _source(form: StructuredOutputs) -> str:
     """Return structured outputs in the package's notation."""
     if form.schema is not None:
-        schema = changed(json.loads(form.schema), _with_open_bounds)
-        if _has_key(schema, _OWN_KEY):
-            raise ValueError(f"{_OWN_KEY!r} is not accepted in a schema")
+        schema = _checked(json.loads(form.schema))
         options: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE}
         if form.disable_any_whitespace:
             options = {"whitespace_flexible": False}
@@ -162,11 +160,21 @@ def _lark(grammar: str) -> str:
         at, token = found.end(), found[0]
         if token.startswith("%json"):
             schema, at = json.JSONDecoder().raw_decode(grammar, at)
-            token = f"%json {json.dumps(changed(schema, _with_open_bounds))}"
+            schema = _checked(schema)
+            if isinstance(schema, dict):
+                schema[_OWN_KEY] = {"whitespace_pattern": _WHITESPACE}
+            token = f"%json {json.dumps(schema)}"
         elif token.startswith("/") and not token.startswith("//"):
             token = _ESCAPED.sub(_ascii_digits, token)
         made += token
     return made + grammar[at:]
+
+
+def _checked(schema: Any) -> Any:
+    """Return a schema with bounds as the package takes them, and without options of its own."""
+    if _has_key(schema, _OWN_KEY):
+        raise ValueError(f"{_OWN_KEY!r} is not accepted in a schema")
+    return changed(schema, _with_open_bounds)
 
 
 def _ascii_digits(found: re.Match[str]) -> str:

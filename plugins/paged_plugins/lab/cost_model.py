@@ -49,6 +49,17 @@ class StepWork:
     """Out and in together."""
 
 
+def memory_of_cache(free: float, asked: int | float | None) -> float:
+    """Return how many of the free bytes the cache takes.
+
+    Args:
+        asked: bytes, or a share; ``None``: all.
+    """
+    if isinstance(asked, float):
+        return free * asked
+    return free if asked is None else min(free, asked)
+
+
 class CostModel(ABC):
     """Predicts the time of a step from the work in it alone: equal work takes equal time.
 

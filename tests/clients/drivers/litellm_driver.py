@@ -5,10 +5,21 @@ from typing import Any
 
 import litellm
 from pydantic import BaseModel
-from said import ANSWER, BASE, CALL, FORM, KEY, MODEL, TEXT, call, print_all, weather
+from said import (
+    ANSWER,
+    BASE,
+    CALL,
+    FORM,
+    FUNCTION,
+    KEY,
+    MODEL,
+    TEXT,
+    call,
+    print_all,
+    user,
+    weather,
+)
 
-parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-function = {"name": "weather", "description": "Weather", "parameters": parameters}
 openai: Any = {"model": f"openai/{MODEL}", "api_base": f"{BASE}/v1", "api_key": KEY}
 hosted: Any = {**openai, "model": f"hosted_vllm/{MODEL}"}
 anthropic: Any = {"model": f"anthropic/{MODEL}", "api_base": BASE, "api_key": KEY}
@@ -17,10 +28,6 @@ anthropic: Any = {"model": f"anthropic/{MODEL}", "api_base": BASE, "api_key": KE
 class Weather(BaseModel):
     city: str
     degrees: int
-
-
-def user(content: str) -> list[Any]:
-    return [{"role": "user", "content": content}]
 
 
 def text() -> Any:
@@ -43,7 +50,7 @@ def text_stream() -> Any:
 
 
 def ask(given: Any, messages: list[Any], streamed: bool) -> Any:
-    tools = [{"type": "function", "function": function}]
+    tools = [{"type": "function", "function": FUNCTION}]
     made = litellm.completion(messages=messages, tools=tools, stream=streamed, **given)
     if streamed:
         made = litellm.stream_chunk_builder(list(made), messages=messages)

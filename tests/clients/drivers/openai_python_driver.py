@@ -5,22 +5,16 @@ from typing import Any
 
 from openai import OpenAI
 from pydantic import BaseModel
-from said import BASE, CALL, FORM, KEY, MODEL, TEXT, print_all, weather
+from said import BASE, CALL, FORM, FUNCTION, KEY, MODEL, PARAMETERS, TEXT, print_all, user, weather
 
 client = OpenAI(base_url=f"{BASE}/v1", api_key=KEY, max_retries=0)
-parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-function: Any = {"name": "weather", "description": "Weather", "parameters": parameters}
-chat: Any = {"model": MODEL, "tools": [{"type": "function", "function": function}]}
-response: Any = {"model": MODEL, "tools": [{"type": "function", **function, "strict": None}]}
+chat: Any = {"model": MODEL, "tools": [{"type": "function", "function": FUNCTION}]}
+response: Any = {"model": MODEL, "tools": [{"type": "function", **FUNCTION, "strict": None}]}
 
 
 class Weather(BaseModel):
     city: str
     degrees: int
-
-
-def user(content: str) -> list[Any]:
-    return [{"role": "user", "content": content}]
 
 
 def text() -> Any:
@@ -59,8 +53,8 @@ def schema() -> Any:
 
 def schema_beside_tools() -> Any:
     messages = user(FORM)
-    strict = {"type": "function", "function": {**function, "strict": True}}
-    strict["function"]["parameters"] = {**parameters, "additionalProperties": False}
+    strict = {"type": "function", "function": {**FUNCTION, "strict": True}}
+    strict["function"]["parameters"] = {**PARAMETERS, "additionalProperties": False}
     options: Any = {"model": MODEL, "tools": [strict], "response_format": Weather}
     with client.chat.completions.stream(messages=messages, **options) as made:
         return made.get_final_completion().choices[0].message.parsed.model_dump()  # type: ignore[union-attr]

@@ -25,6 +25,16 @@ FORM = f"How warm is it in Paris? {say(json.dumps(ANSWER))}"
 THOUGHTS = say("<think>\nPages?\n</think>\n\nBlöcke sind Seiten. 😀")
 
 
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION: Any = {"name": "weather", "description": "Weather", "parameters": PARAMETERS}
+"""Function that the model calls, as OpenAI's API has it."""
+
+
+def user(content: str) -> list[Any]:
+    """Return a conversation that a user begins."""
+    return [{"role": "user", "content": content}]
+
+
 def call(name: str, **arguments: Any) -> str:
     """Return a request of which the answer calls a function, in the form of Hermes."""
     said = json.dumps({"name": name, "arguments": arguments})

@@ -43,9 +43,13 @@ class ModelShape:
         query = self.num_attention_heads * self.head_dim
         cached = self.num_key_value_heads * self.head_dim
         attention = 2 * self.hidden_size * (query + cached)
-        feed_forward = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
-        feed_forward *= self.num_experts or 1
-        return self.num_hidden_layers * (attention + feed_forward)
+        return self.num_hidden_layers * attention + self.feed_forward_weights
+
+    @property
+    def feed_forward_weights(self) -> int:
+        """Number of weights of feed-forward parts, in all layers."""
+        each = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
+        return self.num_hidden_layers * (self.num_experts or 1) * each
 
     @property
     def head_weights(self) -> int:

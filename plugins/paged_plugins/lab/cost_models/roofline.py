@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paged_core.errors import SettingsError, did_you_mean
-from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
+from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork, memory_of_cache
 from paged_plugins.lab.cost_models.model_shape import model_shape
 from paged_plugins.lab.settings import RooflineSettings
 
@@ -73,12 +73,18 @@ class RooflineCost(CostModel):
     ``kv_cache_memory``.
 
     Raises:
-        SettingsError: the device or the model is unknown, or the model does not fit.
+        SettingsError: the device or the model is unknown, the model is a mixture of experts, or it
+            does not fit.
     """
 
     def __init__(self, options: RooflineSettings, context: CostModelContext, /) -> None:
         self._options = options
         self._shape = shape = model_shape(options.model)
+        if shape.num_experts:
+            raise SettingsError(
+                f"cost_model.model: {options.model} is a mixture of experts, of which 'roofline' "
+                "does not know how many a step reads; use the cost model 'measured'"
+            )
         self._device = chip = device(options.device)
         self._memory = context.settings.kv_cache_memory
         degree = options.tensor_parallel
@@ -130,10 +136,7 @@ class RooflineCost(CostModel):
                 f"{options.tensor_parallel * options.memory_share * chip.memory_bytes / 2**30:.1f}"
                 " GiB; raise cost_model.tensor_parallel or choose a larger device"
             )
-        if isinstance(self._memory, float):
-            free *= self._memory
-        elif self._memory is not None:
-            free = min(free, self._memory)
+        free = memory_of_cache(free, self._memory)
         return max(1, int(free / (self._token_bytes * block_size)))
 
     @property

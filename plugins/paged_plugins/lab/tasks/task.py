@@ -110,11 +110,16 @@ class TaskDigests:
 
 
 def _files_in(value: Any) -> Iterator[Path]:
-    """Yield the files that settings or a workload name: they are read when it is run."""
-    if isinstance(value, str | Path):
+    """Yield the files that settings or a workload name, and those of models and folders that they
+    name: they are read when it is run.
+    """
+    if isinstance(value, Path) and value.is_dir():
+        yield from (path for path in value.rglob("*") if path.is_file())
+    elif isinstance(value, str | Path):
         with suppress(OSError, ValueError):  # a text that is no path
-            if Path(value).is_file():
-                yield Path(value)
+            for path in (Path(value), Path(value, "config.json")):
+                if path.is_file():
+                    yield path
     elif isinstance(value, BaseModel):
         yield from _files_in(dict(value))
     elif isinstance(value, Mapping):

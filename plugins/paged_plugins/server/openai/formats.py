@@ -22,8 +22,6 @@ from paged_plugins.server.service import Service
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _START = re.compile(r"^start:", re.MULTILINE)
-_WHITESPACE = r"\x20?"
-"""Between parts of a form that may be a call in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +208,7 @@ def _form_or_calls(
 ) -> StructuredOutputs | None:
     """Return the grammar of answers that have the form, or are calls."""
     if form.schema is not None:
-        schema = json.loads(form.schema)
-        if isinstance(schema, dict):
-            schema["x-guidance"] = {"whitespace_pattern": _WHITESPACE}
-        rule = f"%json {json.dumps(schema)}"
+        rule = f"%json {form.schema}"
     elif form.choice is not None:
         rule = " | ".join(json.dumps(each, ensure_ascii=False) for each in form.choice)
     else:

@@ -11,8 +11,6 @@ from paged_plugins.server.parsers.tool_parser import Function
 
 _MOST_CALLS = 16
 """In an answer that is forced to have calls."""
-_WHITESPACE = r"\x20?"
-"""Between parts of arguments that are forced: what models write in calls."""
 
 Literal = Callable[[str], str]
 """Text as a grammar writes it."""
@@ -70,15 +68,13 @@ def json_call(name: str, function: Function, head: str, tail: str) -> list[str]:
 
 def arguments_schema(function: Function) -> dict[str, Any]:
     """Return the schema of arguments, an object in any case."""
-    schema = {"type": "object", **function.parameters}
-    schema["x-guidance"] = {"whitespace_pattern": _WHITESPACE}
-    return schema
+    return {"type": "object", **function.parameters}
 
 
 def property_schemas(function: Function) -> dict[str, dict[str, Any]]:
     """Return the schema of each argument, with all that it can refer to."""
     schema = arguments_schema(function)
-    kept = ("$defs", "definitions", "x-guidance")
+    kept = ("$defs", "definitions")
     shared: dict[str, Any] = {key: schema[key] for key in kept if key in schema}
     properties = schema.get("properties") or {}
     return {

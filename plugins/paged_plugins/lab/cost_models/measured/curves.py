@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(slots=True)
-class Range:
-    """Sizes that were asked for, and how many of them lay beyond the largest measured one."""
-
-    num_asked: int = 0
-    num_beyond: int = 0
 
 
 class Curve:
@@ -38,12 +29,6 @@ class Curve:
         self._logs = [log(size) for size in sizes]
         self._values: list[float] = np.log(risen).tolist()
         self._least = float(risen[0])
-        self._largest = float(sizes[-1])
-
-    @property
-    def largest(self) -> float:
-        """The largest measured size."""
-        return self._largest
 
     def seconds(self, size: float) -> float:
         """Return the time of a size."""

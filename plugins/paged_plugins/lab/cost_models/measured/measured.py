@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from paged_core.errors import SettingsError
 from paged_core.log import get_logger
-from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
+from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork, memory_of_cache
+from paged_plugins.lab.cost_models.measured.curves import Curve
 from paged_plugins.lab.cost_models.measured.kernels import (
     Attention,
     Products,
@@ -89,7 +90,7 @@ class MeasuredCost(CostModel):
         self._options = options
         self._system = system = load_system(folder, options.system)
         self._shape = shape = model_shape(options.model, published_models(folder))
-        self._weights = weights = WEIGHTS[options.weights]
+        self._weights = WEIGHTS[options.weights]
         self._memory = context.settings.kv_cache_memory
         self._is_hidden = context.settings.async_scheduling is not False
         cached = options.kv_cache_dtype
@@ -102,8 +103,10 @@ class MeasuredCost(CostModel):
         self._swap_seconds = copies * _COPY_LATENCY + block_bytes / system.host_link
         tables = Tables(folder, options.system, options.engine)
         self._attention = _attentions(tables, shape, cached, options.tensor_parallel)
-        self._layer = _Layer(tables, system, shape, weights, options)
-        self._head = _Head(tables, system, shape, options.tensor_parallel)
+        plain = Products(tables, "bfloat16")
+        reduce = all_reduces(tables, options.tensor_parallel)
+        self._layer = _Layer(tables, system, shape, plain, reduce, options)
+        self._head = _Head(system, shape, plain, reduce, options.tensor_parallel)
         self._longest = min(part.longest_prompt for _, part, _ in self._attention)
         self._most_cached = min(part.most_cached for _, part, _ in self._attention)
         self._is_told = False
@@ -171,10 +174,7 @@ class MeasuredCost(CostModel):
                 f"{options.system} offers {share / 2**30:.1f} GiB; raise cost_model.tensor_parallel"
                 " or choose a larger system"
             )
-        if isinstance(self._memory, float):
-            free *= self._memory
-        elif self._memory is not None:
-            free = min(free, self._memory / degree)
+        free = memory_of_cache(degree * free, self._memory) / degree
         return max(1, int(free / self._block_bytes(block_size)))
 
     @property
@@ -184,10 +184,7 @@ class MeasuredCost(CostModel):
     @property
     def _weight_bytes(self) -> float:
         shape, stored = self._shape, self._weights
-        in_experts = 0
-        if shape.num_experts:
-            each = 3 * shape.hidden_size * shape.intermediate_size
-            in_experts = shape.num_hidden_layers * shape.num_experts * each
+        in_experts = shape.feed_forward_weights if shape.num_experts else 0
         others = shape.layer_weights - in_experts
         embedded = 2 * (shape.weights - shape.layer_weights)
         return others * stored.product_bytes + in_experts * stored.expert_bytes + embedded
@@ -231,24 +228,31 @@ def _attentions(
 
 
 class _Layer:
-    """A layer without its attention."""
+    """A layer without its attention.
+
+    Args:
+        plain: products with weights of 16 bits.
+        reduce: sums over GPUs.
+    """
 
     def __init__(
         self,
         tables: Tables,
         system: System,
         shape: ModelShape,
-        weights: Weights,
+        plain: Products,
+        reduce: Curve | None,
         options: MeasuredSettings,
     ) -> None:
+        weights = WEIGHTS[options.weights]
         degree, hidden = options.tensor_parallel, shape.hidden_size
         query = shape.num_attention_heads * shape.head_dim // degree
         cached = max(1, shape.num_key_value_heads // degree) * shape.head_dim
-        products = Products(tables, weights.products)
+        is_plain = weights.products == "bfloat16"
+        products = plain if is_plain else Products(tables, weights.products)
         self._products = [products.of(query + 2 * cached, hidden), products.of(hidden, query)]
         width = shape.intermediate_size // degree
         if shape.num_experts:
-            plain = products if weights.products == "bfloat16" else Products(tables, "bfloat16")
             self._products.append(plain.of(shape.num_experts, hidden))  # which experts
             self._products.append(
                 experts(tables, shape, weights.experts, degree, options.expert_distribution)
@@ -260,7 +264,7 @@ class _Layer:
             self._moved = 2 * 3 * width  # the activation reads two halves and writes one
         self._normed = 2 * 4 * hidden  # adds to what passes by, and writes both
         self._rotated = 2 * 3 * (query + 2 * cached)  # norms and rotary of heads, the cache's write
-        self._reduce = all_reduces(tables, degree)
+        self._reduce = reduce
         self._reduced = 2 * hidden
         self._system = system
 
@@ -276,12 +280,19 @@ class _Layer:
 
 
 class _Head:
-    """The last norm, the head and the sampler."""
+    """The head and the sampler."""
 
-    def __init__(self, tables: Tables, system: System, shape: ModelShape, degree: int) -> None:
+    def __init__(
+        self,
+        system: System,
+        shape: ModelShape,
+        plain: Products,
+        reduce: Curve | None,
+        degree: int,
+    ) -> None:
         width = -(-shape.vocab_size // degree)
-        self._product = Products(tables, "bfloat16").of(width, shape.hidden_size)
-        self._gather = all_reduces(tables, degree)
+        self._product = plain.of(width, shape.hidden_size)
+        self._gather = reduce
         self._gathered = 2 * width
         self._sampled = 2 * 4 * shape.vocab_size
         self._system = system
