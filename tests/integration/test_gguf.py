@@ -265,10 +265,11 @@ def test_the_dtype_is_that_of_the_matrices(kind: Type, dtype: str, tmp_path: Pat
 def test_the_end_of_a_turn_ends_a_sequence(tmp_path: Path) -> None:
     values = {
         "tokenizer.ggml.eot_token_id": 7,
+        "tokenizer.ggml.eos_token_ids": [2, 8],
         "tokenizer.ggml.tokens": [f"t{number}" for number in range(299)] + ["<|im_end|>"],
     }
     path = make("llama", **values).write(tmp_path / "model.gguf")
-    assert load_runner(path, "native").eos_token_ids == {2, 7, 299}
+    assert load_runner(path, "native").eos_token_ids == {2, 7, 8, 299}
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -288,6 +289,11 @@ def test_the_end_of_a_turn_ends_a_sequence(tmp_path: Path) -> None:
         ({"llama.attention.head_count_kv": [2, 1]}, "head_count_kv must be .* not a list of 2"),
         ({"llama.attention.head_count_kv": 3}, "num_key_value_heads must be a divisor"),
         ({"split.count": 2}, "llama-gguf-split --merge"),
+        ({"general.type": "adapter"}, "general.type is 'adapter'"),
+        ({"tokenizer.ggml.eos_token_id": 300}, "eos_token_id must be .* at most 299"),
+        ({"tokenizer.ggml.eot_token_id": 300}, "eot_token_id must be .* at most 299"),
+        ({"tokenizer.ggml.eom_token_id": 300}, "eom_token_id must be .* at most 299"),
+        ({"tokenizer.ggml.eos_token_ids": [2, 300]}, "eos_token_ids must be .* from 0 to 299"),
         ({"general.alignment": "x"}, "Bad type for general.alignment"),
     ],
 )

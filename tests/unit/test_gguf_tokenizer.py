@@ -165,6 +165,19 @@ def test_tokens_that_users_defined_are_found_in_a_text(tmp_path: Path) -> None:
     assert made.decode(ids) == "a[x]"
 
 
+def test_values_without_effect_are_accepted(
+    sentence_pieces: CheckpointTokenizer, tmp_path: Path
+) -> None:
+    values = {
+        "tokenizer.ggml.add_sep_token": False,
+        "tokenizer.ggml.fim_pre_token_id": 3,
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.pre": "default",
+    }
+    made = of(tmp_path, {**SENTENCE_PIECES, **values})
+    assert made.encode("the and") == sentence_pieces.encode("the and")
+
+
 def test_tokens_may_have_the_same_text(tmp_path: Path) -> None:
     text = next(piece for piece in PIECES if len(piece) > 1 and "\u2581" not in piece)
     again = [*TOKENS, text]
@@ -219,6 +232,11 @@ def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
         ({"tokenizer.ggml.model": "gpt2"}, "lacks tokenizer.ggml.merges"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["x y"]}, "cannot be made"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "x"}, "rules called 'x'"),
+        ({"tokenizer.ggml.scores": [0.0, float("nan")]}, "scores holds what is no number"),
+        ({"tokenizer.ggml.normalizer.lowercase": True}, "normalizer.lowercase may change"),
+        ({"tokenizer.ggml.precompiled_charsmap": [1, 2]}, "precompiled_charsmap may change"),
+        ({"tokenizer.ggml.added_tokens": ["c"]}, "added_tokens may change"),
+        ({"tokenizer.ggml.add_sep_token": True}, "add_sep_token may change"),
     ],
 )
 def test_what_cannot_be_made_is_refused(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import isnan
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
 
 from paged_backends.checkpoint.gguf.header import GgufHeader
+from paged_backends.checkpoint.json_file import MISSING
 from paged_backends.text.fast_tokenizer import check_fast
 from paged_backends.text.tokenizer import library_errors
 from paged_core.errors import CheckpointError
@@ -90,6 +92,19 @@ _NAMED = {
     "mask": "mask_token",
 }
 """Names of special tokens in a file, as llama.cpp spells them, and in ``tokenizer_config.json``."""
+_WITHOUT_EFFECT = {
+    *("pre", "scores", "merges", "add_space_prefix", "token_type_count", "eos_token_ids"),
+    *(f"{name}_token_id" for name in ("eot", "eom", "cls", "prefix", "suffix", "middle")),
+    *(f"fim_{name}_token_id" for name in ("pre", "suf", "mid", "pad", "rep", "sep")),
+}
+"""Values of the other kind, those that the configuration is read from, and names of tokens."""
+_NEUTRAL = {
+    "add_sep_token": False,
+    "remove_extra_whitespaces": False,
+    "normalizer.lowercase": False,
+    "normalizer.strip_accents": False,
+}
+"""Values by which a step that is not covered is left out."""
 _OF_LLAMA = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 """Tokens that a file of the kind ``llama`` need not name."""
 _SPACE = "\u2581"
@@ -153,6 +168,14 @@ class GgufTokenizer:
             **self.templates(),
         }
 
+    def refuse_unread(self) -> None:
+        """Refuse values that neither :meth:`fast` nor :meth:`config` has read."""
+        values = self._metadata.within(_PREFIX)
+        for name in values.unread():
+            neutral = _NEUTRAL.get(name, MISSING)
+            if name not in _WITHOUT_EFFECT and values.any(name, None) is not neutral:
+                raise self._unknown(f"{_PREFIX}{name[:100]} may change the tokens of a text")
+
     def same(self) -> Mapping[int, int]:
         """Return tokens that have the text of another, which is used in their place."""
         return _same(self._tokens())
@@ -187,6 +210,8 @@ class GgufTokenizer:
     def _sentence_pieces(self, tokens: Sequence[str]) -> FastTokenizer:
         types = self._types(len(tokens))
         scores = self._metadata.numbers(f"{_PREFIX}scores", len(tokens))
+        if any(map(isnan, scores)):
+            raise ValueError(f"{_PREFIX}scores holds what is no number")
         scored = {
             token: score
             for token, kind, score in zip(tokens, types, scores, strict=True)

@@ -104,6 +104,7 @@ def _from_gguf(path: Path) -> CheckpointTokenizer | None:
     if stored.kind in ("none", "no_vocab"):
         return None
     fast, config = stored.fast(), dict(stored.config())
+    stored.refuse_unread()
     _surround(fast, config)
     return _from_tokenizers(path.parent, fast, config, stored.same())
 

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from paged_backends.checkpoint.gguf.header import GgufHeader, Metadata
+from paged_backends.checkpoint.json_file import MAX_INTEGER, is_integer
 from paged_core.errors import CheckpointError, UnsupportedModel
+from paged_core.field_rules import shown
 
 Config = dict[str, Any]
 
 DIVISORS = "rope_freqs.weight"
 """Not a weight, but a part of the configuration."""
 
+_EMBEDDING = "token_embd.weight"
 _ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<EOT>"),
     *("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_utterance>", "[EOS]", "[EOT]"),
@@ -86,6 +89,12 @@ def config_of(header: GgufHeader) -> Config:
         UnsupportedModel: the architecture, or a feature of the model, is not covered.
         CheckpointError: a value is missing, or of another type.
     """
+    kind = header.metadata.text("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModel(
+            f"{header.path} holds no model: its general.type is {shown(kind)}; set `model` to the "
+            "file of the whole model"
+        )
     architecture, keys = architecture_of(header), _keys(header)
     for name, neutral in _NEUTRAL.items():
         value = keys.any(name, neutral)
@@ -94,7 +103,7 @@ def config_of(header: GgufHeader) -> Config:
                 f"{header.path} describes a model with {keys.prefix}{name}, which is not covered; "
                 "take the model as safetensors"
             )
-    table = header.tensors.get("token_embd.weight")
+    table = header.tensors.get(_EMBEDDING)
     described = architecture.describe(header)
     unknown = [name for name in keys.unread() if name not in _WITHOUT_EFFECT]
     if unknown:
@@ -126,12 +135,16 @@ def _dtype(header: GgufHeader) -> str:
 
 
 def _end_tokens(header: GgufHeader) -> list[int]:
-    metadata = header.metadata
-    named = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
-    ids = [metadata.integer(name, least=0) for name in named if metadata.has(name)]
-    if metadata.has("tokenizer.ggml.tokens"):
-        tokens = metadata.texts("tokenizer.ggml.tokens")
-        ids += [tokens.index(token) for token in _ENDS if token in tokens]
+    values, table = header.metadata.within("tokenizer.ggml."), header.tensors.get(_EMBEDDING)
+    tokens = values.texts("tokens") if values.has("tokens") else ()
+    most = (len(tokens) or (table.shape[0] if table else MAX_INTEGER)) - 1
+    named = [f"{kind}_token_id" for kind in ("eos", "eot", "eom")]
+    ids = [values.integer(name, least=0, most=most) for name in named if values.has(name)]
+    if values.has("eos_token_ids"):
+        ids += values.numbers("eos_token_ids")
+        if not all(is_integer(each, 0, most) for each in ids):
+            raise values.wrong("eos_token_ids", f"a list of whole numbers from 0 to {most}")
+    ids += [tokens.index(token) for token in _ENDS if token in tokens]
     return sorted(set(ids))
 
 

@@ -133,11 +133,11 @@ class Metadata(TypedFields):
             raise self.wrong(name, "a list of strings")
         return value
 
-    def numbers(self, name: str, count: int) -> Sequence[Any]:
-        """Return a list of so many numbers."""
+    def numbers(self, name: str, count: int | None = None) -> Sequence[Any]:
+        """Return a list of numbers, so many of them."""
         value = self.given(name, MISSING)
-        if _is_scalar(value) or isinstance(value, list) or len(value) != count:
-            raise self.wrong(name, f"a list of {count} numbers")
+        if _is_scalar(value) or isinstance(value, list) or count not in (None, len(value)):
+            raise self.wrong(name, f"a list of {'' if count is None else f'{count} '}numbers")
         numbers: Sequence[Any] = value.tolist()
         return numbers
 
