@@ -175,8 +175,8 @@ HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 
         ({"rope_parameters": HALF}, "part of a head"),
         ({"hidden_act": "quick_gelu"}, "'quick_gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
-        ({"is_causal": False}, "attention in both directions"),
-        ({"is_causal": None}, "attention in both directions"),
+        ({"is_causal": False}, "attention in both directions.*; choose a model"),
+        ({"is_causal": None}, "attention in both directions.*; choose a model"),
         ({"per_layer_config": {"0": {"head_dim": 8}}}, "with a configuration of their own"),
         ({"model_type": "phi3"}, "cover llama, .* is a phi3"),
         (

@@ -43,16 +43,16 @@ def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -
         )
     if trust_remote_code and "auto_map" in checkpoint.config:
         raise lacking(checkpoint, "code that comes with the checkpoint")
-    for field, feature in (
-        ("use_bidirectional_attention", "attention in both directions"),
-        ("add_cross_attention", "cross-attention"),
-        ("is_encoder_decoder", "an encoder"),
-        ("per_layer_config", "layers with a configuration of their own"),
+    config, both = checkpoint.config, "attention in both directions"
+    for is_there, feature, elsewhere in (
+        (config.get("use_bidirectional_attention"), both, False),
+        (not config.get("is_causal", True), f"{both}, by its is_causal", False),  # null as well
+        (config.get("is_encoder_decoder"), "an encoder", False),
+        (config.get("add_cross_attention"), "cross-attention", True),
+        (config.get("per_layer_config"), "layers with a configuration of their own", True),
     ):
-        if checkpoint.config.get(field):
-            raise lacking(checkpoint, feature)
-    if not checkpoint.config.get("is_causal", True):  # null as well, for the library
-        raise lacking(checkpoint, "attention in both directions, by its is_causal")
+        if is_there:
+            raise lacking(checkpoint, feature, elsewhere=elsewhere)
     return describe(ConfigFields(checkpoint))
 
 

@@ -26,10 +26,13 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def lacking(checkpoint: Checkpoint, feature: str) -> UnsupportedModel:
+def lacking(checkpoint: Checkpoint, feature: str, *, elsewhere: bool = True) -> UnsupportedModel:
+    """Return the refusal of a feature that runner transformers may have, or no runner."""
     remedy = "set runner to auto or transformers"
     if checkpoint.gguf is not None:
         remedy = "take the model as safetensors, which runner transformers serves"
+    if not elsewhere:
+        remedy = "choose a model that generates text from left to right"
     return UnsupportedModel(
         f"{checkpoint.model_type} of {checkpoint.place} cannot be served by runners native and "
         f"onnxruntime, which lack {feature}; {remedy}"
