@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from structlog.testing import capture_logs
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from integration import tiny_models
@@ -246,6 +247,16 @@ def test_tokens_that_end_a_sequence_are_token_ids(tmp_path: Path) -> None:
     config = {"model_type": "llama", "eos_token_id": [2, "x"]}
     with pytest.raises(CheckpointError, match=r"eos_token_id is .* must be a token id or a list"):
         decoder_config(Checkpoint(tmp_path, config, {}))
+
+
+@pytest.mark.parametrize("runner", ["native", "transformers"])
+def test_ends_beyond_the_vocabulary_are_named_and_left_out(llama: Path, runner: str) -> None:
+    change(llama, eos_token_id=9999)
+    (llama / "generation_config.json").write_text('{"eos_token_id": [5, 99999]}')
+    with capture_logs() as logs:
+        assert load_runner(llama, runner).eos_token_ids == {5}
+    (warned,) = [each for each in logs if each["event"] == "end_tokens_beyond_vocabulary"]
+    assert warned["token_ids"] == [9999, 99999]
 
 
 def test_weights_of_which_no_dtype_is_said(tmp_path: Path) -> None:

@@ -61,8 +61,20 @@ class LoadedRunner(Runner, ABC):
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """From the checkpoint's generation settings, or else its configuration."""
+        """All that the checkpoint's files name, within the vocabulary."""
         return self._eos_token_ids
+
+    def _end_with(self, tokens: frozenset[int]) -> None:
+        """Take the tokens that end a sequence, but those that cannot be sampled."""
+        beyond = sorted(token for token in tokens if token >= self._vocab_size)
+        if beyond and self._context.rank == 0:
+            _log.warning(
+                "end_tokens_beyond_vocabulary",
+                token_ids=beyond[:10],
+                vocab_size=self._vocab_size,
+                remedy="correct eos_token_id in config.json or generation_config.json",
+            )
+        self._eos_token_ids = tokens.difference(beyond)
 
     def _limit_length(self, limit: int | None, reason: str) -> None:
         """Serve no more than so many positions."""

@@ -185,7 +185,7 @@ class DescribedRunner(LoadedRunner, ABC):
         self._bytes_per_weight = bytes_per_weight
         self._layers = source.layers(self._settings)
         self._vocab_size, self._max_model_len = config.vocab_size, config.max_model_len
-        self._eos_token_ids = config.eos_token_ids
+        self._end_with(config.eos_token_ids)
 
     def model_size(self) -> ModelSize:
         """Count the weights of all linear layers."""

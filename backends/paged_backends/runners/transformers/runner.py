@@ -90,7 +90,6 @@ class TransformersRunner(LoadedRunner):
         # beyond it, one long sequence would change the positions of every other in the batch
         trained = _unscaled_length(text, getattr(text, "rope_parameters", None))
         self._limit_length(trained, "rope")
-        self._eos_token_ids = end_tokens(checkpoint, getattr(text, "eos_token_id", None))
         self._port = AttentionPort(model)
         longest = self._max_model_len or 4096
         probed = probe_layers(model, self._base, self._port, self._settings, longest)
@@ -98,6 +97,7 @@ class TransformersRunner(LoadedRunner):
         self._layers = [layer for _, layer in probed]
         self._heed_unused_window(model.config.get_text_config())
         self._vocab_size = try_out(self, model, self._modules)
+        self._end_with(end_tokens(checkpoint, getattr(text, "eos_token_id", None)))
         limits = getattr(self._settings.scheduler, "step_limits", None)
         try_long_row(self, model, self._modules, getattr(limits, "num_tokens", None))
 
