@@ -231,6 +231,32 @@ def test_a_model_larger_than_its_weights_is_refused_before_it_is_made(
     refused(folder, runner, field)
 
 
+_TOO_MANY = r"describes a (llama|mixtral) of \d{8,} numbers.* hold \d+ at"
+
+
+@pytest.mark.parametrize(
+    ("runner", "config", "reason"),
+    [
+        ("transformers", {"model_type": "llama"}, _TOO_MANY),
+        ("native", {"model_type": "llama"}, "says 32 layers, and the weights are of 2"),
+        ("transformers", {"model_type": "llama", "num_hidden_layers": 2}, _TOO_MANY),
+        ("native", {"model_type": "llama", "num_hidden_layers": 2}, "embed_tokens.* shape"),
+        (
+            "transformers",
+            {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}},
+            _TOO_MANY,
+        ),
+        ("transformers", {"model_type": "mixtral"}, _TOO_MANY),
+    ],
+    ids=["all", "all, native", "widths", "widths, native", "quantised", "experts"],
+)
+def test_defaults_of_an_architecture_are_sizes_too(
+    folder: Path, runner: str, config: dict[str, Any], reason: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder, runner, reason)
+
+
 @pytest.mark.parametrize("value", [10**400, float("nan"), -1e-6, True, "1e-5"])
 @pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta"])
 def test_a_number_is_one_to_compute_with(folder: Path, field: str, value: Any) -> None:

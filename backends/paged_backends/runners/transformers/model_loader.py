@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from paged_backends.checkpoint.config_fields import ConfigFields, choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.json_file import damaged, one_line
 from paged_backends.checkpoint.quantized.formats import check_effects
-from paged_backends.checkpoint.weights import check_unused, open_weights
+from paged_backends.checkpoint.weights import StoredWeights, check_unused, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
@@ -34,6 +36,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
     _check_interface(config)
     register()
     try:
+        _check_count(checkpoint, config, weights)
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
             config=config,
@@ -54,7 +57,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
             f"the weights in {checkpoint.folder} are corrupt ({one_line(error, 300)}); download "
             "them again"
         ) from error
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, CheckpointError):
         raise
     except KeyError as error:
         if error.args == (IMPLEMENTATION,):
@@ -109,6 +112,30 @@ def _check_interface(config: Any) -> None:
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not kind._can_set_attn_implementation():
         raise _outside(config.model_type)
+
+
+def _check_count(checkpoint: Checkpoint, config: Any, weights: StoredWeights) -> None:
+    """Refuse a model of far more numbers than are stored, before any of it takes memory.
+
+    Up to twice as many are left to the library, whose report names each weight that is missing.
+    """
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return  # code from the checkpoint
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            deepcopy(config), dtype=torch.float32, attn_implementation=IMPLEMENTATION
+        )
+    count = sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(map(prod, weights.shapes.values()))
+    if checkpoint.config.get("quantization_config"):  # in one bit or more each
+        files = checkpoint.weight_files or checkpoint.pickle_files
+        stored = 8 * sum(path.stat().st_size for path in files)
+    if count > 2 * stored:
+        raise CheckpointError(
+            f"{checkpoint.config_path} describes a {checkpoint.model_type} of {count} numbers, "
+            f"with the defaults of the architecture where it says nothing, and the weights hold "
+            f"{stored} at most; the two do not belong together"
+        )
 
 
 def _outside(kind: str) -> UnsupportedModel:
