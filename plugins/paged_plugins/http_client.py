@@ -79,6 +79,14 @@ class HttpClient:
         """
         return await self._whole("GET", path, None)
 
+    async def text(self, path: str) -> str:
+        """Return the text that the server answers with.
+
+        Raises: as :meth:`get`.
+        """
+        async with self._answer("GET", path, None) as answer:
+            return (await answer.read()).decode("utf-8", "replace")
+
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Return the JSON that answers a request with a body.
 

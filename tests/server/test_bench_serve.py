@@ -14,8 +14,8 @@ import pytest
 
 from paged_core.errors import SettingsError
 from paged_plugins.bench.serve_command import measures, read_goals
-from paged_plugins.bench.serve_load import Answer, Load, lengths, random_requests, spread
 from paged_plugins.http_client import HttpClient, ServerError
+from paged_plugins.http_load import Answer, Load, lengths, random_requests, spread
 from server.served import Served
 
 pytestmark = pytest.mark.heavy

@@ -226,7 +226,7 @@ def test_weights_are_read_from_a_file_and_options_win(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("weights: {per_token: 1}", "has the weight 'per_token'"),
-        ("weights: {fixed: 0}", "has fixed=0.0; it must be above 0"),
+        ("weights: {fixed: 0}", "has fixed=0.0: Input should be greater than 0"),
         ("weights: {fixed: -1}", r"weights.fixed: .* greater than or equal to 0"),
         ("weights: {fixed: .nan}", "cannot read weights"),
         ("weights: {fixed: 1.0e+9}", "less than or equal to"),

@@ -17,7 +17,10 @@ import typer
 from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import echo, print_table
 from paged_core.errors import EngineError, SettingsError
-from paged_plugins.bench.serve_load import (
+from paged_plugins.bench.workloads import LabWorkload
+from paged_plugins.command_options import JsonFile, refuse_settings, report
+from paged_plugins.http_client import HttpClient, fastest_loop
+from paged_plugins.http_load import (
     Answer,
     Load,
     find_model,
@@ -26,9 +29,6 @@ from paged_plugins.bench.serve_load import (
     random_requests,
     spread,
 )
-from paged_plugins.bench.workloads import LabWorkload
-from paged_plugins.command_options import JsonFile, refuse_settings, report
-from paged_plugins.http_client import HttpClient, fastest_loop
 from paged_plugins.progress import progress
 from paged_plugins.workloads.batch import NAMED
 from paged_plugins.workloads.named import names, workload_spec

@@ -44,6 +44,9 @@ class RooflineSettings(ComponentSettings):
     """The time that a device's bandwidth and arithmetic allow for a model's shape."""
 
     name: Literal["roofline"] = "roofline"
+    file: Path | None = Field(
+        default=None, description="weights that `paged-core calibrate` wrote; those given win"
+    )
     device: str = Field(
         default="a100-80g",
         description="a100-40g, a100-80g, h100, h200, l4, rtx-4070-laptop",
@@ -75,6 +78,9 @@ class MeasuredSettings(ComponentSettings):
     """The kernels of a GPU engine, by times that were measured (package aiconfigurator-core)."""
 
     name: Literal["measured"] = "measured"
+    file: Path | None = Field(
+        default=None, description="weights that `paged-core calibrate` wrote; those given win"
+    )
     system: str = Field(
         default="h100_sxm", description="kind of GPU; `paged-core doctor` lists those measured"
     )

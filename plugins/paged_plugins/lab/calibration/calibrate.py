@@ -170,16 +170,22 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
     seconds = np.array([step.seconds for step in steps])
     parts = [[1.0, *(getattr(s.work, part) for part in PARTS.values())] for s in steps]
     relative = np.array(parts) / seconds[:, None]
-    scales = np.maximum(relative.max(axis=0), 1e-300)
-    matrix = relative / scales
-    counts, target = np.ones(len(steps)), np.ones(len(steps))
-    weights = np.zeros(matrix.shape[1])
-    for _ in range(_ROUNDS):
-        weights = _least_squares(matrix * counts[:, None], target * counts, weights)
-        errors = np.abs(matrix @ weights - 1)
-        counts = np.sqrt(np.minimum(1.0, _LARGE / np.maximum(errors, 1e-12)))
-    found = weights / scales
+    found = robust_least_squares(relative, np.ones(len(steps)), np.zeros(relative.shape[1]))
     return dict(zip(("fixed", *PARTS), map(float, found), strict=True))
+
+
+def robust_least_squares(matrix: _Array, target: _Array, start: _Array) -> _Array:
+    """Return the vector, nowhere negative, that ``matrix`` takes closest to ``target``; lines with
+    large errors count less. Where a column is 0, it is that of ``start``."""
+    scales = np.abs(matrix).max(axis=0)
+    scales[scales < 1e-300] = 1.0
+    scaled, counts = matrix / scales, np.ones(len(target))
+    found = start * scales
+    for _ in range(_ROUNDS):
+        found = _least_squares(scaled * counts[:, None], target * counts, found)
+        errors = np.abs(scaled @ found - target)
+        counts = np.sqrt(np.minimum(1.0, _LARGE / np.maximum(errors, 1e-12)))
+    return np.asarray(found / scales)
 
 
 def _least_squares(matrix: _Array, target: _Array, start: _Array) -> _Array:
@@ -225,13 +231,17 @@ def relative_errors(model: CostModel, steps: Sequence[MeasuredStep]) -> dict[str
     for step in steps:
         found[kind_of(step.work)].append(model.seconds(step.work) / step.seconds - 1)
     return {
-        kind: {
-            "steps": len(errors),
-            "bias": round(median(errors), 4),
-            "median": round(median(map(abs, errors)), 4),
-            "p90": round(float(np.quantile(np.abs(errors), 0.9)), 4),
-        }
+        kind: {"steps": len(errors), **error_summary(errors)}
         for kind, errors in sorted(found.items())
+    }
+
+
+def error_summary(errors: Sequence[float]) -> dict[str, float]:
+    """Return the median of relative errors, and that and the 90th percentile of their size."""
+    return {
+        "bias": round(median(errors), 4),
+        "median": round(median(map(abs, errors)), 4),
+        "p90": round(float(np.quantile(np.abs(errors), 0.9)), 4),
     }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -21,6 +23,8 @@ from paged_core.interfaces.executor import SupportsClock
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.command_options import check_writable
+from paged_plugins.http_client import HttpClient, fastest_loop
+from paged_plugins.http_load import find_model, find_vocab_size
 from paged_plugins.lab.calibration.calibrate import (
     Measurement,
     ProcessorClock,
@@ -33,13 +37,22 @@ from paged_plugins.lab.calibration.scenes import (
     choose_swap_scenes,
     swap_settings,
 )
-from paged_plugins.lab.commands.options import (
-    CpuTime,
+from paged_plugins.lab.calibration.served import (
+    CACHE_SLOTS,
+    ServedLoad,
+    cache_of,
+    calibrate_served,
+    check_fitted,
+    design,
+    drive,
+    observe,
 )
+from paged_plugins.lab.commands.options import CpuTime
 from paged_plugins.lab.cost_models.linear import WeightsFile, write_weights
 from paged_plugins.lab.measures import ServiceLevel, measures, value_text
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload, warm_up
+from paged_plugins.lab.settings import LinearSettings
 from paged_plugins.machine import cpu_model
 from paged_plugins.progress import errors_text, progress
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
@@ -185,9 +198,34 @@ def calibrate_command(
             metavar="FILE", help="Where the weights are written.", callback=check_writable
         ),
     ] = Path("cost_model.yaml"),
-    steps: Annotated[int, typer.Option(min=50, help="Steps to measure, about.")] = 300,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 3,
+    steps: Annotated[
+        int | None, typer.Option(min=50, help="Steps to measure, about (300).")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Times that each is measured (3).")
+    ] = None,
     cpu_time: CpuTime = False,
+    url: Annotated[
+        str | None, typer.Option(help="Measure this server instead; its model is --model.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Of the server (OPENAI_API_KEY).", show_default=False)
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="Loads are sent for so long at most (120).")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="In all loads, at most (1000).")
+    ] = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once, at most (64).")
+    ] = None,
+    max_prompt: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a prompt, about, at most (2048).")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=2, help="Token ids are below it; found by trying.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the steps of a real engine over a grid of batches, contexts and chunks, and fit them.
@@ -196,7 +234,33 @@ def calibrate_command(
     the repeats counts. Swaps are those of a second engine, with a small cache. A fifth of the steps
     is not fitted to: the errors are of these. Simulate the engine with --cost-model.name linear
     --cost-model.file FILE.
+
+    With --url, a server of OpenAI's protocol gets loads over a grid of clients and lengths, and the
+    weights of `linear`, or the terms of the --cost-model that is named that are not measured, are
+    fitted to its TTFT and times per token. Settings say what its scheduler is, as
+    --scheduler.max-num-batched-tokens. A quarter of the loads is not fitted to.
     """
+    of_engine = {"--steps": steps, "--repeats": repeats, "--cpu-time": cpu_time or None}
+    of_server = {
+        "--api-key": api_key,
+        "--seconds": seconds,
+        "--requests": requests,
+        "--max-concurrency": max_concurrency,
+        "--max-prompt": max_prompt,
+        "--vocab-size": vocab_size,
+    }
+    for option, value in (of_engine if url else of_server).items():
+        if value is not None:
+            how = "with" if url else "without"
+            raise SettingsError(f"{option} has no effect {how} --url; leave it out")
+    if url is not None:
+        bounds = Bounds(seconds or 120, requests or 1000, max_concurrency or 64, max_prompt or 2048)
+        key = api_key or os.environ.get("OPENAI_API_KEY")
+        found = calibrate_server(given, HttpClient(url, api_key=key), bounds, vocab_size)
+        write_weights(output, found)
+        print_json(found.model_dump(mode="json")) if as_json else _print(found, output)
+        return
+    steps, repeats = steps or 300, repeats or 3
     resolved = given.resolve(**({"threads": 1} if cpu_time else {}))
     settings, registry = resolved.settings, resolved.registry
 
@@ -239,20 +303,110 @@ def calibrate_command(
         _print(found, output)
 
 
+class Bounds(NamedTuple):
+    """Bounds of a design of loads."""
+
+    seconds: float
+    requests: int
+    clients: int
+    prompt: int
+
+
+def calibrate_server(
+    given: SettingsArgs, client: HttpClient, bounds: Bounds, vocab_size: int | None
+) -> WeightsFile:
+    """Send loads to a server, and fit a cost model to its answers."""
+    resolved = given.resolve(executor="simulated")
+    settings: Any = resolved.settings
+    named = [key for key in resolved.origins if key.startswith("cost_model")]
+    if all(resolved.origins[key].layer == "default" for key in named):
+        settings = settings.model_copy(update={"cost_model": LinearSettings()})
+    check_fitted(settings, resolved.registry)
+    asked = None if resolved.origins["model"].layer == "default" else settings.model
+
+    async def run() -> tuple[str, int | None, tuple[int, int] | None, list[ServedLoad]]:
+        model, longest = await find_model(client, asked)
+        size = vocab_size or await find_vocab_size(client, model)
+        cache = await cache_of(client)
+        slots = cache[0] * cache[1] if cache else CACHE_SLOTS
+        most = min(bounds.prompt, *((longest // 2,) if longest else ()))
+        loads = design(
+            most_clients=bounds.clients,
+            most_prompt=max(1, most),
+            most_requests=bounds.requests,
+            room=slots,
+            vocab_size=size,
+        )
+        total = sum(len(load.requests) for load in (loads[0], *loads))
+        with progress(total, f"sending, {bounds.seconds:g} s at most") as advance:
+            served = await drive(
+                client,
+                model,
+                loads,
+                vocab_size=size,
+                seconds=bounds.seconds,
+                advance=advance,
+            )
+        if len(served) < len(loads):
+            echo(
+                f"the time was up after {len(served)} of {len(loads)} loads, of which the smallest "
+                "come first; --seconds gives more",
+                err=True,
+            )
+        return model, longest, cache, served
+
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        model, longest, cache, served = runner.run(run())
+    known = {"max_model_len": longest}
+    if cache is not None:
+        known |= {"num_blocks": cache[0], "block_size": cache[1]}
+    update = {
+        name: value
+        for name, value in known.items()
+        if value is not None and resolved.origins[name].layer == "default"
+    }
+    settings = settings.model_copy(update=update)
+    found = calibrate_served(
+        observe(served, settings, resolved.registry), settings, resolved.registry
+    )
+    origin = {
+        "url": client.url,
+        "model": model,
+        "loads": len(served),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    return found.model_copy(
+        update={
+            "measured": {**origin, **found.measured},
+            "max_model_len": longest,
+            "num_tokens": cache and cache[0] * cache[1],
+        }
+    )
+
+
 def _print(found: WeightsFile, output: Path) -> None:
-    echo(f"Weights of {found.measured['steps']} steps, written to {output}")
-    print_table("", ["weight", "seconds"], [[n, f"{w:.3g}"] for n, w in found.weights.items()])
-    for name, reason in found.unmeasured.items():
-        echo(f"{name} was not measured, and takes no time in a simulation: {reason}")
-    echo("Errors of the prediction on steps that it was not fitted to")
+    what = "steps" if "steps" in found.measured else "loads"
+    echo(f"Weights of {found.measured[what]} {what}, written to {output}")
+    rows = [[name, f"{weight:.3g}"] for name, weight in found.weights.items()]
+    print_table("", ["weight", "value"], rows)
+    for reason in dict.fromkeys(found.unmeasured.values()):
+        names = [name for name, why in found.unmeasured.items() if why == reason]
+        effect = "takes no time in a simulation" if found.cost_model == "linear" else "is as given"
+        echo(f"{', '.join(names)} was not measured, and {effect}: {reason}")
+    if "seconds_per_request" in found.measured:
+        each = 1000 * found.measured["seconds_per_request"]
+        echo(f"Outside the engine, each request takes {each:.1f} ms, which no simulation has")
+    echo(f"Errors of the prediction on {what} that it was not fitted to")
+    columns = ("bias", "median", "p90")
     print_table(
         "",
-        ["steps", "number", "bias", "median", "p90"],
+        [what, "number", *columns],
         [
-            [kind, each["steps"], *(f"{100 * each[n]:.1f}%" for n in ("bias", "median", "p90"))]
+            [kind, each[what], *(f"{100 * each[n]:.1f}%" for n in columns)]
             for kind, each in found.errors.items()
         ],
     )
+    echo(f"To use it: --cost-model.name {found.cost_model} --cost-model.file {output}")
 
 
 def validate_command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from operator import attrgetter, mul
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
@@ -14,18 +14,21 @@ from paged_core.errors import SettingsError
 from paged_core.settings.documents import read_text
 from paged_plugins.files import Document, mistakes
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
-from paged_plugins.lab.settings import LinearSettings
+from paged_plugins.lab.settings import LinearSettings, MeasuredSettings, RooflineSettings
 from paged_plugins.written_files import write_text
 
-_HEADER = "# Written by `paged-core calibrate`: weights of the cost model `linear`, in seconds.\n"
+_HEADER = "# Written by `paged-core calibrate`: weights of a cost model, in seconds, and shares.\n"
 _MOST_SECONDS = 1e6
 
 
 class WeightsFile(BaseModel):
-    """Weights by the names of the options of ``linear``, and what they were measured on."""
+    """Weights by the names of a cost model's options, and what they were measured on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    cost_model: str = "linear"
+    options: Mapping[str, Any] = {}
+    """Other options of the cost model: device, model."""
     weights: Mapping[str, Annotated[NonNegativeFloat, Field(le=_MOST_SECONDS)]]
     max_model_len: PositiveInt | None = None
     """The longest sequence that the model serves, in tokens."""
@@ -36,7 +39,12 @@ class WeightsFile(BaseModel):
     unmeasured: Mapping[str, str] = {}
     """Why there is no weight of this name: work of this kind takes no time in a simulation."""
     errors: Mapping[str, Any] = {}
-    """Relative errors on steps that the weights were not fitted to, by kind of step."""
+    """Relative errors on steps that the weights were not fitted to, by kind of step; of a server's
+    loads, by kind of time."""
+
+    def num_blocks(self, block_size: int) -> int | None:
+        """Return the blocks of the measured cache; ``None``: it is not known."""
+        return self.num_tokens and max(1, self.num_tokens // block_size)
 
 
 def read_weights(path: Path) -> WeightsFile:
@@ -90,10 +98,7 @@ class LinearCost(CostModel):
     """
 
     def __init__(self, options: LinearSettings, context: CostModelContext, /) -> None:
-        self._file = WeightsFile(weights={})
-        if options.file is not None:
-            self._file = read_weights(options.file)
-            options = _measured(options, self._file)
+        options, self._file = with_file(options)
         self._fixed = options.fixed
         self._weights = tuple(getattr(options, name) for name in PARTS)
         self._context = attrgetter(*PARTS.values())
@@ -102,27 +107,41 @@ class LinearCost(CostModel):
         return sum(map(mul, self._weights, self._context(work)), self._fixed)
 
     def num_blocks(self, block_size: int, /) -> int | None:
-        num_tokens = self._file.num_tokens
-        return None if num_tokens is None else max(1, num_tokens // block_size)
+        return self._file.num_blocks(block_size)
 
     @property
     def max_model_len(self) -> int | None:
         return self._file.max_model_len
 
 
-def _measured(options: LinearSettings, file: WeightsFile) -> LinearSettings:
-    """Return the weights of the file, under those that were set."""
-    names = {"fixed", *PARTS}
-    unknown = sorted(set(file.weights) - names)
+Options = TypeVar("Options", bound=LinearSettings | RooflineSettings | MeasuredSettings)
+
+
+def with_file(options: Options) -> tuple[Options, WeightsFile]:
+    """Return the options of a cost model with those of its file under those that were set.
+
+    Raises:
+        SettingsError: the file cannot be read, is of another cost model, or has other weights.
+    """
+    if options.file is None:
+        return options, WeightsFile(weights={})
+    file, kind = read_weights(options.file), type(options)
+    if file.cost_model != options.name:
+        raise SettingsError(
+            f"cost_model.file: {options.file} is of the cost model {file.cost_model!r:.40}, not of "
+            f"{options.name!r}; name that one"
+        )
+    names = {*kind.model_fields} - {"name", "file"}
+    unknown = sorted({*file.weights, *file.options} - names)
     if unknown:
         raise SettingsError(
-            f"cost_model.file: {options.file} has the weight {unknown[0]!r:.80}; those of `linear` "
-            f"are {', '.join(sorted(names))}"
+            f"cost_model.file: {options.file} has the weight {unknown[0]!r:.80}; those of "
+            f"`{options.name}` are {', '.join(sorted(names))}"
         )
+    none = dict.fromkeys(PARTS if options.name == "linear" else (), 0.0)
     chosen = {name: getattr(options, name) for name in options.model_fields_set}
     try:
-        return LinearSettings(**{**dict.fromkeys(PARTS, 0.0), **file.weights, **chosen})
-    except ValidationError:  # the weight that may not be 0
-        raise SettingsError(
-            f"cost_model.file: {options.file} has fixed={file.weights['fixed']}; it must be above 0"
-        ) from None
+        return kind(**{**none, **file.options, **file.weights, **chosen}), file
+    except ValidationError as error:
+        reason = "; ".join(f"{e['loc'][0]}={e['input']!r:.40}: {e['msg']}" for e in error.errors())
+        raise SettingsError(f"cost_model.file: {options.file} has {reason}") from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paged_core.errors import SettingsError, did_you_mean
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork, memory_of_cache
+from paged_plugins.lab.cost_models.linear import with_file
 from paged_plugins.lab.cost_models.model_shape import model_shape
 from paged_plugins.lab.settings import RooflineSettings
 
@@ -78,6 +79,7 @@ class RooflineCost(CostModel):
     """
 
     def __init__(self, options: RooflineSettings, context: CostModelContext, /) -> None:
+        options, self._file = with_file(options)
         self._options = options
         self._shape = shape = model_shape(options.model)
         if shape.num_experts:
@@ -126,6 +128,8 @@ class RooflineCost(CostModel):
         return seconds + max(per_pair, per_cached) * (work.decode_context + work.decode_sequences)
 
     def num_blocks(self, block_size: int, /) -> int | None:
+        if (known := self._file.num_blocks(block_size)) is not None:
+            return known
         options, chip = self._options, self._device
         free = options.tensor_parallel * options.memory_share * chip.memory_bytes
         free -= self._weight_bytes
@@ -141,7 +145,7 @@ class RooflineCost(CostModel):
 
     @property
     def max_model_len(self) -> int | None:
-        return self._shape.max_position_embeddings
+        return self._file.max_model_len or self._shape.max_position_embeddings
 
 
 class _Part:

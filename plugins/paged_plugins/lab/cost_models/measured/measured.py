@@ -10,6 +10,7 @@ from typing import NamedTuple
 from paged_core.errors import SettingsError
 from paged_core.log import get_logger
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork, memory_of_cache
+from paged_plugins.lab.cost_models.linear import with_file
 from paged_plugins.lab.cost_models.measured.curves import Curve
 from paged_plugins.lab.cost_models.measured.kernels import (
     Attention,
@@ -86,6 +87,7 @@ class MeasuredCost(CostModel):
     """
 
     def __init__(self, options: MeasuredSettings, context: CostModelContext, /) -> None:
+        options, self._file = with_file(options)
         folder = options.tables or package_folder()
         self._options = options
         self._system = system = load_system(folder, options.system)
@@ -163,6 +165,8 @@ class MeasuredCost(CostModel):
     # ------------------------------------------------------------------ memory
 
     def num_blocks(self, block_size: int, /) -> int | None:
+        if (known := self._file.num_blocks(block_size)) is not None:
+            return known
         options, shape, degree = self._options, self._shape, self._options.tensor_parallel
         share = options.memory_share * self._system.memory_bytes
         weights = self._weight_bytes / degree
@@ -179,7 +183,7 @@ class MeasuredCost(CostModel):
 
     @property
     def max_model_len(self) -> int | None:
-        return self._shape.max_position_embeddings
+        return self._file.max_model_len or self._shape.max_position_embeddings
 
     @property
     def _weight_bytes(self) -> float:

@@ -1,4 +1,4 @@
-"""Requests that ``bench serve`` sends to a server, and its notes on each answer."""
+"""Requests that are sent to a server, and notes on each answer."""
 
 from __future__ import annotations
 

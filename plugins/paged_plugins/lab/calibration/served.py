@@ -1,0 +1,465 @@
+"""A design of loads for a server, and the terms of a cost model that are fitted to its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+from statistics import fmean
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_core.engine.engine import Engine
+from paged_core.engine.outcome import StepOutcome
+from paged_core.engine.wiring import build_engine
+from paged_core.errors import EngineError, SettingsError
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.making import make_component
+from paged_core.plugins.registry import Registry
+from paged_core.sequence import SequenceGroup
+from paged_core.settings.schema import EngineSettings
+from paged_plugins.http_client import HttpClient, ServerError
+from paged_plugins.http_load import Answer, Load, random_requests
+from paged_plugins.lab.calibration.calibrate import error_summary, robust_least_squares
+from paged_plugins.lab.cost_model import CostModelContext, StepWork
+from paged_plugins.lab.cost_models.linear import PARTS, WeightsFile
+from paged_plugins.lab.runs.run_workload import RecordedLoop, RunCollector
+from paged_plugins.progress import counted
+from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.serving import Arrival
+
+Array = NDArray[np.float64]
+
+_PROMPTS = 4
+"""Lengths of prompts in a design."""
+_OUTPUTS = (16, 48)
+_SPREAD = 0.3
+"""Lengths in a load differ by this share, so that its requests do not all end at once."""
+CACHE_SLOTS = 60_000
+"""Tokens that a load may have in flight where the server does not tell the size of its cache."""
+_LEAST_LOADS = 6
+_HELD_OUT = 4
+"""One load of so many is not fitted to."""
+_TURN = 1e-4
+"""Seconds until a client that has its answer asks again: the step after it is planned by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoad:
+    """Requests of clients that each send the next one once they have an answer."""
+
+    clients: int
+    prompt: int
+    """Tokens, on average."""
+    requests: Sequence[WorkloadRequest]
+
+    @property
+    def first_seen(self) -> int:
+        """Place of the first request that counts: those before it arrive together."""
+        return self.clients if self.clients > 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """The mean time of the requests that were neither among the fastest quarter nor the slowest:
+    others on the machine, and the client's, disturb some."""
+
+    seconds: float
+    ids: frozenset[str]
+    """Ids of the requests that count."""
+
+    @classmethod
+    def of(cls, times: Mapping[str, float]) -> Middle:
+        """Return it of times by request."""
+        cut = len(times) // 4
+        kept = sorted(times, key=lambda each: times[each])[cut : len(times) - cut]
+        return cls(fmean(times[each] for each in kept), frozenset(kept))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedLoad:
+    """A load that a server answered."""
+
+    load: ClosedLoad
+    """With as many tokens in the outputs as came."""
+    ttft: Middle
+    """From a request to its first token."""
+    tpot: Middle | None
+    """Per later token; ``None``: there was none."""
+
+    @classmethod
+    def of(cls, load: ClosedLoad, answers: Sequence[Answer]) -> ServedLoad:
+        """Return the load with what was seen of it; answers stand in the order of the requests."""
+        pairs = list(zip(load.requests, answers, strict=True))
+        asked = [replace(request, output=answer.num_output) for request, answer in pairs]
+        seen = pairs[load.first_seen :]
+        later = {request.id: answer.tpot for request, answer in seen if answer.num_output > 1}
+        return cls(
+            load=replace(load, requests=asked),
+            ttft=Middle.of({request.id: answer.ttft for request, answer in seen}),
+            tpot=Middle.of(later) if later else None,
+        )
+
+
+def design(
+    *, most_clients: int, most_prompt: int, most_requests: int, room: int, vocab_size: int
+) -> list[ClosedLoad]:
+    """Return loads over a grid of clients, lengths of prompts and of answers, small ones first.
+
+    Args:
+        most_prompt: tokens of a prompt, on average.
+        most_requests: in all loads together; the largest loads are left out.
+        room: tokens that all requests of a load may have together.
+
+    Raises:
+        SettingsError: fewer loads fit than a fit needs.
+    """
+    clients = sorted({*(4**n for n in range(12) if 4**n < most_clients), most_clients})
+    shortest = min(32, most_prompt)
+    prompts = sorted({int(each) for each in np.geomspace(shortest, most_prompt, _PROMPTS)})
+    grid = sorted(product(clients, prompts), key=lambda each: (each[0] * each[1], each))
+    loads: list[ClosedLoad] = []
+    left = most_requests
+    for number, (count, length) in enumerate(grid):
+        output, needed = _OUTPUTS[number % len(_OUTPUTS)], max(8, 2 * count + 2)
+        if count * (length + output) * (1 + _SPREAD) <= room and needed <= left:
+            left -= needed
+            requests = random_requests(
+                needed,
+                num_input=length,
+                num_output=output,
+                num_prefix=0,
+                num_prefixes=1,
+                range_ratio=_SPREAD,
+                vocab_size=vocab_size,
+                seed=number,
+            )
+            loads.append(ClosedLoad(clients=count, prompt=length, requests=requests))
+    if len(loads) < _LEAST_LOADS:
+        raise SettingsError(
+            f"{counted(len(loads), 'load')} of {counted(most_requests, 'request')} and "
+            f"{room:,} tokens in flight cannot be fitted to, {_LEAST_LOADS} can; raise --requests "
+            "or --max-concurrency, or the server's cache"
+        )
+    return loads
+
+
+async def drive(
+    client: HttpClient,
+    model: str,
+    loads: Sequence[ClosedLoad],
+    *,
+    vocab_size: int,
+    seconds: float,
+    advance: Callable[[], None],
+) -> list[ServedLoad]:
+    """Send loads one after the other, the first one twice, until the time is up.
+
+    Returns:
+        The loads that were answered in time.
+
+    Raises:
+        EngineError: the server answered a request with an error, or fewer loads than a fit needs.
+    """
+    until = perf_counter() + seconds
+    served: list[ServedLoad] = []
+    for load in (loads[0], *loads):  # what the server does once is done in the first
+        sender = Load(
+            client,
+            model,
+            vocab_size=vocab_size,
+            max_concurrency=load.clients,
+            extra={},
+            told=advance,
+        )
+        try:
+            async with asyncio.timeout_at(
+                asyncio.get_running_loop().time() + until - perf_counter()
+            ):
+                answers, _ = await sender.run(load.requests)
+        except TimeoutError:
+            break
+        failed = next((answer.error for answer in answers if answer.error), None)
+        if failed is not None:
+            raise EngineError(
+                f"{client.url} did not serve a load of {counted(load.clients, 'client')} with "
+                f"prompts of {load.prompt} tokens: {failed}"
+            )
+        served.append(ServedLoad.of(load, answers))
+    if len(served) <= _LEAST_LOADS:
+        raise EngineError(
+            f"{client.url} answered {max(0, len(served) - 1)} of {len(loads)} loads in "
+            f"{seconds:g} s, {_LEAST_LOADS} are needed; raise --seconds, or lower --max-prompt "
+            "and --max-concurrency"
+        )
+    return served[1:]
+
+
+async def cache_of(client: HttpClient) -> tuple[int, int] | None:
+    """Return the blocks of a server's cache and their size, as vLLM's metrics tell them; ``None``:
+    they do not."""
+    found: dict[str, int] = {}
+    with suppress(ServerError):
+        for line in (await client.text("/metrics")).splitlines():
+            if line.startswith("vllm:cache_config_info"):
+                for name in ("num_gpu_blocks", "block_size"):
+                    if number := re.search(rf'\b{name}="(\d+)"', line):
+                        found[name] = int(number[1])
+                break
+    if min(found.values(), default=0) < 1 or len(found) < 2:
+        return None
+    return found["num_gpu_blocks"], found["block_size"]
+
+
+# ------------------------------------------------------------------ the same loads, simulated
+
+
+class _StepKeeper(RunCollector):
+    """Keeps the work of every step, and when it ended."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.works: list[StepWork] = []
+        self.ends: list[float] = []
+
+    def step(
+        self,
+        engine: Engine,
+        outcome: StepOutcome,
+        work: Sequence[StepWork],
+        began: float,
+        ended: float,
+    ) -> None:
+        super().step(engine, outcome, work, began, ended)
+        self.works += work
+        self.ends += [ended] * len(work)
+
+
+class _ClosedLoop(RecordedLoop):
+    """Serves as many requests at a time as there are clients."""
+
+    def __init__(self, engine: Engine, collector: RunCollector, load: ClosedLoad) -> None:
+        super().__init__(engine, collector, load.requests[: load.clients])
+        self._waiting = deque(load.requests[load.clients :])
+
+    def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
+        super().ended(group, arrival)
+        if self._waiting:
+            following = replace(self._waiting.popleft(), at=_TURN)
+            turn = replace(arrival.request, followers=(following,))
+            self.arrivals.follow(turn, self._clock() - self.start, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Times that were seen of loads, and the steps that each of them is a sum of."""
+
+    works: Sequence[StepWork]
+    sums: Array
+    """A line for each time: how often each step counts in it."""
+    seconds: Array
+    are_ttfts: Array
+    """1 for times to a first token, 0 for those per later token."""
+    are_held_out: NDArray[np.bool_]
+
+
+def observe(
+    served: Sequence[ServedLoad], settings: EngineSettings, registry: Registry
+) -> Observations:
+    """Simulate loads, and return the steps that their times are sums of.
+
+    Clients that ask again at once make batches that do not depend on how long a step takes, so that
+    any cost model finds the steps.
+
+    Args:
+        settings: of a simulation whose scheduler, batches and cache are the server's.
+
+    Raises:
+        SettingsError: such an engine cannot serve them.
+    """
+    works: list[StepWork] = []
+    rows: list[tuple[int, Array]] = []
+    seconds, are_ttfts, held_out = [], [], []
+    for number, each in enumerate(served):
+        keeper, first = _StepKeeper(), len(works)
+        engine = build_engine(settings, registry, observers=[keeper])
+        try:
+            record = _ClosedLoop(engine, keeper, each.load).record()
+        finally:
+            engine.close()
+        unserved = next((one for one in record.requests if not one.is_served), None)
+        if unserved is not None:
+            raise SettingsError(
+                f"these settings cannot serve a load that the server did: a request of "
+                f"{unserved.num_prompt} tokens ended with {unserved.finish_reason!r} "
+                f"({record.error or 'its length'}); give the server's max_model_len and num_blocks"
+            )
+        works += keeper.works
+        ends = np.array(keeper.ends) - 1e-9
+        by_id = {one.id: one for one in record.requests}
+        for is_ttft, middle in ((True, each.ttft), (False, each.tpot)):
+            if middle is None:
+                continue
+            counts = np.zeros(len(ends))
+            for one in (by_id[name] for name in middle.ids):
+                times = (one.arrival, one.first_token or 0.0, one.finished)
+                bounds = np.searchsorted(ends, np.array(times), "right")
+                start, stop = bounds[:2] if is_ttft else bounds[1:]
+                counts[start:stop] += 1 / (1 if is_ttft else one.num_output - 1)
+            rows.append((first, counts / len(middle.ids)))
+            seconds.append(middle.seconds)
+            are_ttfts.append(float(is_ttft))
+            held_out.append(number % _HELD_OUT == 1)
+    sums = np.zeros((len(rows), len(works)))
+    for line, (first, counts) in zip(sums, rows, strict=True):
+        line[first : first + len(counts)] = counts
+    return Observations(works, sums, np.array(seconds), np.array(are_ttfts), np.array(held_out))
+
+
+# ------------------------------------------------------------------ terms
+
+
+_FITTED: Mapping[str, Sequence[str]] = {
+    "linear": (
+        *("fixed", "per_prefill_token", "per_prefill_pair"),
+        *("per_decode_sequence", "per_context_token"),
+    ),
+    "roofline": ("step_overhead", "compute_efficiency", "memory_efficiency"),
+    "measured": ("host_per_step", "host_per_sequence"),
+}
+"""Options of each cost model that are fitted, that of every step first; shares of peaks by their
+reciprocals, less 1."""
+_ROUNDS = 12
+_NUDGE = 1e-3
+_LEAST = 1e-6
+"""Seconds of ``fixed``, which may not be 0."""
+
+
+def check_fitted(settings: EngineSettings, registry: Registry) -> None:
+    """Refuse a cost model that has no terms to fit, or cannot be made.
+
+    Raises:
+        SettingsError: it is such a one.
+    """
+    options = dict(settings)["cost_model"]
+    if options.name not in _FITTED:
+        raise SettingsError(
+            f"cost_model {options.name!r} cannot be fitted to a server; those that can are "
+            f"{', '.join(_FITTED)}"
+        )
+    make_component(registry, "cost_model", options, CostModelContext(settings=settings))
+
+
+def calibrate_served(
+    observed: Observations,
+    settings: EngineSettings,
+    registry: Registry,
+) -> WeightsFile:
+    """Fit the terms of the settings' cost model to three quarters of the loads.
+
+    By Gauss and Newton, with least squares of relative errors in which large ones count less; what
+    every request costs outside the engine (its way to the scheduler and back) is found with them,
+    and belongs to no step.
+    """
+    options = dict(settings)["cost_model"]
+    names = _FITTED[options.name]
+    if options.name == "linear":
+        options = options.model_copy(update=dict.fromkeys(PARTS, 0.0))
+    context = CostModelContext(settings=settings)
+
+    def filled(terms: Array) -> dict[str, float]:
+        found = {n: _as_option(n, float(each)) for n, each in zip(names, terms, strict=False)}
+        return {name: float(f"{each:.4g}") for name, each in found.items()}
+
+    def predicted(terms: Array) -> Array:
+        update = {n: _as_option(n, float(each)) for n, each in zip(names, terms, strict=False)}
+        changed = options.model_copy(update=update)
+        model = make_component(registry, "cost_model", changed, context)
+        steps = np.array([model.seconds(work) for work in observed.works])
+        return np.asarray(observed.sums @ steps + terms[-1] * observed.are_ttfts)
+
+    fitted = ~observed.are_held_out
+    start = np.array([*(_as_term(n, getattr(options, n)) for n in names), 1e-3])
+    slow = start.copy()
+    slow[0] = np.median(observed.seconds[observed.are_ttfts == 0])
+    terms, found = min(
+        (
+            _gauss_newton(lambda each: (predicted(each) / observed.seconds)[fitted], begin)
+            for begin in (start, slow)  # where a GPU hides its host, only a slower host matters
+        ),
+        key=lambda each: each.error,
+    )[:2]
+    errors = (predicted(terms) / observed.seconds - 1)[~fitted]
+    kinds = observed.are_ttfts[~fitted] > 0
+    unmeasured = {
+        n: "no load tells it" for n, is_found in zip(names, found, strict=False) if not is_found
+    }
+    if options.name == "linear":
+        unmeasured |= {n: "loads of a server do not tell it apart" for n in PARTS if n not in names}
+    return WeightsFile(
+        cost_model=options.name,
+        options=_kept(options, names),
+        weights={n: each for n, each in filled(terms).items() if n not in unmeasured},
+        unmeasured=unmeasured,
+        errors={
+            name: {"loads": int(chosen.sum()), **error_summary(errors[chosen].tolist())}
+            for name, chosen in (("TTFT", kinds), ("time per token", ~kinds))
+            if chosen.any()
+        },
+        measured={"seconds_per_request": float(f"{terms[-1]:.4g}")},
+    )
+
+
+def _kept(options: ComponentSettings, fitted: Sequence[str]) -> dict[str, Any]:
+    """Return the options that were set, by which the file describes its cost model."""
+    if options.name == "linear":
+        return {}
+    return options.model_dump(mode="json", exclude_unset=True, exclude={"name", "file", *fitted})
+
+
+def _as_option(name: str, term: float) -> float:
+    if name.endswith("_efficiency"):
+        return 1 / (1 + term)
+    return max(term, _LEAST) if name == "fixed" else term
+
+
+def _as_term(name: str, option: float) -> float:
+    return 1 / option - 1 if name.endswith("_efficiency") else option
+
+
+class _Fit(NamedTuple):
+    terms: Array
+    matter: Sequence[bool]
+    """True for each that changes any prediction."""
+    error: float
+
+
+def _gauss_newton(predicted: Callable[[Array], Array], start: Array) -> _Fit:
+    """Return the terms, none below 0, that predict 1 with the least errors."""
+    best, terms = _Fit(start, [], inf), start
+    for _ in range(_ROUNDS):
+        here = predicted(terms)
+        nudges = _NUDGE * np.maximum(terms, np.maximum(start, 1e-9))
+        columns = [
+            (predicted(terms + nudge * (np.arange(len(terms)) == place)) - here) / nudge
+            for place, nudge in enumerate(nudges)
+        ]
+        matrix = np.stack(columns, axis=1)
+        error = float(np.abs(here - 1).sum())
+        is_better = error < best.error
+        if is_better:
+            matter = np.abs(matrix * nudges).max(axis=0) > 1e-9
+            best = _Fit(terms, matter.tolist(), error)
+        after = robust_least_squares(matrix, 1 - here + matrix @ terms, terms)
+        if np.allclose(after, terms, rtol=1e-6, atol=1e-12):
+            break
+        terms = after if is_better else (after + best.terms) / 2
+    return best
