@@ -241,17 +241,14 @@ static void attend_chunk(const AttentionShape& a, const Q* query, int64_t first_
     add_values<HEADS, DIM>(scores, keys, count, dim, values, sums, width, next, next_count);
 }
 
-// Heads that go over a chunk together.
-constexpr int heads_at_once(int dim) { return is_whole(dim) ? AT_ONCE : 1; }
-
+// For so many heads, at most AT_ONCE.
 template <typename Q, typename C, int DIM>
 static auto chunk_function(int64_t heads) {
-  constexpr int MOST = heads_at_once(DIM);
   switch (heads) {
     case 1: return attend_chunk<Q, C, 1, DIM>;
-    case 2: return attend_chunk<Q, C, MOST < 2 ? MOST : 2, DIM>;
-    case 3: return attend_chunk<Q, C, MOST < 3 ? MOST : 3, DIM>;
-    default: return attend_chunk<Q, C, MOST, DIM>;
+    case 2: return attend_chunk<Q, C, 2, DIM>;
+    case 3: return attend_chunk<Q, C, AT_ONCE < 3 ? AT_ONCE : 3, DIM>;
+    default: return attend_chunk<Q, C, AT_ONCE, DIM>;
   }
 }
 
@@ -340,9 +337,8 @@ static void attend_item(const Attention<T, C>& a, const Item& item, const Item* 
       ahead = int(std::min<int64_t>(CHUNK<C>, next->end - next->begin)) & ~1;
       find_keys(a, next->sequence, next->head, next->begin, next->begin + ahead, pointers[1 - now]);
     }
-    constexpr int64_t AT_MOST = heads_at_once(DIM);
-    for (int64_t g = 0; g < group; g += AT_MOST) {
-      chunk_function<Query, C, DIM>(std::min(AT_MOST, group - g))(
+    for (int64_t g = 0; g < group; g += AT_ONCE) {
+      chunk_function<Query, C, DIM>(std::min<int64_t>(AT_ONCE, group - g))(
           a, query + g * query_stride, item.head * group + g, begin, a.lengths[item.sequence] - 1, count,
           pointers[now], a.value_offset(), pointers[1 - now], g == 0 ? ahead : 0, scores + g * CHUNK<C>,
           state.top + g, state.total + g, state.sums + g * width, g == 0);
