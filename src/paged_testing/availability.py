@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from inspect import getattr_static, getmembers, getsourcefile, isfunction, signature
-
 import pytest
 
 from paged_core.errors import PagedCoreError, PluginError, error_text
 from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.registry import Registry
 
 RAISED = (Exception, SystemExit, pytest.skip.Exception)
 """Exceptions that code of a plugin may raise, but for Ctrl-C."""
@@ -17,12 +16,12 @@ class CannotBeTested(Exception):
     """The component, or what finds it, is broken; the message names the file, the line and why."""
 
 
-def refusal(record: Component, options: ComponentSettings, interface: type) -> str | None:
+def refusal(registry: Registry, record: Component, options: ComponentSettings) -> str | None:
     """Return the reason for which the component's check refuses; ``None``: it is imported.
 
     Raises:
         CannotBeTested: the check raises or answers something else, the import fails, or a method
-            is missing, or cannot be called as ``interface`` says.
+            is missing, or cannot be called as the interface says.
     """
     what = f"{record.slot} {record.name!r}"
     try:
@@ -33,37 +32,13 @@ def refusal(record: Component, options: ComponentSettings, interface: type) -> s
         raise CannotBeTested(f"the check of {what} raised: {said(error)}") from error
     if reason is None:
         try:
-            made = record.load()
+            if isinstance(made := record.load(), type):
+                registry.refuse_misfit(record.slot, record.name, made)
         except PluginError as error:
             raise CannotBeTested(str(error)) from error
         except RAISED as error:
             raise CannotBeTested(f"{what} cannot be imported: {said(error)}") from error
-        if problem := misfit(made, interface):
-            raise CannotBeTested(f"{what} cannot be used: {problem}")
     return reason
-
-
-def misfit(made: object, interface: type) -> str | None:
-    """Return why a class cannot be what its slot's interface says; ``None``: it may be."""
-    if not isinstance(made, type):
-        return None  # a function that makes it
-    if missing := sorted(getattr(made, "__abstractmethods__", ())):
-        return f"{getsourcefile(made)}: {made.__name__} lacks {', '.join(missing)}()"
-    for name, wanted in getmembers(interface, isfunction):
-        own = getattr_static(made, name, None)
-        if name.startswith("_") or own is wanted or not isfunction(own):
-            continue
-        try:
-            parameters = signature(wanted).parameters.values()
-            by_name = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
-            signature(own).bind(*[None] * (len(parameters) - len(by_name)), **by_name)
-        except TypeError as error:
-            code = own.__code__
-            return (
-                f"{code.co_filename}:{code.co_firstlineno}: {made.__name__}.{name}() cannot be "
-                f"called with {signature(wanted)}: {error}"
-            )
-    return None
 
 
 def said(error: BaseException) -> str:

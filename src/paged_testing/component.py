@@ -17,7 +17,7 @@ import pytest
 from paged_core.engine.contexts import Context, Maker
 from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
-from paged_core.plugins.component import Component, ComponentSettings, load
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.availability import RAISED, CannotBeTested, refusal, said
@@ -153,7 +153,9 @@ class ComponentConformance:
         if isinstance(parts, Context):
             settings = settings_class(self.registry)(**{**self.settings, self.slot: self._setting})
             parts = replace(parts, maker=Maker(settings, self.registry))
-        return self.record.load()(self.options, parts)
+        made = self.record.load()(self.options, parts)
+        self.registry.refuse_misfit(self.slot, self.record.name, made)
+        return made
 
     @pytest.fixture(autouse=True)
     def where_it_can_be_tested(self, request: pytest.FixtureRequest) -> None:
@@ -180,8 +182,7 @@ class ComponentConformance:
         kind = type(self)
         if kind._problem is None:
             try:
-                interface = load(self.registry.slots[self.slot].interface, "its interface")
-                return refusal(self.record, self.options, interface)
+                return refusal(self.registry, self.record, self.options)
             except CannotBeTested as error:
                 kind._problem = str(error)
             except RAISED as error:

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from paged_backends.text.chat_template import ChatTemplate
+from paged_core.errors import PluginError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_plugins.server.parsers.choice import Parsers
+from paged_plugins.server.parsers.reasoning import ThinkFormat
+from paged_plugins.server.parsers.reasoning_parser import ReasoningParser
+from paged_plugins.server.parsers.tool_formats import HermesFormat
+from paged_plugins.server.parsers.tool_parser import Text, ToolParser
+from unit.faulty_settings import registry_of
 
 CALLS = (
     "{%% for m in messages %%}{{ m.content }}"
@@ -66,7 +72,7 @@ class Tokenizer:
 
 def parsers(template: str | None, **settings: Any) -> Parsers:
     registry = Registry.discover()
-    return Parsers(settings_class(registry)(**settings), registry, Tokenizer(template))  # type: ignore[arg-type]
+    return Parsers(settings_class(registry)(**settings), registry, lambda: Tokenizer(template))  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(
@@ -117,3 +123,28 @@ def test_a_form_begins_after_thoughts_that_are_certain() -> None:
         ("question<think>\n\n</think>\n\n", False, None),
     ):
         assert thinks.ends_with(prompt, surely=surely) == expected
+
+
+def _former(self: object, text: str, is_last: bool, /) -> list[Text]:
+    return []
+
+
+@pytest.mark.parametrize("member", ["parser", "feed"])
+@pytest.mark.parametrize(
+    ("slot", "made", "reader"),
+    [("tool_parser", HermesFormat, ToolParser), ("reasoning_parser", ThinkFormat, ReasoningParser)],
+)
+def test_a_named_parser_of_another_interface_is_refused_before_it_is_needed(
+    slot: str, made: type, reader: type, member: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = type("Old", (reader,), {"feed": _former, "end": lambda self: []})
+    asked = _former if member == "parser" else lambda self, _: old()
+    registry = registry_of(slot, Former)
+    monkeypatch.setattr(f"{__name__}.Former", type("Former", (made,), {"parser": asked}))
+    settings = settings_class(registry)(**{slot: "faulty"})
+    with pytest.raises(PluginError, match=rf"^{slot} 'faulty'.*\b{member}\(.*'is_last'.*{slot}.md"):
+        Parsers(settings, registry, lambda: None)
+
+
+class Former:
+    """A parser of an earlier interface, which a test puts in its place."""

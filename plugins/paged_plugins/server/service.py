@@ -57,12 +57,16 @@ class Service:
         client: started, or about to be.
         resolved: the settings of the engine and of the server, and where each was written.
         options: of the server.
+
+    Raises:
+        PluginError: a parser that the settings name cannot be made.
     """
 
     def __init__(self, client: EngineClient, resolved: Resolved, options: HttpSettings) -> None:
         self.client, self.options = client, options
         self.settings, self.origins = resolved.settings, resolved.origins
         self.registry = resolved.registry
+        self.parsers = Parsers(self.settings, self.registry, lambda: self.front_end.tokenizer)
         self.model_names = options.served_model_name or (self.settings.model,)
         self.created = int(time.time())
         self.is_stopping = False
@@ -110,11 +114,6 @@ class Service:
         if self.client.health().state is ClientState.STARTING:
             raise self._not_ready(self.health())
         return self.client.front_end
-
-    @cached_property
-    def parsers(self) -> Parsers:
-        """Parsers of the model's answers, asked for once the client has started."""
-        return Parsers(self.settings, self.registry, self.front_end.tokenizer)
 
     @cached_property
     def token_pieces(self) -> TokenPieces | None:

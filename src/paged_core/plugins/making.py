@@ -24,15 +24,25 @@ _log = get_logger()
 Part = TypeVar("Part")
 
 
-def make_component(registry: Registry, slot: str, options: ComponentSettings, context: Any) -> Any:
+def make_component(
+    registry: Registry, slot: str, options: ComponentSettings, context: Any = ...
+) -> Any:
     """Build the component of ``slot`` that ``options`` name.
 
+    Args:
+        context: ``...``: factories of this slot get the options alone.
+
     Raises:
-        PluginError: it cannot be imported, or its own code raised an error that is not ours.
+        PluginError: it cannot be imported, its own code raised an error that is not ours, or its
+            methods cannot be called as the slot's interface says.
     """
     factory = registry.get(slot, options.name).load()
+    if isinstance(factory, type):
+        registry.refuse_misfit(slot, options.name, factory)
     with blaming(registry, slot, options, "made"):
-        return factory(options, context)
+        made = factory(options) if context is ... else factory(options, context)
+    registry.refuse_misfit(slot, options.name, made)
+    return made
 
 
 @contextmanager

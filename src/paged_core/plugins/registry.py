@@ -13,9 +13,12 @@ import pluggy
 
 from paged_core.errors import PluginError, did_you_mean, error_text
 from paged_core.plugins import hooks
-from paged_core.plugins.component import Command, Component, Profile, Slot
+from paged_core.plugins.component import Command, Component, Profile, Slot, load
+from paged_core.plugins.fit import misfit
 
 GROUP = "paged_core"
+_OWN = ("paged_core.", "paged_plugins.")
+"""Packages whose interfaces have a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,22 @@ class Registry:
         """Return the plugin that brings a component; PluginError as for :meth:`get`."""
         component = self.get(slot, name)
         return next(plugin for plugin in self._active if component in plugin.components)
+
+    def refuse_misfit(self, slot: str, name: str, made: object, /, path: str = "") -> None:
+        """Raise PluginError, with the remedy, if a method does not fit the interface of its slot.
+
+        Args:
+            made: the component, its class, or what it has made.
+            path: of the interface, if it is not that of the slot.
+        """
+        path = path or self.slots[slot].interface
+        interface = load(path, f"interface of slot {slot!r}")
+        if problem := isinstance(interface, type) and misfit(made, interface):
+            page = f" (docs/interfaces/{slot}.md)" if path.startswith(_OWN) else ""
+            raise PluginError(
+                f"{slot} {name!r}, of {self.provider(slot, name)}, cannot be used: {problem}; "
+                f"adapt it to {path}{page}, or choose another {self.slots[slot].noun}"
+            )
 
     def candidates(self, slot: str, /) -> list[Component]:
         """Return the components of a slot as ``auto`` tries them: by rank, highest first."""

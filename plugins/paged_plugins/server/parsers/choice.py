@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from paged_core.errors import PagedCoreError
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.log import get_logger
+from paged_core.plugins.making import blaming, make_component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat
-from paged_plugins.server.parsers.tool_parser import ToolFormat
+from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat, ReasoningParser
+from paged_plugins.server.parsers.tool_parser import ToolFormat, ToolParser
 
 
 def _conversation(arguments: Any) -> Sequence[Mapping[str, Any]]:
@@ -48,16 +49,40 @@ _MARKS = {
 }
 """By parser: how a call looks in a prompt that has one."""
 
+_ASKED: Mapping[str, tuple[Callable[[Any], object], type]] = {
+    "tool_parser": (lambda made: made.parser({"probe": {}}), ToolParser),
+    "reasoning_parser": (lambda made: made.parser(""), ReasoningParser),
+}
+"""By slot: how a component is asked for a parser, and what that is."""
+
 _log = get_logger()
 
 
 class Parsers:
-    """The parsers of a model."""
+    """The parsers of a model; those that the settings name are made at once.
+
+    Args:
+        tokenizer: returns the model's, once it is known.
+
+    Raises:
+        PluginError: one cannot be made.
+    """
 
     def __init__(
-        self, settings: EngineSettings, registry: Registry, tokenizer: Tokenizer | None
+        self,
+        settings: EngineSettings,
+        registry: Registry,
+        tokenizer: Callable[[], Tokenizer | None],
     ) -> None:
-        self._settings, self._registry, self._tokenizer = settings, registry, tokenizer
+        self._settings, self._registry, self._asked = settings, registry, tokenizer
+        if self._name("tool_parser") != "auto":
+            _ = self.tools
+        if self.is_reasoning_named:
+            _ = self.reasoning
+
+    @property
+    def _tokenizer(self) -> Tokenizer | None:
+        return self._asked()
 
     @cached_property
     def tools(self) -> ToolFormat | None:
@@ -105,9 +130,14 @@ class Parsers:
 
     def _make(self, slot: str, name: str) -> Any:
         options = getattr(self._settings, slot)
-        component = self._registry.get(slot, name)
-        given = options if options.name == name else component.settings.model_validate({})
-        return component.load()(given)
+        settings = self._registry.get(slot, name).settings
+        given = options if options.name == name else settings.model_validate({})
+        made = make_component(self._registry, slot, given)
+        ask, reader = _ASKED[slot]
+        with blaming(self._registry, slot, given, "asked for a parser"):
+            parser = ask(made)
+        self._registry.refuse_misfit(slot, name, parser, f"{reader.__module__}:{reader.__name__}")
+        return made
 
     def _shown_tools(self) -> str | None:
         texts = [self._rendered(each) for each in _CONVERSATIONS]

@@ -1,0 +1,145 @@
+"""Components with a method that is not as their slot's interface says are refused when made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property, partial
+from inspect import getmembers_static, iscoroutinefunction, signature
+from typing import Any
+
+import pytest
+
+from architecture.kits import first_party
+from paged_core.errors import PluginError
+from paged_core.interfaces.observer import Observer
+from paged_core.plugins.component import Component, load
+from paged_core.plugins.fit import misfit
+from paged_core.plugins.making import make_component
+from paged_core.plugins.registry import Registry
+from unit.faulty_settings import FaultySettings, registry_of
+
+
+async def sleeps(self: Any, *args: Any, **kwargs: Any) -> None: ...
+
+
+def takes_all(self: Any, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Cached(cached_property[Any]):
+    """One for several classes."""
+
+    __set_name__ = takes_all
+
+
+WRONG: Mapping[str, Any] = {
+    "more is needed": lambda self, a, b, c, d, e, f, g, h: None,
+    "a name is needed": lambda self, *args, unheard_of, **kwargs: None,
+    "less is taken": lambda self: None,
+    "no self": lambda: None,
+    "a value": 3,
+    "a property": property(takes_all),
+    "a cached property": Cached(takes_all),
+    "async": sleeps,
+}
+RIGHT: Mapping[str, Any] = {
+    "all is taken": takes_all,
+    "of no object": staticmethod(lambda *args, **kwargs: None),
+    "of the class": classmethod(takes_all),
+    "an object": partial(takes_all, None),
+    "more can be given": lambda self, *args, more=3, **kwargs: None,
+}
+SLOTS = Registry.discover().slots
+INTERFACES: Mapping[str, type] = {slot: load(each.interface, slot) for slot, each in SLOTS.items()}
+
+
+class Faulty:
+    """A component; tests put another class, or a function that makes one, in its place."""
+
+
+Make = Callable[[type], object]
+
+
+@pytest.fixture(params=SLOTS)
+def slot(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["class", "function"])
+def make(slot: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Make a component of a class, or of a function that makes one of it."""
+    registry = registry_of(slot, Faulty)
+
+    def made(kind: type) -> object:
+        factory = kind if request.param == "class" else lambda *_: kind()
+        monkeypatch.setattr(sys.modules[__name__], "Faulty", factory)
+        return make_component(registry, slot, FaultySettings(), None)
+
+    return made
+
+
+def members(slot: str) -> dict[str, Any]:
+    """Methods and properties of an interface, as it has them."""
+    found = getmembers_static(INTERFACES[slot])
+    kinds = (property, type(takes_all))
+    return {name: each for name, each in found if name[0] != "_" and isinstance(each, kinds)}
+
+
+def kind_of(slot: str, *bases: type, **own: Any) -> type:
+    """Return a class whose members take all, but for some."""
+    found = {
+        name: property(takes_all) if isinstance(each, property) else takes_all
+        for name, each in members(slot).items()
+    }
+    given = {"__init__": takes_all, "__len__": takes_all, **found, **own}
+    return type("Faulty", bases, {name: each for name, each in given.items() if each is not ...})
+
+
+def is_wrong(shape: str, wanted: Any) -> bool:
+    """Return whether the shape is wrong for a member of an interface."""
+    if isinstance(wanted, property):
+        return shape not in ("a value", "a property", "a cached property", "an object")
+    harmless = {
+        "less is taken": len(signature(wanted).parameters) == 1,
+        "async": iscoroutinefunction(wanted),
+    }
+    return shape in WRONG and not harmless.get(shape)
+
+
+def test_a_member_of_a_wrong_shape_is_refused_by_name(slot: str, make: Make) -> None:
+    page = f"docs/interfaces/{slot}.md"
+    for name, wanted in members(slot).items():
+        for shape, own in {**WRONG, **RIGHT}.items():
+            kind = kind_of(slot, INTERFACES[slot], **{name: own})
+            if not is_wrong(shape, wanted):
+                make(kind)
+                continue
+            with pytest.raises(PluginError, match=rf": Faulty\.{name}\b.*{page}") as refused:
+                make(kind)
+            assert str(refused.value).startswith(f"{slot} 'faulty', of plugin 'under_test' "), shape
+
+
+def test_a_member_that_is_missing_is_refused_by_name(slot: str, make: Make) -> None:
+    """A class of no interface is asked, too, unless its objects find the member elsewhere."""
+    for name in members(slot):
+        with pytest.raises(PluginError, match=f": Faulty lacks {name};"):
+            make(kind_of(slot, **{name: ...}))
+        make(kind_of(slot, __getattr__=takes_all, **{name: ...}))
+    for name in getattr(INTERFACES[slot], "__abstractmethods__", ()):
+        with pytest.raises(PluginError, match=f"Faulty.*{name}"):
+            make(kind_of(slot, INTERFACES[slot], **{name: ...}))
+
+
+def test_an_ability_beside_the_interface_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = kind_of("observers", Observer, report=lambda self: None)
+    monkeypatch.setattr(sys.modules[__name__], "Faulty", kind)
+    with pytest.raises(PluginError, match=r"report\(self\) cannot be called with \(self, since"):
+        make_component(registry_of("observers", kind), "observers", FaultySettings(), None)
+
+
+@pytest.mark.parametrize("component", first_party(), ids=lambda each: f"{each.slot}.{each.name}")
+def test_no_component_of_ours_is_refused(component: Component) -> None:
+    with suppress(PluginError):  # it cannot be imported here
+        made = component.load()
+        assert not isinstance(made, type) or misfit(made, INTERFACES[component.slot]) is None
