@@ -157,6 +157,26 @@ def test_a_shape_is_read_from_a_folder(tmp_path: Path) -> None:
     assert model_shape(write_config(tmp_path, {})) == SHAPES["smollm-135m"]
 
 
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b"),
+        ("nvidia/Qwen3-8B-NVFP4", "qwen3-8b"),
+        ("us/Small-Instruct-FP8", "other/small"),
+    ],
+    ids=lambda each: each,
+)
+def test_a_name_on_the_hub_stands_for_the_model_it_is_a_form_of(
+    name: str, same: str, tmp_path: Path
+) -> None:
+    write_config(tmp_path, {"vocab_size": 77})
+    published = {"other/small": tmp_path / "config.json"}
+    assert model_shape(name, published) == model_shape(same, published)
+    with pytest.raises(SettingsError, match="no model is called 'us/Smaller'"):
+        model_shape("us/Smaller", published)
+
+
 def test_the_spellings_of_older_models_are_read(tmp_path: Path) -> None:
     old = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(old | {"vocab_size": 50257}), "utf-8")

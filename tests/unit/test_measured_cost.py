@@ -223,3 +223,14 @@ def test_without_the_package_the_command_that_installs_it_is_named(
     monkeypatch.setattr(tables, "PACKAGE", "no_such_package")
     with pytest.raises(SettingsError, match=r'not installed: pip install "paged-core\[gpus\]"'):
         tables.package_folder()
+    component = REGISTRY.get("cost_model", "measured")
+    assert "`pip install" in (component.unavailable_reason() or "")
+    assert component.unavailable_reason(MeasuredSettings(tables=Path("own"))) is None
+
+
+def test_the_doctor_lists_what_was_measured(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "package_folder", lambda: package)
+    monkeypatch.setattr(tables, "PACKAGE", "pyarrow")
+    (package / "model_configs/some--other_config.json").write_text('{"kv_lora_rank": 512}')
+    assert tables.unavailable_reason(MeasuredSettings()) is None
+    assert tables.details() == f"on {SYSTEM}; of some/mixture, some/small"

@@ -48,7 +48,9 @@ def paged_core_components() -> Iterator[Component]:
         "cost_model",
         MeasuredSettings,
         "paged_plugins.lab.cost_models.measured.measured:MeasuredCost",
+        check="paged_plugins.lab.cost_models.measured.tables:unavailable_reason",
         summary="the kernels of a GPU engine by measured times (package aiconfigurator-core)",
+        details="paged_plugins.lab.cost_models.measured.tables:details",
     )
 
 

@@ -54,7 +54,7 @@ class RooflineSettings(ComponentSettings):
     model: str = Field(
         default="llama-3.1-8b",
         description="opt-13b, llama-2-7b, llama-2-13b, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, "
-        "qwen3-8b, mistral-7b, smollm-135m, or a folder with a config.json",
+        "qwen3-8b, mistral-7b, smollm-135m, a name on the hub, or a folder with a config.json",
     )
     tensor_parallel: PositiveInt = Field(default=1, description="devices that share each layer")
     compute_efficiency: float = Field(
@@ -89,7 +89,7 @@ class MeasuredSettings(ComponentSettings):
     )
     model: str = Field(
         default="Qwen/Qwen3-32B",
-        description="a name that roofline knows, a hub name whose config.json is in the package, "
+        description="a name that roofline knows, a name on the hub that the package knows, "
         "a config.json, or a folder with one",
     )
     tensor_parallel: PositiveInt = Field(default=1, description="GPUs that share each layer")

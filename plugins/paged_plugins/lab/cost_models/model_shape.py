@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +91,20 @@ _LARGEST = 10**7
 """No size in a ``config.json`` is larger."""
 
 
+_FORM = re.compile(r"(-(instruct|chat|base|hf|bf16|fp8|nvfp4|fp4|int4|awq))+$")
+"""Endings of names on the hub: what is trained further, or stored otherwise, keeps its shape."""
+
+
+def _plain(name: str) -> str:
+    """The name of a model without its owner and form: ``llama-3.1-8b``."""
+    return _FORM.sub("", name.rpartition("/")[2].lower().removeprefix("meta-"))
+
+
 def model_shape(name: str, published: Mapping[str, Path] = MappingProxyType({})) -> ModelShape:
     """Return the shape of a model by its name, from a ``config.json``, or from one in a folder.
+
+    A name on the hub also stands for that of the model which it is a form of:
+    ``meta-llama/Llama-3.1-8B-Instruct`` for ``llama-3.1-8b``.
 
     Args:
         published: further names, with the file of each.
@@ -103,6 +116,10 @@ def model_shape(name: str, published: Mapping[str, Path] = MappingProxyType({}))
         return SHAPES[name]
     given = Path(name).expanduser()
     path = published.get(name) or (given if given.suffix == ".json" else given / "config.json")
+    if not path.is_file() and (plain := _plain(name)) in SHAPES:
+        return SHAPES[plain]
+    if not path.is_file():
+        path = {_plain(each): file for each, file in published.items()}.get(_plain(name), path)
     if not path.is_file():
         known = did_you_mean(name, [*SHAPES, *published])
         raise SettingsError(
@@ -166,7 +183,7 @@ _UNEVEN_EXPERTS = (
 )
 _OTHER_ATTENTION = (
     *("kv_lora_rank", "q_lora_rank", "linear_num_value_heads", "full_attention_interval"),
-    *("index_topk", "ssm_cfg", "mamba_num_heads", "hybrid_override_pattern"),
+    *("index_topk", "ssm_cfg", "mamba_num_heads", "hybrid_override_pattern", "block_configs"),
 )
 """Keys of a ``config.json`` of models whose layers keep other states than keys and values."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paged_core.errors import SettingsError, did_you_mean
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork, memory_of_cache
 from paged_plugins.lab.cost_models.linear import with_file
+from paged_plugins.lab.cost_models.measured.tables import installed_models
 from paged_plugins.lab.cost_models.model_shape import model_shape
 from paged_plugins.lab.settings import RooflineSettings
 
@@ -81,7 +82,7 @@ class RooflineCost(CostModel):
     def __init__(self, options: RooflineSettings, context: CostModelContext, /) -> None:
         options, self._file = with_file(options)
         self._options = options
-        self._shape = shape = model_shape(options.model)
+        self._shape = shape = model_shape(options.model, installed_models())
         if shape.num_experts:
             raise SettingsError(
                 f"cost_model.model: {options.model} is a mixture of experts, of which 'roofline' "

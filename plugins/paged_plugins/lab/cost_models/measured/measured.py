@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from paged_core.errors import SettingsError
@@ -25,6 +24,7 @@ from paged_plugins.lab.cost_models.measured.tables import (
     Tables,
     load_system,
     package_folder,
+    published_models,
 )
 from paged_plugins.lab.cost_models.model_shape import ModelShape, model_shape
 from paged_plugins.lab.settings import MeasuredSettings
@@ -199,17 +199,6 @@ class MeasuredCost(CostModel):
         heads = max(1, shape.num_key_value_heads // degree)
         per_token = 2 * shape.num_hidden_layers * heads * shape.head_dim * self._cached_width
         return per_token * block_size
-
-
-def published_models(folder: Path) -> dict[str, Path]:
-    """Return the models whose ``config.json`` is in the package, by their names on the hub."""
-    ending = "_config.json"
-    files = sorted((folder / "model_configs").glob(f"*{ending}"))
-    return {
-        path.name.removesuffix(ending).replace("--", "/"): path
-        for path in files
-        if not path.name.endswith(f"_hf_quant{ending}")
-    }
 
 
 def _padded(tokens: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from paged_core.errors import SettingsError, did_you_mean
 from paged_core.settings.documents import read_text
+from paged_plugins.lab.cost_models.model_shape import model_shape
+from paged_plugins.lab.settings import MeasuredSettings
 
 PACKAGE = "aiconfigurator_core"
 INSTALL = 'pip install "paged-core[gpus]"'
@@ -40,6 +43,41 @@ def package_folder() -> Path:
             f" which is not installed: {INSTALL}"
         )
     return Path(found.origin).parent
+
+
+def installed_models() -> dict[str, Path]:
+    """Return :func:`published_models` of the package; none, if it is not installed."""
+    return published_models(package_folder()) if find_spec(PACKAGE) else {}
+
+
+def published_models(folder: Path) -> dict[str, Path]:
+    """Return the models whose ``config.json`` is in the package, by their names on the hub."""
+    ending = "_config.json"
+    files = sorted((folder / "model_configs").glob(f"*{ending}"))
+    return {
+        path.name.removesuffix(ending).replace("--", "/"): path
+        for path in files
+        if not path.name.endswith(f"_hf_quant{ending}")
+    }
+
+
+def unavailable_reason(options: MeasuredSettings, /) -> str | None:
+    """Return why there are no times; what is in a folder of one's own is looked at later."""
+    missing = [name for name in (PACKAGE, "pyarrow") if find_spec(name) is None]
+    if not missing or (options.tables and missing == [PACKAGE]):
+        return None
+    return f"{missing[0]}, which has times of GPU kernels, is not installed; `{INSTALL}`"
+
+
+def details() -> str:
+    """Say which systems and which models were measured."""
+    models = []
+    for name, path in installed_models().items():
+        with suppress(SettingsError):  # attention of another kind
+            model_shape(str(path))
+            models.append(name)
+    systems = measured_systems(package_folder())
+    return f"on {', '.join(systems)}; of {', '.join(models)}"
 
 
 @dataclass(frozen=True, slots=True)
