@@ -1,4 +1,4 @@
-"""Parsers of calls that are wrong on purpose: the conformance class must catch each."""
+"""Parsers that are wrong on purpose: the conformance class must catch each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 from paged_plugins.server.parsers.calls import CallReader
 from paged_plugins.server.parsers.marked_calls import MarkedCallParser, Marks
-from paged_plugins.server.parsers.testing import ToolParserConformance
+from paged_plugins.server.parsers.reasoning import ThinkFormat, ThinkParser
+from paged_plugins.server.parsers.testing import (
+    ReasoningParserConformance,
+    ToolParserConformance,
+)
 from paged_plugins.server.parsers.tool_formats import HermesFormat
 from paged_plugins.server.parsers.tool_parser import (
     Arguments,
@@ -22,6 +26,12 @@ from unit.faulty_settings import with_another
 
 MARK = "<tool_call>"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+class ThinkCases(ReasoningParserConformance):
+    """The cases of parsers of these thoughts."""
+
+    written = {("", "<think>why</think>so"): ("why", "so")}  # noqa: RUF012
 
 
 class HermesCases(ToolParserConformance):
@@ -110,13 +120,57 @@ class SwallowingParser(_Parser):
         return not (self.calls and isinstance(piece, Text))
 
 
+class _InClass:
+    """A value that all objects of a class share."""
+
+    value: Any = None
+
+    def __get__(self, made: object, kind: type) -> Any:
+        return self.value
+
+    def __set__(self, made: object, value: Any) -> None:
+        self.value = value
+
+
+class SharingParser(_Parser):
+    """Keeps what it holds back in its class; a new one begins without any."""
+
+    _held = _InClass()
+
+
+class SharingThoughtsParser(ThinkParser):
+    """Keeps in its class whether thoughts have begun."""
+
+    _inside = _InClass()
+
+
+class SharingThinkFormat(ThinkFormat):
+    """Reads with such parsers."""
+
+    def parser(self, prompt: str, /) -> ThinkParser:
+        return SharingThoughtsParser(inside=self._begins_inside(prompt))
+
+
+class SingleParserFormat(HermesFormat):
+    """Has one parser, which begins anew with each answer."""
+
+    _parser = _Parser()
+
+    def parser(self, functions: object, /) -> ToolParser:
+        _Parser.__init__(self._parser)
+        return self._parser
+
+
 def _made(kind: type[ToolParser]) -> Any:
     return lambda self, functions: kind()
 
 
 PARSERS = {
     kind.__name__ + "Format": _made(kind)
-    for kind in (CubicParser, SearchingParser, StrippingParser, WholeParser, SwallowingParser)
+    for kind in (
+        *(CubicParser, SearchingParser, StrippingParser, WholeParser, SwallowingParser),
+        SharingParser,
+    )
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -97,12 +97,13 @@ _OPTIONS = {
     ContiguousAllocator: settings.FaultyContiguousSettings,
 }
 """Options of mutants of these components."""
-_WITH_EXPECTATION = {
+_WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "WrongTieEvictor": test_evictors.TestLru,
     "ReversedOrder": test_orders.TestFcfs,
     "OldestVictim": test_victims.TestNewest,
+    "SharingThinkFormat": parsers.ThinkCases,
 }
-"""Mutants that only an expectation finds."""
+"""Mutants that another class finds: by what it expects, or of another slot."""
 
 
 def _mutants() -> Iterator[Mutant]:

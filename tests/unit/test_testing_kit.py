@@ -69,6 +69,10 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "StrippingParserFormat": "letters of '.*' in a row methods of texts look through",
     "WholeParserFormat": "RecursionError",
     "WordyFormat": "'nothing' gives",
+    **dict.fromkeys(
+        ("SharingParserFormat", "SharingThinkFormat", "SingleParserFormat"),
+        "is read otherwise while another parser reads",
+    ),
     "OtherWordsFormat": "the grammar does not accept",
     "LateVictim": "chose another group",
     "RollingVictim": "runs cannot be repeated",
@@ -110,7 +114,8 @@ USUAL = frozenset(
         *("UnreservedScheduler", "PickyScheduler", "MeddlingObserver", "RaisingObserver"),
         *("LosingExecutor", "KeepingExecutor", "LateAttention", "ShiftedAttention"),
         *("DeafCommunicator", "RotatedCommunicator", "HastyGrammar", "SharedGrammar"),
-        *("SearchingParserFormat", "SwallowingParserFormat", "LeakyRunner", "UpsideDownRunner"),
+        *("SearchingParserFormat", "SwallowingParserFormat", "SharingParserFormat"),
+        *("SharingThinkFormat", "LeakyRunner", "UpsideDownRunner"),
     }
 )
 """Two or so of each class, which are found in seconds: the others are of the long run."""

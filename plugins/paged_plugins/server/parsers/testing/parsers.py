@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import chain, pairwise, product, zip_longest
 from random import Random
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from paged_testing.use import instructions, letters_scanned
 
 NAMES = ("f", "weather")
 FUNCTIONS: Mapping[str, Mapping[str, Any]] = {name: {} for name in NAMES}
+OTHER_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {"f": {"properties": {"a": {"type": "string"}}}}
 _MARKS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>"),
     *('{"name": "f", "arguments": {"a": 1}}', '{"name": "weather", "parameters": {}}'),
@@ -98,6 +99,32 @@ class _ParserConformance(ComponentConformance):
         """Build the component: its factory gets the options alone."""
         return self.record.load()(self.options)
 
+    def answers(self) -> Iterable[tuple[Any, str]]:
+        """Answers, each with what its parser is asked for with."""
+        raise NotImplementedError
+
+    def test_answers_beside_each_other_are_read_as_alone(self) -> None:
+        """Parsers of one component share nothing: a server reads many answers at a time."""
+        made, answers = self.build(), list(self.answers())
+        alone = [_together(made, each)[0] for each in answers]
+        for one, other in product(range(len(answers)), repeat=2):
+            found = _together(made, answers[one], answers[other])
+            assert found == [alone[one], alone[other]], (
+                f"{answers[one]} is read otherwise while another parser reads {answers[other]}"
+            )
+
+
+def _together(made: Any, *answers: tuple[Any, str]) -> list[list[Any]]:
+    """Return the pieces of answers that come at a time, a letter of each in turn."""
+    turns = [_turns(made.parser(asked), text) for asked, text in answers]
+    rounds = zip_longest(*turns, fillvalue=())
+    return [list(chain(*pieces)) for pieces in zip(*rounds, strict=True)]
+
+
+def _turns(parser: Any, text: str) -> Iterator[Iterable[Any]]:
+    yield from map(parser.feed, text)
+    yield parser.end()
+
 
 class GrammarCases(GrammarConformance):
     """The grammar that servers force calls with."""
@@ -128,6 +155,10 @@ class ToolParserConformance(_ParserConformance):
     """The same where all marks are special tokens, if that is written otherwise."""
     broken: ClassVar[Sequence[str]] = ()
     """Answers that begin as calls do, and are none: they are text."""
+
+    def answers(self) -> Iterable[tuple[Any, str]]:
+        texts = (*self.written, *self.broken, *PLAIN[1:3], *PLAIN[-4:-2])
+        return product((FUNCTIONS, OTHER_FUNCTIONS), texts)
 
     def parsed(self, *pieces: str) -> list[Piece]:
         """Pieces that a parser makes of a text, those of a kind joined."""
@@ -280,6 +311,9 @@ class ReasoningParserConformance(_ParserConformance):
     slot: ClassVar[str] = "reasoning_parser"
     written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]]
     """By prompt and answer: the thoughts, and the rest."""
+
+    def answers(self) -> Iterable[tuple[Any, str]]:
+        return (*self.written, *((prompt, "why</think>so") for prompt in ("", "x\n<think>\n")))
 
     def parsed(self, prompt: str, *pieces: str) -> list[Thought]:
         """Pieces that a parser makes of a text, those of a kind joined."""
