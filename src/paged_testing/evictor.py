@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import ClassVar
 
 import pytest
 
 from paged_core.engine.contexts import EvictorContext
+from paged_core.errors import SettingsError, error_text
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.requests.lookup_oracle import LookupOracle
@@ -40,8 +42,8 @@ class EvictorCases(ComponentConformance):
         """A fresh evictor for this many blocks; an evictor for replays gets an empty future."""
         return self.make_foreseeing(LookupOracle(), num_blocks)
 
-    def make_foreseeing(self, future: LookupOracle, num_blocks: int = 16) -> Evictor:
-        """A fresh evictor; one for replays gets this future."""
+    def make_foreseeing(self, future: LookupOracle | None, num_blocks: int = 16) -> Evictor:
+        """A fresh evictor that gets this future; ``None``: as in a live engine."""
         context = EvictorContext(num_blocks=num_blocks, block_size=4, seed=0, future=future)
         made = self.build(context)
         assert isinstance(made, Evictor)
@@ -88,6 +90,18 @@ class EvictorCases(ComponentConformance):
         one.add(BlockId(1), BlockInfo(4, 0, 1))
         assert len(other) == 0
 
+    def test_works_in_a_live_engine_where_the_future_is_not_known(self) -> None:
+        """Or refuses that with a SettingsError, as evictors for replays do."""
+        try:
+            EvictorModel(partial(self.make_foreseeing, None), lambda held, /: None).walk(150, 0)
+        except SettingsError:
+            return
+        except (AttributeError, TypeError) as error:
+            raise AssertionError(
+                f"where `context.future` is None, as in a live engine: {error_text(error)}; look "
+                "back instead, or raise a SettingsError when it is made"
+            ) from error
+
     # ------------------------------------------------------------------ the order
 
     @pytest.mark.parametrize("seed", range(2))
@@ -110,8 +124,8 @@ class EvictorCases(ComponentConformance):
         small, large = (evictor_cost(self.make, n, number, num_held or n) for n in (64, 512))
         held = "" if num_held is None else f", all but {num_held} of them in use"
         assert large <= 2 * small + 8, (
-            f"removing, adding and evicting a block takes {small:.0f} {what} among 64 blocks{held},"
-            f" {large:.0f} among 512; it may grow no faster than the logarithm"
+            f"removing, adding, evicting and counting takes {small:.0f} {what} among 64 blocks"
+            f"{held}, {large:.0f} among 512; it may grow no faster than the logarithm"
         )
 
     def test_its_memory_does_not_grow_with_the_number_of_evictions(self) -> None:

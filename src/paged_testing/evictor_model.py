@@ -199,7 +199,7 @@ class Watched(int):
 def evictor_cost(
     make: Callable[[int], Evictor], num_blocks: int, number: type[int], num_held: int
 ) -> float:
-    """Return the cost of removing, adding and evicting a block among ``num_held`` idle ones.
+    """Return the cost of removing, adding, evicting and counting among ``num_held`` idle blocks.
 
     The mean over ``num_blocks`` rounds, so that deferred work is counted. Some content returns
     after its eviction, and some requests finish later than others that ran after them.
@@ -220,6 +220,7 @@ def evictor_cost(
             evictor.remove(block)
             evictor.add(block, next(infos))
             evictor.add(evictor.evict(), next(infos))
+            len(evictor)
 
     for block in idle:
         evictor.add(block, next(infos))

@@ -160,6 +160,21 @@ class OneBlockPerKeyEvictor(_InformedEvictor):
         super().add(block, info)
 
 
+class CountingEvictor(LruEvictor):
+    """Counts what it holds one by one."""
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._blocks)
+
+
+class ForeseeingEvictor(LruEvictor):
+    """Takes it that the future is known."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._next_use = parts.future.next_use
+
+
 class WalkingEvictor(LruEvictor):
     """Looks at every block that is in use again."""
 
