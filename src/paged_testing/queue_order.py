@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -31,6 +31,14 @@ TIMES = (0.0, 3.5, 100.0)
 """Seconds at which the written requests are looked at."""
 SERVED = (3, 1, 40, 2, 7, 1, 1, 12)
 """Tokens of each request that are served first."""
+
+_ASKED: Mapping[str, Sequence[float]] = {
+    "key": (9.0,),
+    "quantum_over": (9.0,),
+    "served": (1, 9.0),
+    "left": (),
+}
+"""What an engine asks and tells of one group at a time, and with what."""
 
 
 class QueueOrderCases(ComponentConformance):
@@ -101,15 +109,22 @@ class QueueOrderCases(ComponentConformance):
             for group in waiting_groups(written_requests()):
                 service.left(group)
 
-    def test_a_key_costs_the_same_among_few_groups_and_many(self) -> None:
+    @pytest.mark.parametrize("method", _ASKED)
+    def test_a_call_costs_the_same_among_few_groups_and_many(self, method: str) -> None:
         costs = []
         for size in (16, 128):
             order = self.make()
+            if not hasattr(order, method):
+                return
             groups = waiting_groups([simple_request(f"r{n}", 4, 4) for n in range(size)])
             _tell(order, groups, [1] * size)
-            costs.append(instructions(partial(_keys, order, groups[:8])))
+            if method == "quantum_over":
+                for group in groups:
+                    group.status, group.first_token_at = Status.RUNNING, 0.0
+            costs.append(instructions(partial(_calls, order, method, groups[:8])))
         assert costs[1] <= 2 * costs[0] + 8, (
-            f"8 keys take {costs[0]} instructions among 16 groups, {costs[1]} among 128"
+            f"8 calls of {method}() take {costs[0]} instructions among 16 groups, {costs[1]} among "
+            "128"
         )
 
     # ------------------------------------------------------------------ what is checked
@@ -201,8 +216,10 @@ def _service_of(order: QueueOrder) -> SupportsService | None:
     return order if isinstance(order, SupportsService) else None
 
 
-def _keys(order: QueueOrder, groups: Sequence[SequenceGroup]) -> list[object]:
-    return [order.key(each, 9.0) for each in groups]
+def _calls(order: QueueOrder, method: str, groups: Sequence[SequenceGroup]) -> None:
+    call, more = getattr(order, method), _ASKED[method]
+    for group in groups:
+        call(group, *more)
 
 
 def _tell(order: QueueOrder, groups: Sequence[SequenceGroup], served: Sequence[int]) -> None:

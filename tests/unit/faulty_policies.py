@@ -136,6 +136,10 @@ QUANTA = with_another(
         "WordlessQuantum": lambda self, group, now: self.tokens.get(group.id, 0),
         # raises for a group that was not served yet
         "NarrowQuantum": lambda self, group, now: self.tokens[group.id] > 4,
+        # looks at all that were served
+        "WalkingQuantum": lambda self, group, now: any(
+            tokens < 0 for tokens in self.tokens.values()
+        ),
     },
 )
 
