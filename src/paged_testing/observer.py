@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from paged_core.engine.engine import Engine
-from paged_core.interfaces.observer import BlockEvent, CacheEvent, Observer, StepRecord
+from paged_core.interfaces.observer import (
+    BlockEvent,
+    CacheEvent,
+    Observer,
+    StepRecord,
+    SupportsReport,
+)
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
@@ -52,6 +60,9 @@ class ObserverConformance(ComponentConformance):
 
     def uses(self) -> Callable[[int], object]:
         """Events of three requests, each from its arrival to its end."""
+        return serves_again(self._small_engine())
+
+    def _small_engine(self) -> Engine:
         engine = build_memory_engine(
             self.registry,
             observers=[self.table(self._folder)],
@@ -60,7 +71,7 @@ class ObserverConformance(ComponentConformance):
         )
         if self._request is not None:
             self._request.addfinalizer(engine.close)
-        return serves_again(engine)
+        return engine
 
     def check_still_there(self, engine: Engine) -> None:
         """Check that no observer was dropped because it raised."""
@@ -101,6 +112,27 @@ class ObserverConformance(ComponentConformance):
         assert ("A", "finished") in witness.events
         assert ("B", "finished") in witness.events
 
+    def test_reports_plain_data_of_bounded_size(self) -> None:
+        """A report stays as it was: a front end reads it while the engine goes on."""
+        engine = self._small_engine()
+        observer = engine.observers[0]
+        if not isinstance(observer, SupportsReport):
+            pytest.skip("it reports nothing")
+        use, numbers, sizes, reported = serves_again(engine), count(), [], list(_reports(observer))
+        for _ in range(2):
+            for _ in range(2 * self.num_uses):
+                use(next(numbers))
+            found = list(_reports(observer))
+            sizes.append(max(len(text) for _, text in found))
+            reported += found
+        assert all(json.dumps(report) == text for report, text in reported), (
+            "an earlier report has changed; return a copy"
+        )
+        assert sizes[1] <= 1.25 * sizes[0] + 64, (
+            f"a report has {sizes[0]:,} characters after {2 * self.num_uses} uses that have ended, "
+            f"{sizes[1]:,} characters after as many more: its size has to be bounded"
+        )
+
     def test_handles_an_id_that_is_used_again(self) -> None:
         engine, _ = self.watched_engine()
         for _ in range(3):
@@ -129,6 +161,16 @@ class ObserverConformance(ComponentConformance):
             assert event == other, f"event {number} is {event}, without the observer {other}"
         count, expected = len(watched.events), len(alone.events)
         assert count == expected, f"{count} events with the observer, {expected} without it"
+
+
+def _reports(observer: SupportsReport) -> Iterator[tuple[object, str]]:
+    """Yield reports since the beginning, a number of its own and one of an engine before."""
+    for since in (0, 1, 2**62):
+        report = observer.report(since)
+        try:
+            yield report, json.dumps(report)
+        except (TypeError, ValueError) as error:
+            raise AssertionError(f"report({since}) returns no plain data: {error}") from None
 
 
 class Witness(Observer):

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
 
-from paged_core.interfaces.observer import Observer
+from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from unit.faulty_settings import with_another
 
@@ -94,3 +94,28 @@ class KeepingObserver(_Observer):
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         self.seen.add(group.id)
+
+
+class _Reporting(_Observer):
+    """Reports its steps; writes what it keeps elsewhere."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.last = [0]
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.steps += 1
+        self.last[0] = step.number
+
+    def report(self, since: int, /) -> Any:
+        return list(self.last)
+
+
+OF_REPORTS = {
+    # a number for each step that there was
+    "BoundlessObserver": lambda self, since: [0] * self.steps,
+    # what it goes on to write to
+    "ReferringObserver": lambda self, since: self.last,
+    "SetObserver": lambda self, since: set(self.last),
+}
+globals().update(with_another(__name__, _Reporting, "report", OF_REPORTS))
