@@ -35,6 +35,7 @@ from paged_plugins.decisions.trace import (
 from paged_testing.engines import build_memory_engine, serve
 from paged_testing.workloads import Workload
 
+SCHEDULERS = ("token_budget", "prefill_or_decode", "iteration_level", "static_batch")
 REGISTRY = Registry.discover()
 
 SMALL: dict[str, Any] = {
@@ -272,9 +273,17 @@ class TestReplay:
             clock = (step for step in range(300) if step * seconds >= request["at"])
             assert found[request["id"]] == next(clock)
 
-    @pytest.mark.parametrize(
-        "scheduler", ["token_budget", "prefill_or_decode", "iteration_level", "static_batch"]
-    )
+    @pytest.mark.parametrize("scheduler", SCHEDULERS)
+    def test_a_prompt_that_the_cache_never_holds_is_refused(self, scheduler: str) -> None:
+        """Instead of stopping what comes after it until `max_steps`."""
+        requests = [{"id": "A", "prompt": 1200, "output": 2}, {**SMALL["requests"][0], "id": "B"}]
+        settings = {"num_blocks": 64, "scheduler": scheduler}
+        trace, outcome = self.run(settings=settings, requests=requests)
+        assert trace[0]["ignored"] == list(outcome.refused) == ["A"]
+        assert trace[-1]["finished"] == ["B"]
+        assert outcome.unfinished == []
+
+    @pytest.mark.parametrize("scheduler", SCHEDULERS)
     def test_a_request_that_could_only_wait_is_refused_as_in_an_engine(
         self, scheduler: str
     ) -> None:
@@ -536,7 +545,7 @@ class TestMistakesInFiles:
                 (
                     "requests.0.promt: no such key; did you mean 'prompt'? (line 6)",
                     "requests.0.prompt: Field required (line 5)",
-                    "requests.0.output: Input should be greater than 0 (line 7)",
+                    "requests.0.output: Input should be greater than 0, not 0 (line 7)",
                 ),
             ),
             (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paged_core.cache.kv_cache import PrefixHit
 from paged_core.engine.contexts import SchedulerContext
 from paged_core.interfaces.scheduler import Schedule
+from paged_core.requests.checks import size_problem
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 
@@ -128,7 +129,9 @@ class Limits:
                 f"the prompt has {length} tokens, more than one step takes without chunked "
                 f"prefill (scheduler.max_num_batched_tokens={self.num_tokens})"
             )
-        return self.preemptor.refuse(group, self.most_blocks) if self.preemptor.reserves else None
+        if self.preemptor.reserves and (reason := self.preemptor.refuse(group, self.most_blocks)):
+            return reason
+        return size_problem(length, self.kv_cache, group.max_length)
 
     def refuse_width(self, group: SequenceGroup, num_tokens: int) -> str | None:
         """Say that a group has more sequences than a step takes tokens, or return ``None``."""

@@ -57,15 +57,19 @@ def check_request(
     if capacity.remote:
         _check_picklable(request)
     problem = run_problem(request, kv_cache, max_num_seqs, max_length)
-    if problem:
+    if problem := problem or size_problem(length, kv_cache, max_length):
         raise RequestError(f"{name} can never run: {problem}")
+
+
+def size_problem(length: int, kv_cache: KVCache, max_length: int) -> str | None:
+    """Say that a prompt takes more blocks than there are, or return ``None``."""
     needed = kv_cache.blocks_to_start(length, max_length)
-    if needed > kv_cache.num_blocks:
-        raise RequestError(
-            f"{name}, a prompt of {length} tokens, takes {needed} blocks of "
-            f"{kv_cache.block_size}, and the cache has {kv_cache.num_blocks}; "
-            "raise num_blocks or kv_cache_memory"
-        )
+    if needed <= kv_cache.num_blocks:
+        return None
+    return (
+        f"its prompt of {length} tokens takes {needed} blocks of {kv_cache.block_size}, and the "
+        f"cache has {kv_cache.num_blocks}; raise num_blocks or kv_cache_memory"
+    )
 
 
 def run_problem(
