@@ -82,7 +82,7 @@ def test_requests_that_are_refused_are_explained(
         r"1 request, refused or ignored, the first: request '\d' has a prompt of \d\d tokens", out
     )
     assert "TTFT p50" in out
-    assert run("simulate", workload, *replicas, "--max-model-len", "8") == 0
+    assert run("simulate", workload, *replicas, "--max-model-len", "8") == 1
     out = capsys.readouterr().out
     assert "6 requests, refused or ignored, the first: request '0'" in out
     assert "TTFT p50" not in out, "nothing was served"

@@ -180,7 +180,7 @@ def simulate_command(
     The scheduler, the allocator and the policies are those of a real engine. A step takes the time
     that --cost-model predicts. With --real a model runs instead, on the executor that the settings
     name, and arrivals are waited for. --replicas simulates a cluster. The exit status is 1 if a
-    request ended with an error.
+    request ended with an error, or none was served.
     """
     resolved = given.resolve(
         executor_layer("simulate", given.registry, real=real, replicas=replicas)
@@ -218,6 +218,8 @@ def simulate_command(
             record = run_workload(*asked, advance=advance)
     seconds = _cpu_seconds() - started
     found = measures(record, slo)
+    is_served = found["failed"] < len(record.requests)
+    status = OK if is_served and not record.num_errors else FAILED
     document: dict[str, Any] = {"requests": len(record.requests), "measures": found}
     if is_cluster:
         router = router_options(settings, resolved.registry).name
@@ -231,7 +233,7 @@ def simulate_command(
         tail |= {"error": record.error, "cpu_seconds": round(seconds, 3)}
         tail |= {"chosen": list(study.chosen), "latencies_of": "all"}
         print_json(head | document | tail)
-        return FAILED if record.num_errors else OK
+        return status
     took = ""
     if is_cluster or settings.executor.name == SIMULATED:
         took = f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
@@ -239,7 +241,7 @@ def simulate_command(
     for sentence in choice_sentences(study.chosen, study.arms[0].arm.title):
         echo(sentence)
     _print(title, took, record, found)
-    return FAILED if record.num_errors else OK
+    return status
 
 
 def _check_log(path: Path | None, workload: str) -> None:
