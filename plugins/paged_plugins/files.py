@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core.core_schema import ErrorType
 
 from paged_core.errors import SettingsError, did_you_mean
 from paged_core.settings.documents import MAX_SIZE, parse_json, parse_yaml, read_text
@@ -17,6 +19,8 @@ _SHOWN = 5
 """Mistakes that an error names."""
 _LONGEST = 300
 """Characters of one."""
+_OF_PYDANTIC = {*get_args(ErrorType)} - {"value_error", "assertion_error"}
+"""Types of mistakes whose message does not say what was given."""
 
 
 def read_file(path: Path, max_size: int = MAX_SIZE) -> str:
@@ -94,10 +98,11 @@ def read_document(path: Path, max_size: int = MAX_SIZE) -> Document:
 def mistakes(
     error: ValidationError,
     model: type[BaseModel],
+    content: object,
     document: Document | None = None,
     above: Sequence[str | int] = (),
 ) -> str:
-    """Return on one line what is wrong in what was to become a ``model``.
+    """Return on one line what is wrong in ``content``, which was to become a ``model``.
 
     Args:
         document: where it was read, to name lines; ``above``: the path to it there.
@@ -105,20 +110,26 @@ def mistakes(
     items = error.errors(include_url=False)
     problems = []
     for item in items[:_SHOWN]:
-        path = item["loc"]
-        if isinstance(cause := item.get("ctx", {}).get("error"), PartError):
-            path = (*path, *cause.path)
-        written = [part for part in path if part != "function-after"]
-        key = ".".join(str(part) for part in written if path == item["loc"])
+        written = _written(content, item["loc"])
+        if item["type"] == "missing":
+            written.append(item["loc"][-1])
+        key = ".".join(map(str, written))
         problem = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            known = _keys(model, path[:-1])
-            problem = f"no such key{did_you_mean(str(path[-1]), known) if known else ''}"
+        problem = problem.replace("valid tuple", "valid list").replace(
+            "Tuple should", "List should"
+        )
+        if isinstance(cause := item.get("ctx", {}).get("error"), PartError):
+            key, written = "", [*written, *cause.path]
+        elif item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            known = _keys(model, item["loc"][:-1])
+            problem = f"no such key{did_you_mean(str(item['loc'][-1]), known) if known else ''}"
         elif item["type"] == "union_tag_invalid":
             tags = str(item["ctx"]["expected_tags"]).replace("'", "").split(", ")
             tag = str(item["ctx"]["tag"])
             problem = f"no kind is called {tag!r:.80}{did_you_mean(tag, tags)}"
             written.append(tag)
+        elif item["type"] in _OF_PYDANTIC and isinstance(item["input"], str | int | float | None):
+            problem = f"{problem}, not {item['input']!r:.80}"
         problem = f"{key}: {problem}"[:_LONGEST] if key else problem[:_LONGEST]
         line = document.line(*above, *written) if document else None
         problems.append(f"{problem} (line {line})" if line else problem)
@@ -126,25 +137,48 @@ def mistakes(
     return "; ".join(problems) + more
 
 
-def _keys(model: type[BaseModel], path: Sequence[object]) -> set[str]:
+def _written(content: object, path: Sequence[str | int]) -> list[str | int]:
+    """Return of a path those parts that lead to something in ``content``: pydantic also names the
+    kinds and the functions that it passes.
+    """
+    found = []
+    for part in path:
+        is_item = isinstance(content, list | tuple) and part in range(len(content))
+        if is_item or (isinstance(content, Mapping) and part in content):
+            found.append(part)
+            content = content[part]  # type: ignore[index]
+    return found
+
+
+def _keys(model: type, path: Sequence[object]) -> set[str]:
     """Return the keys that may be at a path, as pydantic names the places in a ``model``."""
     models = {model}
     for part in path:
         named = {each for each in models if each.__name__ == part}
-        fields = [each.model_fields[part] for each in models if part in each.model_fields]
-        below = {each for field in fields for each in _models(field.annotation)}
+        annotations = [_fields(each)[part] for each in models if part in _fields(each)]
+        below = {each for annotation in annotations for each in _models(annotation)}
         kinds = {each for each in models if _kind(each) == part}
         models = below or named or kinds or models
-    return {name for each in models for name in each.model_fields if name != "kind"}
+    return {name for each in models for name in _fields(each) if name != "kind"}
 
 
-def _models(annotation: Any) -> set[type[BaseModel]]:
+def _fields(model: type) -> Mapping[Any, Any]:
+    """Return the annotations of the fields of a model, or of a dataclass, by name."""
+    if issubclass(model, BaseModel):
+        return {name: field.annotation for name, field in model.model_fields.items()}
+    return get_type_hints(model)
+
+
+def _models(annotation: Any) -> set[type]:
     """Return the models that a type is made of."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and (
+        is_dataclass(annotation) or issubclass(annotation, BaseModel)
+    ):
         return {annotation}
     return {each for part in get_args(annotation) for each in _models(part)}
 
 
-def _kind(model: type[BaseModel]) -> object:
+def _kind(model: type) -> object:
     """Return the tag by which a union tells a model apart."""
-    return model.model_fields["kind"].default if "kind" in model.model_fields else None
+    fields = model.model_fields if issubclass(model, BaseModel) else {}
+    return fields["kind"].default if "kind" in fields else None

@@ -116,10 +116,13 @@ def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
         ({"base": {"num_block": 3}}, "num_block: no such setting; did you mean"),
         ({"base": {"executor": "simulated"}}, "write `executor` beside `base`, not in it"),
         ({"seeds": 0}, "seeds: give 1 to"),
-        ({"seeds": [1, 1]}, "seeds: one is given twice"),
+        ({"seeds": [1, 0, 0]}, "seeds: 0 is given twice; leave one out (line"),
+        ({"seeds": "two"}, "seeds: give a number of seeds, or a list of them, not 'two'"),
+        ({"replicas": "many"}, "replicas: Input should be a valid integer, not 'many'"),
         ({"seeds": 90_000}, "up to 450,000 runs"),
         ({"slo": {"ttft_ms": -1}}, "slo: its times are milliseconds above 0"),
-        ({"slo": {"tfft_ms": 1}}, "slo.tfft_ms"),
+        ({"slo": {"ttft": 1}}, "slo.ttft: no such key; did you mean 'ttft_ms'? (line"),
+        ({"load": [0.5, "x"]}, "load.1: Input should be a valid number, not 'x'"),
         (
             {"cost_model": {"name": "roofline", "device": "h1000"}},
             "no device is called 'h1000'; did you mean 'h100'? (arm base)",
@@ -581,6 +584,11 @@ def test_how_many_workers_there_are(
     assert num_workers(num_tasks, asked, is_real=is_real) == expected
 
 
+def test_a_study_without_another_arm_says_so(tmp_path: Path) -> None:
+    study = read_ablation(write(tmp_path, axes={"victim": ["newest"]}), REGISTRY)
+    assert "nothing is compared, as no value of `axes` differs" in beginning(study, 2, 1)
+
+
 def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None:
     study = read_ablation(write(tmp_path, executor="local"), REGISTRY)
     assert beginning(study, 6, 1).endswith("; one at a time, as they are timed on this machine")
@@ -601,6 +609,10 @@ def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None
         (
             "axes: {evictor: [lru]}\nworkloads:\n- chatt\n",
             "there is no such file; did you mean 'chat'? (line 3)",
+        ),
+        (
+            "name: mine\nlengths: {prompt: 1, output: 1}\n",
+            "this is a workload: give it to `paged-core compare`",
         ),
     ],
 )

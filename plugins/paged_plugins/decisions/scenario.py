@@ -297,7 +297,7 @@ def read_case(path: Path) -> Case:
     try:
         scenario = Scenario.model_validate(content)
     except ValidationError as error:
-        problems = mistakes(error, Scenario, document, above)
+        problems = mistakes(error, Scenario, content, document, above)
         raise SettingsError(f"{path} is not a scenario: {problems}") from None
     origin = Origin("yaml", str(path))
     found = entries(scenario.settings, origin, lambda key: document.line(*above, "settings", *key))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Annotated, Any
 
-from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, Strict, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_core.errors import SettingsError
@@ -27,6 +27,12 @@ MAX_REQUESTS = 10**9
 DEFAULT_REQUESTS = 100
 
 
+def _some(mix: Any) -> Any:
+    if isinstance(mix, list | tuple) and not mix:
+        raise PydanticCustomError("mix", "name one class at least, or leave it out")
+    return mix
+
+
 class WorkloadSpec(RequestClass):
     """A workload by its distributions; frozen, picklable, and written as it was read."""
 
@@ -43,7 +49,7 @@ class WorkloadSpec(RequestClass):
     batch: StrictStr | None = None
     """The name of a batch of :mod:`paged_plugins.workloads.batch`, which has the requests; then
     nothing about them is drawn."""
-    mix: Annotated[tuple[MixedClass, ...], Field(max_length=100)] = ()
+    mix: Annotated[tuple[MixedClass, ...], BeforeValidator(_some), Field(max_length=100)] = ()
     """Classes of requests, each with the keys of a class and its weight; what a class leaves out is
     as the workload says it."""
 
@@ -184,5 +190,5 @@ def parse_spec(values: Any, source: str, document: Document | None = None) -> Wo
     try:
         return WorkloadSpec.model_validate(values)
     except ValidationError as error:
-        problems = mistakes(error, WorkloadSpec, document)
+        problems = mistakes(error, WorkloadSpec, values, document)
         raise SettingsError(f"{source} is not a workload: {problems}") from None

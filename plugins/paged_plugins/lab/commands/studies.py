@@ -325,6 +325,8 @@ def run_command(
 def beginning(study: Study, num_missing: int, workers: int) -> str:
     """Say what will be run, and how."""
     parts = [str(study)]
+    if len(study.arms) == 1:
+        parts.append("nothing is compared, as no value of `axes` differs from the base's")
     if num_missing < len(study):
         parts.append(f"{len(study) - num_missing} done before")
     if study.is_real and workers == 1:

@@ -57,7 +57,7 @@ def read_weights(path: Path) -> WeightsFile:
         document = Document(read_text(path.expanduser()))
         return WeightsFile.model_validate(document.content)
     except ValidationError as error:
-        reason = mistakes(error, WeightsFile, document)
+        reason = mistakes(error, WeightsFile, document.content, document)
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
     raise SettingsError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -211,7 +213,8 @@ def _parse(text: str, made: type[Model], path: Path) -> tuple[Model, Document]:
     try:
         return made.model_validate(document.content), document
     except ValidationError as error:
-        raise SettingsError(f"{path}: {mistakes(error, made, document)}") from None
+        problems = mistakes(error, made, document.content, document)
+        raise SettingsError(f"{path}: {problems}") from None
 
 
 def _seeds(value: object) -> object:
@@ -220,7 +223,16 @@ def _seeds(value: object) -> object:
         if not 1 <= value <= MAX_RUNS:
             raise ValueError(f"give 1 to {MAX_RUNS:,} seeds, or a list of them")
         return tuple(range(value))
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"give a number of seeds, or a list of them, not {value!r:.80}")
     return value
+
+
+def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    for seed, times in Counter(seeds).items():
+        if times > 1:
+            raise ValueError(f"{seed} is given twice; leave one out")
+    return seeds
 
 
 def _listed(value: object) -> object:
@@ -249,7 +261,9 @@ def _workload(value: object) -> object:
 
 
 Seed = Annotated[StrictInt, Field(ge=0, lt=2**32)]
-Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_seeds), Field(min_length=1)]
+Seeds = Annotated[
+    tuple[Seed, ...], BeforeValidator(_seeds), Field(min_length=1), AfterValidator(_distinct)
+]
 OneWorkload = Annotated[WorkloadSpec, BeforeValidator(_workload)]
 Share = Annotated[float, Field(ge=0.01, le=4, strict=True)]
 Values = Annotated[list[Any], Field(min_length=1), BeforeValidator(_labelled)]
@@ -279,6 +293,17 @@ class Ablation(Strict):
     working_set: Share | None = None
     """Blocks, as a share of the distinct ones of a workload."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_workload(cls, values: Any) -> Any:
+        others = values.keys() - cls.model_fields.keys() if isinstance(values, Mapping) else set()
+        if others and values.keys() <= WorkloadSpec.model_fields.keys():
+            raise ValueError(
+                "this is a workload: give it to `paged-core compare`, or name it under `workloads` "
+                "in the file of a study, which has `axes` too"
+            )
+        return values
+
     @field_validator("slo")
     @classmethod
     def _positive(cls, slo: ServiceLevel) -> ServiceLevel:
@@ -307,8 +332,6 @@ class Ablation(Strict):
 
     @model_validator(mode="after")
     def _bounded(self) -> Ablation:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("seeds: one is given twice")
         num_runs = self.most_arms * len(self.workloads) * len(self.seeds) * max(1, len(self.load))
         if num_runs > MAX_RUNS:
             raise ValueError(

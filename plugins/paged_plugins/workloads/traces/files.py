@@ -102,7 +102,7 @@ def checked(path: Path, number: int, values: object, kind: type[Checked]) -> Che
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise TraceError(path, number, mistakes(error, kind)) from None
+        raise TraceError(path, number, mistakes(error, kind, values)) from None
 
 
 def _decoded(path: Path, number: int, line: bytes) -> str:
