@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from paged_core.settings.schema import settings_class
 from paged_plugins.lab.measures import SHOWN
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.results.results import Results, run_study
-from paged_plugins.lab.statistics.comparison import Comparison
+from paged_plugins.lab.statistics.comparison import Comparison, print_differences
 from paged_plugins.lab.study.arms import PlannedArm, block_size_note, parse_variation, varied_arms
 from paged_plugins.lab.study.study import Study, read_ablation
 from paged_plugins.lab.study.unused import draws
@@ -103,6 +104,18 @@ def test_a_run_that_gives_no_result_makes_its_arm_failed() -> None:
     start = "2 runs gave no result, the first: SettingsError: "
     assert all(str(failure).startswith(start) for failure in results.failures.values())
     assert not Comparison.of(results).differences
+
+
+def test_it_is_told_on_which_workload_arms_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    registry = registry_with()
+    some = layer(executor="simulated")
+    arms = varied_arms([parse_variation("evictor=lru,mru")], SettingsArgs(registry, {}), some)
+    own = compared(arms, {"requests": 2}, 2, registry)
+    others = [replace(run, workload="other") for run in own.runs]
+    both = replace(own, workloads=["w", "other"], runs=[*own.runs, *others])
+    print_differences(Comparison.of(both))
+    told = [line for line in capsys.readouterr().out.splitlines() if "equal in all arms" in line]
+    assert [line.partition(" equal")[0] for line in told] == ["w:", "other:"]
 
 
 def test_no_arm_runs_at_a_better_time_than_others() -> None:
@@ -215,6 +228,8 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
             "did you mean 'h100'? (arm cost_model.device=h1000)",
         ),
         (["--vary", "scheduler={name: token_budget]},orca"], "cannot be read"),
+        (["--vary", "evictor={name: lru"], "--vary: { is not closed in {name: lru"),
+        (["--vary", "evictor='lru,slru"], "--vary: ' is not closed"),
         (["--vary", "evictor=lru,mru", "--vary", "evictor=slru,fifo"], "evictor is given twice"),
         (["--vary", "evictor=lru,mru", "--evictor", "lru"], "keep one of them"),
         (["--vary", "executor=simulated,local"], "give --real as well"),

@@ -192,6 +192,7 @@ def test_the_command_prints_a_rate_with_its_interval_or_json(
     ("limits", "problem"),
     [
         (["ttft"], "give a latency and its limit"),
+        (["ttft_p99"], "--limit ttft_p99: give a latency and its limit, as in ttft_p99=2"),
         (["tpto_p99=1"], "did you mean 'tpot_p99'?"),
         (["ttft_p99=much"], "'much' is no number above 0"),
         (["ttft_p99=0"], "no number above 0"),

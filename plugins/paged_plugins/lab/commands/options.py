@@ -158,8 +158,9 @@ def parse_limits(texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         short, _, number = (part.strip() for part in text.partition("="))
         name = measure_name(short)
-        if name not in LIMITED:
-            known = did_you_mean(short, [each.replace("_ms_", "_") for each in LIMITED])
+        if name not in LIMITED or not number:
+            names = [each.replace("_ms_", "_") for each in LIMITED]
+            known = "" if name in LIMITED else did_you_mean(short, names)
             raise SettingsError(
                 f"--limit {text:.80}: give a latency and its limit, as in ttft_p99=2 (seconds), or "
                 f"missed_deadlines=0.01{known}"
@@ -171,7 +172,7 @@ def parse_limits(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             limits[name] = nan
         if not 0 < limits[name] < inf:
-            raise SettingsError(f"--limit {text:.80}: {number or 'nothing'!r} is no number above 0")
+            raise SettingsError(f"--limit {text:.80}: {number!r} is no number above 0")
     return limits
 
 

@@ -188,8 +188,8 @@ def print_differences(
             for each in own
             if each.measure in differing and (is_shown is None or each.verdict in is_shown)
         ]
+        several = len(found.results.workloads) > 1
         if rows:
-            several = len(found.results.workloads) > 1
             columns = (
                 "arm",
                 "compared with",
@@ -204,8 +204,11 @@ def print_differences(
         equal = [title for name, title in _titles(own).items() if name not in differing]
         if equal:
             others = " that did not fail" if found.results.failures else ""
-            echo(f"equal in all arms{others}: {', '.join(equal)}")
-    if not found.differences and not found.results.failures:
+            of = f"{workload}: " if several else ""
+            echo(f"{of}equal in all arms{others}: {', '.join(equal)}")
+    if len(found.results.arms) == 1:
+        echo("there is one arm, so nothing is compared")
+    elif not found.differences and not found.results.failures:
         echo("no measure that was asked for has a value in two arms")
     for limit in found.limits:
         echo(limit)

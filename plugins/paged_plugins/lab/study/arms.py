@@ -304,18 +304,27 @@ def varied_arms(
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield what stands between the commas outside of brackets and quotes."""
-    depth, quote, start = 0, "", 0
+    """Yield what stands between the commas outside of brackets and quotes.
+
+    Raises:
+        SettingsError: one of these is not closed.
+    """
+    opened: list[str] = []
+    quote, start = "", 0
     for place, char in enumerate(text):
         if quote:
             quote = "" if char == quote else quote
         elif char in "\"'":
             quote = char
-        elif char == "," and depth <= 0:
+        elif char == "," and not opened:
             yield text[start:place]
             start = place + 1
-        else:
-            depth += (char in _OPENING) - (char in _CLOSING)
+        elif char in _OPENING:
+            opened.append(char)
+        elif char in _CLOSING and opened:
+            opened.pop()
+    if quote or opened:
+        raise SettingsError(f"--vary: {quote or opened[-1]} is not closed in {text:.80}")
     yield text[start:]
 
 
