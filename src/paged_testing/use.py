@@ -8,12 +8,13 @@ import random
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from functools import partial
 from itertools import count
 from math import inf
+from statistics import median
 from types import FrameType
 from typing import Any
 
@@ -91,6 +92,21 @@ def letters_scanned(function: Callable[[], object], package: str) -> int:
     with _profiled(profile):
         function()
     return scanned
+
+
+def bytes_taken(calls: Iterable[Callable[[], object]]) -> float:
+    """Return the bytes that calls allocate while they run, the median of their peaks."""
+    peaks = []
+    tracemalloc.start()
+    try:
+        for call in calls:
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            call()
+            peaks.append(tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+    return median(peaks)
 
 
 def growth(

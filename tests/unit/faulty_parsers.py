@@ -104,6 +104,18 @@ class StrippingParser(_Parser):
         return [*super().feed(self.text), *super().end()]
 
 
+class JoiningParser(_Parser):
+    """Joins all that it has read, at each piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        self.parts.append(text)
+        return super().feed(text) if "".join(self.parts) else []
+
+
 class SwallowingParser(_Parser):
     """Drops text after a call."""
 
@@ -168,8 +180,8 @@ def _made(kind: type[ToolParser]) -> Any:
 PARSERS = {
     kind.__name__ + "Format": _made(kind)
     for kind in (
-        *(CubicParser, SearchingParser, StrippingParser, WholeParser, SwallowingParser),
-        SharingParser,
+        *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
+        *(SwallowingParser, SharingParser),
     )
 }
 

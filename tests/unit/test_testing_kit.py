@@ -73,6 +73,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "BufferAttention": "changed an earlier result",
     **dict.fromkeys(("CubicParserFormat", "SearchingParserFormat"), "in proportion to the text"),
     "StrippingParserFormat": "letters of '.*' in a row methods of texts look through",
+    "JoiningParserFormat": "keep them in a list, and join it once",
     "WholeParserFormat": "RecursionError",
     "WordyFormat": "'nothing' gives",
     **dict.fromkeys(

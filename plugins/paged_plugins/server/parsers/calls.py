@@ -161,6 +161,8 @@ class CallReader:
 
     def _pass_on(self, pieces: list[Piece]) -> None:
         """Pass on what is sure of the arguments."""
+        if self._value.num_sure == self._num_passed:
+            return  # within a word: how long it gets is not known
         held = "".join(self._text)
         more = held[: self._value.num_sure - self._num_passed]
         self._text[:] = [held[len(more) :]]

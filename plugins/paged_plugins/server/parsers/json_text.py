@@ -50,7 +50,7 @@ class JsonText:
         """JSON that follows if a value does: a comma, a key."""
         self._is_key = False
         self._quote = ""
-        self._word = ""
+        self._word: list[str] = []
         self._hex = ""
         self._half = ""
         """Digits of the first half of a surrogate pair."""
@@ -114,7 +114,7 @@ class JsonText:
             if letter not in _WORD_LETTERS:
                 self._end_word()
                 return 0
-            self._word += letter
+            self._word.append(letter)
         elif letter in _SPACE:
             is_sure = state in (_NEXT, _FIRST, _FIRST_KEY)
             (self._made if is_sure else self._kept).append(letter)
@@ -147,7 +147,7 @@ class JsonText:
     def _begin(self, letter: str, *, is_key: bool) -> None:
         self._is_key = is_key
         if letter in _WORD_LETTERS:
-            self._state, self._word = _WORDS, letter
+            self._state, self._word = _WORDS, [letter]
             return
         if not is_key:
             self._made += self._kept
@@ -170,11 +170,12 @@ class JsonText:
     # ------------------------------------------------------------------ words and strings
 
     def _end_word(self) -> None:
+        word = "".join(self._word)
         if self._is_key:
-            self._kept.append(json.dumps(self._word))
+            self._kept.append(json.dumps(word))
             self._state = _COLON
         else:
-            self._made += [*self._kept, _literal(self._word)]
+            self._made += [*self._kept, _literal(word)]
             self._kept.clear()
             self._state = self._after_value()
         self.num_sure = self.num_taken

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, pairwise, product, zip_longest
+from itertools import chain, cycle, islice, pairwise, product, zip_longest
 from random import Random
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ from paged_plugins.server.parsers.tool_parser import (
 )
 from paged_testing import ComponentConformance, GrammarConformance
 from paged_testing.grammar import VOCABULARY
-from paged_testing.use import instructions, letters_scanned
+from paged_testing.use import bytes_taken, instructions, letters_scanned
 
 NAMES = ("f", "weather")
 FUNCTIONS: Mapping[str, Mapping[str, Any]] = {name: {} for name in NAMES}
@@ -87,6 +87,25 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
         assert many <= 16 * few + 4 * len(long), (
             f"of {len(long)} letters of {text!r} in a row methods of texts look through {many}, "
             f"of {len(short)} through {few}: each may be looked at only a few times"
+        )
+
+
+_HELD = (256, 2048)
+"""Letters that a parser has read when the memory of the next ones is compared."""
+
+
+def check_copies(make: Callable[[], Any], texts: Iterable[str]) -> None:
+    """Check that a letter does not make a parser copy those that it has read before."""
+    for text in filter(None, texts):
+        taken = []
+        for held in _HELD:
+            parser, letters = make(), cycle(text)
+            for letter in islice(letters, held):
+                parser.feed(letter)
+            taken.append(bytes_taken(partial(parser.feed, each) for each in islice(letters, 16)))
+        assert taken[1] <= taken[0] + (_HELD[1] - _HELD[0]) / 2, (
+            f"in {text!r} in a row a letter after {_HELD[0]} others takes {taken[0]:.0f} bytes, "
+            f"after {_HELD[1]} others {taken[1]:.0f}: keep them in a list, and join it once"
         )
 
 
@@ -213,6 +232,17 @@ class ToolParserConformance(_ParserConformance):
             for at in {text.find(after) + 1 for after in ("{", "(", "=", ": [", ": {", ":")}:
                 self.parsed(text[:at] + mark * DEEP + text[at:])
 
+    def test_what_it_holds_is_not_copied_at_each_letter(self) -> None:
+        made = self.build()
+
+        def begun(text: str) -> Any:
+            parser = made.parser(FUNCTIONS)
+            parser.feed(text)
+            return parser
+
+        for begin in ("", *(text[: len(text) // 2] for text in self.written)):
+            check_copies(partial(begun, begin), [*self.broken, *PLAIN, *_MARKS])
+
     num_uses: ClassVar[int] = 40
 
     def uses(self) -> Callable[[int], object]:
@@ -338,9 +368,11 @@ class ReasoningParserConformance(_ParserConformance):
                 assert self.parsed(prompt, *pieces) == [each for each in expected if each.text]
 
     def test_the_work_grows_in_proportion_to_the_text(self) -> None:
+        """And none of it is copied at each letter."""
         texts = [*(text for _, text in self.written), *PLAIN, *_MARKS]
         for prompt in ("", "x\n<think>\n"):
             check_linear(partial(_by_letters, self.parsed, prompt), texts, self.package)
+            check_copies(partial(self.build().parser, prompt), texts)
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
         for pieces, prompt in product(cut_texts(), ("", "x\n<think>\n")):
