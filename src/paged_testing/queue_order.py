@@ -38,7 +38,7 @@ _ASKED: Mapping[str, Sequence[float]] = {
     "served": (1, 9.0),
     "left": (),
 }
-"""What an engine asks and tells of one group at a time, and with what."""
+"""Methods of one group that an engine calls, and what it hands over besides."""
 
 
 class QueueOrderCases(ComponentConformance):
