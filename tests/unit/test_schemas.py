@@ -22,6 +22,19 @@ A, B = {"type": "string"}, {"type": "integer"}
 X = A | {"format": "x"}
 
 
+def tagged(tag: str, *required: str) -> dict[str, Any]:
+    """Return an object that a tag tells from others, as pydantic writes it."""
+    named = {"k": A | {"const": tag, "default": tag}, tag: B}
+    return {"type": "object", "properties": named, "required": [tag, *required]}
+
+
+DEFS = {"$defs": {"a": tagged("a"), "b": tagged("b")}}
+OF_K = {"discriminator": {"propertyName": "k"}}
+REFS = [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]
+UNION = DEFS | {"properties": {"x": OF_K | {"oneOf": REFS}}, "required": ["x"]}
+NEVER: Any = {"not": {}}
+
+
 @pytest.fixture(scope="module")
 def backend() -> Any:
     made = pytest.importorskip("paged_backends.grammar.llguidance_grammar")
@@ -48,7 +61,58 @@ def takes(backend: Any, text: str, **form: Any) -> bool:
         pytest.param(A | {"format": "date"}, A | {"format": "date"}, [], id="a format to enforce"),
         pytest.param(B | {"format": "int32"}, B | {"format": "int32"}, [], id="not of a text"),
         pytest.param({"uniqueItems": False}, {}, [], id="items not unique"),
-        pytest.param({"uniqueItems": True}, {"uniqueItems": True}, [], id="items unique"),
+        pytest.param({"uniqueItems": True}, {}, ["uniqueItems"], id="items unique"),
+        pytest.param(
+            {"not": {"uniqueItems": True}},
+            {"not": {"uniqueItems": True}},
+            [],
+            id="what may not be is not relaxed",
+        ),
+        pytest.param(
+            {"dependentRequired": {"a": ["b"]}}, {}, ["dependentRequired"], id="dependent"
+        ),
+        pytest.param(
+            {"properties": {"a": NEVER, "not": A}, "additionalProperties": NEVER},
+            {"properties": {"a": False, "not": A}, "additionalProperties": False},
+            [],
+            id="never",
+        ),
+        pytest.param(
+            {"properties": {"a": A}, "unevaluatedProperties": False},
+            {"properties": {"a": A}, "additionalProperties": False},
+            [],
+            id="nothing unevaluated",
+        ),
+        pytest.param(
+            {"additionalProperties": A, "unevaluatedProperties": False},
+            {"additionalProperties": A},
+            [],
+            id="all evaluated",
+        ),
+        pytest.param(
+            {"allOf": [A], "unevaluatedProperties": False},
+            {"allOf": [A]},
+            ["unevaluatedProperties"],
+            id="nothing unevaluated in parts",
+        ),
+        pytest.param(
+            UNION,
+            UNION | {"properties": {"x": {"anyOf": [each | {"required": ["k"]} for each in REFS]}}},
+            [],
+            id="a union by tag",
+        ),
+        pytest.param(
+            OF_K | {"oneOf": [tagged("a"), tagged("b", "k")]},
+            {"anyOf": [tagged("a", "k"), tagged("b", "k")]},
+            [],
+            id="a union by tag, in place",
+        ),
+        pytest.param(
+            OF_K | {"oneOf": [tagged("a"), tagged("a")]},
+            OF_K | {"oneOf": [tagged("a"), tagged("a")]},
+            [],
+            id="a union by a tag that tells nothing",
+        ),
         pytest.param(
             {"pattern": DECIMAL}, {"pattern": r"^[+-]?0*\d*\.?\d*$"}, ["look-around of a pattern"]
         , id="look-around"),
@@ -92,6 +156,14 @@ def test_a_schema_is_relaxed_by_name(given: Any, made: Any, left_out: list[str])
     before = json.dumps(given)
     assert as_grammars_take_it(given, strict=False) == (made, left_out)
     assert json.dumps(given) == before
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
+def test_a_union_is_told_by_its_tag(backend: Any, strict: bool) -> None:
+    made, _ = as_grammars_take_it(UNION | {"type": "object"}, strict=strict)
+    texts = ['{"k":"a","a":1}', '{"k":"b","b":1}', '{"a":1}', '{"k":"a","b":1}']
+    taken = [takes(backend, f'{{"x":{text}}}', json=made) for text in texts]
+    assert taken == [True, True, False, False]
 
 
 def test_what_a_strict_schema_names_is_all_that_an_object_has() -> None:

@@ -8,6 +8,7 @@ named; the rest is left to the grammar, which refuses what it does not know.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from paged_core.json_schema import changed
@@ -18,6 +19,9 @@ _FORMATS = {
 }
 """Formats of texts that grammars know."""
 _TEXT = {"type": "string"}
+_UNENFORCED = ("dependentRequired", "uniqueItems")
+_APPLIED_TOO = {"allOf", "anyOf", "oneOf", "$ref", "dependentSchemas", "if"}
+"""Keywords by which an object has further properties that are evaluated."""
 _ESCAPED_OR_CLASS = r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]"
 _ASSERTION = re.compile(rf"\\[bB]|\(\?<?[=!]|{_ESCAPED_OR_CLASS}", re.DOTALL)
 _BRACKET = re.compile(rf"{_ESCAPED_OR_CLASS}|[()]", re.DOTALL)
@@ -35,8 +39,18 @@ def as_grammars_take_it(schema: Any, *, strict: bool) -> tuple[Any, list[str]]:
         names = part.pop("propertyNames", True)
         if names not in (True, {}, _TEXT):
             left_out["propertyNames"] = None
-        if part.get("uniqueItems") is False:
-            del part["uniqueItems"]
+        if part.get("not") in ({}, True):
+            return False
+        for name in _UNENFORCED:
+            if part.pop(name, False):
+                left_out[name] = None
+        if part.get("unevaluatedProperties") is False:
+            del part["unevaluatedProperties"]
+            if part.keys() & _APPLIED_TOO:
+                left_out["unevaluatedProperties"] = None
+            else:
+                part.setdefault("additionalProperties", False)
+        part = _told_apart(part, schema)
         kind, form, pattern = part.get("type"), part.get("format"), part.get("pattern")
         may_be_text = (
             kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind)
@@ -49,8 +63,46 @@ def as_grammars_take_it(schema: Any, *, strict: bool) -> tuple[Any, list[str]]:
             part["pattern"] = plain
         return _with_null(part) if part.pop("nullable", None) is True else part
 
-    made = changed(schema, change)
+    made = changed(schema, change, but=("not",))
     return (_closed(made) if strict else made), list(left_out)
+
+
+def _told_apart(part: dict[str, Any], root: Any) -> dict[str, Any]:
+    """Require the tag by which the choices of ``oneOf`` differ: no two of them are then met."""
+    given, choices = part.get("discriminator"), part.get("oneOf")
+    name = given.get("propertyName") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or not isinstance(choices, list) or "anyOf" in part:
+        return part
+    tags = [_tags(choice, name, root) for choice in choices]
+    if not all(tags) or len(set().union(*tags)) < sum(map(len, tags)):
+        return part
+    rest = {key: value for key, value in part.items() if key not in ("oneOf", "discriminator")}
+    return {**rest, "anyOf": [_requiring(name, choice) for choice in choices]}
+
+
+def _requiring(name: str, choice: dict[str, Any]) -> dict[str, Any]:
+    required = choice.get("required") or []
+    is_there = not isinstance(required, list) or name in required
+    return choice if is_there else {**choice, "required": [*required, name]}
+
+
+def _tags(choice: Any, name: str, root: Any) -> set[str]:
+    """Return the texts that a property of a kind of object is limited to; none: it is not."""
+    steps = choice.get("$ref", "") if isinstance(choice, Mapping) else ""
+    if isinstance(steps, str) and steps.startswith("#/"):
+        choice = root
+        for step in steps[2:].split("/"):
+            choice = choice.get(step) if isinstance(choice, Mapping) else None
+    if not isinstance(choice, Mapping) or choice.get("type") != "object":
+        return set()
+    properties = choice.get("properties")
+    tag = properties.get(name) if isinstance(properties, Mapping) else None
+    if not isinstance(tag, Mapping):
+        return set()
+    values = [tag["const"]] if "const" in tag else tag.get("enum")
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        return set()
+    return set(values)
 
 
 def _with_null(part: dict[str, Any]) -> dict[str, Any]:
@@ -90,5 +142,5 @@ def _without_assertions(pattern: str) -> str:
             depth += {"(": 1, ")": -1}.get(bracket[0], 0)
             at = bracket.end()
         if depth:
-            return pattern  # a bracket is missing: whoever compiles it says so
+            return pattern  # a bracket is missing: the grammar says so
     return made + pattern[at:]
