@@ -67,7 +67,7 @@ def test_chunks_and_preemption_leave_prompt_logprobs_whole(llm: LLM) -> None:
     ids=["default", "chunks", "prefill or decode", "contiguous"],
 )
 def test_a_prompt_of_the_whole_length_has_log_probabilities(llm: LLM, settings: Any) -> None:
-    """Its one token is not computed; whoever wants more of them is refused."""
+    """Its one token is not computed; requests for more of them are refused."""
     prompt = list(range(100, 164))
     scored = SamplingParams(max_tokens=1, prompt_logprobs=1)
     (expected,) = llm.generate([prompt], scored)

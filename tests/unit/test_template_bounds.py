@@ -10,6 +10,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paged_backends.text.chat_template import ChatTemplate
+from paged_backends.text.template_bounds import BoundedEnvironment
 from paged_core.errors import RequestError
 
 pytestmark = pytest.mark.heavy
@@ -152,3 +153,15 @@ def test_messages_have_a_bound() -> None:
             render("x", [{"role": "user", "content": content}])
         with pytest.raises(RequestError, match=r"too large|nested"):
             render("x", tools=[{"a": content}])
+
+
+def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(
+        {"default": "once: {% for m in messages %}{{ m.content }}{% endfor %}"}, {}
+    )
+    first = template.render(MESSAGES)
+    monkeypatch.setattr(BoundedEnvironment, "compile", None)
+    for messages in (MESSAGES, MESSAGES * 2):
+        assert template.render(messages).startswith(first)
+    with pytest.raises(RequestError, match="not callable"):
+        template.render(MESSAGES, chat_template="another one")

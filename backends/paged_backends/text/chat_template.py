@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -54,6 +56,8 @@ _CUT = "END_OF_THE_MESSAGE_TO_GO_ON_WITH "
 """Put after it; a template that trims the message trims the space."""
 _MAX_FORM = 1000
 """Characters of the format of a date."""
+_MAX_COMPILED = 16
+"""Templates that are kept compiled."""
 _MAX_KNOWN = 100
 """Roles of templates of which it is kept what they read."""
 _SAMPLE = "Apples Pears"
@@ -67,7 +71,7 @@ _SAMPLE_CALL = {
 
 @dataclass
 class ChatTemplate:
-    """The templates of one checkpoint, compiled when they are used."""
+    """The templates of one checkpoint, compiled when they are first used."""
 
     sources: Mapping[str, str]
     """By name: ``default``, and perhaps ``tool_use`` and others."""
@@ -134,7 +138,7 @@ class ChatTemplate:
             _check_that_it_goes_on(checked, options)
         variables = {**self.special_tokens, **_plain(options), "tools": _plain(tools)}
         with _template_errors():
-            template = environment.from_string(source)
+            template = environment.template(_compiled(source))
 
             def rendered(messages: list[dict[str, Any]]) -> str:
                 messages = [self._shaped(source, each) for each in messages]
@@ -186,7 +190,7 @@ class ChatTemplate:
         if role in ("system", "developer"):
             messages.reverse()
         try:
-            template = _environment(messages).from_string(source)
+            template = _environment(messages).template(_compiled(source))
             text = template.render(messages=messages, tools=None, **self.special_tokens)
         except TemplateTooCostly:
             raise
@@ -222,6 +226,11 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=_MAX_COMPILED)
+def _compiled(source: str) -> CodeType:
+    return _environment(()).compiled(source)
 
 
 def _environment(data: Any) -> BoundedEnvironment:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from time import monotonic
+from types import CodeType
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
@@ -83,14 +84,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._bounded(name, function) for name, function in bounded.items()}
         del self.globals["lipsum"], self.filters["wordwrap"]  # unbounded, quadratic
 
-    def from_string(self, source: Any, *args: Any, **options: Any) -> Template:
-        """Compile a template, with what it does made to be charged."""
+    def compiled(self, source: str) -> CodeType:
+        """Compile a template, with what it does made to be charged, for any such environment."""
         if len(source) > MAX_SOURCE:
             raise TemplateTooCostly(f"it has more than {MAX_SOURCE} characters")
         tree = _Charged().visit(self.parse(source))
         tree.set_lineno(1)
         tree.set_environment(self)
-        return super().from_string(tree, *args, **options)
+        return self.compile(tree)
+
+    def template(self, code: CodeType) -> Template:
+        """Return a template that charges this environment."""
+        return self.template_class.from_code(self, code, self.make_globals(None))
 
     # ------------------------------------------------------------------ the budget
 

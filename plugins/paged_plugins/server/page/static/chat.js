@@ -5,7 +5,7 @@ import { Rendered } from "/page/markdown.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty"];
 
-const OWN_ID = /(?:request )?'?chatcmpl-[\w-]{16,}'?/g; // says nothing to whoever reads the page
+const OWN_ID = /(?:request )?'?chatcmpl-[\w-]{16,}'?/g; // says nothing to readers of the page
 
 export class Chat {
   constructor() {
