@@ -141,6 +141,22 @@ def test_tools_that_are_allowed_are_those_that_may_be_called(told: Served, mode:
             assert "find" not in answered(told, path, body)[1]
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("stop", ['"a":', "</tool_call>"], ids=["within", "after"])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_a_call_that_a_stop_string_has_cut_is_not_whole(
+    told: Served, path: str, stop: str, choice: str
+) -> None:
+    name = "stop" if path == CHAT else "stop_sequences"
+    body = asked(path, call("look"), choice, form=False, **{name: [stop]})
+    assert answered(told, path, body)[1] == ["look"]
+    found = told.ask("POST", path, body)[1]
+    reason = found["choices"][0]["finish_reason"] if path == CHAT else found["stop_reason"]
+    is_cut = stop == '"a":'
+    whole, cut = ("tool_calls", "stop") if path == CHAT else ("tool_use", "stop_sequence")
+    assert reason == (cut if is_cut else whole)
+
+
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_names_of_tools_may_be_long(told: Served, path: str) -> None:
     body = json.loads(

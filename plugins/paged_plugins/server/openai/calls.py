@@ -26,6 +26,8 @@ class GrowingCalls:
         self._is_dropped = False
         """True while a call is read that the answer may not have."""
         self.count = 0
+        self.is_open = False
+        """True once the answer has ended within a call."""
         self._arguments: JsonText | None = None
         """Arguments that grow; ``None``: no call does."""
 
@@ -48,6 +50,7 @@ class GrowingCalls:
                 self._end(made)
                 texts.append(piece.text)
         if has_ended:
+            self.is_open = self._arguments is not None and not self._arguments.done
             self._end(made)
         return list(made.values()), "".join(texts)
 

@@ -266,7 +266,8 @@ class AnswerParser:
         thoughts, pieces = self._parts.take(delta.content or "", has_ended=has_ended)
         calls, text = self._calls.take(pieces, has_ended=has_ended)
         reason = delta.finish_reason
-        if reason == "stop" and self._calls.count:
+        is_cut = self._calls.is_open and delta.stop_reason is not None
+        if reason == "stop" and self._calls.count and not is_cut:
             reason = "tool_calls"
         return replace(
             delta,
