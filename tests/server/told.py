@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,15 @@ def told_in(prompt: bytes) -> bytes:
     """Return what a prompt says is to be said."""
     marks = _MARK.findall(prompt)
     return urlsafe_b64decode(marks[-1]) if marks else DEFAULT.encode()
+
+
+def told_tokens(tokenizer: Any, prompt: Iterable[int]) -> list[int]:
+    """Return the tokens of what the tokens of a prompt say is to be said."""
+    words = tokenizer.token_bytes
+    ids = {words[token]: token for token in range(tokenizer.vocab_size)}
+    specials = b"|".join(re.escape(words[each]) for each in tokenizer.special_ids)
+    said = told_in(b"".join(words[token] for token in prompt))
+    return [ids[piece] for piece in re.findall(specials + b"|.", said, re.DOTALL)]
 
 
 def make_told(folder: Path, specials: Sequence[str] = (), template: str = TEMPLATE) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -26,18 +25,7 @@ from paged_core.text.generation import Generation
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import HttpSettings
 from paged_plugins.server.testing.services import ask
-from server.told import END, LENGTH, told_in
-
-
-def token_ids(tokenizer: CheckpointTokenizer, said: bytes) -> list[int]:
-    """Return the tokens of what is to be said, with the one that ends it."""
-    words = tokenizer.token_bytes
-    assert words is not None
-    assert tokenizer.vocab_size is not None
-    ids = {words[token]: token for token in range(tokenizer.vocab_size)}
-    specials = b"|".join(re.escape(words[each]) for each in tokenizer.special_ids)
-    pieces = re.findall(specials + b"|.", said, re.DOTALL)
-    return [*(ids[piece] for piece in pieces), ids[END.encode()]]
+from server.told import END, LENGTH, told_tokens
 
 
 class ToldClient(StreamingClient):
@@ -82,10 +70,8 @@ class ToldClient(StreamingClient):
 
     def _grown(self, sequence: SequenceState, generation: Generation) -> Iterator[None]:
         request = generation.request
-        words = self._tokenizer.token_bytes
-        assert words is not None
-        said = told_in(b"".join(words[token] for token in request.prompt))
-        *told, end = token_ids(self._tokenizer, said)
+        told = told_tokens(self._tokenizer, request.prompt)
+        (end,) = self._tokenizer.encode(END, add_special_tokens=False)
         for count, token in enumerate([*told, end], 1):
             sequence.tokens.append(token)
             check = generation.stop_check

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from paged_backends.runners.native.runner import NativeRunner
 from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity
 from paged_core.step import StepInput
-from server.told import told_in
+from server.told import told_tokens
 
 _ABOVE = 30.0
 """Logit of the token that is told, above that of the best other one."""
@@ -55,18 +54,13 @@ class ToldExecutor(LocalExecutor):
         runner, batches, tokenizer = self._loaded.runner, self._loaded.batches, self.tokenizer()
         assert isinstance(runner, ToldRunner), "executor told needs runner told"
         assert tokenizer is not None
-        assert tokenizer.token_bytes is not None
-        words, make, (end,) = tokenizer.token_bytes, batches.make, runner.eos_token_ids
-        ids = {words[token]: token for token in range(runner.vocab_size)}
-        specials = b"|".join(re.escape(words[each]) for each in tokenizer.special_ids)
-        pieces = re.compile(specials + b"|.", re.DOTALL)
+        make, (end,) = batches.make, runner.eos_token_ids
         plans: dict[SeqId, list[int]] = {}
 
         def told(sequence: KnownSequence) -> int:
             prompt = sequence.tokens[: sequence.sampling.num_prompt_tokens]
             if sequence.id not in plans:
-                said = told_in(b"".join(words[token] for token in prompt))
-                plans[sequence.id] = [ids[piece] for piece in pieces.findall(said)]
+                plans[sequence.id] = told_tokens(tokenizer, prompt)
             return next(iter(plans[sequence.id][len(sequence.tokens) - len(prompt) :][:1]), end)
 
         def make_told(step: StepInput) -> Batch | None:
