@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
+from anthropic.types.beta import BetaContentBlockParam
 from openai.types import Reasoning
 from openai.types.responses import Response
 
-from paged_plugins.server.anthropic.protocol import MessagesRequest
+from paged_plugins.server.anthropic.protocol import SKIPPED, MessagesRequest
 from paged_plugins.server.anthropic.reading import Reading
 from paged_plugins.server.openai.protocol import ChatRequest
 from paged_plugins.server.responses.protocol import ResponsesRequest
@@ -303,6 +304,94 @@ def test_a_message_of_the_system_that_is_cleared_is_not_shown() -> None:
 
     assert texts(*SAID, once) == ["x", "Once."]
     assert texts(*SAID, once, *SAID) == ["x", "x"]
+
+
+def texts_of(content: list[Any], role: str = "user") -> list[Any]:
+    """Return the texts of the messages that blocks become."""
+    body = {"messages": [*SAID, {"role": role, "content": content}], "max_tokens": 1}
+    made = msgspec.json.decode(msgspec.json.encode(body), type=MessagesRequest)
+    return [each.content for each in Reading(made, strips_billing_line=True).chat().messages[1:]]
+
+
+TEXT: Any = {"type": "text", "text": "a"}
+IN_PARTS = {"type": "content", "content": [TEXT, TEXT]}
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "b"}
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "document", "source": PLAIN, "title": "t", "context": "c"}, "t\nc\nb"),
+        ({"type": "document", "source": IN_PARTS}, "a\na"),
+        ({"type": "search_result", "title": "t", "source": "s", "content": [TEXT]}, "t\ns\na"),
+    ],
+    ids=["document", "document in parts", "search result"],
+)
+def test_blocks_that_have_text_are_text(block: Any, text: str) -> None:
+    assert texts_of([TEXT, block]) == [f"a\n{text}"]
+    assert texts_of([{**RESULT, "content": [block]}]) == [text]
+
+
+def test_blocks_of_tools_that_a_server_runs_are_skipped(calling: Served) -> None:
+    read = {"text", "document", "search_result", "thinking", "redacted_thinking", "tool_use"}
+    read |= {"tool_result", "tool_addition", "tool_removal"}
+    kinds = set(re.findall(r"Literal\['(\w+)'\]", tags_of(BetaContentBlockParam)))
+    assert kinds - read == {*SKIPPED, "image"}
+    blocks = [{"type": kind, "id": "1", "content": [{"x": 1}]} for kind in SKIPPED]
+    assert texts_of([TEXT, *blocks, TEXT], "assistant") == ["a\na"]
+    said = [*SAID, {"role": "assistant", "content": [TEXT, *blocks]}, *SAID]
+    status, found, headers = calling.ask("POST", MESSAGES, {"messages": said, "max_tokens": 1})
+    assert status == 200, found
+    assert all(kind in headers[WARNING] for kind in SKIPPED)
+
+
+def tags_of(union: Any) -> str:
+    params = [each for each in get_args(union) if isinstance(each, type)]
+    return " ".join(str(get_type_hints(each)["type"]) for each in params)
+
+
+CUSTOM: Any = {"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}}
+
+
+def test_custom_tools_and_searches_of_chats_are_skipped(calling: Served) -> None:
+    function = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+    called = {"id": "1", "type": "custom", "custom": {"name": "patch", "input": "x"}}
+    result = {"role": "tool", "tool_call_id": "1", "content": "y"}
+    history = [*SAID, {"role": "assistant", "tool_calls": [called]}, result]
+    only = {"messages": history, "tools": [function], "max_tokens": 4, "temperature": 0}
+    both = {**only, "tools": [CUSTOM, function], "web_search_options": {}}
+    plain, more = (calling.ask("POST", CHAT, body) for body in (only, both))
+    assert text_of(plain[1]) == text_of(more[1])
+    assert plain[1]["usage"] == more[1]["usage"] | {
+        "prompt_tokens_details": plain[1]["usage"]["prompt_tokens_details"]
+    }
+    assert WARNING not in plain[2]
+    assert "patch (custom), web_search_options" in more[2][WARNING]
+    as_function = {**called, "type": "function", "custom": None}
+    as_function["function"] = {"name": "patch", "arguments": '{"input": "x"}'}
+    history[1] = {"role": "assistant", "tool_calls": [as_function]}
+    assert (
+        calling.ask("POST", CHAT, only)[1]["usage"]["prompt_tokens"]
+        == (plain[1]["usage"]["prompt_tokens"])
+    )
+
+
+def test_the_smallest_top_p_takes_the_best_token(served: Served) -> None:
+    best = told(CHAT)
+    answers = [
+        text_of(served.ask("POST", CHAT, body)[1])
+        for body in (best, best | {"temperature": 2, "top_p": 0})
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_deep_arguments_of_a_call_are_a_text(served: Served) -> None:
+    for levels in (65, 100_000):
+        arguments = '{"a":' * levels + "1" + "}" * levels
+        call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+        said = [*SAID, {"role": "assistant", "tool_calls": [call]}, *SAID]
+        status, found, _ = served.ask("POST", CHAT, {"messages": said, "max_tokens": 1})
+        assert status == 200 or "maximum context length" in found["error"]["message"], found
 
 
 def test_a_request_of_codex_is_served(calling: Served) -> None:

@@ -32,6 +32,8 @@ GENERATES = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
 TOOL: Any = {"type": "function", "function": {"name": "f"}}
 NAMED: Any = {"type": "function", "name": "f"}
 SENT: Any = {"name": "f", "input_schema": {}}
+SEARCH = {"type": "web_search_20250305", "name": "x"}
+CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 USE = {"type": "tool_use", "id": "1", "name": "f"}
 BROKEN = {"id": "1", "function": {"name": "f", "arguments": "no"}}
 
@@ -55,7 +57,7 @@ def schema(value: Any) -> dict[str, Any]:
 FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
     COMPLETIONS: [
         ({"temperature": "hot"}, "temperature", "xpected"),
-        ({"top_p": 0}, "top_p", ""),
+        ({"top_p": -0.1}, "top_p", ""),
         ({"n": 1 << 70}, "n", ""),
         ({"n": 9}, "n", "server.max_choices"),
         ({"n": 5}, None, "max_num_seqs"),
@@ -98,6 +100,11 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"messages": [{**SAID[0], "mood": 1}]}, "messages[0].mood", "no field"),
         ({"messages": SAID * 4097}, "messages", "4096"),
         ({"messages": [{"role": "assistant", "tool_calls": [BROKEN]}]}, "messages", "no JSON"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "messages",
+            "has no function",
+        ),
         (user([{"type": "image_url"}]), "messages[0].content[0].type", "only text is served"),
         (user("word " * 70), "messages", "64"),
         (user("x" * (1 << 22)), "messages", ""),
@@ -118,8 +125,16 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (
             {"response_format": schema({"not": {}})},
             "response_format",
+            "Unsatisfiable schema",
+        ),
+        (
+            {"response_format": schema({"not": {"const": 1}})},
+            "response_format",
             'Unimplemented keys: ["not"]',
         ),
+        ({"response_format": schema(False)}, "response_format", "Unsatisfiable schema"),
+        ({"response_format": schema(None)}, "response_format.json_schema", "has no schema"),
+        ({"response_format": schema(5)}, "response_format.json_schema.schema", "is an object"),
         (
             {"structured_outputs": {"regex": "a", "choice": ["a"]}},
             "structured_outputs",
@@ -132,7 +147,8 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "give one",
         ),
         ({"tools": [TOOL]}, "tools", "start the server with --tool-parser"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function", "is missing"),
+        ({"tools": [NAMED]}, "tools.0.function", "is missing: it is an object with the name"),
+        ({"tools": [CUSTOM], "tool_choice": "required"}, "tool_choice", "cannot run are left out"),
         ({"tools": [{"type": "function"}] * 1025}, "tools", "1024"),
         ({"tools": [{"type": "code"}]}, "tools.0.type", "must be function"),
         ({"tools": [{**TOOL, "function": {}}]}, "tools.0.function.name", "1 to 128"),
@@ -203,6 +219,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"messages": []}, None, "messages is empty"),
         ({"max_tokens": 0}, None, "max_tokens must be at least 1"),
         (user([{"type": "image"}]), None, "only text is served"),
+        (user([{"type": "document", "source": {"type": "url"}}]), None, "it may be content, text"),
         (
             user([{"type": "thinking", "thinking": "x"}]),
             None,
@@ -218,9 +235,9 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"tools": [{**SENT, "name": ""}], "tool_choice": {"type": "any"}}, None, "tools.0.name"),
         ({"tool_choice": {"type": "tool"}}, None, "tool_choice.name is for the type tool"),
         (
-            {"tools": [SENT], "tool_choice": {"type": "tool", "name": "x"}},
+            {"tools": [SENT, SEARCH], "tool_choice": {"type": "tool", "name": "x"}},
             None,
-            "names 'x', which is no tool",
+            "names 'x', which is no tool; those that this server cannot run are left out",
         ),
         (
             {"output_config": {"format": {"type": "json_schema"}}},
@@ -356,7 +373,7 @@ def test_messages_list_what_is_allowed_in_the_words_of_json(served: Served) -> N
             "it may be assistant, developer, system",
         ),
         (CHAT, {**user("x"), "reasoning_effort": "most"}, "it may be high, low, max"),
-        (MESSAGES, {**user([{"type": "txt"}]), "max_tokens": 1}, "it may be text, thinking"),
+        (MESSAGES, {**user([{"type": "txt"}]), "max_tokens": 1}, "it may be text, document"),
         (MESSAGES, {**user("x"), "max_tokens": 1, "thinking": {"type": "on"}}, "disabled, enabled"),
         (RESPONSES, {"input": [{"type": "massage"}]}, "it may be additional_tools, "),
         (COMPLETIONS, {"prompt": "x", "structured_outputs": {"choice": True}}, "not true"),

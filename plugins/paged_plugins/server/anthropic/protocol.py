@@ -7,8 +7,11 @@ is of the type ``NoEffect`` is not read.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET
 
 from paged_plugins.server.errors import TOO_LONG, ApiError
@@ -29,6 +32,36 @@ class SentText(SentBlock, kw_only=True, tag_field="type", tag="text"):
 
     text: str
     citations: NoEffect = UNSET
+
+
+class DocumentSource(Sent):
+    """Text of a document, or its parts."""
+
+    type: Literal["text", "content"]
+    media_type: Literal["text/plain"] | None = None
+    data: str | None = None
+    content: str | list[SentText] | None = None
+
+
+class SentDocument(SentBlock, kw_only=True, tag_field="type", tag="document"):
+    """A document, which the model reads as text after its title and context."""
+
+    source: DocumentSource
+    title: str | None = None
+    context: str | None = None
+    citations: NoEffect = UNSET
+
+
+class SentSearchResult(SentBlock, kw_only=True, tag_field="type", tag="search_result"):
+    """Result of a search, which the model reads as text after its title and source."""
+
+    title: str
+    source: str
+    content: list[SentText]
+    citations: NoEffect = UNSET
+
+
+AnyText = SentText | SentDocument | SentSearchResult
 
 
 class SentThinking(SentBlock, kw_only=True, tag_field="type", tag="thinking"):
@@ -65,7 +98,7 @@ class SentToolResult(SentBlock, kw_only=True, tag_field="type", tag="tool_result
     """Result of a call."""
 
     tool_use_id: str
-    content: str | list[SentText | ToolReference] | None = None
+    content: str | list[AnyText | ToolReference] | None = None
     is_error: bool | None = None
     """The model is told by ``Error:`` before the text."""
     toolset_name: NoEffect = UNSET
@@ -91,14 +124,31 @@ class ToolRemoval(SentBlock, kw_only=True, tag_field="type", tag="tool_removal")
     tool: ToolChange
 
 
+SKIPPED = (
+    "server_tool_use",
+    *("web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result"),
+    *("code_execution_tool_result", "bash_code_execution_tool_result"),
+    *("text_editor_code_execution_tool_result", "advisor_tool_result", "container_upload"),
+    *("mcp_tool_use", "mcp_tool_result", "mcp_tool_listing", "compaction", "fallback"),
+)
+"""Types of blocks of what another server has run; nothing is made of what they hold."""
+if TYPE_CHECKING:
+    SkippedBlock = msgspec.Struct
+else:
+    SkippedBlock = reduce(
+        or_,
+        (msgspec.defstruct(tag.title(), (), tag_field="type", tag=tag) for tag in SKIPPED),
+    )
+
 AnyBlock = (
-    SentText
+    AnyText
     | SentThinking
     | SentRedacted
     | SentToolUse
     | SentToolResult
     | ToolAddition
     | ToolRemoval
+    | SkippedBlock
 )
 
 

@@ -11,10 +11,13 @@ import msgspec
 
 from paged_plugins.server.anthropic.protocol import (
     NO_THREADS,
+    SKIPPED,
+    AnyText,
     CountTokensRequest,
     MessagesRequest,
     SentMessage,
     SentRedacted,
+    SentSearchResult,
     SentText,
     SentThinking,
     SentToolResult,
@@ -55,6 +58,7 @@ class Reading:
             raise ApiError(400, reason, param="thread", code=NO_THREADS)
         self._tools = _Tools(body.tools or ())
         self._made = Conversation()
+        self._skipped: dict[str, None] = {}
         if body.system and (system := self._system(body.system)):
             self._made.say("system", system)
         last = max((n for n, each in enumerate(body.messages) if each.role == "user"), default=-1)
@@ -68,6 +72,8 @@ class Reading:
         servers = [f"mcp_servers: {each.get('name')}" for each in self._body.mcp_servers or ()]
         if skipped := [*self._tools.skipped, *servers]:
             yield f"tools that this server cannot run were skipped: {', '.join(skipped)}"
+        if self._skipped:
+            yield f"blocks of other servers' tools were skipped: {', '.join(self._skipped)}"
 
     def chat(self) -> ChatRequest:
         """Return what is asked of the model.
@@ -125,17 +131,19 @@ class Reading:
             if content or message.role != "system":
                 self._made.say(message.role, content)
             return
-        place = 0
-        for kind, group in groupby(content, type):
-            blocks: Sequence[Any] = list(group)
-            where = f"{path}.content.{place}"
-            place += len(blocks)
+        names = [each.__struct_config__.tag for each in content]
+        self._skipped |= dict.fromkeys(name for name in names if name in SKIPPED)
+        kept = [place for place, name in enumerate(names) if name not in SKIPPED]
+        for kind, group in groupby(kept, lambda place: _kind(content[place])):
+            places = list(group)
+            blocks: Sequence[Any] = [content[place] for place in places]
+            where = f"{path}.content.{places[0]}"
             if kind is SentText:
                 self._made.say(message.role, _text(blocks))
                 continue
             needed = _ROLES[kind]
             if message.role not in needed:
-                name, of = blocks[0].__struct_config__.tag, needed[0]
+                name, of = names[places[0]], needed[0]
                 raise refused(where, f"{where}: a {name} block is for messages of the {of}")
             for each in blocks:
                 self._add_block(each, where)
@@ -159,10 +167,10 @@ class Reading:
             found = [each for each in content if isinstance(each, ToolReference)]
             for each in found:
                 self._tools.load(each.tool_name)
-            texts = (
-                each.tool_name if isinstance(each, ToolReference) else each.text for each in content
+            content = joined(
+                each.tool_name if isinstance(each, ToolReference) else _text_of(each)
+                for each in content
             )
-            content = joined(texts)
         return f"Error: {content}" if block.is_error else content
 
 
@@ -238,8 +246,23 @@ class _Tools:
         ]
 
 
-def _text(content: str | Sequence[SentText]) -> str:
-    return content if isinstance(content, str) else joined(block.text for block in content)
+def _kind(block: Any) -> type:
+    """Return the type of a block; that of text for all that is text."""
+    return SentText if isinstance(block, AnyText) else type(block)
+
+
+def _text(content: str | Sequence[AnyText]) -> str:
+    return content if isinstance(content, str) else joined(map(_text_of, content))
+
+
+def _text_of(block: AnyText) -> str:
+    if isinstance(block, SentText):
+        return block.text
+    if isinstance(block, SentSearchResult):
+        return joined((block.title, block.source, _text(block.content)))
+    source = block.source
+    given = (block.title, block.context, source.data or _text(source.content or ""))
+    return joined(filter(None, given))
 
 
 def _template_options(body: MessagesRequest | CountTokensRequest) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from paged_plugins.server.service import Service
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _START = re.compile(r"^start:", re.MULTILINE)
+_SKIPPED = "; those that this server cannot run are left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
     form = _asked_form(body, warnings)
     if not isinstance(body, ChatRequest):
         return Format({} if form is None else {"structured_outputs": form}, warnings=warnings)
+    if skipped := _skipped(body):
+        warnings.append(f"tools that this server cannot run were skipped: {', '.join(skipped)}")
     tools = _tools(service, body, warnings)
     if tools is not None:
         form = tools.form or (form and _form_or_calls(service, body, tools, form, warnings))
@@ -114,8 +117,11 @@ def _response_form(given: Mapping[str, Any], warnings: list[str]) -> Mapping[str
     if kind == "json_object":
         return {"json_object": True}
     named = given.get("json_schema")
-    if not isinstance(named, Mapping) or "schema" not in named:
+    if not isinstance(named, Mapping) or named.get("schema") is None:
         raise refused("response_format.json_schema", "response_format.json_schema has no schema")
+    if not isinstance(named["schema"], Mapping | bool):
+        name = "response_format.json_schema.schema"
+        raise refused(name, f"{name} must be a JSON schema, which is an object")
     _refuse_others(
         "response_format.json_schema", named, ("name", "schema", "strict", "description")
     )
@@ -129,7 +135,7 @@ def _for_grammar(name: str, schema: Any, warnings: list[str], *, strict: bool = 
     made, left_out = as_grammars_take_it(schema, strict=strict)
     if left_out:
         warnings.append(f"{name} is not held to {', '.join(left_out)}")
-    return made
+    return made if isinstance(made, Mapping) else {"allOf": [made]}
 
 
 def _checked(name: str, form: Mapping[str, Any]) -> StructuredOutputs | None:
@@ -167,7 +173,9 @@ def _tools(service: Service, body: ChatRequest, warnings: list[str]) -> Tools | 
             )
         return Tools(written or service.parsers.forced_tools, schemas, None, most, only)
     if not functions:
-        raise refused("tool_choice", "tool_choice asks for a tool, and there is none in tools")
+        raise refused(
+            "tool_choice", f"tool_choice asks for a tool, and there is none in tools{_SKIPPED}"
+        )
     if choice != "required":
         functions, most = [_named(choice, functions)], 1
         schemas = {each.name: each.parameters for each in functions}
@@ -187,7 +195,8 @@ def _grammar(
     warnings: list[str],
 ) -> str:
     tokens = service.parsers.special_tokens(written.marks)
-    strict = {tool["function"]["name"] for tool in body.tools or () if _is_strict(tool)}
+    given = [tool["function"] for tool in body.tools or () if not is_custom(tool)]
+    strict = {each["name"] for each in given if each.get("strict") is True}
     held = []
     for each in functions:
         name, is_strict = f"tool {each.name}", each.name in strict
@@ -234,23 +243,35 @@ def _allowed(
         raise refused(
             "tool_choice", 'tool_choice.allowed_tools must be {"mode": "auto", "tools": [...]}'
         )
-    return mode, [_named(each, functions) for each in tools]
+    return mode, [_named(each, functions) for each in tools if not is_custom(each)]
 
 
-def _is_strict(tool: Mapping[str, Any]) -> bool:
-    return tool["function"].get("strict") is True
+def is_custom(tool: Mapping[str, Any]) -> bool:
+    """Return whether a tool takes what is no JSON; the model is not told of it."""
+    return tool.get("type") == "custom"
+
+
+def _skipped(body: ChatRequest) -> list[str]:
+    """Return the names of tools that the model is not told of."""
+    customs = [tool.get("custom") for tool in body.tools or () if is_custom(tool)]
+    names = [each.get("name") if isinstance(each, Mapping) else None for each in customs]
+    searches = body.web_search_options is not None
+    return [*(f"{name} (custom)" for name in names), *(["web_search_options"] * searches)]
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
     found: dict[str, Function] = {}
     for place, tool in enumerate(tools):
         path = f"tools.{place}"
+        if is_custom(tool):
+            continue
         if tool.get("type") != "function":
             raise refused(f"{path}.type", f"{path}.type must be function")
-        _refuse_others(path, tool, ("type", "function", "cache_control"))
         given = tool.get("function")
         if not isinstance(given, Mapping):
-            raise refused(f"{path}.function", f"{path}.function is missing")
+            what = "it is an object with the name, description and parameters"
+            raise refused(f"{path}.function", f"{path}.function is missing: {what}")
+        _refuse_others(path, tool, ("type", "function", "cache_control"))
         path = f"{path}.function"
         _refuse_others(path, given, ("name", "description", "parameters", "strict"))
         name, schema = given.get("name"), given.get("parameters")
@@ -273,4 +294,6 @@ def _named(choice: Any, functions: Sequence[Function]) -> Function:
     for each in functions:
         if each.name == given.get("name"):
             return each
-    raise refused("tool_choice", f"tool_choice names {given.get('name')!r}, which is no tool")
+    raise refused(
+        "tool_choice", f"tool_choice names {given.get('name')!r}, which is no tool{_SKIPPED}"
+    )

@@ -12,15 +12,16 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.text.front_end import Prompt
 from paged_core.text.generation import Generation
 from paged_plugins.server.answer import generations
-from paged_plugins.server.errors import refused
+from paged_plugins.server.errors import ApiError, refused
 from paged_plugins.server.http.endpoint import check_depth
-from paged_plugins.server.openai.formats import Format, format_of
+from paged_plugins.server.openai.formats import Format, format_of, is_custom
 from paged_plugins.server.openai.protocol import (
     ChatRequest,
     CompletionRequest,
     Generated,
     Message,
     TokenizeRequest,
+    ToolCall,
 )
 from paged_plugins.server.parsers.json_text import mended
 from paged_plugins.server.service import Service
@@ -162,6 +163,8 @@ def _sampling_params(
         raise refused("stream_options", "stream_options are for a stream; set stream to true")
     if body.deadline is not None and not body.deadline > 0:
         raise refused("deadline", f"deadline must be more than 0 seconds, not {body.deadline}")
+    if body.top_p == 0:
+        given |= {"top_p": 1, "top_k": 1}  # the fewest tokens that reach a sum are one
     if body.best_of == 1 and given.get("n", 1) == 1:
         del given["best_of"]  # what OpenAI's older clients send
     given |= {"logprobs": logprobs, **changes}
@@ -273,7 +276,7 @@ def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt
     check_depth("tools", body.tools)
     (prompt,) = service.client.front_end.chat_prompts(
         [_plain(message) for message in body.messages],
-        tools=body.tools or None,
+        tools=[tool for tool in body.tools or () if not is_custom(tool)] or None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=_template_options(body),
@@ -339,27 +342,34 @@ def _plain(message: Message) -> dict[str, Any]:
         made["reasoning_content"] = reasoning
     if message.tool_calls:
         made["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments),
-                },
-            }
+            {"id": call.id, "type": "function", "function": _called(call)}
             for call in message.tool_calls
         ]
     return made
 
 
+def _called(call: ToolCall) -> dict[str, Any]:
+    """Return the function of a call; a custom tool is one that takes an ``input``."""
+    if call.custom is not None:
+        return {"name": call.custom.name, "arguments": {"input": call.custom.input}}
+    if call.function is None:
+        raise refused("messages", "a tool call has no function; give its name and arguments")
+    return {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+
+
 def _arguments(text: str) -> Any:
-    """Return the arguments of a call of an earlier turn, which may have been cut short."""
+    """Return the arguments of a call of an earlier turn, which may have been cut short.
+
+    Those that are nested too deep to work on stay the text that they are.
+    """
     try:
         found = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        check_depth("messages", found)
+    except (RecursionError, ApiError):
+        return text
+    except (msgspec.DecodeError, UnicodeError):
         try:
-            found = msgspec.json.decode(mended(text))
+            return msgspec.json.decode(mended(text))
         except ValueError:
             raise refused("messages", "the arguments of a tool call are no JSON") from None
-    check_depth("messages", found)
     return found

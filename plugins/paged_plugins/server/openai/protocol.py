@@ -159,12 +159,20 @@ class FunctionCall(Sent):
     parsed_arguments: NoEffect = UNSET
 
 
+class CustomCall(Sent):
+    """A custom tool that the model has called."""
+
+    name: str
+    input: str
+
+
 class ToolCall(SentBack, kw_only=True):
     """A call in a message of the assistant."""
 
     id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+    type: Literal["function", "custom"] = "function"
     index: int | None = None
 
 
@@ -225,6 +233,8 @@ class ChatRequest(Generated, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    web_search_options: dict[str, Any] | None = None
+    """Skipped, as custom tools are: nothing here searches."""
 
 
 class TokenizeRequest(Sent):
