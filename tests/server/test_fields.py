@@ -14,7 +14,7 @@ from anthropic.types.beta import BetaContentBlockParam
 from openai.types import Reasoning
 from openai.types.responses import Response
 
-from paged_plugins.server.anthropic.protocol import SKIPPED, MessagesRequest
+from paged_plugins.server.anthropic.protocol import RAN_ELSEWHERE, MessagesRequest
 from paged_plugins.server.anthropic.reading import Reading
 from paged_plugins.server.openai.protocol import ChatRequest
 from paged_plugins.server.responses.protocol import ResponsesRequest
@@ -332,17 +332,41 @@ def test_blocks_that_have_text_are_text(block: Any, text: str) -> None:
     assert texts_of([{**RESULT, "content": [block]}]) == [text]
 
 
-def test_blocks_of_tools_that_a_server_runs_are_skipped(calling: Served) -> None:
+FOUND = {"type": "web_search_result", "title": "t", "url": "u", "encrypted_content": "e"}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "x"}
+FETCHED = {"url": "u", "content": {"type": "document", "title": "t", "source": PDF}}
+PRINTED = {"type": "code_execution_result", "stdout": "s", "stderr": "", "return_code": 0}
+
+
+RAN: list[tuple[str, Any, list[str]]] = [
+    ("server_tool_use", {"name": "web_search", "input": {"query": "q"}}, ["web_search\nq"]),
+    ("web_search_tool_result", {"content": [FOUND, FOUND]}, ["t\nu\nt\nu"]),
+    ("web_fetch_tool_result", {"content": FETCHED}, ["u\nt"]),
+    ("code_execution_tool_result", {"content": PRINTED}, ["s\n0"]),
+    ("mcp_tool_result", {"content": [TEXT]}, ["a"]),
+    ("compaction", {"content": "summary", "signature": "s"}, ["summary"]),
+    ("container_upload", {"file_id": "f"}, []),
+]
+
+
+@pytest.mark.parametrize(("kind", "block", "texts"), RAN, ids=[each[0] for each in RAN])
+def test_what_a_tool_of_another_server_said_is_text(
+    kind: str, block: Any, texts: list[str]
+) -> None:
+    made = {"type": kind, "id": "i", "tool_use_id": "i", "cache_control": {"ttl": "1h"}, **block}
+    assert texts_of([made], "assistant") == texts
+
+
+def test_blocks_of_tools_of_other_servers_are_taken(calling: Served) -> None:
     read = {"text", "document", "search_result", "thinking", "redacted_thinking", "tool_use"}
     read |= {"tool_result", "tool_addition", "tool_removal"}
     kinds = set(re.findall(r"Literal\['(\w+)'\]", tags_of(BetaContentBlockParam)))
-    assert kinds - read == {*SKIPPED, "image"}
-    blocks = [{"type": kind, "id": "1", "content": [{"x": 1}]} for kind in SKIPPED]
-    assert texts_of([TEXT, *blocks, TEXT], "assistant") == ["a\na"]
+    assert kinds - read == {*RAN_ELSEWHERE, "image"}
+    blocks = [{"type": kind, "id": "1"} for kind in RAN_ELSEWHERE]
     said = [*SAID, {"role": "assistant", "content": [TEXT, *blocks]}, *SAID]
     status, found, headers = calling.ask("POST", MESSAGES, {"messages": said, "max_tokens": 1})
     assert status == 200, found
-    assert all(kind in headers[WARNING] for kind in SKIPPED)
+    assert all(kind in headers[WARNING] for kind in RAN_ELSEWHERE)
 
 
 def tags_of(union: Any) -> str:

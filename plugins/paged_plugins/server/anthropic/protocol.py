@@ -124,20 +124,30 @@ class ToolRemoval(SentBlock, kw_only=True, tag_field="type", tag="tool_removal")
     tool: ToolChange
 
 
-SKIPPED = (
+class RanElsewhere(msgspec.Struct):
+    """A call that another server has made, what came of it, or a summary of what went before."""
+
+    name: str | None = None
+    input: Any = None
+    content: Any = None
+
+
+RAN_ELSEWHERE = (
     "server_tool_use",
     *("web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result"),
     *("code_execution_tool_result", "bash_code_execution_tool_result"),
     *("text_editor_code_execution_tool_result", "advisor_tool_result", "container_upload"),
     *("mcp_tool_use", "mcp_tool_result", "mcp_tool_listing", "compaction", "fallback"),
 )
-"""Types of blocks of what another server has run; nothing is made of what they hold."""
 if TYPE_CHECKING:
-    SkippedBlock = msgspec.Struct
+    AnyRanElsewhere = RanElsewhere
 else:
-    SkippedBlock = reduce(
+    AnyRanElsewhere = reduce(
         or_,
-        (msgspec.defstruct(tag.title(), (), tag_field="type", tag=tag) for tag in SKIPPED),
+        (
+            msgspec.defstruct(tag.title(), (), bases=(RanElsewhere,), tag_field="type", tag=tag)
+            for tag in RAN_ELSEWHERE
+        ),
     )
 
 AnyBlock = (
@@ -148,7 +158,7 @@ AnyBlock = (
     | SentToolResult
     | ToolAddition
     | ToolRemoval
-    | SkippedBlock
+    | AnyRanElsewhere
 )
 
 

@@ -11,10 +11,10 @@ import msgspec
 
 from paged_plugins.server.anthropic.protocol import (
     NO_THREADS,
-    SKIPPED,
-    AnyText,
     CountTokensRequest,
     MessagesRequest,
+    RanElsewhere,
+    SentDocument,
     SentMessage,
     SentRedacted,
     SentSearchResult,
@@ -38,6 +38,10 @@ _BILLING_LINE = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
 """Line that is another one in every request of a conversation."""
 _RUN_ELSEWHERE = re.compile(r"\w+_\d{8}|mcp_toolset")
 """Types of tools that another server runs, or that only its models know."""
+_NOT_READ = re.compile(
+    r"(\w+_)?type|citations|cache_control|stop_reason|\w+_id|encrypted_\w+|signature"
+)
+"""Keys of what a server's tool was given, and gave, that say nothing to a model."""
 
 
 class Reading:
@@ -131,25 +135,25 @@ class Reading:
             if content or message.role != "system":
                 self._made.say(message.role, content)
             return
-        names = [each.__struct_config__.tag for each in content]
-        self._skipped |= dict.fromkeys(name for name in names if name in SKIPPED)
-        kept = [place for place, name in enumerate(names) if name not in SKIPPED]
-        for kind, group in groupby(kept, lambda place: _kind(content[place])):
-            places = list(group)
-            blocks: Sequence[Any] = [content[place] for place in places]
-            where = f"{path}.content.{places[0]}"
+        place = 0
+        for kind, group in groupby(map(_readable, content), type):
+            blocks: Sequence[Any] = list(group)
+            where = f"{path}.content.{place}"
+            place += len(blocks)
             if kind is SentText:
                 self._made.say(message.role, _text(blocks))
                 continue
-            needed = _ROLES[kind]
-            if message.role not in needed:
-                name, of = names[places[0]], needed[0]
+            needed = _ROLES.get(kind)
+            if needed is not None and message.role not in needed:
+                name, of = blocks[0].__struct_config__.tag, needed[0]
                 raise refused(where, f"{where}: a {name} block is for messages of the {of}")
             for each in blocks:
                 self._add_block(each, where)
 
     def _add_block(self, block: Any, where: str) -> None:
-        if isinstance(block, SentThinking):
+        if isinstance(block, RanElsewhere):
+            self._skipped[str(block.__struct_config__.tag)] = None
+        elif isinstance(block, SentThinking):
             self._made.think(block.thinking)
         elif isinstance(block, SentToolUse):
             check_depth(where, block.input)
@@ -168,7 +172,7 @@ class Reading:
             for each in found:
                 self._tools.load(each.tool_name)
             content = joined(
-                each.tool_name if isinstance(each, ToolReference) else _text_of(each)
+                each.tool_name if isinstance(each, ToolReference) else _readable(each).text
                 for each in content
             )
         return f"Error: {content}" if block.is_error else content
@@ -246,23 +250,38 @@ class _Tools:
         ]
 
 
-def _kind(block: Any) -> type:
-    """Return the type of a block; that of text for all that is text."""
-    return SentText if isinstance(block, AnyText) else type(block)
+def _text(content: str | Sequence[SentText]) -> str:
+    return content if isinstance(content, str) else joined(block.text for block in content)
 
 
-def _text(content: str | Sequence[AnyText]) -> str:
-    return content if isinstance(content, str) else joined(map(_text_of, content))
-
-
-def _text_of(block: AnyText) -> str:
-    if isinstance(block, SentText):
-        return block.text
+def _readable(block: Any) -> Any:
+    """Return a block that has a text as one of text, and others as they are."""
     if isinstance(block, SentSearchResult):
-        return joined((block.title, block.source, _text(block.content)))
-    source = block.source
-    given = (block.title, block.context, source.data or _text(source.content or ""))
-    return joined(filter(None, given))
+        texts: list[str | None] = [block.title, block.source, _text(block.content)]
+    elif isinstance(block, SentDocument):
+        source = block.source
+        texts = [block.title, block.context, source.data or _text(source.content or "")]
+    elif isinstance(block, RanElsewhere):
+        check_depth("messages", [block.input, block.content])
+        texts = [block.name, *_texts([block.input, block.content])]
+    else:
+        return block
+    given = list(filter(None, texts))
+    is_skipped = not given and isinstance(block, RanElsewhere)
+    return block if is_skipped else SentText(text=joined(given))
+
+
+def _texts(given: Any) -> Iterator[str]:
+    """Yield what can be read in a value, in its order."""
+    if isinstance(given, str | int | float) and not isinstance(given, bool):
+        yield str(given)
+    elif isinstance(given, Mapping) and given.get("type") != "base64":
+        for key, value in given.items():
+            if not _NOT_READ.fullmatch(key):
+                yield from _texts(value)
+    elif isinstance(given, list):
+        for each in given:
+            yield from _texts(each)
 
 
 def _template_options(body: MessagesRequest | CountTokensRequest) -> dict[str, Any] | None:
