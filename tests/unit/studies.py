@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from paged_core.cli import main
+
 TABLES = ("runs.json", "ablation.yaml")
 WORKLOAD = {
     "name": "small",
@@ -37,3 +39,18 @@ def tables(folder: Path) -> dict[str, bytes]:
     """Return what does not depend on when and where an ablation ran."""
     kept = {name: (folder / name).read_bytes() for name in TABLES}
     return kept | {path.name: path.read_bytes() for path in sorted((folder / "runs").iterdir())}
+
+
+def run(path: Path, output: Path, *options: str) -> int:
+    """Run an ablation into a folder; return the exit status."""
+    return main(["lab", "run", str(path), "--output", str(output), "--workers", "1", *options], {})
+
+
+def leave_partials(folder: Path, pid: int) -> list[Path]:
+    """Leave what a process that was killed leaves of the files that it was writing."""
+    record = next((folder / "runs").glob("*.gz"))
+    left = [folder / f"{name}.{pid}.partial" for name in ("runs.json", "manifest.json")]
+    left.append(record.with_name(f"{record.name}.{pid}.partial"))
+    for path in left:
+        path.write_bytes(b"half of it")
+    return left
