@@ -1,4 +1,4 @@
-"""The examples on the pages of the interfaces pass the conformance class of their slot."""
+"""The examples on the pages of interfaces and plugins pass the conformance class of their slot."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import pytest
 
-from architecture.snippets import ROOT, blocks
+from architecture.snippets import ROOT, blocks, write
 from paged_core.plugins.registry import Registry
+from paged_core.sequence import Status
 from paged_plugins.lab.testing import CostModelConformance
 from paged_plugins.routing.testing import RouterConformance
 from paged_plugins.server.testing import RoutesConformance
@@ -25,7 +26,9 @@ from paged_testing import (
     QueueOrderConformance,
     SchedulerConformance,
     VictimConformance,
+    build_memory_engine,
     registry_with,
+    simple_request,
 )
 
 pytestmark = pytest.mark.long
@@ -44,6 +47,7 @@ SHOWN: dict[type[ComponentConformance], str] = {
     RoutesConformance: "CountTokens",
 }
 """The class of each slot, and the component that the page of the slot shows."""
+PLUGINS = ROOT / "docs" / "plugins.md"
 NAMES = {kind.slot: name for kind, name in SHOWN.items()}
 
 
@@ -59,10 +63,12 @@ def _modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             base = f"{name}Settings" if f"class {name}Settings" in "".join(runs) else "_Options"
             (folder / f"shown_{slot}.py").write_text("\n\n".join([*runs, _SETTINGS % base]))
             import_module(f"shown_{slot}")
+        (of_own_slot,) = (b for b in blocks(PLUGINS) if b.file)
+        write(of_own_slot, folder)
     yield
     sys.path.remove(str(folder))
-    for slot in NAMES:
-        del sys.modules[f"shown_{slot}"]
+    for name in ("by_weight", *(f"shown_{slot}" for slot in NAMES)):
+        sys.modules.pop(name, None)
 
 
 _SETTINGS = """
@@ -88,3 +94,26 @@ class _Shown(ComponentConformance):
 
 for _kind, _name in SHOWN.items():
     globals()[f"Test{_name}"] = type(f"Test{_name}", (_Shown, _kind), {"__module__": __name__})
+
+
+class TestByWeight(QueueOrderConformance):
+    """The order that asks a component of a slot of its own package."""
+
+    component = "by_weight"
+
+    def make_registry(self) -> Registry:
+        return registry_with(import_module("by_weight"))
+
+
+@pytest.mark.parametrize(("paid", "first"), [(4.0, "paid"), (0.1, "free")])
+def test_the_slot_of_ones_own_decides_what_is_served_first(paid: float, first: str) -> None:
+    engine = build_memory_engine(
+        registry_with(import_module("by_weight")),
+        queue_order="by_weight",
+        tenant_weights={"name": "two_classes", "paid": paid},
+        scheduler={"name": "token_budget", "max_num_seqs": 1},
+    )
+    asked = [replace(simple_request(each, 4, 2), tenant=each) for each in ("free", "paid")]
+    groups = [engine.add(replace(each, arrival=1.0)) for each in asked]
+    engine.step()
+    assert [group.id for group in groups if group.status is Status.RUNNING] == [first]
