@@ -208,6 +208,48 @@ def test_one_weight_in_two_shards_is_refused(whole: Path, tmp_path: Path) -> Non
     refused(folder, "native", "which another weight file")
 
 
+# ---------------------------------------------------------------------- types of values
+
+_INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(
+    ("file", "name", "value", "kind"),
+    [
+        *((_INDEX, "metadata", value, "an object") for value in (5, "x", [1])),
+        *(("config.json", "text_config", value, "an object") for value in (5, "x", [1])),
+        ("config.json", "quantization_config", [1], "an object"),
+        ("config.json", "auto_map", 5, "an object"),
+        ("config.json", "id2label", "x", "an object"),
+        ("config.json", "tokenizer_class", 5, "a string"),
+        ("tokenizer_config.json", "added_tokens_decoder", [1], "an object of objects"),
+        ("tokenizer_config.json", "added_tokens_decoder", {"5": 3}, "an object of objects"),
+        ("tokenizer_config.json", "added_tokens_decoder", {"x": {"content": "a"}}, "an object of"),
+        ("tokenizer_config.json", "added_tokens_decoder", {"5": {"content": 7}}, "an object of"),
+        ("tokenizer_config.json", "eos_token", {"a": 1}, "a string, or an object"),
+        ("tokenizer_config.json", "split_special_tokens", "x", "true or false"),
+        ("tokenizer_config.json", "additional_special_tokens", 5, "a list"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_named_with_its_file(
+    whole: Path, tmp_path: Path, runner: str, file: str, name: str, value: Any, kind: str
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "model")
+    change(folder / file, **{name: value})
+    refused(folder, runner, f"{file}: {name} must be {kind}.*, not .*; download")
+
+
+def test_an_index_without_metadata_is_served_by_what_does_not_read_it(
+    whole: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "model")
+    change(folder / _INDEX, metadata=None)
+    assert serve(folder, "native") == serve(whole, "native")
+    refused(folder, "transformers", f"{_INDEX} has no metadata")
+
+
 # ---------------------------------------------------------------------- sizes and numbers
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from paged_core.errors import CheckpointError
+from paged_core.field_rules import shown
 
 MISSING: Any = object()
 """As a default: there must be a value."""
@@ -23,6 +24,31 @@ _MAX_BYTES = 32 << 20
 _MAX_DEPTH = 50
 _MAX_NAME = 200
 """Characters of the name of a file."""
+
+
+_OBJECT, _TEXT, _FLAG = "an object", "a string", "true or false"
+_LIST = "a list or an object"
+_TOKEN = "a string, or an object with a string as its content"
+_ADDED = "an object of objects by token ids, each with a string as its content"
+_INDEX = {"metadata": _OBJECT}
+_KINDS: Mapping[str, Mapping[str, str]] = {
+    "config.json": {
+        **dict.fromkeys(("text_config", "quantization_config", "compression_config"), _OBJECT),
+        **dict.fromkeys(("auto_map", "id2label", "label2id"), _OBJECT),
+        "tokenizer_class": _TEXT,
+    },
+    "tokenizer_config.json": {
+        "added_tokens_decoder": _ADDED,
+        "auto_map": _OBJECT,
+        "split_special_tokens": _FLAG,
+        "tokenizer_class": _TEXT,
+        **dict.fromkeys(("additional_special_tokens", "extra_special_tokens"), _LIST),
+        **{f"{name}_token": _TOKEN for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+    },
+    "model.safetensors.index.json": _INDEX,
+    "pytorch_model.bin.index.json": _INDEX,
+}
+"""Types of the values that are handed to libraries, which do not check them, by file and name."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -112,9 +138,15 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
 
     Raises:
         CheckpointError: the file cannot be read, is too large or nested too deeply, or does not
-            hold a JSON object, or one that gives a name two values.
+            hold a JSON object, or one that gives a name two values, or one of another type to a
+            name that libraries take unseen.
     """
-    return parse_json_object(path, read_text(path))
+    content = parse_json_object(path, read_text(path))
+    for name, kind in _KINDS.get(path.name, {}).items():
+        value = content.get(name)
+        if value is not None and not _IS[kind](value):
+            raise damaged(f"{path}: {name} must be {kind}, not {shown(value)}")
+    return content
 
 
 def read_text(path: Path) -> str:
@@ -151,6 +183,27 @@ def parse_json_object(path: Path, text: str | bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise damaged(f"{path} does not hold a JSON object")
     return content
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value.get("content") if isinstance(value, dict) else value, str)
+
+
+def _are_added(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        token.isdecimal() and isinstance(entry, dict) and _is_token(entry)
+        for token, entry in value.items()
+    )
+
+
+_IS: Mapping[str, Callable[[object], bool]] = {
+    _OBJECT: lambda value: isinstance(value, dict),
+    _TEXT: lambda value: isinstance(value, str),
+    _FLAG: lambda value: isinstance(value, bool),
+    _LIST: lambda value: isinstance(value, list | dict),
+    _TOKEN: _is_token,
+    _ADDED: _are_added,
+}
 
 
 def _unambiguous(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from copy import deepcopy
 from math import prod
 from typing import Any
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from paged_backends.checkpoint.config_fields import ConfigFields, choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.json_file import damaged, one_line
+from paged_backends.checkpoint.json_file import one_line, read_json_object
 from paged_backends.checkpoint.quantized.formats import check_effects
 from paged_backends.checkpoint.weights import StoredWeights, check_unused, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
@@ -32,6 +32,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
     _check_kind(checkpoint, trust_remote_code=settings.trust_remote_code)
     _check_quantization(checkpoint)
     weights = open_weights(checkpoint, allow_pickle=settings.allow_pickle)
+    _check_index(checkpoint)
     config = _config(checkpoint, trust_remote_code=settings.trust_remote_code)
     _check_interface(config)
     register()
@@ -71,6 +72,17 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
         weights.check_dtypes({n.rpartition(".")[2] for n, t in own if not t.is_floating_point()})
     _check_report(checkpoint, report, tied=bool(getattr(text, "tie_word_embeddings", False)))
     return model.eval().requires_grad_(False).to(device)
+
+
+def _check_index(checkpoint: Checkpoint) -> None:
+    name = "model.safetensors" if checkpoint.weight_files else "pytorch_model.bin"
+    index = checkpoint.folder / f"{name}.index.json"
+    if (checkpoint.folder / name).is_file() or read_json_object(index).get("metadata") is not None:
+        return
+    raise CheckpointError(
+        f'{index} has no metadata, which transformers reads; write "metadata": {{}} there, or '
+        "download the checkpoint again"
+    )
 
 
 def _unloadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
@@ -149,8 +161,6 @@ def _check_quantization(checkpoint: Checkpoint) -> None:
     described = checkpoint.config.get("quantization_config")
     if not described:
         return
-    if not isinstance(described, Mapping):
-        raise damaged(f"{checkpoint.config_path}: quantization_config must be an object")
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     method = described.get("quant_method")
