@@ -12,9 +12,10 @@ import pytest
 from paged_core.errors import SettingsError
 from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
+from paged_plugins.lab.cost_models.devices import DEVICES
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
 from paged_plugins.lab.cost_models.model_shape import SHAPES, model_shape
-from paged_plugins.lab.cost_models.roofline import DEVICES, RooflineCost
+from paged_plugins.lab.cost_models.roofline import RooflineCost
 from paged_plugins.lab.settings import LinearSettings, RooflineSettings
 from unit.lab_runs import REGISTRY
 

@@ -49,7 +49,7 @@ class RooflineSettings(ComponentSettings):
     )
     device: str = Field(
         default="a100-80g",
-        description="a100-40g, a100-80g, h100, h200, l4, rtx-4070-laptop",
+        description="a40, a100-40g, a100-80g, h100, h200, l4, rtx-4070-laptop",
     )
     model: str = Field(
         default="llama-3.1-8b",
@@ -112,7 +112,8 @@ class MeasuredSettings(ComponentSettings):
         default="power_law_1.2", description="how evenly tokens choose experts"
     )
     tables: Path | None = Field(
-        default=None, description="folder of the package; null: where it is installed"
+        default=None,
+        description="folder of the package (null: where it is installed), or of CSV files of Vidur",
     )
 
 

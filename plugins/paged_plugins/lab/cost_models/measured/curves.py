@@ -29,6 +29,7 @@ class Curve:
         self._logs = [log(size) for size in sizes]
         self._values: list[float] = np.log(risen).tolist()
         self._least = float(risen[0])
+        self.largest = float(sizes[-1])
 
     def seconds(self, size: float) -> float:
         """Return the time of a size."""
@@ -45,7 +46,8 @@ class Curve:
 class Surface:
     """Seconds by two sizes, linear in both between the points of a grid, and never falling.
 
-    Beyond the grid the time goes on as between its last two points.
+    Beyond the grid the time goes on as between its last two points, and no slower for more of the
+    other size.
 
     Args:
         rows, columns: ascending.
@@ -54,7 +56,12 @@ class Surface:
 
     def __init__(self, rows: Sequence[float], columns: Sequence[float], seconds: Floats) -> None:
         risen = np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)
-        self._rows, self._columns = list(rows), list(columns)
+        more = np.maximum.accumulate(risen[-1] - risen[-2])
+        risen = np.vstack([risen, risen[-1] + more])
+        more = np.maximum.accumulate(risen[:, -1] - risen[:, -2])
+        risen = np.hstack([risen, (risen[:, -1] + more)[:, None]])
+        self._rows = [*rows, 2 * rows[-1] - rows[-2]]
+        self._columns = [*columns, 2 * columns[-1] - columns[-2]]
         self._seconds: list[list[float]] = risen.tolist()
 
     def seconds(self, row: float, column: float) -> float:

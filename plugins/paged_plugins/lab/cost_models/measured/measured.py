@@ -22,9 +22,17 @@ from paged_plugins.lab.cost_models.measured.kernels import (
 from paged_plugins.lab.cost_models.measured.tables import (
     System,
     Tables,
+    installed_models,
     load_system,
     package_folder,
     published_models,
+)
+from paged_plugins.lab.cost_models.measured.vidur import (
+    VidurHead,
+    VidurLayer,
+    VidurTables,
+    is_folder_of_vidur,
+    system_of,
 )
 from paged_plugins.lab.cost_models.model_shape import ModelShape, model_shape
 from paged_plugins.lab.settings import MeasuredSettings
@@ -89,9 +97,10 @@ class MeasuredCost(CostModel):
     def __init__(self, options: MeasuredSettings, context: CostModelContext, /) -> None:
         options, self._file = with_file(options)
         folder = options.tables or package_folder()
+        is_vidur = is_folder_of_vidur(folder)
         self._options = options
-        self._system = system = load_system(folder, options.system)
-        self._shape = shape = model_shape(options.model, published_models(folder))
+        models = installed_models() if is_vidur else published_models(folder)
+        self._shape = shape = model_shape(options.model, models)
         self._weights = WEIGHTS[options.weights]
         self._memory = context.settings.kv_cache_memory
         self._is_hidden = context.settings.async_scheduling is not False
@@ -99,16 +108,26 @@ class MeasuredCost(CostModel):
         if cached == "auto":
             cached = "bfloat16" if context.settings.kv_cache_dtype == "auto" else "fp8"
         self._cached_width = 2 if cached == "bfloat16" else 1
-        block_bytes = self._block_bytes(context.settings.block_size)
+        block_size = context.settings.block_size
+        self._layer: _Layer | VidurLayer
+        self._head: _Head | VidurHead
+        if is_vidur:
+            self._system = system = system_of(options.system)
+            measured = VidurTables(folder, shape, options, cached, block_size)
+            self._attention = [(shape.num_hidden_layers, measured.attention(), 0)]
+            self._layer, self._head = measured.layer(), measured.head()
+        else:
+            self._system = system = load_system(folder, options.system)
+            tables = Tables(folder, options.system, options.engine)
+            self._attention = _attentions(tables, shape, cached, options.tensor_parallel)
+            plain = Products(tables, "bfloat16")
+            reduce = all_reduces(tables, options.tensor_parallel)
+            self._layer = _Layer(tables, system, shape, plain, reduce, options)
+            self._head = _Head(system, shape, plain, reduce, options.tensor_parallel)
+        block_bytes = self._block_bytes(block_size)
         self._copy_seconds = elementwise(system, 2 * block_bytes)
         copies = 2 * shape.num_hidden_layers
         self._swap_seconds = copies * _COPY_LATENCY + block_bytes / system.host_link
-        tables = Tables(folder, options.system, options.engine)
-        self._attention = _attentions(tables, shape, cached, options.tensor_parallel)
-        plain = Products(tables, "bfloat16")
-        reduce = all_reduces(tables, options.tensor_parallel)
-        self._layer = _Layer(tables, system, shape, plain, reduce, options)
-        self._head = _Head(system, shape, plain, reduce, options.tensor_parallel)
         self._longest = min(part.longest_prompt for _, part, _ in self._attention)
         self._most_cached = min(part.most_cached for _, part, _ in self._attention)
         self._is_told = False
@@ -126,7 +145,11 @@ class MeasuredCost(CostModel):
         gpu = self._by_tokens.get(tokens) or self._dense(tokens)
         gpu += self._by_rows.get(work.sampled_rows) or self._sampled(work.sampled_rows)
         chunks, pairs = max(work.prefill_sequences, 1), max(work.prefill_pairs, 1)
-        if work.decode_context > self._most_cached or 2 * pairs > chunks * self._longest**2:
+        if (
+            work.decode_context > self._most_cached
+            or 2 * pairs > chunks * self._longest**2
+            or tokens > self._layer.most_rows
+        ):
             self._tell()
         for count, part, window in self._attention:
             if work.prefill_tokens:
@@ -160,6 +183,7 @@ class MeasuredCost(CostModel):
                 "times_extrapolated",
                 longest_measured_prompt=self._longest,
                 most_measured_cached_tokens=self._most_cached,
+                most_measured_tokens=self._layer.most_rows,
             )
 
     # ------------------------------------------------------------------ memory
@@ -259,6 +283,7 @@ class _Layer:
         self._rotated = 2 * 3 * (query + 2 * cached)  # norms and rotary of heads, the cache's write
         self._reduce = reduce
         self._reduced = 2 * hidden
+        self.most_rows = min(curve.largest for curve in self._products)
         self._system = system
 
     def seconds(self, tokens: int) -> float:

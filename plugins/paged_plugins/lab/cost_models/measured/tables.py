@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -128,12 +129,12 @@ def load_system(folder: Path, name: str) -> System:
         raise damaged(path, f"it is no data sheet ({error!r:.80})") from None
 
 
-def damaged(path: Path, reason: str) -> SettingsError:
+_RELEASE = f"install the release of aiconfigurator-core that was tested: {INSTALL}"
+
+
+def damaged(path: Path, reason: str, remedy: str = _RELEASE) -> SettingsError:
     """Return the error of a file that cannot be used."""
-    return SettingsError(
-        f"cost_model: {path}: {reason}; install the release of aiconfigurator-core that was "
-        f"tested: {INSTALL}"
-    )
+    return SettingsError(f"cost_model: {path}: {reason}; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ def _release(path: Path) -> tuple[int, ...]:
 
 
 def _read_columns(path: Path, names: Iterable[str]) -> Table:
-    pq, failure = _parquet()
+    pq, failure = arrow("parquet")
     try:
         schema = pq.read_schema(path)
         missing = [name for name in names if name not in schema.names]
@@ -286,13 +287,16 @@ def _read_columns(path: Path, names: Iterable[str]) -> Table:
     return Table(path, columns)
 
 
-def _parquet() -> tuple[Any, type[Exception]]:
+def arrow(part: str) -> tuple[Any, type[Exception]]:
+    """Return a part of pyarrow, and the error that it raises.
+
+    Raises:
+        SettingsError: it is not installed.
+    """
     try:
-        import pyarrow
-        import pyarrow.parquet
+        error: type[Exception] = import_module("pyarrow").ArrowException
+        return import_module(f"pyarrow.{part}"), error
     except ImportError:
         raise SettingsError(
             f"cost_model 'measured' needs the package pyarrow, which is not installed: {INSTALL}"
         ) from None
-    error: type[Exception] = pyarrow.ArrowException
-    return pyarrow.parquet, error
