@@ -157,6 +157,33 @@ def test_a_call_that_a_stop_string_has_cut_is_not_whole(
     assert reason == (cut if is_cut else whole)
 
 
+@pytest.mark.parametrize("choice", [None, "auto", {"name": "look"}], ids=["unset", "auto", "named"])
+def test_functions_are_called_as_tools_are(told: Served, choice: Any) -> None:
+    older = {"functions": [{"name": n, "parameters": SCHEMA} for n in NAMES]}
+    body = {"max_tokens": 200, "function_call": choice, **older}
+    body["messages"] = [{"role": "user", "content": say(call("look") + call("find"))}]
+    status, found, _ = told.ask("POST", CHAT, body)
+    assert status == 200, found
+    said, reason = (found["choices"][0][name] for name in ("message", "finish_reason"))
+    assert (said["content"], reason, "tool_calls" in said) == (None, "function_call", False)
+    assert said["function_call"] == {"name": "look", "arguments": '{"a": 1}'}
+    _, text, _ = told.ask("POST", CHAT, {**body, "stream": True})
+    choices = [each["choices"][0] for each in events(text)[:-1]]
+    assert choices[-1]["finish_reason"] == "function_call"
+    grown = [each["delta"]["function_call"] for each in choices if "function_call" in each["delta"]]
+    assert {"".join(each.get(name, "") for each in grown) for name in said["function_call"]} == {
+        *said["function_call"].values()
+    }
+    body["messages"] += [said, {"role": "function", "name": "look", "content": "2"}]
+    as_tools = json.loads(json.dumps(body["messages"]))
+    as_tools[1]["tool_calls"] = [{"id": "call_1", "function": as_tools[1].pop("function_call")}]
+    as_tools[2] |= {"role": "tool", "tool_call_id": "call_1"}
+    prompts = [told.ask("POST", "/tokenize", {"messages": m}) for m in (body["messages"], as_tools)]
+    assert prompts[0][0] == 200
+    assert prompts[0][1] == prompts[1][1]
+    assert told.ask("POST", CHAT, body)[0] == 200
+
+
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_names_of_tools_may_be_long(told: Served, path: str) -> None:
     body = json.loads(

@@ -15,7 +15,7 @@ from paged_plugins.server.answer import Answer, EventStream
 from paged_plugins.server.http.endpoint import json_response, warn
 from paged_plugins.server.openai.calls import GrowingCalls
 from paged_plugins.server.openai.chunks import Chunks, encode, usage_of
-from paged_plugins.server.openai.formats import Format
+from paged_plugins.server.openai.formats import Format, with_tools
 from paged_plugins.server.openai.logprobs import LogprobFormat, prompt_logprobs
 from paged_plugins.server.openai.parameters import (
     answer_id,
@@ -24,6 +24,7 @@ from paged_plugins.server.openai.parameters import (
     texts_of,
 )
 from paged_plugins.server.openai.protocol import (
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -63,6 +64,7 @@ async def open_chat(
     Raises:
         ApiError, RequestError: it can never be answered, or not now.
     """
+    body = with_tools(body)
     model = service.check_model(body.model)
     service.check_room()
     name, size = answer_id(body, prefix), size_of(body)
@@ -161,23 +163,37 @@ class Chat:
         )
 
     def _choice(self, delta: ChatDelta) -> ChatChoice:
-        calls = [msgspec.structs.replace(call, index=None) for call in delta.tool_calls or ()]
+        calls, call, reason = self.called(delta)
+        calls = [msgspec.structs.replace(each, index=None) for each in calls or ()]
         content, thoughts = self.echoed + (delta.content or ""), delta.reasoning_content
         return ChatChoice(
             index=delta.index,
             message=ChatMessage(
                 role="assistant",
-                content=None if calls and not content else content,
+                content=None if (calls or call) and not content else content,
                 refusal=None,
                 reasoning=thoughts,
                 reasoning_content=thoughts,
                 tool_calls=calls or None,
+                function_call=call,
             ),
             logprobs=self.formatted(delta),
-            finish_reason=delta.finish_reason,  # type: ignore[arg-type]
+            finish_reason=reason,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self.body.return_token_ids else None,
         )
+
+    def called(
+        self, delta: ChatDelta
+    ) -> tuple[list[MadeToolCall] | None, CalledFunction | None, str | None]:
+        """Return calls, or what stands in their place where ``functions`` are given, and why the
+        answer ended.
+        """
+        calls, reason = delta.tool_calls, delta.finish_reason
+        if self.body.functions is None:
+            return calls, None, reason
+        reason = "function_call" if reason == "tool_calls" else reason
+        return None, calls[0].function if calls else None, reason
 
     def formatted(self, delta: ChatDelta) -> ChatLogprobs | None:
         """Return log-probabilities as the request wants them; ``None``: it wants none."""
@@ -226,16 +242,18 @@ class ChatEvents:
     def _gained(self, delta: ChatDelta) -> ChatChunkChoice:
         # what gains nothing else has a text, if an empty one: clients add it to what they have
         has_others = delta.reasoning_content or delta.tool_calls
+        calls, call, reason = self._made.called(delta)
         return ChatChunkChoice(
             index=delta.index,
             delta=MessageDelta(
                 content=delta.content or (None if has_others else ""),
                 reasoning=delta.reasoning_content,
                 reasoning_content=delta.reasoning_content,
-                tool_calls=delta.tool_calls,
+                tool_calls=calls,
+                function_call=call,
             ),
             logprobs=self._made.formatted(delta),
-            finish_reason=delta.finish_reason,  # type: ignore[arg-type]
+            finish_reason=reason,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self._made.body.return_token_ids else None,
         )

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from paged_core.errors import RequestError
 from paged_core.structured_outputs import StructuredOutputs
 from paged_core.structured_outputs import structured_outputs as checked_form
@@ -153,7 +155,7 @@ def _refuse_others(name: str, given: Mapping[str, Any], known: Sequence[str]) ->
 
 def _tools(service: Service, body: ChatRequest, warnings: list[str]) -> Tools | None:
     """Return how tools are to be called; ``None``: none is."""
-    functions = _functions(body.tools or ())
+    functions = _functions(body)
     choice, only = body.tool_choice, None
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         choice, functions = _allowed(choice, functions)
@@ -173,11 +175,10 @@ def _tools(service: Service, body: ChatRequest, warnings: list[str]) -> Tools | 
             )
         return Tools(written or service.parsers.forced_tools, schemas, None, most, only)
     if not functions:
-        raise refused(
-            "tool_choice", f"tool_choice asks for a tool, and there is none in tools{_SKIPPED}"
-        )
+        name = _choice_field(body)
+        raise refused(name, f"{name} asks for a tool, and there is none in tools{_SKIPPED}")
     if choice != "required":
-        functions, most = [_named(choice, functions)], 1
+        functions, most = [_named(choice, functions, _choice_field(body))], 1
         schemas = {each.name: each.parameters for each in functions}
     written = service.parsers.forced_tools
     form = _checked(
@@ -223,7 +224,7 @@ def _form_or_calls(
     else:
         name = "structured_outputs"
         raise refused(name, f"{name} leaves no room for tools; set tool_choice to none")
-    functions = [each for each in _functions(body.tools or ()) if each.name in tools.functions]
+    functions = [each for each in _functions(body) if each.name in tools.functions]
     calls = _grammar(service, body, tools.format, functions, tools.most, warnings)
     calls = _START.sub("calls_alone:", calls, count=1)
     tokens = service.parsers.special_tokens(tools.format.marks)
@@ -259,9 +260,40 @@ def _skipped(body: ChatRequest) -> list[str]:
     return [*(f"{name} (custom)" for name in names), *(["web_search_options"] * searches)]
 
 
-def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
+def with_tools(body: ChatRequest) -> ChatRequest:
+    """Return a request with its ``functions``, if it has these, as ``tools``.
+
+    Raises:
+        ApiError: it has both, or a choice that is none.
+    """
+    choice = body.function_call
+    if body.functions is None and choice is None:
+        return body
+    if body.tools is not None or body.tool_choice is not None:
+        raise refused("functions", "functions and tools: give one, with its own choice")
+    if isinstance(choice, Mapping) and isinstance(choice.get("name"), str):
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    elif choice not in (None, "none", "auto"):
+        what = 'none, auto, or {"name": ...}'
+        raise refused("function_call", f"function_call must be {what}")
+    functions = body.functions or ()
+    return msgspec.structs.replace(
+        body,
+        functions=body.functions or [],
+        tools=[{"type": "function", "function": each} for each in functions] or None,
+        tool_choice=choice,
+        parallel_tool_calls=False,
+    )
+
+
+def _choice_field(body: ChatRequest) -> str:
+    """Return the name of the field in which a request chooses among its tools."""
+    return "tool_choice" if body.functions is None else "function_call"
+
+
+def _functions(body: ChatRequest) -> list[Function]:
     found: dict[str, Function] = {}
-    for place, tool in enumerate(tools):
+    for place, tool in enumerate(body.tools or ()):
         path = f"tools.{place}"
         if is_custom(tool):
             continue
@@ -272,7 +304,7 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
             what = "it is an object with the name, description and parameters"
             raise refused(f"{path}.function", f"{path}.function is missing: {what}")
         _refuse_others(path, tool, ("type", "function", "cache_control"))
-        path = f"{path}.function"
+        path = f"{path}.function" if body.functions is None else f"functions.{place}"
         _refuse_others(path, given, ("name", "description", "parameters", "strict"))
         name, schema = given.get("name"), given.get("parameters")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -285,8 +317,8 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
     return list(found.values())
 
 
-def _named(choice: Any, functions: Sequence[Function]) -> Function:
-    """Return the function that ``tool_choice`` names."""
+def _named(choice: Any, functions: Sequence[Function], field: str = "tool_choice") -> Function:
+    """Return the function that a choice names."""
     given = choice.get("function") if isinstance(choice, Mapping) else None
     if not isinstance(given, Mapping) or choice.get("type") != "function":
         what = 'none, auto, required, or {"type": "function", "function": {"name": ...}}'
@@ -294,6 +326,4 @@ def _named(choice: Any, functions: Sequence[Function]) -> Function:
     for each in functions:
         if each.name == given.get("name"):
             return each
-    raise refused(
-        "tool_choice", f"tool_choice names {given.get('name')!r}, which is no tool{_SKIPPED}"
-    )
+    raise refused(field, f"{field} names {given.get('name')!r}, which is no tool{_SKIPPED}")

@@ -267,15 +267,16 @@ def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt
     if not body.messages:
         raise refused("messages", "messages is empty; give at least one message")
     many = max(_MESSAGES, service.front_end.max_model_len)
-    for field, most in (("messages", many), ("documents", many), ("tools", _TOOLS)):
-        entries = getattr(body, field) or ()
+    bounds = {"messages": many, "documents": many, "functions": _TOOLS, "tools": _TOOLS}
+    for field, most in bounds.items():
+        entries = getattr(body, field, None) or ()
         if len(entries) > most:
             raise refused(field, f"{field} has {len(entries)} entries; {most} are read at most")
     check_depth("chat_template_kwargs", body.chat_template_kwargs)
     check_depth("documents", body.documents)
     check_depth("tools", body.tools)
     (prompt,) = service.client.front_end.chat_prompts(
-        [_plain(message) for message in body.messages],
+        _plain_messages(body.messages),
         tools=[tool for tool in body.tools or () if not is_custom(tool)] or None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
@@ -322,6 +323,20 @@ def texts_of(message: Message) -> list[str]:
     if isinstance(content, str):
         return [content]
     return [part.text or part.refusal or "" for part in content]
+
+
+def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages as templates know them, with older calls and results as those of tools."""
+    made = [_plain(message) for message in messages]
+    call = ""
+    for place, (message, plain) in enumerate(zip(messages, made, strict=True)):
+        if message.function_call is not None:
+            call = f"call_{place}"
+            function = _called(ToolCall(id=call, function=message.function_call))
+            plain["tool_calls"] = [{"id": call, "type": "function", "function": function}]
+        elif message.role == "function":
+            plain |= {"role": "tool", "tool_call_id": call}
+    return made
 
 
 def _plain(message: Message) -> dict[str, Any]:

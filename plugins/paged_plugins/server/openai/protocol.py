@@ -187,7 +187,7 @@ class TextPart(SentBack, kw_only=True):
 class Message(SentBack, kw_only=True):
     """A message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     """``developer`` is ``system``."""
     content: str | list[TextPart] | None = None
     name: str | None = None
@@ -201,7 +201,8 @@ class Message(SentBack, kw_only=True):
     thinking_blocks: NoEffect = UNSET
     parsed: NoEffect = UNSET
     audio: None = None
-    function_call: None = None
+    function_call: FunctionCall | None = None
+    """The call of one of ``functions``; a message of the role ``function`` has its result."""
 
 
 class ChatRequest(Generated, kw_only=True):
@@ -233,6 +234,10 @@ class ChatRequest(Generated, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    """The older form of ``tools``: an answer has one call at most, as ``function_call``."""
+    function_call: str | dict[str, Any] | None = None
+    """The older form of ``tool_choice``."""
     web_search_options: dict[str, Any] | None = None
     """Skipped, as custom tools are: nothing here searches."""
 
@@ -378,6 +383,7 @@ class ChatMessage(Answered, omit_defaults=True):
     reasoning_content: str | None = None
     """The same, under the name that it had first."""
     tool_calls: list[MadeToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChoice(Answered, omit_defaults=True):
@@ -386,7 +392,7 @@ class ChatChoice(Answered, omit_defaults=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
@@ -412,6 +418,7 @@ class MessageDelta(Answered, omit_defaults=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[MadeToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChunkChoice(Answered, omit_defaults=True):
@@ -420,7 +427,7 @@ class ChatChunkChoice(Answered, omit_defaults=True):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"] | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
