@@ -150,7 +150,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"functions": [{"name": "f"}], "tools": [TOOL]}, "functions", "give one"),
         ({"functions": [{"name": "f g"}]}, "functions.0.name", "1 to 128"),
         ({"functions": [{"name": "f"}] * 1025}, "functions", "1024"),
-        ({"functions": [{"name": "f"}], "function_call": "any"}, "function_call", "none, auto or"),
+        ({"functions": [{"name": "f"}], "function_call": "any"}, "function_call", "none, auto, or"),
         ({"function_call": {"name": "f"}}, "function_call", "there is none"),
         ({"tools": [CUSTOM], "tool_choice": "required"}, "tool_choice", "cannot run are left out"),
         ({"tools": [{"type": "function"}] * 1025}, "tools", "1024"),
