@@ -12,15 +12,24 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core.core_schema import ErrorType
 
-from paged_core.errors import SettingsError, did_you_mean
+from paged_core.errors import SettingsError, did_you_mean, no_key
 from paged_core.settings.documents import MAX_SIZE, parse_json, parse_yaml, read_text
 
 _SHOWN = 5
 """Mistakes that an error names."""
 _LONGEST = 300
 """Characters of one."""
-_OF_PYDANTIC = {*get_args(ErrorType)} - {"value_error", "assertion_error"}
+_OF_PYDANTIC = {*get_args(ErrorType)} - {"value_error", "assertion_error", "missing"}
 """Types of mistakes whose message does not say what was given."""
+
+_WANTED = {
+    **dict.fromkeys(("list_type", "tuple_type"), "give a list"),
+    **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "give a table"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "give a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "give a number"),
+    **{"bool_type": "give true or false", "string_type": "give a text", "missing": "give it"},
+}
+"""Words for mistakes of these types."""
 
 
 def read_file(path: Path, max_size: int = MAX_SIZE) -> str:
@@ -115,26 +124,31 @@ def mistakes(
             written.append(item["loc"][-1])
         key = ".".join(map(str, written))
         problem = item["msg"].removeprefix("Value error, ")
-        problem = problem.replace("valid tuple", "valid list").replace(
-            "Tuple should", "List should"
-        )
+        problem = _WANTED.get(item["type"], problem).replace("Tuple should", "List should")
         if isinstance(cause := item.get("ctx", {}).get("error"), PartError):
             key, written = "", [*written, *cause.path]
         elif item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            known = _keys(model, item["loc"][:-1])
-            problem = f"no such key{did_you_mean(str(item['loc'][-1]), known) if known else ''}"
+            key_given, known = str(item["loc"][-1]), _keys(model, item["loc"][:-1])
+            problem = f"no such key{no_key(key_given, known) if known else ''}"
         elif item["type"] == "union_tag_invalid":
             tags = str(item["ctx"]["expected_tags"]).replace("'", "").split(", ")
             tag = str(item["ctx"]["tag"])
             problem = f"no kind is called {tag!r:.80}{did_you_mean(tag, tags)}"
             written.append(tag)
-        elif item["type"] in _OF_PYDANTIC and isinstance(item["input"], str | int | float | None):
-            problem = f"{problem}, not {item['input']!r:.80}"
+        elif item["type"] in _OF_PYDANTIC:
+            problem += _not(item["input"])
         problem = f"{key}: {problem}"[:_LONGEST] if key else problem[:_LONGEST]
         line = document.line(*above, *written) if document else None
         problems.append(f"{problem} (line {line})" if line else problem)
     more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return "; ".join(problems) + more
+
+
+def _not(given: object) -> str:
+    if isinstance(given, str | int | float | None):
+        return f", not {given!r:.80}"
+    kinds = {"list": list | tuple, "table": Mapping}
+    return next((f", not a {name}" for name, kind in kinds.items() if isinstance(given, kind)), "")
 
 
 def _written(content: object, path: Sequence[str | int]) -> list[str | int]:

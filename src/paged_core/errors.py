@@ -132,6 +132,11 @@ _MOST_LISTED, _NEAREST = 50, 8
 """Names up to which a message lists all, and how many of more."""
 
 
+def no_key(word: str, known: Iterable[str]) -> str:
+    """Return what to say behind "no such key": a colon in YAML takes a space, or keys near it."""
+    return "; write a space after the colon" if ":" in word else did_you_mean(word, known)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the nearest known name, or else all of them, or of many the nearest, to append to a
     message.

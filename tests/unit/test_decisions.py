@@ -544,7 +544,7 @@ class TestMistakesInFiles:
                 "    output: 0\n",
                 (
                     "requests.0.promt: no such key; did you mean 'prompt'? (line 6)",
-                    "requests.0.prompt: Field required (line 5)",
+                    "requests.0.prompt: give it (line 5)",
                     "requests.0.output: Input should be greater than 0, not 0 (line 7)",
                 ),
             ),

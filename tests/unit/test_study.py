@@ -79,6 +79,16 @@ def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
     [
         ({"axis": {}}, "axis: no such key; did you mean 'axes'?"),
         ({"axes": {"victim": []}}, "axes.victim: List should have at least 1 item"),
+        ({"axes": ["victim"]}, "axes: give a table, not a list (line"),
+        ({"axes": {"victim": "newest"}}, "axes.victim: give a list, not 'newest' (line"),
+        (
+            {"base": {"num_blocks:64": None}},
+            "num_blocks:64: no such setting; write a space",
+        ),
+        (
+            {"axes": {"victim": ["newest", {"name:x": None}]}},
+            "option; write a space after the",
+        ),
         ({"axes": {"victim": ["newst"]}}, "no victim is called 'newst'; did you mean"),
         ({"axes": {"a.b.c": [1]}}, "'a.b.c' is no setting"),
         ({"axes": {"num_blocks": [0]}}, "not 0 (arm num_blocks=0, line 6)"),
@@ -87,11 +97,11 @@ def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
         ({"seeds": 0}, "seeds: give 1 to"),
         ({"seeds": [1, 0, 0]}, "seeds: 0 is given twice; leave one out (line"),
         ({"seeds": "two"}, "seeds: give a number of seeds, or a list of them, not 'two'"),
-        ({"replicas": "many"}, "replicas: Input should be a valid integer, not 'many'"),
+        ({"replicas": "many"}, "replicas: give a whole number, not 'many'"),
         ({"seeds": 90_000}, "up to 450,000 runs"),
         ({"slo": {"ttft_ms": -1}}, "slo: its times are milliseconds above 0"),
         ({"slo": {"ttft": 1}}, "slo.ttft: no such key; did you mean 'ttft_ms'? (line"),
-        ({"load": [0.5, "x"]}, "load.1: Input should be a valid number, not 'x'"),
+        ({"load": [0.5, "x"]}, "load.1: give a number, not 'x'"),
         (
             {"cost_model": {"name": "roofline", "device": "h1000"}},
             "no device is called 'h1000'; did you mean 'h100'? (arm base)",

@@ -256,8 +256,8 @@ class TestRequestLines:
                 {"id": "b", "prompt": f"{10**15}:{10**15 + 1}", "output": 1},
                 "has an id of 1,000,000",
             ),
-            ({"id": "b", "prompt": 1, "output": "1"}, "output: Input should be a valid integer"),
-            ({"id": "b", "prompt": 1, "output": 1, "at": True}, "at: Input should be a valid"),
+            ({"id": "b", "prompt": 1, "output": "1"}, "output: give a whole number, not '1'"),
+            ({"id": "b", "prompt": 1, "output": 1, "at": True}, "at: give a number, not True"),
             ({"id": "b", "prompt": 1, "output": 1, "colour": 1}, "colour: no such key"),
         ],
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from paged_core.errors import did_you_mean
+from paged_core.errors import no_key
 from paged_core.settings.layers import Entry, Merged, Text
 from paged_core.settings.values import Choices, Known
 
@@ -82,7 +82,7 @@ def _no_option(component: str, option: str, choices: Choices) -> str:
     if having:
         return f"{component} has no such option; to set it, name {' or '.join(having)}"
     own = choices[component].model_fields if component in choices else ()
-    return f"{component} has no such option{did_you_mean(option, own)}"
+    return f"{component} has no such option{no_key(option, own)}"
 
 
 def _nearest_setting(word: str, known: Known) -> str:
@@ -90,4 +90,4 @@ def _nearest_setting(word: str, known: Known) -> str:
     for slot, choices in known.choices.items():
         if any(word in options.model_fields for options in choices.values()):
             return f"; did you mean '{slot}.{word}'?"
-    return spelled_here(word, str) or did_you_mean(word, known.fields)
+    return spelled_here(word, str) or no_key(word, known.fields)
