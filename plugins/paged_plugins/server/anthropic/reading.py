@@ -29,8 +29,8 @@ from paged_plugins.server.anthropic.protocol import (
     ToolReference,
     ToolRemoval,
 )
-from paged_plugins.server.errors import ApiError, invalid, refused
-from paged_plugins.server.http.endpoint import check_depth
+from paged_plugins.server.errors import ApiError, refused
+from paged_plugins.server.http.endpoint import check_depth, skipped
 from paged_plugins.server.openai.protocol import ChatRequest, Sampled, TokenizeRequest, read_again
 from paged_plugins.server.translation.conversation import Conversation, joined
 
@@ -74,10 +74,7 @@ class Reading:
     def warnings(self) -> Iterator[str]:
         """Parts of it that are not served, though the rest is."""
         servers = [f"mcp_servers: {each.get('name')}" for each in self._body.mcp_servers or ()]
-        if skipped := [*self._tools.skipped, *servers]:
-            yield f"tools that this server cannot run were skipped: {', '.join(skipped)}"
-        if self._skipped:
-            yield f"blocks of other servers' tools were skipped: {', '.join(self._skipped)}"
+        return skipped([*self._tools.skipped, *servers], self._skipped)
 
     def chat(self) -> ChatRequest:
         """Return what is asked of the model.
@@ -207,10 +204,7 @@ class _Tools:
             self.skipped.append(kind)
             return None
         check_depth("tools", given)
-        try:
-            return read_again(given, Tool)
-        except msgspec.ValidationError as error:
-            raise invalid(error, Tool, path) from None
+        return read_again(given, Tool, path)
 
     def add(self, change: ToolChange, path: str) -> None:
         """Make a tool one that is there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -134,6 +134,14 @@ def _without_nulls(body: bytes) -> bytes | None:
 def warn(request: Request, words: Iterable[str]) -> None:
     """Say in a header of the answer, and in the log, what of a request is not as it was asked."""
     request.state.warnings.extend(shortened(each) for each in words)
+
+
+def skipped(tools: Collection[str], parts: Collection[str] = ()) -> Iterator[str]:
+    """Yield warnings of tools, and of parts of conversations, that a model is not told of."""
+    if tools:
+        yield f"tools that this server cannot run were skipped: {', '.join(tools)}"
+    if parts:
+        yield f"parts of other servers' tools were skipped: {', '.join(parts)}"
 
 
 def check_depth(name: str, value: Any) -> None:

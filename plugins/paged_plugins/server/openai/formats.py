@@ -15,7 +15,7 @@ from paged_core.errors import RequestError
 from paged_core.structured_outputs import StructuredOutputs
 from paged_core.structured_outputs import structured_outputs as checked_form
 from paged_plugins.server.errors import refused
-from paged_plugins.server.http.endpoint import check_depth
+from paged_plugins.server.http.endpoint import check_depth, skipped
 from paged_plugins.server.openai.protocol import ChatRequest, Generated
 from paged_plugins.server.openai.schemas import as_grammars_take_it
 from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat
@@ -69,8 +69,7 @@ def format_of(service: Service, body: Generated, prompt: str | None = None) -> F
     form = _asked_form(body, warnings)
     if not isinstance(body, ChatRequest):
         return Format({} if form is None else {"structured_outputs": form}, warnings=warnings)
-    if skipped := _skipped(body):
-        warnings.append(f"tools that this server cannot run were skipped: {', '.join(skipped)}")
+    warnings += skipped(_skipped(body))
     tools = _tools(service, body, warnings)
     if tools is not None:
         form = tools.form or (form and _form_or_calls(service, body, tools, form, warnings))

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from paged_plugins.server.errors import invalid
+
 Some = msgspec.Meta(max_length=64)
 _Many = msgspec.Meta(max_length=4096)
 """Bound of lists that are looked at for each token."""
@@ -27,24 +29,32 @@ class Sent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaul
     """A part of a request."""
 
 
-def read_again(given: Any, kind: type[_Kind]) -> _Kind:
+def read_again(given: Any, kind: type[_Kind], path: str) -> _Kind:
     """Return an object of a request as a part; ``msgspec.convert`` takes no field without effect.
 
     Raises:
-        msgspec.ValidationError: it is no such part.
+        ApiError: it is no such part.
     """
-    return msgspec.json.decode(msgspec.json.encode(given), type=kind)
+    try:
+        return msgspec.json.decode(msgspec.json.encode(given), type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid(error, kind, path) from None
 
 
 class StreamOptions(Sent):
     """Options of a stream."""
 
+    include_obfuscation: NoEffect = UNSET
+    """Chunks and events are never padded."""
+
+
+class UsageOptions(StreamOptions):
+    """Options of a stream of chunks."""
+
     include_usage: bool | None = None
     """Say at the end how many tokens there were."""
     continuous_usage_stats: bool | None = None
     """Say it in every chunk, too; without effect where it is not said at the end."""
-    include_obfuscation: NoEffect = UNSET
-    """Chunks are never padded."""
 
 
 class Sampled(Sent, kw_only=True):
@@ -91,13 +101,28 @@ class Sampled(Sent, kw_only=True):
     """Seconds after which it ends with the error 504."""
 
 
-class Generated(Sampled, kw_only=True):
+class OpenAIRequest(Sampled, kw_only=True):
+    """Fields of all of OpenAI's requests."""
+
+    stop: str | Annotated[list[str], Some] | None = None
+    user: str | None = None
+    """Whose it is, for queue orders that are fair to users."""
+
+    store: NoEffect = UNSET
+    """Nothing is ever stored."""
+    service_tier: NoEffect = UNSET
+    safety_identifier: NoEffect = UNSET
+    prompt_cache_options: NoEffect = UNSET
+    """Prefixes are found by their content."""
+    prompt_cache_retention: NoEffect = UNSET
+
+
+class Generated(OpenAIRequest, kw_only=True):
     """Fields of completions and chats."""
 
-    stream_options: StreamOptions | None = None
+    stream_options: UsageOptions | None = None
 
     n: int | None = None
-    stop: str | Annotated[list[str], Some] | None = None
     max_tokens: int | None = None
     best_of: int | None = None
     beam_width: int | None = None
@@ -111,17 +136,8 @@ class Generated(Sampled, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """In log-probabilities, write tokens as ``token_id:17``."""
-    user: str | None = None
-    """Whose it is, for queue orders that are fair to users."""
 
-    store: NoEffect = UNSET
-    """Nothing is ever stored."""
     metadata: NoEffect = UNSET
-    service_tier: NoEffect = UNSET
-    safety_identifier: NoEffect = UNSET
-    prompt_cache_options: NoEffect = UNSET
-    """Prefixes are found by their content."""
-    prompt_cache_retention: NoEffect = UNSET
     prediction: NoEffect = UNSET
     """A hint that would make the same answer faster."""
     verbosity: NoEffect = UNSET

@@ -7,7 +7,7 @@ is of the type ``NoEffect`` is not read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -16,10 +16,10 @@ from paged_plugins.server.openai.protocol import (
     Answered,
     Effort,
     NoEffect,
-    Sampled,
+    OpenAIRequest,
     Sent,
     SentBack,
-    Some,
+    StreamOptions,
     TokenLogprob,
 )
 
@@ -119,21 +119,13 @@ class ReasoningOptions(Sent):
     mode: NoEffect = UNSET
 
 
-class ResponsesStreamOptions(Sent):
-    """Options of a stream."""
-
-    include_obfuscation: NoEffect = UNSET
-    """Events are never padded."""
-
-
-class ResponsesRequest(Sampled, kw_only=True):
+class ResponsesRequest(OpenAIRequest, kw_only=True):
     """``POST /v1/responses``."""
 
     input: str | list[InputItem]
     instructions: str | None = None
     """Message of the system, before everything else."""
     max_output_tokens: int | None = None
-    stop: str | Annotated[list[str], Some] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -142,15 +134,13 @@ class ResponsesRequest(Sampled, kw_only=True):
     """Functions, namespaces of them, and tools that a server runs: these are skipped."""
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    user: str | None = None
-    """Whose it is, for queue orders that are fair to users."""
     include: list[str] | None = None
     """``message.output_text.logprobs``; others are without effect."""
     top_logprobs: int | None = None
     """Number of best tokens that ``message.output_text.logprobs`` have for each token."""
     metadata: dict[str, str] | None = None
     """Repeated in the answer."""
-    stream_options: ResponsesStreamOptions | None = None
+    stream_options: StreamOptions | None = None
 
     background: Literal[False] | None = None
     previous_response_id: None = None
@@ -158,17 +148,11 @@ class ResponsesRequest(Sampled, kw_only=True):
     conversation: None = None
     prompt: None = None
 
-    store: NoEffect = UNSET
-    """Nothing is ever stored, and the answer says so."""
     truncation: NoEffect = UNSET
     """An input that is too long is refused, never cut."""
     max_tool_calls: NoEffect = UNSET
     """A bound of calls that a server makes, and this one makes none."""
     client_metadata: NoEffect = UNSET
-    service_tier: NoEffect = UNSET
-    safety_identifier: NoEffect = UNSET
-    prompt_cache_options: NoEffect = UNSET
-    prompt_cache_retention: NoEffect = UNSET
     context_management: NoEffect = UNSET
     access_programs: NoEffect = UNSET
     background_options: NoEffect = UNSET

@@ -7,9 +7,14 @@ from typing import Any, get_args
 
 import msgspec
 
-from paged_plugins.server.errors import invalid, refused
-from paged_plugins.server.http.endpoint import check_depth
-from paged_plugins.server.openai.protocol import ChatRequest, Sampled, TokenizeRequest, read_again
+from paged_plugins.server.errors import refused
+from paged_plugins.server.http.endpoint import check_depth, skipped
+from paged_plugins.server.openai.protocol import (
+    ChatRequest,
+    OpenAIRequest,
+    TokenizeRequest,
+    read_again,
+)
 from paged_plugins.server.responses.protocol import (
     Calls,
     InputItem,
@@ -66,11 +71,7 @@ class Reading:
     @property
     def warnings(self) -> Iterator[str]:
         """Parts of it that are not served, though the rest is."""
-        if self.tools.skipped:
-            names = ", ".join(self.tools.skipped)
-            yield f"tools that this server cannot run were skipped: {names}"
-        if self._skipped:
-            yield f"items of other servers' tools were skipped: {', '.join(self._skipped)}"
+        return skipped(self.tools.skipped, self._skipped)
 
     def chat(self) -> ChatRequest:
         """Return what is asked of the model.
@@ -83,13 +84,11 @@ class Reading:
         if body.top_logprobs and not has_logprobs:
             raise refused("top_logprobs", f"top_logprobs needs {_LOGPROBS}; add that to include")
         return ChatRequest(
-            **{name: getattr(body, name) for name in Sampled.__struct_fields__},
+            **{name: getattr(body, name) for name in OpenAIRequest.__struct_fields__},
             **self._prompt(),
             logprobs=has_logprobs or None,
             top_logprobs=body.top_logprobs,
             max_completion_tokens=body.max_output_tokens,
-            stop=body.stop,
-            user=body.user,
             response_format=_form(body),
             tool_choice=_tool_choice(body.tool_choice),
             parallel_tool_calls=body.parallel_tool_calls,
@@ -217,10 +216,7 @@ def _output(item: InputItem, path: str) -> str:
     check_depth(path, given)
     if item.type not in _WITH_OUTPUT:
         return _json(given)
-    try:
-        return _text(read_again(given, list[Part]))
-    except msgspec.ValidationError as error:
-        raise invalid(error, list[Part], f"{path}.output") from None
+    return _text(read_again(given, list[Part], f"{path}.output"))
 
 
 _WITH_OUTPUT = ("function_call_output", "custom_tool_call_output")
