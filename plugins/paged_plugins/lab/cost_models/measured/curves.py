@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
+_MOST_LINES = 4096
+"""Rows of a surface that are kept ready."""
+
+
 class Curve:
     """Seconds by one size, linear in the logarithms of both between the measured points.
 
@@ -62,20 +66,26 @@ class Surface:
         risen = np.hstack([risen, (risen[:, -1] + more)[:, None]])
         self._rows = [*rows, 2 * rows[-1] - rows[-2]]
         self._columns = [*columns, 2 * columns[-1] - columns[-2]]
-        self._seconds: list[list[float]] = risen.tolist()
+        self._seconds = risen
+        self._lines: dict[float, tuple[list[float], list[float]]] = {}
+        """By row, the times at all columns and how they rise after each: most steps of a run have
+        as many rows as some before."""
 
     def seconds(self, row: float, column: float) -> float:
         """Return the time at a point."""
-        at, share = _between(self._rows, row)
-        below, above = self._seconds[at], self._seconds[at + 1]
-        place, part = _between(self._columns, column)
-        low = below[place] + part * (below[place + 1] - below[place])
-        high = above[place] + part * (above[place + 1] - above[place])
-        return low + share * (high - low)
+        times, slopes = self._lines.get(row) or self._line(row)
+        columns = self._columns
+        if column <= columns[0]:
+            return times[0]
+        place = min(bisect_right(columns, column), len(slopes)) - 1
+        return times[place] + slopes[place] * (column - columns[place])
 
-
-def _between(grid: list[float], size: float) -> tuple[int, float]:
-    """The index of the grid's line below a size, and the share of the way to the next one."""
-    lower = min(max(bisect_right(grid, size) - 1, 0), len(grid) - 2)
-    share = (size - grid[lower]) / (grid[lower + 1] - grid[lower])
-    return lower, max(share, 0.0)
+    def _line(self, row: float) -> tuple[list[float], list[float]]:
+        lower = min(max(bisect_right(self._rows, row) - 1, 0), len(self._rows) - 2)
+        share = max((row - self._rows[lower]) / (self._rows[lower + 1] - self._rows[lower]), 0.0)
+        line = self._seconds[lower] + share * (self._seconds[lower + 1] - self._seconds[lower])
+        found = line.tolist(), (np.diff(line) / np.diff(self._columns)).tolist()
+        if len(self._lines) >= _MOST_LINES:
+            self._lines.clear()
+        self._lines[row] = found
+        return found

@@ -103,6 +103,8 @@ class MeasuredCost(CostModel):
         self._shape = shape = model_shape(options.model, models)
         self._weights = WEIGHTS[options.weights]
         self._memory = context.settings.kv_cache_memory
+        self._step_host = _LEAST + options.host_per_step
+        self._sequence_host = options.host_per_sequence
         self._is_hidden = context.settings.async_scheduling is not False
         cached = options.kv_cache_dtype
         if cached == "auto":
@@ -135,30 +137,34 @@ class MeasuredCost(CostModel):
         self._by_rows: dict[int, float] = {}
 
     def seconds(self, work: StepWork, /) -> float:
-        options = self._options
-        moved = work.copied_blocks * self._copy_seconds + work.swapped_blocks * self._swap_seconds
-        tokens = work.prefill_tokens + work.decode_sequences
-        sequences = work.prefill_sequences + work.decode_sequences
-        host = _LEAST + options.host_per_step + options.host_per_sequence * sequences
+        prompts, decodes = work.prefill_tokens, work.decode_sequences
+        host = self._step_host + self._sequence_host * (work.prefill_sequences + decodes)
+        if work.copied_blocks or work.swapped_blocks:
+            moved = work.copied_blocks * self._copy_seconds
+            moved += work.swapped_blocks * self._swap_seconds
+        else:
+            moved = 0.0
+        tokens = prompts + decodes
         if not tokens:
             return host + moved
         gpu = self._by_tokens.get(tokens) or self._dense(tokens)
-        gpu += self._by_rows.get(work.sampled_rows) or self._sampled(work.sampled_rows)
-        chunks, pairs = max(work.prefill_sequences, 1), max(work.prefill_pairs, 1)
-        if (
-            work.decode_context > self._most_cached
-            or 2 * pairs > chunks * self._longest**2
-            or tokens > self._layer.most_rows
-        ):
+        if rows := work.sampled_rows:
+            gpu += self._by_rows.get(rows) or self._sampled(rows)
+        if tokens > self._layer.most_rows:
             self._tell()
-        for count, part, window in self._attention:
-            if work.prefill_tokens:
+        if prompts:
+            chunks, pairs = work.prefill_sequences or 1, work.prefill_pairs or 1
+            if 2 * pairs > chunks * self._longest**2:
+                self._tell()
+            for count, part, _ in self._attention:
                 gpu += count * part.prefill(chunks, pairs, work.prefill_context)
-            if work.decode_sequences:
-                cached = work.decode_context
-                if window:
-                    cached = min(cached, window * work.decode_sequences)
-                gpu += count * part.decode(work.decode_sequences, cached)
+        if decodes:
+            context = work.decode_context
+            if context > self._most_cached:
+                self._tell()
+            for count, part, window in self._attention:
+                cached = min(context, window * decodes) if window else context
+                gpu += count * part.decode(decodes, cached)
         return moved + (max(gpu, host) if self._is_hidden else gpu + host)
 
     def _dense(self, tokens: int) -> float:
@@ -172,7 +178,7 @@ class MeasuredCost(CostModel):
         return seconds
 
     def _sampled(self, rows: int) -> float:
-        seconds = self._by_rows[rows] = self._head.seconds(rows) if rows else 0.0
+        seconds = self._by_rows[rows] = self._head.seconds(rows)
         return seconds
 
     def _tell(self) -> None:
