@@ -153,6 +153,17 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"functions": [{"name": "f"}], "function_call": "any"}, "function_call", "none, auto, or"),
         ({"function_call": {"name": "f"}}, "function_call", "there is none"),
         ({"tools": [CUSTOM], "tool_choice": "required"}, "tool_choice", "cannot run are left out"),
+        (
+            {"tools": [CUSTOM, TOOL], "tool_choice": CUSTOM},
+            "tool_choice",
+            "cannot run are left out",
+        ),
+        ({"tools": [SENT]}, "tools.0.type", "must be function, and tools.0.function an object"),
+        (
+            {"response_format": {"type": "json_schema", "name": "a", "schema": {}}},
+            "response_format.json_schema",
+            "an object with the name",
+        ),
         ({"tools": [{"type": "function"}] * 1025}, "tools", "1024"),
         ({"tools": [{"type": "code"}]}, "tools.0.type", "must be function"),
         ({"tools": [{**TOOL, "function": {}}]}, "tools.0.function.name", "1 to 128"),
@@ -203,11 +214,13 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "no JSON",
         ),
         ({"tools": [{"type": "websearch"}]}, "tools.0.type", "must be function"),
+        ({"tools": [TOOL]}, "tools.0", "beside its type"),
+        ({"text": {"format": {"type": "json_schema", "json_schema": {}}}}, "text.format", "beside"),
         ({"tools": [{**NAMED, "parameters": deep(70)}]}, "tools", "nested deeper"),
         (
             {"tools": [NAMED], "tool_choice": {"type": "mcp"}},
             "tool_choice",
-            '"type": "function", "name"',
+            '"type": "function", "name": ...}; tools that this server cannot run are left out',
         ),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "no schema"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "must be text"),
@@ -219,6 +232,8 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"top_logprobs": 2}, "top_logprobs", "add that to include"),
     ],
     MESSAGES: [
+        ({"tools": [TOOL]}, None, "give the name, description and input_schema"),
+        ({"tools": [{"name": "f", "parameters": {}}]}, None, "use input_schema"),
         ({"container": "x"}, None, "container is no field"),
         ({"thread": {"type": "continue"}}, None, "thread: nothing is stored"),
         ({"messages": []}, None, "messages is empty"),
@@ -242,7 +257,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (
             {"tools": [SENT, SEARCH], "tool_choice": {"type": "tool", "name": "x"}},
             None,
-            "names 'x', which is no tool; those that this server cannot run are left out",
+            "names 'x', which is no tool; tools that this server cannot run are left out",
         ),
         (
             {"output_config": {"format": {"type": "json_schema"}}},

@@ -221,6 +221,7 @@ _INSTEAD = {
     "guided_grammar": "use structured_outputs",
     "functions": "use tools",
     "function_call": "use tool_choice",
+    "parameters": "use input_schema",
     "logits_processors": "a server runs no code of its clients",
     "previous_response_id": "nothing is stored: send what was said before as input",
     "conversation": "nothing is stored: send what was said before as input",

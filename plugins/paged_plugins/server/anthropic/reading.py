@@ -204,6 +204,9 @@ class _Tools:
             self.skipped.append(kind)
             return None
         check_depth("tools", given)
+        if kind == "function":
+            message = f"{path}.type: give the name, description and input_schema, and no type"
+            raise refused(f"{path}.type", message)
         return read_again(given, Tool, path)
 
     def add(self, change: ToolChange, path: str) -> None:

@@ -24,7 +24,7 @@ from paged_plugins.server.service import Service
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _START = re.compile(r"^start:", re.MULTILINE)
-_SKIPPED = "; those that this server cannot run are left out"
+_SKIPPED = "; tools that this server cannot run are left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,16 @@ def _response_form(given: Mapping[str, Any], warnings: list[str]) -> Mapping[str
             "response_format.type",
             f"response_format.type must be text, json_object or json_schema, not {kind!r}",
         )
+    named = given.get("json_schema")
+    if kind == "json_schema" and (not isinstance(named, Mapping) or named.get("schema") is None):
+        name = "response_format.json_schema"
+        what = 'it is an object with the name and the "schema"'
+        raise refused(name, f"{name} has no schema: {what}")
     _refuse_others("response_format", given, ("type", *known[kind]))
     if kind == "text":
         return None
-    if kind == "json_object":
+    if named is None:
         return {"json_object": True}
-    named = given.get("json_schema")
-    if not isinstance(named, Mapping) or named.get("schema") is None:
-        raise refused("response_format.json_schema", "response_format.json_schema has no schema")
     if not isinstance(named["schema"], Mapping | bool):
         name = "response_format.json_schema.schema"
         raise refused(name, f"{name} must be a JSON schema, which is an object")
@@ -296,12 +298,12 @@ def _functions(body: ChatRequest) -> list[Function]:
         path = f"tools.{place}"
         if is_custom(tool):
             continue
+        given, what = tool.get("function"), "an object with the name, description and parameters"
         if tool.get("type") != "function":
-            raise refused(f"{path}.type", f"{path}.type must be function")
-        given = tool.get("function")
+            message = f"{path}.type must be function, and {path}.function {what}"
+            raise refused(f"{path}.type", message)
         if not isinstance(given, Mapping):
-            what = "it is an object with the name, description and parameters"
-            raise refused(f"{path}.function", f"{path}.function is missing: {what}")
+            raise refused(f"{path}.function", f"{path}.function is missing: it is {what}")
         _refuse_others(path, tool, ("type", "function", "cache_control"))
         path = f"{path}.function" if body.functions is None else f"functions.{place}"
         _refuse_others(path, given, ("name", "description", "parameters", "strict"))
@@ -321,7 +323,7 @@ def _named(choice: Any, functions: Sequence[Function], field: str = "tool_choice
     given = choice.get("function") if isinstance(choice, Mapping) else None
     if not isinstance(given, Mapping) or choice.get("type") != "function":
         what = 'none, auto, required, or {"type": "function", "function": {"name": ...}}'
-        raise refused("tool_choice", f"tool_choice must be {what}")
+        raise refused(field, f"{field} must be {what}{_SKIPPED}")
     for each in functions:
         if each.name == given.get("name"):
             return each

@@ -161,6 +161,9 @@ class Tools:
                 raise refused(f"{where}.type", f"{where}.type must be function or namespace")
 
     def _add_function(self, tool: Mapping[str, Any], path: str, namespace: str) -> None:
+        if "function" in tool:
+            message = f"{path}: give its name, description and parameters beside its type"
+            raise refused(path, message)
         given = {
             key: value
             for key, value in tool.items()
@@ -238,6 +241,8 @@ def _form(body: ResponsesRequest) -> dict[str, Any] | None:
     if given is None or given.get("type") != "json_schema":
         return given
     check_depth("text.format", given)
+    if "json_schema" in given:
+        raise refused("text.format", "text.format: give its name and schema beside its type")
     schema = {name: value for name, value in given.items() if name != "type" and value is not None}
     return {"type": "json_schema", "json_schema": schema}
 
@@ -255,5 +260,6 @@ def _tool_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any]
     name, namespace = choice.get("name"), choice.get("namespace")
     if choice.get("type") != "function" or not isinstance(name, str):
         what = 'none, auto, required, allowed_tools, or {"type": "function", "name": ...}'
-        raise refused("tool_choice", f"tool_choice must be {what}")
+        message = f"tool_choice must be {what}; tools that this server cannot run are left out"
+        raise refused("tool_choice", message)
     return {"type": "function", "function": {"name": qualified(namespace, name)}}
