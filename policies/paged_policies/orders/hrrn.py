@@ -26,14 +26,16 @@ class HrrnOrder(QueueOrder):
     """Highest response ratio next (Brinch Hansen, 1971): waiting time over service time.
 
     Prefers short jobs, as ``sjf`` does, but no request starves: the ratio of a long one grows too.
-    The queue is sorted again in every step, which costs time where many requests wait.
+    Service is for what a prefix hit leaves to compute. The queue is sorted again in every step,
+    with a look-up of each request, which costs time where many wait.
     """
 
     stable = False
 
     def __init__(self, options: HrrnSettings, context: OrderContext, /) -> None:
         self._tokens_per_second = options.tokens_per_second
+        self._kv_cache = context.kv_cache
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
-        service = max(1, num_tokens_left(group)) / self._tokens_per_second
+        service = max(1, num_tokens_left(group, self._kv_cache)) / self._tokens_per_second
         return -(now - group.arrival) / service

@@ -25,13 +25,18 @@ class SjfSettings(ComponentSettings):
 class SjfOrder(QueueOrder):
     """Shortest job first, by the tokens left to compute and to generate at most.
 
+    Tokens that a prefix hit would skip do not count: the smallest job is the one that is the least
+    work now. With a prefix cache, waiting requests are therefore looked up in every step in which
+    one may be admitted.
+
     Gives the lowest mean latency where sizes are known (Smith, 1956). Without ``aging`` a long
     request starves while short ones keep arriving; with it, every request comes first in the end.
     """
 
     def __init__(self, options: SjfSettings, context: OrderContext, /) -> None:
-        self._aging = options.aging
+        self._aging, self._kv_cache = options.aging, context.kv_cache
+        self.stable = not context.kv_cache.caches_prefixes
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         # all waiting requests age alike, so only the differences in arrival matter
-        return num_tokens_left(group) + self._aging * group.arrival
+        return num_tokens_left(group, self._kv_cache) + self._aging * group.arrival
