@@ -19,7 +19,7 @@ from integration.test_checkpoints import change
 from paged_backends.text.tokenizer_loader import load_tokenizer
 from paged_core import LLM, SamplingParams
 from paged_core.cli import main
-from paged_core.errors import CheckpointError, PagedCoreError
+from paged_core.errors import CheckpointError, PagedCoreError, UnsupportedModel
 from unit.test_tokenizer import KINDS
 from unit.test_tokenizer import save as save_tokenizer
 
@@ -223,6 +223,7 @@ _INDEX = "model.safetensors.index.json"
         ("config.json", "auto_map", 5, "an object"),
         ("config.json", "id2label", "x", "an object"),
         ("config.json", "tokenizer_class", 5, "a string"),
+        ("config.json", "dtype", False, "a string"),
         ("tokenizer_config.json", "added_tokens_decoder", [1], "an object of objects"),
         ("tokenizer_config.json", "added_tokens_decoder", {"5": 3}, "an object of objects"),
         ("tokenizer_config.json", "added_tokens_decoder", {"x": {"content": "a"}}, "an object of"),
@@ -239,6 +240,49 @@ def test_a_value_of_another_type_is_named_with_its_file(
     folder = shutil.copytree(whole, tmp_path / "model")
     change(folder / file, **{name: value})
     refused(folder, runner, f"{file}: {name} must be {kind}.*, not .*; download")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("vocab_size", value) for value in (0, -1)),
+        *(("head_dim", value) for value in (0, 1.5)),
+        *(("sliding_window", value) for value in ("12", False)),
+        *(("num_attention_heads", value) for value in (0, -1)),
+        *(("hidden_act", value) for value in (5, "12")),
+        *(("pad_token_id", value) for value in (300, 10**9)),
+        ("text_config", {}),
+        *(("rope_parameters", {"rope_theta": value}) for value in ([1], "x", 10**20, 0)),
+        *(("rope_parameters", {"rope_theta": 1e4, "rope_type": value}) for value in ([], 0, "z")),
+    ],
+    ids=str,
+)
+def test_a_value_that_a_library_fails_on_is_named(folder: Path, field: str, value: Any) -> None:
+    change(folder / "config.json", **{field: value})
+    field = ".".join([field, *list(value)[-1:]]) if isinstance(value, dict) else field
+    refused(folder, "transformers", rf"config.json does not describe a llama: {field} .* \(transf")
+
+
+@pytest.mark.parametrize("runner", [*RUNNERS, "auto"])
+@pytest.mark.parametrize("kind", ["bloom", "mpt", "falcon"])
+def test_slopes_on_scores_are_refused_by_all_runners_alike(
+    tmp_path: Path, runner: str, kind: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "alibi": True}))
+    with pytest.raises(UnsupportedModel, match=f"is a {kind}, which no runner serves: .* ALiBi"):
+        serve(tmp_path, runner)
+
+
+def test_experts_of_a_token_are_no_more_than_there_are(tmp_path: Path) -> None:
+    folder = tiny_models.save("mixtral", tmp_path)
+    change(folder / "config.json", num_experts_per_tok=7)
+    refused(folder, "transformers", "num_experts_per_tok must be at most 4, not 7")
+
+
+@pytest.mark.parametrize("value", [0, [], False, {}, 1.5], ids=str)
+def test_the_type_of_rotary_embeddings_is_a_string(folder: Path, value: Any) -> None:
+    change(folder / "config.json", rope_parameters={"rope_theta": 1e4, "rope_type": value})
+    refused(folder, "native", "with a string as 'rope_type'")
 
 
 def test_an_index_without_metadata_is_served_by_what_does_not_read_it(
@@ -273,7 +317,7 @@ def test_a_model_larger_than_its_weights_is_refused_before_it_is_made(
     refused(folder, runner, field)
 
 
-_TOO_MANY = r"describes a (llama|mixtral) of \d{8,} numbers.* hold \d+ at"
+_TOO_MANY = r"describes a (llama|mixtral) of \d{8,} numbers.* hold \d+ at.*embed_tokens.* \(300, "
 
 
 @pytest.mark.parametrize(

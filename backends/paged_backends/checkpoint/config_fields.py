@@ -155,6 +155,21 @@ class ConfigFields(TypedFields):
         return value
 
 
+def refuse_biased(checkpoint: Checkpoint) -> None:
+    """Refuse models that add ALiBi's slopes to their scores: no runner can put in a paged cache.
+
+    Raises:
+        UnsupportedModel: it is one.
+    """
+    kind = checkpoint.model_type
+    if kind in ("bloom", "mpt") or (kind == "falcon" and checkpoint.config.get("alibi")):
+        raise UnsupportedModel(
+            f"{checkpoint.config_path} is a {kind}, which no runner serves: its positions are "
+            "ALiBi's slopes, which its own code adds to the scores, outside the attention "
+            "interface of transformers; choose a model with rotary or learned positions"
+        )
+
+
 _LAYERS = re.compile(r"^(n|num)_(\w+_)?(layers?|blocks?)$|^depth$")
 _SIZES = re.compile(r"size|dim|heads|head$|inner|embd|rank|experts|width|channels|groups|labels")
 _POSITIONS = re.compile(r"position|n_ctx|seq_len|sequence_length|seq_length|window")

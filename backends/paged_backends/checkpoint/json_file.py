@@ -35,7 +35,7 @@ _KINDS: Mapping[str, Mapping[str, str]] = {
     "config.json": {
         **dict.fromkeys(("text_config", "quantization_config", "compression_config"), _OBJECT),
         **dict.fromkeys(("auto_map", "id2label", "label2id"), _OBJECT),
-        "tokenizer_class": _TEXT,
+        **dict.fromkeys(("dtype", "torch_dtype", "tokenizer_class"), _TEXT),
     },
     "tokenizer_config.json": {
         "added_tokens_decoder": _ADDED,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from paged_backends.checkpoint.config_fields import ConfigFields
+from paged_backends.checkpoint.config_fields import ConfigFields, refuse_biased
 from paged_backends.checkpoint.end_tokens import end_tokens
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.native.config import Activation, AttentionConfig, DecoderConfig, Rope
@@ -26,6 +26,8 @@ from paged_backends.runners.native.shared_fields import (
 )
 from paged_core.errors import UnsupportedModel
 
+_BOTH = "use_bidirectional_attention"
+
 
 def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> DecoderConfig:
     """Describe the model of ``checkpoint``.
@@ -36,16 +38,17 @@ def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -
     """
     kind = checkpoint.model_type
     describe = _FAMILIES.get(kind)
+    refuse_biased(checkpoint)
     if describe is None:
         raise UnsupportedModel(
-            f"runners native and onnxruntime cover {', '.join(_FAMILIES)}, and "
-            f"{checkpoint.place} is a {kind}"
+            f"runners native and onnxruntime cover {', '.join(_FAMILIES)}, and, by its model_type, "
+            f"{checkpoint.config_path} is a {kind}; set runner to auto or transformers"
         )
     if trust_remote_code and "auto_map" in checkpoint.config:
         raise lacking(checkpoint, "code that comes with the checkpoint")
     config, both = checkpoint.config, "attention in both directions"
     for is_there, feature, elsewhere in (
-        (config.get("use_bidirectional_attention"), both, False),
+        (config.get(_BOTH), f"{both}, by its {_BOTH}", False),
         (not config.get("is_causal", True), f"{both}, by its is_causal", False),  # null as well
         (config.get("is_encoder_decoder"), "an encoder", False),
         (config.get("add_cross_attention"), "cross-attention", True),

@@ -64,7 +64,7 @@ def head_dim_of(
 def activation_of(fields: ConfigFields, name: str, default: str) -> Activation:
     value = fields.text(name, default)
     if value not in _ACTIVATIONS:
-        raise lacking(fields.checkpoint, f"the activation {value[:50]!r}")
+        raise lacking(fields.checkpoint, f"the activation {value[:50]!r}, its {name}")
     return _ACTIVATIONS[value]
 
 
@@ -99,10 +99,13 @@ def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float, length
     Args:
         length: of the original training, where nothing is said of it.
     """
-    kind = given.get("rope_type") or given.get("type") or "default"
+    kinds = (given.get("rope_type"), given.get("type"))
+    kind = next((each for each in kinds if each is not None), "default")
+    if not isinstance(kind, str):
+        raise fields.wrong("rope_parameters", "an object with a string as 'rope_type'")
     divided = ["divided"] if fields.checkpoint.gguf is not None else []
     if kind not in ("default", "linear", "llama3", *divided):
-        raise lacking(fields.checkpoint, f"rotary embeddings scaled by {shown(kind)}")
+        raise lacking(fields.checkpoint, f"rotary embeddings scaled by {shown(kind)} (rope_type)")
     share = given.get("partial_rotary_factor", fields.any("partial_rotary_factor"))
     if share not in (None, 1, 1.0):
         raise lacking(fields.checkpoint, "rotary embeddings over part of a head")

@@ -11,12 +11,13 @@ import torch
 import transformers  # which imports a module when a name of it is asked for
 from safetensors import SafetensorError
 
-from paged_backends.checkpoint.config_fields import ConfigFields, choose_dtype
+from paged_backends.checkpoint.config_fields import ConfigFields, choose_dtype, refuse_biased
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.json_file import one_line, read_json_object
 from paged_backends.checkpoint.quantized.formats import check_effects
 from paged_backends.checkpoint.weights import StoredWeights, check_unused, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
+from paged_backends.runners.transformers.odd_fields import blamed
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 from paged_core.settings.schema import EngineSettings
@@ -29,6 +30,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
         CheckpointError: its weights are missing, incomplete or in a form that may not be loaded.
         UnsupportedModel: transformers does not know it, or it is no causal language model.
     """
+    refuse_biased(checkpoint)
     _check_kind(checkpoint, trust_remote_code=settings.trust_remote_code)
     _check_quantization(checkpoint)
     weights = open_weights(checkpoint, allow_pickle=settings.allow_pickle)
@@ -86,7 +88,7 @@ def _check_index(checkpoint: Checkpoint) -> None:
 
 
 def _unloadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
-    return CheckpointError(
+    return blamed(checkpoint, error) or CheckpointError(
         f"the checkpoint {checkpoint.folder} ({checkpoint.model_type}) cannot be loaded: "
         f"{one_line(error, 300)}"
     )
@@ -137,16 +139,18 @@ def _check_count(checkpoint: Checkpoint, config: Any, weights: StoredWeights) ->
         model = transformers.AutoModelForCausalLM.from_config(
             deepcopy(config), dtype=torch.float32, attn_implementation=IMPLEMENTATION
         )
-    count = sum(parameter.numel() for parameter in model.parameters())
-    stored = sum(map(prod, weights.shapes.values()))
+    sizes, shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}, weights.shapes
+    count, stored = sum(map(prod, sizes.values())), sum(map(prod, shapes.values()))
     if checkpoint.config.get("quantization_config"):  # in one bit or more each
         files = checkpoint.weight_files or checkpoint.pickle_files
         stored = 8 * sum(path.stat().st_size for path in files)
     if count > 2 * stored:
+        other = next((name for name in sizes if shapes.get(name) != sizes[name]), "")
         raise CheckpointError(
             f"{checkpoint.config_path} describes a {checkpoint.model_type} of {count} numbers, "
             f"with the defaults of the architecture where it says nothing, and the weights hold "
-            f"{stored} at most; the two do not belong together"
+            f"{stored} at most; the two do not belong together: {other} has the shape "
+            f"{sizes.get(other)} by the one, and {shapes.get(other, 'none')} by the other"
         )
 
 
@@ -182,8 +186,8 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
     except ImportError:
         raise
     except Exception as error:  # each architecture has its own checks
-        raise CheckpointError(
-            f"{checkpoint.folder / 'config.json'} does not describe a {checkpoint.model_type}: "
+        raise blamed(checkpoint, error) or CheckpointError(
+            f"{checkpoint.config_path} does not describe a {checkpoint.model_type}: "
             f"{one_line(error, 300)}"
         ) from error
     if checkpoint.quantized_as in ("compressed-tensors", "mxfp4"):

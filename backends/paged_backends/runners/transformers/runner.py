@@ -31,6 +31,7 @@ from paged_backends.runners.settings import TransformersSettings
 from paged_backends.runners.transformers.attention_port import AttentionPort, probe_layers, quiet
 from paged_backends.runners.transformers.long_row import try_long_row
 from paged_backends.runners.transformers.model_loader import load_model
+from paged_backends.runners.transformers.odd_fields import blamed
 from paged_backends.runners.transformers.trial_run import try_out
 from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import PagedCoreError, UnsupportedModel
@@ -75,7 +76,7 @@ class TransformersRunner(LoadedRunner):
             trust_remote_code=settings.trust_remote_code,
         )
         device = choose_device(settings.device, self._context.rank)
-        with self._fitting(device), quiet(), _refusing(checkpoint.model_type):
+        with self._fitting(device), quiet(), _refusing(checkpoint):
             model = load_model(checkpoint, settings, device)
             self._describe(model, checkpoint)
         self._log_loaded(checkpoint.model_type)
@@ -157,10 +158,11 @@ class TransformersRunner(LoadedRunner):
 
 
 @contextmanager
-def _refusing(kind: str) -> Iterator[None]:
+def _refusing(checkpoint: Checkpoint) -> Iterator[None]:
     """Refuse a model whose code raises while it is made or tried.
 
     Raises:
+        CheckpointError: it did, and values of the configuration are a likely cause.
         UnsupportedModel: it did.
     """
     try:
@@ -168,11 +170,11 @@ def _refusing(kind: str) -> Iterator[None]:
     except (PagedCoreError, OSError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the library's code, with values that it did not check
-        raise UnsupportedModel(
-            f"{kind} cannot be served: transformers {transformers.__version__} raised "
-            f"{type(error).__name__} ({one_line(error, 300)}) when its model was made, or tried "
-            "over a few tokens in one row, without masks and a cache of its own; choose a model "
-            "whose layers need neither, or another version of transformers"
+        raise blamed(checkpoint, error) or UnsupportedModel(
+            f"{checkpoint.model_type} cannot be served: transformers {transformers.__version__} "
+            f"raised {type(error).__name__} ({one_line(error, 300)}) when its model was made, or "
+            "tried over a few tokens in one row, without masks and a cache of its own; choose a "
+            "model whose layers need neither, or another version of transformers"
         ) from error
 
 

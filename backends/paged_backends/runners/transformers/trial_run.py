@@ -54,6 +54,7 @@ def try_out(runner: Runner, model: Any, modules: Sequence[nn.Module]) -> int:
 
     Raises:
         UnsupportedModel: the results differ.
+        FloatingPointError: the model's own are not finite.
     """
     windows = [layer.sliding_window for layer in runner.layers if layer.sliding_window]
     length = 9 + max((window for window in windows if window <= _LONGEST_WINDOW), default=0)
@@ -69,6 +70,10 @@ def try_out(runner: Runner, model: Any, modules: Sequence[nn.Module]) -> int:
             expected = _by_itself(model, prompts)
         with _outputs_of(modules) as ours:
             actual, order = _paged(runner, prompts, device)
+    if not expected.isfinite().all():
+        raise FloatingPointError(
+            "its logits are not finite: a weight is damaged, or dtype must be float32"
+        )
     pairs = [("its logits", actual, expected)]
     for index in range(len(modules)):
         rows = torch.cat(ours[index :: len(modules)])[order]
