@@ -269,7 +269,7 @@ def test_slopes_on_scores_are_refused_by_all_runners_alike(
     tmp_path: Path, runner: str, kind: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "alibi": True}))
-    with pytest.raises(UnsupportedModel, match=f"is a {kind}, which no runner serves: .* ALiBi"):
+    with pytest.raises(UnsupportedModel, match=f"is a {kind}, which cannot be served: .* ALiBi"):
         serve(tmp_path, runner)
 
 

@@ -164,7 +164,7 @@ def refuse_biased(checkpoint: Checkpoint) -> None:
     kind = checkpoint.model_type
     if kind in ("bloom", "mpt") or (kind == "falcon" and checkpoint.config.get("alibi")):
         raise UnsupportedModel(
-            f"{checkpoint.config_path} is a {kind}, which no runner serves: its positions are "
+            f"{checkpoint.config_path} is a {kind}, which cannot be served: its positions are "
             "ALiBi's slopes, which its own code adds to the scores, outside the attention "
             "interface of transformers; choose a model with rotary or learned positions"
         )
