@@ -73,7 +73,6 @@ class AnswerParts:
         if mark := self._mark.search(thoughts):
             self._call.append(thoughts[mark.start() :])
             return thoughts[: mark.start()]
-        kept = max(held_back(thoughts, each) for each in self._begins)
-        sure = len(thoughts) - kept
+        sure = len(thoughts) - held_back(thoughts, *self._begins)
         self._tail = thoughts[sure:]
         return thoughts[:sure]

@@ -60,12 +60,6 @@ def calls_grammar(
     return "\n".join(rules)
 
 
-def json_call(name: str, function: Function, head: str, tail: str) -> list[str]:
-    """Return the rules of a call whose arguments are JSON between a head and a tail."""
-    schema = json.dumps(arguments_schema(function))
-    return [f"{name}: {head} {name}_arguments {tail}", f"{name}_arguments: %json {schema}"]
-
-
 def arguments_schema(function: Function) -> dict[str, Any]:
     """Return the schema of arguments, an object in any case."""
     return {"type": "object", **function.parameters}

@@ -7,10 +7,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-from paged_plugins.server.parsers.json_text import JsonText
+from paged_plugins.server.parsers.json_text import SPACE, JsonText
 from paged_plugins.server.parsers.tool_parser import Arguments, CallBegins, Piece
 
-_SPACE = " \t\n\r"
 _ARGUMENTS = ("arguments", "parameters")
 _NESTED = "function"
 """Key of an object within a call that has its name and arguments."""
@@ -41,8 +40,9 @@ class CallReader:
         self._keys: set[str] = set()
         self._depth = 0
         """Objects that are open."""
-        self._is_bare = name is not None
-        self._name = name
+        self._name: str | None = None
+        self.is_bare = False
+        """True if the arguments are all that is read."""
         self._waiting = ""
         """Arguments that came before the name."""
         self._num_passed = 0
@@ -50,16 +50,20 @@ class CallReader:
         """True once the call was passed on."""
         self.left = ""
         """Once it has raised: what of its text was not passed on."""
-        if self._is_bare:
-            self._key = _ARGUMENTS[0]
-            self._begin(_VALUE)
+        if name is not None:
+            self.read_arguments(name)
+
+    def read_arguments(self, name: str) -> None:
+        """Read the arguments of a function, and nothing else."""
+        self._name, self._key, self.is_bare = name, _ARGUMENTS[0], True
+        self._begin(_VALUE)
 
     @property
     def done(self) -> bool:
         """Return whether the call is whole."""
         return self._state == _DONE
 
-    def take(self, text: str, start: int, pieces: list[Piece]) -> int:
+    def take(self, text: str, start: int, pieces: list[Piece], /) -> int:
         """Take what belongs to the call from ``start`` on, add to ``pieces``; return where it ends.
 
         Raises:
@@ -69,7 +73,7 @@ class CallReader:
         while place < len(text) and self._state != _DONE:
             if self._state in (_KEY, _VALUE):
                 place = self._take_value(text, place, pieces)
-            elif text[place] in _SPACE:
+            elif text[place] in SPACE:
                 place += 1
             else:
                 self.left = text[place:]
@@ -78,7 +82,7 @@ class CallReader:
 
     def end(self, pieces: list[Piece]) -> None:
         """Add what is certain to ``pieces``: the answer ends within the call."""
-        if self._is_bare and self._opens in ("n", "N"):
+        if self.is_bare and self._opens in ("n", "N"):
             with suppress(ValueError):
                 self.take("\n", 0, pieces)  # the word ends
 
@@ -113,7 +117,7 @@ class CallReader:
         except ValueError as found:
             error = found
         more = text[start:end]
-        self._opens = self._opens or more.lstrip(_SPACE)[:1]
+        self._opens = self._opens or more.lstrip(SPACE)[:1]
         self._text.append(more)
         if self._state == _VALUE and self._key in _ARGUMENTS:
             if self._opens == "{" and self._name is not None:
@@ -144,7 +148,7 @@ class CallReader:
         if self._key in _ARGUMENTS and self._opens != "{":
             whole = _object(json.loads(self._value.written()))
         if self._key in _ARGUMENTS and self._name is None:
-            self._waiting = whole.lstrip(_SPACE)
+            self._waiting = whole.lstrip(SPACE)
         elif self._key in _ARGUMENTS and whole:
             self._emit(whole, pieces)
         if self._key == "name":
@@ -157,7 +161,7 @@ class CallReader:
             if self._waiting:
                 self._emit(self._waiting, pieces)
                 self._waiting = ""
-        self._state = _DONE if self._is_bare else _NEXT
+        self._state = _DONE if self.is_bare else _NEXT
 
     def _pass_on(self, pieces: list[Piece]) -> None:
         """Pass on what is sure of the arguments."""
@@ -168,7 +172,7 @@ class CallReader:
         self._text[:] = [held[len(more) :]]
         self._num_passed += len(more)
         if more:
-            self._emit(more if self.has_begun else more.lstrip(_SPACE), pieces)
+            self._emit(more if self.has_begun else more.lstrip(SPACE), pieces)
 
     def _emit(self, arguments: str, pieces: list[Piece]) -> None:
         if not self.has_begun:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from paged_plugins.server.parsers.call_grammar import calls_grammar, json_call, literals
+from paged_plugins.server.parsers.call_grammar import calls_grammar, literals
 from paged_plugins.server.parsers.json_text import held_back
 from paged_plugins.server.parsers.marked_calls import Marks, Reader
 from paged_plugins.server.parsers.named_calls import NamedReader
@@ -19,8 +18,8 @@ from paged_plugins.server.parsers.reasoning_parser import (
     ReasoningParser,
     Thought,
 )
-from paged_plugins.server.parsers.tool_formats import MarkedFormat
-from paged_plugins.server.parsers.tool_parser import Function
+from paged_plugins.server.parsers.tool_formats import MarkedFormat, Written
+from paged_plugins.server.parsers.tool_parser import Function, Functions
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -78,7 +77,7 @@ class HarmonyParser(ReasoningParser):
     def _in_text(self, found: list[Thought]) -> bool:
         mark = _BORDER.search(self._held)
         if mark is None:
-            sure = len(self._held) - max(held_back(self._held, each) for each in _OUTSIDE)
+            sure = len(self._held) - held_back(self._held, *_OUTSIDE)
             self._add(self._held[:sure], found)
             self._held = self._held[sure:]
             return False
@@ -129,9 +128,6 @@ class HarmonyReasoningFormat(ReasoningFormat):
 
     marks = _MARKS
 
-    def __init__(self, options: object, /) -> None:
-        pass
-
     def parser(self, prompt: str, /) -> ReasoningParser:
         return HarmonyParser(self._begun(prompt))
 
@@ -150,6 +146,7 @@ class GptOssFormat(MarkedFormat):
 
     layout = Marks(begins=(CHANNEL, START, f" to={_FUNCTION}"), around=(), ends=(CALL, END, RETURN))
     inner_marks = (MESSAGE, CONSTRAIN)
+    written = Written(f"{CHANNEL}commentary to={_FUNCTION}{{}} {CONSTRAIN}json{MESSAGE}", "")
     has_thoughts = True
     _heads: Mapping[str, re.Pattern[str]] = {
         begin: re.compile(rf"{before}([^\s<>{{}}\"]+)[^{{]*?{re.escape(MESSAGE)}")
@@ -160,9 +157,7 @@ class GptOssFormat(MarkedFormat):
         }.items()
     }
 
-    def reader(
-        self, functions: Mapping[str, Mapping[str, Any]], mark: str, letter: str, /
-    ) -> Reader:
+    def reader(self, functions: Functions, mark: str, letter: str, /) -> Reader:
         return NamedReader(self._heads[mark])
 
     def beside(self, rule: str, tokens: Mapping[str, int], /) -> str:
@@ -174,9 +169,8 @@ class GptOssFormat(MarkedFormat):
         """Return a grammar of one call: ``<|call|>``, which ends it, ends the answer, too."""
         text = literals(tokens)
 
-        def write(name: str, function: Function) -> list[str]:
-            head = f"{CHANNEL}commentary to={_FUNCTION}{function.name} {CONSTRAIN}json{MESSAGE}"
-            return json_call(name, function, text(head), "")
+        def write(name: str, function: Function) -> Sequence[str]:
+            return self.rules(name, function, self.written, text)
 
         calls = calls_grammar(functions, write, parallel=False, around=("thoughts?", ""))
         end = f"{END}{START}{_ROLE}"

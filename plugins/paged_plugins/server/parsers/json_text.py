@@ -14,7 +14,7 @@ from math import isfinite
 
 MAX_DEPTH = 64
 """Most arrays and objects in each other, where any JSON may be given."""
-_SPACE = " \t\n\r"
+SPACE = " \t\n\r"
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORD_LETTERS = frozenset("-+._0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ$")
 _PLAIN = re.compile(r"[^\"'\\\x00-\x1f\ud800-\udfff]+")
@@ -115,7 +115,7 @@ class JsonText:
                 self._end_word()
                 return 0
             self._word.append(letter)
-        elif letter in _SPACE:
+        elif letter in SPACE:
             is_sure = state in (_NEXT, _FIRST, _FIRST_KEY)
             (self._made if is_sure else self._kept).append(letter)
         else:
@@ -247,12 +247,11 @@ def mended(text: str) -> str:
     return made.written()
 
 
-def held_back(text: str, mark: str) -> int:
+def held_back(text: str, *marks: str) -> int:
     """Return how many letters at the end of a text may be the beginning of a mark."""
-    for count in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-count:]):
-            return count
-    return 0
+    most = min(max(map(len, marks), default=1) - 1, len(text))
+    ends = (text[-count:] for count in range(most, 0, -1))
+    return next((len(end) for end in ends if any(m != end and m.startswith(end) for m in marks)), 0)
 
 
 def _escaped(letter: str) -> str:

@@ -135,8 +135,7 @@ class MarkedCallParser(ToolParser):
             self._taken = [mark[0]]
             self._start(self._before_call)
             return True
-        kept = max([0, *(held_back(self._held, mark) for mark in self._marks.begins)])
-        sure = len(self._held) - kept
+        sure = len(self._held) - held_back(self._held, *self._marks.begins)
         before, self._held = self._held[:sure], self._held[sure:]
         if self._has_calls and not before.strip():
             self._taken.append(before)  # dropped if another call follows, or nothing

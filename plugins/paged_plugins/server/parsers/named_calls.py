@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
-from paged_plugins.server.parsers.call_grammar import calls_grammar, json_call, literals
 from paged_plugins.server.parsers.calls import CallReader
 from paged_plugins.server.parsers.marked_calls import Marks, Reader, head_of
-from paged_plugins.server.parsers.tool_formats import MarkedFormat
-from paged_plugins.server.parsers.tool_parser import Function, Piece
+from paged_plugins.server.parsers.tool_formats import MarkedFormat, Written
+from paged_plugins.server.parsers.tool_parser import Functions, Piece
 
 
-class NamedReader:
+class NamedReader(CallReader):
     """Reads one call.
 
     Args:
@@ -22,70 +20,26 @@ class NamedReader:
     """
 
     def __init__(self, head: re.Pattern[str]) -> None:
+        super().__init__()
         self._head = head
-        self._arguments: CallReader | None = None
-        self.left = ""
-
-    @property
-    def has_begun(self) -> bool:
-        return self._arguments is not None and self._arguments.has_begun
-
-    @property
-    def done(self) -> bool:
-        return self._arguments is not None and self._arguments.done
 
     def take(self, text: str, start: int, pieces: list[Piece], /) -> int:
-        if self._arguments is None:
+        if not self.is_bare:
             found = head_of(self._head, text, start)
             if found is None:
                 return start
-            self._arguments = CallReader(name=next(filter(None, found.groups())))
+            self.read_arguments(next(filter(None, found.groups())))
             start = found.end()
-        try:
-            return self._arguments.take(text, start, pieces)
-        except ValueError:
-            self.left = self._arguments.left
-            raise
-
-    def end(self, pieces: list[Piece], /) -> None:
-        if self._arguments is not None:
-            self._arguments.end(pieces)
+        return super().take(text, start, pieces)
 
 
 class NamedFormat(MarkedFormat):
     """A subclass says how a call looks before its arguments and behind them."""
 
     head: ClassVar[re.Pattern[str]]
-    written: ClassVar[tuple[str, str]]
-    """Text before the arguments, with the name as ``{}``, and behind them, in forced calls."""
-    around: ClassVar[tuple[str, str]] = ("", "")
-    """Text around all forced calls."""
-    between: ClassVar[str] = ""
 
-    def reader(
-        self, functions: Mapping[str, Mapping[str, Any]], mark: str, letter: str, /
-    ) -> Reader:
+    def reader(self, functions: Functions, mark: str, letter: str, /) -> Reader:
         return NamedReader(self.head)
-
-    def grammar(
-        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
-    ) -> str:
-        text = literals(tokens)
-        before, behind = self.written
-
-        def write(name: str, function: Function) -> list[str]:
-            return json_call(
-                name, function, text(before.replace("{}", function.name)), text(behind)
-            )
-
-        begin, end = self.around
-        return calls_grammar(
-            functions,
-            write,
-            parallel=parallel,
-            between=text(self.between),
-            around=(text(begin), text(end)),
-        )
 
 
 class MistralFormat(MarkedFormat):
@@ -94,30 +48,14 @@ class MistralFormat(MarkedFormat):
 
     layout = Marks(begins=("[TOOL_CALLS]",))
     inner_marks = ("[CALL_ID]", "[ARGS]")
+    written = Written('{"name": "{}", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]")
     _head = re.compile(r"([^\s\[\]{}\"]+)\s*(?:\[CALL_ID\][^\[\]{}]*)?(?:\[ARGS\]|(?=\{))")
 
-    def reader(
-        self, functions: Mapping[str, Mapping[str, Any]], mark: str, letter: str, /
-    ) -> Reader:
+    def reader(self, functions: Functions, mark: str, letter: str, /) -> Reader:
         return CallReader() if letter == "{" else NamedReader(self._head)
 
-    def grammar(
-        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
-    ) -> str:
-        text = literals(tokens)
-        if "[ARGS]" in tokens:
-
-            def write_named(name: str, function: Function) -> list[str]:
-                return json_call(name, function, text(f"[TOOL_CALLS]{function.name}[ARGS]"), "")
-
-            return calls_grammar(functions, write_named, parallel=parallel)
-
-        def write(name: str, function: Function) -> list[str]:
-            head = f'{{"name": {json.dumps(function.name)}, "arguments": '
-            return json_call(name, function, text(head), text("}"))
-
-        around = text("[TOOL_CALLS]["), text("]")
-        return calls_grammar(functions, write, parallel=parallel, between=text(", "), around=around)
+    def written_with(self, tokens: Mapping[str, int], /) -> Written:
+        return Written("[TOOL_CALLS]{}[ARGS]", "") if "[ARGS]" in tokens else self.written
 
 
 class KimiK2Format(NamedFormat):
@@ -134,11 +72,12 @@ class KimiK2Format(NamedFormat):
     head = re.compile(
         r"(?:functions\.)?([^\s<>{}\"]+?)(?::[0-9]+)?\s*<\|tool_call_argument_begin\|>"
     )
-    written = (
+    written = Written(
         "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>",
         "<|tool_call_end|>",
+        begin="<|tool_calls_section_begin|>",
+        end="<|tool_calls_section_end|>",
     )
-    around = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 
 
 def _deepseek(words: str) -> str:
@@ -167,13 +106,12 @@ class DeepseekV3Format(NamedFormat):
         rf"function{_SEP}([^\s<>{{}}`]+)\s*```(?:json)?\s"
         rf"|([^\s<>{{}}`]+){_SEP}(?=\s*[{{n\"])"
     )
-    written = (f"{_CALL}function{_SEP}{{}}\n```json\n", f"\n```{_CALL_END}")
-    around = (_CALLS, _CALLS_END)
-    between = "\n"
+    written = Written(
+        f"{_CALL}function{_SEP}{{}}\n```json\n", f"\n```{_CALL_END}", "\n", _CALLS, _CALLS_END
+    )
 
 
 class DeepseekV31Format(DeepseekV3Format):
     """``<\uff5ctool\u2581call\u2581begin\uff5c>f<\uff5ctool\u2581sep\uff5c>{...}``: V3.1."""
 
-    written = (f"{_CALL}{{}}{_SEP}", _CALL_END)
-    between = ""
+    written = Written(f"{_CALL}{{}}{_SEP}", _CALL_END, "", _CALLS, _CALLS_END)

@@ -8,16 +8,22 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from paged_plugins.server.parsers.call_grammar import calls_grammar, literals, property_schemas
+from paged_plugins.server.parsers.call_grammar import Literal, literals, property_schemas
 from paged_plugins.server.parsers.calls import CallReader
 from paged_plugins.server.parsers.json_text import held_back
 from paged_plugins.server.parsers.marked_calls import Marks, Reader, head_of
-from paged_plugins.server.parsers.tool_formats import MarkedFormat
-from paged_plugins.server.parsers.tool_parser import Arguments, CallBegins, Function, Piece
+from paged_plugins.server.parsers.tool_formats import MarkedFormat, Written
+from paged_plugins.server.parsers.tool_parser import (
+    Arguments,
+    CallBegins,
+    Function,
+    Functions,
+    Piece,
+)
 
 _NAMES = {"true": True, "false": False, "null": None}
 _MOST = 1 << 20
@@ -108,18 +114,15 @@ class PythonicFormat(MarkedFormat):
     """``[f(x=1), g(y="a")]`` where an answer begins."""
 
     layout = Marks(around=())
+    written = Written("", "", ", ", "[", "]")
 
-    def reader(
-        self, functions: Mapping[str, Mapping[str, Any]], mark: str, letter: str, /
-    ) -> Reader:
+    def reader(self, functions: Functions, mark: str, letter: str, /) -> Reader:
         return _PythonReader(functions)
 
-    def grammar(
-        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
-    ) -> str:
-        return calls_grammar(
-            functions, _write, parallel=parallel, between='", "', around=('"["', '"]"')
-        )
+    def rules(
+        self, name: str, function: Function, written: Written, text: Literal, /
+    ) -> Sequence[str]:
+        return _write(name, function)
 
 
 class Llama4PythonicFormat(PythonicFormat):
@@ -128,29 +131,19 @@ class Llama4PythonicFormat(PythonicFormat):
     layout = Marks(begins=("<|python_start|>",), at_start=True, around=(), ends=("<|python_end|>",))
 
 
-class GemmaFormat(MarkedFormat):
+class GemmaFormat(PythonicFormat):
     """A block of code, ``tool_code``; where an answer begins also a list of calls, or JSON with
     ``parameters``: the three that are published for Gemma 3."""
 
     layout = Marks(
         begins=("```tool_code",), at_start=True, around=(("```json", "```"),), ends=("```",)
     )
+    written = Written("", "", "\n", "```tool_code\n", "\n```")
 
-    def reader(
-        self, functions: Mapping[str, Mapping[str, Any]], mark: str, letter: str, /
-    ) -> Reader:
+    def reader(self, functions: Functions, mark: str, letter: str, /) -> Reader:
         if mark:
             return _PythonReader(functions, closing="```")
         return CallReader(functions) if letter == "{" else _PythonReader(functions)
-
-    def grammar(
-        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
-    ) -> str:
-        text = literals(tokens)
-        around = text("```tool_code\n"), text("\n```")
-        return calls_grammar(
-            functions, _write, parallel=parallel, between=text("\n"), around=around
-        )
 
 
 def _write(name: str, function: Function) -> list[str]:

@@ -93,9 +93,6 @@ class ThinkFormat(ReasoningFormat):
     always = False
     """True if an answer begins with thoughts although no mark says so."""
 
-    def __init__(self, options: object, /) -> None:
-        pass
-
     def parser(self, prompt: str, /) -> ThinkParser:
         return ThinkParser(inside=self._begins_inside(prompt))
 
@@ -118,9 +115,6 @@ class DeepseekR1Format(ThinkFormat):
 
 class NoReasoningFormat(ReasoningFormat):
     """A model that does not think, or whose thoughts are a part of its answer."""
-
-    def __init__(self, options: object, /) -> None:
-        pass
 
     def parser(self, prompt: str, /) -> ReasoningParser:
         return _NoThoughts()

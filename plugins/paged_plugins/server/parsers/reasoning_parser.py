@@ -36,6 +36,9 @@ class ReasoningFormat(ABC):
     marks: ClassVar[tuple[str, ...]] = ()
     """Marks that are special tokens in some vocabularies: these tokens stay in the text."""
 
+    def __init__(self, options: object = None, /) -> None:  # noqa: B027 - few have any
+        """Take the options."""
+
     @abstractmethod
     def parser(self, prompt: str, /) -> ReasoningParser:
         """Return a parser for an answer to ``prompt``, which may have begun the thoughts."""

@@ -10,17 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from paged_plugins.server.parsers.call_grammar import (
-    Literal,
-    calls_grammar,
-    literals,
-    property_schemas,
-)
+from paged_plugins.server.parsers.call_grammar import Literal, property_schemas
 from paged_plugins.server.parsers.calls import CallReader
-from paged_plugins.server.parsers.json_text import JsonText, held_back
+from paged_plugins.server.parsers.json_text import SPACE, JsonText, held_back
 from paged_plugins.server.parsers.marked_calls import Marks, Reader, head_of
-from paged_plugins.server.parsers.tool_formats import MarkedFormat
-from paged_plugins.server.parsers.tool_parser import Arguments, CallBegins, Function, Piece
+from paged_plugins.server.parsers.tool_formats import MarkedFormat, Written
+from paged_plugins.server.parsers.tool_parser import (
+    Arguments,
+    CallBegins,
+    Function,
+    Functions,
+    Piece,
+)
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _BY_CLASS: Mapping[type, str] = {
@@ -44,35 +45,27 @@ class TaggedFormat(MarkedFormat):
     """Text that may be around a value, once, and is no part of it."""
     end: ClassVar[str]
     """Mark at the end of the arguments."""
-    written: ClassVar[tuple[str, str, str, str]]
-    """Text before arguments (``{}``: the name), before a value, behind it, and behind all."""
+    around_value: ClassVar[tuple[str, str]]
+    """Text before a value, with its name as ``{}``, and behind it, in forced calls."""
     any_name: ClassVar[bool] = False
     """True if the tags alone say that it is a call."""
 
-    def reader(
-        self, functions: Mapping[str, Mapping[str, Any]], mark: str, letter: str, /
-    ) -> Reader:
+    def reader(self, functions: Functions, mark: str, letter: str, /) -> Reader:
         return CallReader() if letter in "{[" else _TaggedReader(self, functions)
 
-    def grammar(
-        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
-    ) -> str:
-        text = literals(tokens)
-        head, before, behind, tail = self.written
-
-        def write(name: str, function: Function) -> list[str]:
-            required = function.parameters.get("required", ())
-            rules, parts = list[str](), [text(head.replace("{}", function.name))]
-            for place, (key, schema) in enumerate(property_schemas(function).items()):
-                if not re.fullmatch(r"[^\s<>]+", key):
-                    raise ValueError(f"{key!r} cannot be the name of an argument in tags")
-                argument = f"{name}_argument_{place}"
-                parts.append(argument + ("" if key in required else "?"))
-                begin = text(before.replace("{}", key))
-                rules += self._value_rules(argument, schema, begin, behind, text)
-            return [f"{name}: {' '.join([*parts, text(tail)])}", *rules]
-
-        return calls_grammar(functions, write, parallel=parallel, between=text("\n"))
+    def rules(
+        self, name: str, function: Function, written: Written, text: Literal, /
+    ) -> Sequence[str]:
+        required = function.parameters.get("required", ())
+        rules, parts = list[str](), [text(written.before.replace("{}", function.name))]
+        for place, (key, schema) in enumerate(property_schemas(function).items()):
+            if not re.fullmatch(r"[^\s<>]+", key):
+                raise ValueError(f"{key!r} cannot be the name of an argument in tags")
+            argument = f"{name}_argument_{place}"
+            parts.append(argument + ("" if key in required else "?"))
+            begin = text(self.around_value[0].replace("{}", key))
+            rules += self._value_rules(argument, schema, begin, self.around_value[1], text)
+        return [f"{name}: {' '.join([*parts, text(written.behind)])}", *rules]
 
     def _value_rules(
         self, name: str, schema: Mapping[str, Any], begin: str, behind: str, text: Literal
@@ -108,12 +101,8 @@ class Qwen3CoderFormat(TaggedFormat):
     head = re.compile(r"(?:<function=)?([^\s<>{}]+)>")
     key = re.compile(r"<parameter=([^<>]+)>")
     close, newline, end = "</parameter>", "\n", "</function>"
-    written = (
-        "<tool_call>\n<function={}>\n",
-        "<parameter={}>\n",
-        "\n</parameter>\n",
-        "</function>\n</tool_call>",
-    )
+    written = Written("<tool_call>\n<function={}>\n", "</function>\n</tool_call>", "\n")
+    around_value = ("<parameter={}>\n", "\n</parameter>\n")
     any_name = True
 
 
@@ -126,18 +115,14 @@ class Glm4Format(TaggedFormat):
     head = re.compile(r"([^\s<>{}]+)\s*(?=<arg_key>|</tool_call>)")
     key = re.compile(r"<arg_key>([^<>]+)</arg_key>\s*<arg_value>")
     close, newline, end = "</arg_value>", "", "</tool_call>"
-    written = (
-        "<tool_call>{}\n",
-        "<arg_key>{}</arg_key>\n<arg_value>",
-        "</arg_value>\n",
-        "</tool_call>",
-    )
+    written = Written("<tool_call>{}\n", "</tool_call>", "\n")
+    around_value = ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
 
 
 class _TaggedReader:
     """Reads one call; values that are text are passed on as they grow."""
 
-    def __init__(self, tags: TaggedFormat, functions: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, tags: TaggedFormat, functions: Functions) -> None:
         self._tags, self._functions = tags, functions
         self._name = ""
         self._key = ""
@@ -172,7 +157,7 @@ class _TaggedReader:
 
     def _between(self, text: str, start: int, pieces: list[Piece]) -> int:
         """Read what is between values."""
-        if text[start] in " \t\n\r":
+        if text[start] in SPACE:
             return start + 1
         if text.startswith(self._tags.end, start):
             self._emit(pieces, "}" if self.has_begun else "{}")
@@ -204,7 +189,7 @@ class _TaggedReader:
                 return start + len(tags.newline)
         end = text.find(tags.close, start)
         if end < 0:
-            sure = len(text) - max(held_back(text[start:], mark) for mark in self._closings)
+            sure = len(text) - held_back(text[start:], *self._closings)
             self._grow(text[start:sure], pieces)
             return sure
         value = text[start:end]

@@ -42,6 +42,10 @@ class Function:
     """The JSON schema of its arguments, which are an object."""
 
 
+Functions = Mapping[str, Mapping[str, Any]]
+"""By name, the JSON schemas of the arguments of functions."""
+
+
 class ToolParser(ABC):
     """Reads one answer as it grows.
 
@@ -68,13 +72,12 @@ class ToolFormat(ABC):
     has_thoughts: ClassVar[bool] = False
     """True if the grammar has the thoughts before a call: it is that of the whole answer."""
 
-    @abstractmethod
-    def parser(self, functions: Mapping[str, Mapping[str, Any]], /) -> ToolParser:
-        """Return a parser for an answer that may call these functions.
+    def __init__(self, options: object = None, /) -> None:  # noqa: B027 - few have any
+        """Take the options."""
 
-        Args:
-            functions: by name, the JSON schema of the arguments.
-        """
+    @abstractmethod
+    def parser(self, functions: Functions, /) -> ToolParser:
+        """Return a parser for an answer that may call these functions."""
 
     @abstractmethod
     def grammar(
