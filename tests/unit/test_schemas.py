@@ -22,10 +22,10 @@ A, B = {"type": "string"}, {"type": "integer"}
 X = A | {"format": "x"}
 
 
-def tagged(tag: str, *required: str) -> dict[str, Any]:
+def tagged(tag: str | int, *required: str) -> dict[str, Any]:
     """Return an object that a tag tells from others, as pydantic writes it."""
-    named = {"k": A | {"const": tag, "default": tag}, tag: B}
-    return {"type": "object", "properties": named, "required": [tag, *required]}
+    named = {"k": {"const": tag, "default": tag}, str(tag): B}
+    return {"type": "object", "properties": named, "required": [str(tag), *required]}
 
 
 DEFS = {"$defs": {"a": tagged("a"), "b": tagged("b")}}
@@ -109,9 +109,30 @@ def takes(backend: Any, text: str, **form: Any) -> bool:
         ),
         pytest.param(
             OF_K | {"oneOf": [tagged("a"), tagged("a")]},
-            OF_K | {"oneOf": [tagged("a"), tagged("a")]},
-            [],
+            {"anyOf": [tagged("a"), tagged("a")]},
+            ["oneOf"],
             id="a union by a tag that tells nothing",
+        ),
+        pytest.param(
+            DEFS | {"oneOf": REFS}, DEFS | {"anyOf": REFS}, ["oneOf"], id="a union without a tag"
+        ),
+        pytest.param(
+            OF_K | {"oneOf": [{"oneOf": [tagged("a"), tagged("b")]} | OF_K, tagged(7)]},
+            {
+                "anyOf": [
+                    {"anyOf": [tagged("a", "k"), tagged("b", "k")], "required": ["k"]},
+                    tagged(7, "k"),
+                ]
+            },
+            [],
+            id="a union of unions, by texts and numbers",
+        ),
+        pytest.param({"oneOf": [A, B]}, {"oneOf": [A, B]}, [], id="types that differ"),
+        pytest.param(
+            {"oneOf": [{"const": 1}, {"enum": [2, 3]}]},
+            {"oneOf": [{"const": 1}, {"enum": [2, 3]}]},
+            [],
+            id="values that differ",
         ),
         pytest.param(
             {"pattern": DECIMAL}, {"pattern": r"^[+-]?0*\d*\.?\d*$"}, ["look-around of a pattern"]
@@ -156,6 +177,22 @@ def test_a_schema_is_relaxed_by_name(given: Any, made: Any, left_out: list[str])
     before = json.dumps(given)
     assert as_grammars_take_it(given, strict=False) == (made, left_out)
     assert json.dumps(given) == before
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a/b"}],
+        [5, {"type": 5}],
+        [{"type": [{}]}, {"const": {}}],
+        [{"type": "object", "properties": {"k": 5}}, {"oneOf": 5}],
+    ],
+    ids=["circles", "no types", "lists of none", "no properties"],
+)
+def test_alternatives_that_are_none_are_left_to_the_grammar(choices: Any) -> None:
+    given = OF_K | {"oneOf": choices, "$defs": {"a": OF_K | {"oneOf": [{"$ref": "#/$defs/a"}]}}}
+    made, left_out = as_grammars_take_it(given, strict=False)
+    assert (made["anyOf"], left_out) == (choices, ["oneOf"])
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])

@@ -7,6 +7,7 @@ named; the rest is left to the grammar, which refuses what it does not know.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +51,9 @@ def as_grammars_take_it(schema: Any, *, strict: bool) -> tuple[Any, list[str]]:
                 left_out["unevaluatedProperties"] = None
             else:
                 part.setdefault("additionalProperties", False)
-        part = _told_apart(part, schema)
+        part, is_exact = _told_apart(part, schema)
+        if not is_exact:
+            left_out["oneOf"] = None
         kind, form, pattern = part.get("type"), part.get("format"), part.get("pattern")
         may_be_text = (
             kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind)
@@ -67,17 +70,42 @@ def as_grammars_take_it(schema: Any, *, strict: bool) -> tuple[Any, list[str]]:
     return (_closed(made) if strict else made), list(left_out)
 
 
-def _told_apart(part: dict[str, Any], root: Any) -> dict[str, Any]:
-    """Require the tag by which the choices of ``oneOf`` differ: no two of them are then met."""
+def _told_apart(part: dict[str, Any], root: Any) -> tuple[dict[str, Any], bool]:
+    """Return a part without ``oneOf`` that no grammar takes, and whether it means the same.
+
+    The tag by which choices differ is required: no two of them are then met.
+    """
     given, choices = part.get("discriminator"), part.get("oneOf")
-    name = given.get("propertyName") if isinstance(given, Mapping) else None
-    if not isinstance(name, str) or not isinstance(choices, list) or "anyOf" in part:
-        return part
-    tags = [_tags(choice, name, root) for choice in choices]
-    if not all(tags) or len(set().union(*tags)) < sum(map(len, tags)):
-        return part
+    name: Any = given.get("propertyName") if isinstance(given, Mapping) else None
+    if not isinstance(choices, list) or "anyOf" in part:
+        return part, True
+    is_tagged = isinstance(name, str) and _differ([_tags(each, name, root) for each in choices])
+    if not is_tagged and any(
+        _differ([kinds(_resolved(each, root)) for each in choices]) for kinds in (_values, _types)
+    ):
+        return part, True
     rest = {key: value for key, value in part.items() if key not in ("oneOf", "discriminator")}
-    return {**rest, "anyOf": [_requiring(name, choice) for choice in choices]}
+    made = [_requiring(name, choice) for choice in choices] if is_tagged else choices
+    return {**rest, "anyOf": made}, is_tagged
+
+
+def _differ(sets: list[set[str]]) -> bool:
+    """Return whether no value is in two of the sets, none of which is empty."""
+    return all(sets) and len(set().union(*sets)) == sum(map(len, sets))
+
+
+def _types(choice: Any) -> set[str]:
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    kinds = kind if isinstance(kind, list) else [kind]
+    return {each for each in kinds if isinstance(each, str)}
+
+
+def _values(choice: Any) -> set[str]:
+    """Return the values, as JSON, that there are of a kind; none: it has no list of them."""
+    if not isinstance(choice, Mapping):
+        return set()
+    values = [choice["const"]] if "const" in choice else choice.get("enum")
+    return {json.dumps(each) for each in values} if isinstance(values, list) else set()
 
 
 def _requiring(name: str, choice: dict[str, Any]) -> dict[str, Any]:
@@ -86,23 +114,28 @@ def _requiring(name: str, choice: dict[str, Any]) -> dict[str, Any]:
     return choice if is_there else {**choice, "required": [*required, name]}
 
 
-def _tags(choice: Any, name: str, root: Any) -> set[str]:
-    """Return the texts that a property of a kind of object is limited to; none: it is not."""
+def _resolved(choice: Any, root: Any) -> Any:
     steps = choice.get("$ref", "") if isinstance(choice, Mapping) else ""
     if isinstance(steps, str) and steps.startswith("#/"):
         choice = root
         for step in steps[2:].split("/"):
             choice = choice.get(step) if isinstance(choice, Mapping) else None
-    if not isinstance(choice, Mapping) or choice.get("type") != "object":
+    return choice
+
+
+def _tags(choice: Any, name: str, root: Any) -> set[str]:
+    """Return the values, as JSON, that a property of objects is limited to; none: it is not."""
+    inner = choice.get("oneOf", choice.get("anyOf")) if isinstance(choice, Mapping) else None
+    choice = _resolved(choice, root)
+    if not isinstance(choice, Mapping):
         return set()
+    if isinstance(inner, list):  # in place: references might go round in circles
+        found = [_tags(each, name, root) for each in inner]
+        return set().union(*found) if all(found) else set()
     properties = choice.get("properties")
-    tag = properties.get(name) if isinstance(properties, Mapping) else None
-    if not isinstance(tag, Mapping):
+    if choice.get("type") != "object" or not isinstance(properties, Mapping):
         return set()
-    values = [tag["const"]] if "const" in tag else tag.get("enum")
-    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-        return set()
-    return set(values)
+    return _values(properties.get(name))
 
 
 def _with_null(part: dict[str, Any]) -> dict[str, Any]:
