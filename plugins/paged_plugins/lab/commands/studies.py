@@ -223,7 +223,7 @@ def compare_command(
         print_json(found.document())
     else:
         _print(found, num_runs)
-    return FAILED if results.failures else OK
+    return FAILED if results.failures or results.is_nothing else OK
 
 
 def _engines(peers: Sequence[str], arms: list[PlannedArm], temperature: float) -> dict[str, Choice]:
@@ -361,7 +361,7 @@ def report_command(
 
     Without options, `report.md` and `report.html` are written into the folder. The differences that
     are decided are printed too. Of an arm that failed nothing is concluded, and the exit status is
-    1.
+    1, as it is if no request was served.
     """
     from paged_plugins.lab.report import html as page
     from paged_plugins.lab.report import markdown as tables
@@ -381,4 +381,4 @@ def report_command(
     for path, text in made.items():
         write_text(path, text)
         echo(f"wrote {path}")
-    return FAILED if results.failures else OK
+    return FAILED if results.failures or results.is_nothing else OK

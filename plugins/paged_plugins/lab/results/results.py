@@ -119,6 +119,11 @@ class Results:
                 )
         return found
 
+    @property
+    def is_nothing(self) -> bool:
+        """Return whether no run served a request."""
+        return all(run.num_requests <= run.measures.get("failed", 0) for run in self.runs)
+
     def mean(self, arm: str, workload: str, measure: str) -> float | None:
         """Return a measure of an arm, over the seeds that have it; ``None``: none has."""
         runs = self.runs_of.get((arm, workload), ())
