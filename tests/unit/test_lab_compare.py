@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import create_model
 
-from paged_core.cli import BAD_USAGE, OK, main
+from paged_core.cli import BAD_USAGE, FAILED, OK, main
 from paged_core.cli.options import SettingsArgs
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
@@ -230,6 +230,8 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
         (["--vary", "scheduler={name: token_budget]},orca"], "cannot be read"),
         (["--vary", "evictor={name: lru"], "--vary: { is not closed in {name: lru"),
         (["--vary", "evictor='lru,slru"], "--vary: ' is not closed"),
+        (["--vary", "evictor=lru,{name:", "slru}"], "at a space: quote it, as in '{name: lru}'"),
+        (["--vary", "victim=newest,fewest_computed", "--evictor", "{name: lru}"], "write it as in"),
         (["--vary", "evictor=lru,mru", "--vary", "evictor=slru,fifo"], "evictor is given twice"),
         (["--vary", "evictor=lru,mru", "--evictor", "lru"], "keep one of them"),
         (["--vary", "executor=simulated,local"], "give --real as well"),
@@ -250,6 +252,16 @@ def test_bad_options_are_refused_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_nothing_served_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text("name: long\nlengths: {prompt: 900, output: 1}\nrequests: 2\n", "utf-8")
+    results = str(tmp_path / "results")
+    asked = ["--vary", "evictor=lru,slru", "--num-blocks", "4", "--workers", "1"]
+    assert main(["compare", str(path), *asked, "--output", results], {}) == FAILED
+    assert "in all arms, the first: request" in capsys.readouterr().out
+    assert main(["lab", "report", results], {}) == FAILED
 
 
 def test_a_value_may_be_a_table_or_quoted_and_its_commas_separate_nothing() -> None:

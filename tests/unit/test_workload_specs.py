@@ -82,6 +82,10 @@ class TestSpec:
                 {"mix": [{"prefixes": {"system": {"tokens": 1, "count": 60_000}}}] * 2},
                 "more than 100,000 shared texts",
             ),
+            (
+                {"axes": {}, "workloads": ["chat"]},
+                "as a study does, which `paged-core lab run` runs",
+            ),
             ([], "give a mapping with the keys of a workload"),
             (None, "give a mapping with the keys of a workload"),
         ],

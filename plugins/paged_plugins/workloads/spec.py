@@ -187,6 +187,11 @@ def parse_spec(values: Any, source: str, document: Document | None = None) -> Wo
             f"{source} is not a workload: give a mapping with the keys of a workload, such as "
             "`lengths: sharegpt`"
         )
+    if "axes" in values:
+        raise SettingsError(
+            f"{source} is not a workload: it has `axes`, as a study does, which "
+            "`paged-core lab run` runs; name one of its workloads"
+        )
     try:
         return WorkloadSpec.model_validate(values)
     except ValidationError as error:

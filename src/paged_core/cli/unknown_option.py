@@ -25,6 +25,8 @@ def explain(error: TyperException, args: Sequence[str], registry: Registry) -> s
     extra = _EXTRA.match(message)
     if extra and args[:1] == ["serve"]:
         return f"{message}; write {flag(('model',))} {extra[1]}"
+    if extra and (cut := next((word for word in args if _is_open(word)), None)):
+        return f"{message}; the shell cut {cut!r:.80} at a space: quote it, as in '{{name: lru}}'"
     option = getattr(error, "option_name", None)
     if option is None or not message.startswith("No such option"):
         return message
@@ -33,6 +35,10 @@ def explain(error: TyperException, args: Sequence[str], registry: Registry) -> s
         if name.startswith(option) and (here := _spelled_here(name)):
             return f"No such option: {name}{here}"
     return "\n".join((message, *registry.notes))
+
+
+def _is_open(word: str) -> bool:
+    return any(word.count(begin) > word.count(end) for begin, end in ("{}", "[]"))
 
 
 def _spelled_here(option: str) -> str:

@@ -58,6 +58,8 @@ class Entry:
             return parse_json(self.value)
         except ValueError as error:
             message = f"{self.key}: not valid JSON: {error}, in '{self.value:.80}'"
+            if "double quotes" in str(error):
+                message += """; write it as in '{"name": "lru"}'"""
             raise SettingsError(message + self.origin.suffix) from None
 
 

@@ -324,7 +324,10 @@ def _split(text: str) -> Iterator[str]:
         elif char in _CLOSING and opened:
             opened.pop()
     if quote or opened:
-        raise SettingsError(f"--vary: {quote or opened[-1]} is not closed in {text:.80}")
+        raise SettingsError(
+            f"--vary: {quote or opened[-1]} is not closed in {text:.80}; close and quote it, as "
+            "in --vary 'evictor=lru,{name: slru}'"
+        )
     yield text[start:]
 
 

@@ -203,7 +203,12 @@ def _sharegpt_turns(path: Path, number: int, item: Any) -> Iterator[tuple[str, s
     """Yield what is asked and what is answered."""
     messages = item.get("conversations") if isinstance(item, dict) else None
     if not isinstance(messages, list):
-        raise TraceError(path, None, f"entry {number} has no list `conversations`")
+        raise TraceError(
+            path,
+            None,
+            f"entry {number} has no list `conversations`, as those of ShareGPT do, whose files are "
+            "JSON arrays; requests stand in a line each, without an array around them",
+        )
     asked: list[str] = []
     for message in messages:
         speaker = message.get("from") if isinstance(message, dict) else None
