@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from itertools import product
@@ -99,3 +100,23 @@ def mixtures() -> Iterator[dict[str, Any]]:
     for tokens in (1, 4096):
         row = {"moe_dtype": "bfloat16", "num_tokens": tokens, "moe_ep_size": 1, **shape}
         yield row | {"distribution": "power_law_1.2", "latency": experts_ms(tokens)}
+
+
+SERVED: dict[str, Any] = {
+    **{"id": "one", "silicon_data_source": "source_file=2026.csv", "backend": "vllm"},
+    **{"backend_version": "0.12.0", "model_path": "some/small", "system": SYSTEM, "mode": "agg"},
+    **{"isl": 256, "osl": 32, "gemm_quant_mode": "", "moe_quant_mode": "", "batch_size": 4},
+    **{"tp_size": 1, "pp_size": 1, "attention_dp_size": "", "moe_tp_size": "", "moe_ep_size": ""},
+    **{"silicon_ttft_ms": 20.0, "silicon_tpot_ms": 1.0},
+}
+
+
+def write_served(package: Path, *changes: dict[str, Any]) -> Path:
+    """Write the served runs of a package, each with its changes to the first."""
+    path = package / "systems/silicon_sample.csv"
+    rows = [{**SERVED, "id": f"run {place}", **each} for place, each in enumerate(changes)]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, SERVED)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path

@@ -93,6 +93,9 @@ class MeasuredSettings(ComponentSettings):
         "a config.json, or a folder with one",
     )
     tensor_parallel: PositiveInt = Field(default=1, description="GPUs that share each layer")
+    expert_parallel: PositiveInt = Field(
+        default=1, description="groups of these GPUs that the experts of a layer are dealt out to"
+    )
     weights: Literal["bfloat16", "fp8", "fp8_block", "fp4", "int4", "mxfp4"] = Field(
         default="bfloat16", description="mxfp4: of the experts alone"
     )

@@ -147,6 +147,10 @@ class Arrivals:
         for follower in request.followers:
             heappush(self._heap, (ended + follower.at, next(self._numbers), follower, tokens))
 
+    def add(self, request: WorkloadRequest) -> None:
+        """Let a request arrive at its time ``at``, beside those that are drawn."""
+        heappush(self._heap, (request.at, next(self._numbers), request, ()))
+
     def arrival(self, request: WorkloadRequest, at: float, before: Sequence[int] = ()) -> Arrival:
         """Return a request as it arrives at a time; ``before``: the tokens that it follows."""
         return Arrival(request, at, (*before, *token_ids(request.prompt, self._vocab_size)))

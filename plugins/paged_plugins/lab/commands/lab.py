@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from paged_plugins.lab.commands.calibrate import validate_command
+from paged_plugins.lab.commands.fidelity import fidelity_command
 from paged_plugins.lab.commands.load import capacity_command
 from paged_plugins.lab.commands.studies import report_command, run_command
 from paged_plugins.lab.commands.workload import workload_command
@@ -15,6 +16,7 @@ app.command("report")(report_command)
 app.command("capacity")(capacity_command)
 app.command("workload")(workload_command)
 app.command("validate")(validate_command)
+app.command("fidelity")(fidelity_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -42,6 +42,13 @@ class Task:
         """Arm, name of the workload and seed, by which tables find it."""
         return self.arm, self.workload.name, self.seed
 
+    def serve(self, registry: Registry) -> RunRecord:
+        """Run it in this process."""
+        asked = self.settings, registry, self.workload.build(), self.seed
+        if self.num_replicas is None:
+            return run_workload(*asked)
+        return simulate_cluster(*asked, num_replicas=self.num_replicas)
+
     def __str__(self) -> str:
         return f"{self.arm}, {self.workload.name}, seed {self.seed}"
 
@@ -69,11 +76,7 @@ class Ran:
 def run(task: Task, registry: Registry) -> Ran:
     """Run a task in this process. What the engine raises is the result, not an exception."""
     try:
-        asked = task.settings, registry, task.workload.build(), task.seed
-        if task.num_replicas is None:
-            record = run_workload(*asked)
-        else:
-            record = simulate_cluster(*asked, num_replicas=task.num_replicas)
+        record = task.serve(registry)
     except Exception as error:  # noqa: BLE001 - one bad arm must not take the others down
         return Ran(task, None, error_text(error))
     return Ran(task, record, None)

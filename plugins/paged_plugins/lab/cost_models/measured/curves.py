@@ -20,8 +20,8 @@ class Curve:
     """Seconds by one size, linear in the logarithms of both between the measured points.
 
     Below the smallest measured size its time is taken, beyond the largest one the time grows as it
-    does between the last two. A time that was measured to be shorter than that of a smaller size
-    is raised to it, so that more work never takes less time.
+    does between the last two. A time that was measured to be longer than that of a larger size is
+    lowered to it: rows can be padded, and now and then a time is an outlier.
 
     Args:
         sizes: ascending, above 0.
@@ -29,7 +29,7 @@ class Curve:
     """
 
     def __init__(self, sizes: Sequence[float], seconds: Sequence[float]) -> None:
-        risen = np.maximum.accumulate(np.asarray(seconds, float))
+        risen = np.minimum.accumulate(np.asarray(seconds, float)[::-1])[::-1]
         self._logs = [log(size) for size in sizes]
         self._values: list[float] = np.log(risen).tolist()
         self._least = float(risen[0])

@@ -144,9 +144,14 @@ def all_reduces(tables: Tables, num_gpus: int) -> Curve | None:
 
 
 def experts(
-    tables: Tables, shape: ModelShape, dtype: str, num_gpus: int, distribution: str
+    tables: Tables, shape: ModelShape, dtype: str, gpus: tuple[int, int], distribution: str
 ) -> Curve:
-    """Return the time of the experts of a layer by the number of tokens, cut along their width."""
+    """Return the time of the experts of a layer by the number of tokens.
+
+    Args:
+        gpus: over how many the width of each is cut, and over how many groups of these they are
+            dealt out.
+    """
     rows = tables.experts.only(
         "the experts of a layer",
         moe_dtype=dtype,
@@ -154,8 +159,8 @@ def experts(
         topk=shape.experts_per_token,
         hidden_size=shape.hidden_size,
         inter_size=shape.intermediate_size,
-        moe_tp_size=num_gpus,
-        moe_ep_size=1,
+        moe_tp_size=gpus[0],
+        moe_ep_size=gpus[1],
         distribution=distribution,
     )
     (tokens,), seconds = rows.grid("num_tokens")

@@ -96,6 +96,11 @@ class MeasuredCost(CostModel):
 
     def __init__(self, options: MeasuredSettings, context: CostModelContext, /) -> None:
         options, self._file = with_file(options)
+        if options.tensor_parallel % options.expert_parallel:
+            raise SettingsError(
+                f"cost_model.expert_parallel: {options.tensor_parallel} GPUs (tensor_parallel) "
+                f"cannot be divided by {options.expert_parallel}"
+            )
         folder = options.tables or package_folder()
         is_vidur = is_folder_of_vidur(folder)
         self._options = options
@@ -276,9 +281,10 @@ class _Layer:
         self._products = [products.of(query + 2 * cached, hidden), products.of(hidden, query)]
         width = shape.intermediate_size // degree
         if shape.num_experts:
+            gpus = degree // options.expert_parallel, options.expert_parallel
             self._products.append(plain.of(shape.num_experts, hidden))  # which experts
             self._products.append(
-                experts(tables, shape, weights.experts, degree, options.expert_distribution)
+                experts(tables, shape, weights.experts, gpus, options.expert_distribution)
             )
             self._moved = 0
         else:

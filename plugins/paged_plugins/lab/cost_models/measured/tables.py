@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,17 @@ _RELEASE = f"install the release of aiconfigurator-core that was tested: {INSTAL
 
 def damaged(path: Path, reason: str, remedy: str = _RELEASE) -> SettingsError:
     """Return the error of a file that cannot be used."""
-    return SettingsError(f"cost_model: {path}: {reason}; {remedy}")
+    release = installed_release()
+    found = f" (aiconfigurator-core {release})" if release and remedy is _RELEASE else ""
+    return SettingsError(f"cost_model: {path}{found}: {reason}; {remedy}")
+
+
+def installed_release() -> str | None:
+    """Return the release of the package; ``None``: it is not installed."""
+    try:
+        return version("aiconfigurator-core")
+    except PackageNotFoundError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,7 @@ class Table:
     """Rows of one kind of kernel, by columns of equal length.
 
     Args:
-        path: of the file, for messages.
+        path: of the latest file, for messages.
         columns: by name; ``latency`` is in milliseconds.
     """
 
@@ -166,7 +177,8 @@ class Table:
         return found
 
     def only(self, what: str, **values: Any) -> Table:
-        """Return the rows in which columns have these values, of which there must be some.
+        """Return the rows in which columns have these values, of which there must be some: those
+        that were measured with the latest release that has any.
 
         Raises:
             SettingsError: there are none; it names the first value that was not measured.
@@ -182,7 +194,8 @@ class Table:
                     f"{f' ({given})' if given else ''}; {self.path.parent} has {name} {known}"
                 )
             rows = found
-        return rows
+        order = rows.columns.get(_ORDER)
+        return rows if order is None else rows.where(**{_ORDER: order.max()})
 
     def grid(self, *axes: str) -> tuple[list[list[float]], NDArray[np.float64]]:
         """Return the values of each axis, and the shortest seconds at each point of their grid.
@@ -252,9 +265,16 @@ class Tables:
                 f"cost_model.engine: no {name} of {self.engine!r} was measured on {self.system}; "
                 f"there is {', '.join(engines) or 'none'}"
             )
-        return _read_columns(found[-1], (*needed, "latency"))
+        read = [_read_columns(path, (*needed, "latency")) for path in found]
+        columns = {
+            name: np.concatenate([each.columns[name] for each in read]) for name in read[0].columns
+        }
+        columns[_ORDER] = np.repeat(np.arange(len(read)), [each.num_rows for each in read])
+        return Table(found[-1], columns)
 
 
+_ORDER = "release"
+"""Column that is not of a file: the place of its release among all."""
 _ATTENTION = (
     *("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
     *("kv_cache_dtype", "step", "window_size"),

@@ -1,0 +1,134 @@
+"""``paged-core lab fidelity``: simulations of GPU engines beside their served runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paged_core.cli.options import AsJson, SettingsArgs
+from paged_core.cli.output import echo, print_json, print_table
+from paged_plugins.command_options import check_writable, refuse_settings
+from paged_plugins.lab.commands.options import Workers
+from paged_plugins.lab.cost_models.measured.tables import installed_release, package_folder
+from paged_plugins.lab.fidelity.fidelity import MODELS, document, judge, sampled
+from paged_plugins.lab.fidelity.host_terms import FITTED, HALVES
+from paged_plugins.lab.fidelity.picture import draw
+from paged_plugins.lab.fidelity.served_rows import chosen_rows, read_rows
+from paged_plugins.lab.tasks.pool import num_workers, open_runner
+from paged_plugins.progress import progress
+
+_ROWS = 24
+"""Rows of a group that are simulated without being asked for more."""
+_KINDS = {"tpot": "time per token", "ttft": "time to first token"}
+
+
+def fidelity_command(
+    given: SettingsArgs,
+    system: Annotated[str | None, typer.Option(help="Only runs on it, h100_sxm say.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only models with this in their name.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Only runs of vllm, trtllm or sglang.")] = None,
+    rows: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Runs of each model, system and weights, evenly spread; 0: all.",
+        ),
+    ] = _ROWS,
+    tables: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The package (default: where it is installed)."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw served against simulated times; .svg, .png or .pdf.",
+            callback=check_writable,
+        ),
+    ] = None,
+    processes: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate runs of GPU engines that were measured, and say how far off that is.
+
+    Each run of the package aiconfigurator-core becomes a closed loop of as many clients, with the
+    engine's own options; the roofline and AIConfigurator's estimate stand beside. Host terms are
+    fitted to the other half of the models than is judged by them.
+    """
+    refuse_settings(given, "each run has its own settings, which the package says")
+    folder = tables or package_folder()
+    chosen = sampled(chosen_rows(read_rows(folder), system, model, engine), rows or None)
+    count = num_workers(len(chosen), processes, is_real=False)
+    total = len(MODELS) * sum(row.refusal is None for row in chosen)
+    with (
+        progress(total, "times") as advance,
+        open_runner(given.registry, workers=count) as runner,
+    ):
+        judged = judge(chosen, folder, runner, advance)
+    found = {"package": installed_release(), "split": _split(), **document(judged)}
+    if plot is not None:
+        draw(judged, plot)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _split() -> dict[str, Any]:
+    """The halves of the models, and the terms that each is judged by."""
+    return {
+        "halves": HALVES,
+        "judged_by": {
+            engine: [terms[1]._asdict(), terms[0]._asdict()] for engine, terms in FITTED.items()
+        },
+    }
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    groups = found["groups"]
+    for kind, title in _KINDS.items():
+        print_table(
+            f"{title}: median and 90th percentile of the absolute error",
+            ["engine", "model", "system", "weights", "runs", *MODELS],
+            [
+                [
+                    *(line[name] for name in ("engine", "model", "system", "weights")),
+                    f"{line['simulated']} of {line['rows']}",
+                    *(_figures(line.get(f"{whose}_{kind}")) for whose in MODELS),
+                ]
+                for line in groups
+                if line["simulated"]
+            ],
+        )
+    for whose, rank in found["ranks"].items():
+        echo(
+            f"{whose}: of {rank['pairs']:,} pairs of configurations under one load that are 5% "
+            f"apart, {100 * rank['right']:.1f}% are ordered rightly"
+        )
+    echo("the schedulers of trtllm and sglang are approximated by token_budget, that of vllm")
+    for half, names in enumerate(HALVES):
+        terms = "; ".join(
+            f"{engine}: {each['host_per_step']:.2g} s a step, {each['host_per_sequence']:.2g} s "
+            "a sequence"
+            for engine, both in found["split"]["judged_by"].items()
+            for each in [both[half]]
+        )
+        echo(f"{', '.join(names)}: judged by host terms of the other half ({terms})")
+    _print_reasons(found["not_simulated"])
+
+
+def _print_reasons(reasons: Mapping[str, int]) -> None:
+    if reasons:
+        echo(f"{sum(reasons.values()):,} runs were not simulated:")
+    for reason, count in reasons.items():
+        echo(f"  {count:5,}  {reason}")
+
+
+def _figures(figures: Mapping[str, float] | None) -> str:
+    if figures is None:
+        return "-"
+    return f"{100 * figures['median']:.1f}% {100 * figures['p90']:.1f}%"

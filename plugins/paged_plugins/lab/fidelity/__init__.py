@@ -1,0 +1,1 @@
+"""Runs of GPU engines that were measured, beside simulations of the same runs."""

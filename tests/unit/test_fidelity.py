@@ -1,0 +1,195 @@
+"""Simulations of served runs, on a package of kernel times that are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged_core.cli import BAD_USAGE, OK, main
+from paged_core.errors import SettingsError
+from paged_plugins.lab.cost_models.measured import tables
+from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, rounds_of
+from paged_plugins.lab.fidelity.fidelity import Figures, Judged, ranked, sampled
+from paged_plugins.lab.fidelity.host_terms import FITTED, HALVES, half_of, terms_to_judge
+from paged_plugins.lab.fidelity.served_rows import (
+    ServedRow,
+    chosen_rows,
+    measured_options,
+    read_rows,
+    serving,
+)
+from unit.gpu_tables import SERVED, SYSTEM, decode_ms, write_package, write_served
+from unit.lab_runs import REGISTRY
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_package(tmp_path_factory.mktemp("served") / "package")
+
+
+def rows(package: Path, *changes: dict[str, Any]) -> list[ServedRow]:
+    write_served(package, *changes)
+    return read_rows(package)
+
+
+def fidelity(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
+    assert main(["lab", "fidelity", *map(str, args), "--json"]) == OK
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"mode": "disagg"}, "engines of their own"),
+        ({"pp_size": 2}, "pipeline"),
+        ({"attention_dp_size": 4}, "data parallel"),
+        ({"batch_size": ""}, "no number of clients"),
+        ({"gemm_quant_mode": "fp3"}, "weights fp3"),
+        ({"moe_quant_mode": "fp8", "moe_tp_size": 2}, "experts on other GPUs"),
+    ],
+    ids=str,
+)
+def test_rows_that_no_settings_express_say_why(
+    change: dict[str, Any], reason: str | None, package: Path
+) -> None:
+    (row,) = rows(package, change)
+    assert row.refusal is None if reason is None else reason in str(row.refusal)
+
+
+@pytest.mark.parametrize(
+    ("change", "budget", "is_chunked", "is_asynchronous"),
+    [
+        ({}, 8192, True, True),
+        ({"silicon_data_source": "x/aic-auto-gap-analysis/y"}, 2048, True, False),
+        (
+            {"silicon_data_source": "x-gap-analysis", "backend_version": "0.15.1"},
+            *(2048, True, True),
+        ),
+        ({"backend": "trtllm", "isl": 20_000}, 20_000, False, True),
+        ({"backend": "sglang"}, 8192, True, True),
+    ],
+    ids=["benchmark", "before 0.14", "since 0.14", "whole prompts", "sglang"],
+)
+def test_engines_are_served_with_their_own_options(
+    change: dict[str, Any], budget: int, is_chunked: bool, is_asynchronous: bool, package: Path
+) -> None:
+    served = serving(rows(package, change)[0])
+    assert served.scheduler["max_num_batched_tokens"] == budget
+    assert served.scheduler.get("chunked_prefill", True) is is_chunked
+    assert served.is_asynchronous is is_asynchronous
+
+
+def simulate(row: ServedRow, package: Path, **options: Any) -> Times:
+    host = {"host_per_step": 0.0, "host_per_sequence": 0.0}
+    chosen = measured_options(row, package) | host | options
+    return RowTask(row=row, cost_model=chosen, folder=package).serve(REGISTRY)
+
+
+def test_a_closed_loop_has_as_many_requests_as_clients(package: Path) -> None:
+    """One client waits for no other: each of its tokens takes a step of one sequence."""
+    (row,) = rows(package, {"batch_size": 1, "osl": 8})
+    (many,) = rows(package, {"batch_size": 64, "osl": 8})
+    alone, together = simulate(row, package), simulate(many, package)
+    assert alone.tpot_ms > 2 * decode_ms(1, 256)
+    assert together.tpot_ms > alone.tpot_ms
+    assert together.ttft_ms > alone.ttft_ms
+    assert simulate(many, package) == together
+    slow = simulate(row, package, host_per_step=1.0)
+    assert slow.tpot_ms == pytest.approx(1000, rel=1e-3)
+
+
+def test_fewer_rounds_are_run_where_answers_are_long_or_clients_many(package: Path) -> None:
+    few, long, many = rows(package, {}, {"osl": 8192}, {"batch_size": 128})
+    assert (rounds_of(few), rounds_of(long), rounds_of(many)) == (10, 3, 3)
+
+
+def test_samples_are_spread_over_each_group(package: Path) -> None:
+    found = rows(package, *({"isl": n, "system": s} for s in ("a", "b") for n in range(1, 11)))
+    assert [(row.system, row.isl) for row in sampled(found, 2)] == [
+        *(("a", 1), ("a", 6)),
+        *(("b", 1), ("b", 6)),
+    ]
+    assert sampled(found, None) == found
+
+
+def test_errors_and_ranks(package: Path) -> None:
+    """Three configurations of one load: two are too close to tell apart."""
+    times = (10.0, 10.2, 20.0)
+    judged = [Judged(row) for row in rows(package, *({"silicon_tpot_ms": t} for t in times))]
+    for each, found in zip(judged, (11.0, 10.2, 10.0), strict=True):
+        each.found["measured"] = Times(20.0, found)
+    figures = Figures.of(judged, "measured", "tpot_ms")
+    assert figures is not None
+    assert figures.num_rows == 3
+    assert figures.median == pytest.approx(0.1)
+    assert figures.p90 == pytest.approx(0.42)
+    assert ranked(judged, "measured") == (0, 2)
+    assert Figures.of(judged, "roofline", "tpot_ms") is None
+
+
+def test_no_model_is_judged_by_terms_that_were_fitted_to_it() -> None:
+    assert not {*HALVES[0]} & {*HALVES[1]}
+    for engine, (first, second) in FITTED.items():
+        assert terms_to_judge(engine, f"org/{HALVES[0][0]}-FP8") == second
+        assert terms_to_judge(engine, f"org/{HALVES[1][0]}") == first
+    assert half_of("some/other") is None
+
+
+def test_the_command_judges_what_it_can_and_counts_the_rest(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_served(package, {}, {"isl": 64}, {"mode": "disagg"}, {"model_path": "some/other"})
+    plot = tmp_path / "plot.svg"
+    found = fidelity(capsys, "--tables", package, "--processes", 1, "--plot", plot)
+    (other, small) = found["groups"]
+    assert (small["rows"], small["simulated"], other["simulated"]) == (3, 2, 0)
+    assert small["measured_tpot"]["rows"] == small["measured_ttft"]["rows"] == 2
+    assert sorted(found["not_simulated"].values()) == [1, 1]
+    assert plot.read_text().startswith("<?xml")
+    assert main(["lab", "fidelity", "--tables", str(package), "--model", "SMALL"]) == OK
+    out = capsys.readouterr().out
+    assert "2 of 3" in out
+    assert "engines of their own" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,backend\none,vllm\n", "it has no column silicon_data_source, .* another schema"),
+        (",".join(SERVED) + "\n" + "x," * len(SERVED), "a number in it cannot be read"),
+        ("", "it has no column"),
+    ],
+    ids=["schema", "numbers", "empty"],
+)
+def test_damaged_tables_of_runs_are_named(text: str, message: str, tmp_path: Path) -> None:
+    package = write_package(tmp_path / "package")
+    (package / "systems/silicon_sample.csv").write_text(text)
+    with pytest.raises(SettingsError, match=f"silicon_sample.csv.*: {message}"):
+        read_rows(package)
+
+
+def test_runs_that_were_not_measured_are_answered_with_what_was(package: Path) -> None:
+    found = rows(package, {})
+    with pytest.raises(SettingsError, match=f"--system: .*there are {SYSTEM}"):
+        chosen_rows(found, "h900", None, None)
+
+
+def test_without_the_package_the_command_names_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "PACKAGE", "no_such_package")
+    assert main(["lab", "fidelity"]) == BAD_USAGE
+    assert tables.INSTALL in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_dense_runs_of_vllm_are_within_their_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("aiconfigurator_core", reason=tables.INSTALL)
+    found = fidelity(capsys, "--engine", "vllm", "--model", "Llama-3.1-70B", "--rows", 6)
+    for group in found["groups"]:
+        assert group["simulated"] == 6
+        assert group["measured_tpot"]["median"] < 0.12
