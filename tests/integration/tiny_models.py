@@ -90,6 +90,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         laurel_rank=8,
     ),
     "mixtral": of("Mixtral", num_local_experts=4),
+    "qwen3_moe": of(
+        "Qwen3Moe", head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
     "deepseek_v3": of(
         "DeepseekV3",
         num_key_value_heads=4,
