@@ -129,9 +129,8 @@ class Limits:
                 f"the prompt has {length} tokens, more than one step takes without chunked "
                 f"prefill (scheduler.max_num_batched_tokens={self.num_tokens})"
             )
-        if self.preemptor.reserves and (reason := self.preemptor.refuse(group, self.most_blocks)):
-            return reason
-        return size_problem(length, self.kv_cache, group.max_length)
+        reason = self.preemptor.refuse(group, self.most_blocks)
+        return reason or size_problem(length, self.kv_cache, group.max_length)
 
     def refuse_width(self, group: SequenceGroup, num_tokens: int) -> str | None:
         """Say that a group has more sequences than a step takes tokens, or return ``None``."""

@@ -97,10 +97,8 @@ class Preemptor:
 
     def outstanding(self, running: Iterable[SequenceGroup]) -> int:
         """Blocks that are reserved for running groups, which do not hold them yet."""
-        total = 0
-        for group in running:
-            total += max(0, self.lifetime(group) - self._kv.distinct_blocks(group))
-        return total
+        held = self._kv.distinct_blocks
+        return sum(max(0, self.lifetime(group) - held(group)) for group in running)
 
     def blocks_to_admit(self, group: SequenceGroup, running: Iterable[SequenceGroup]) -> int:
         """Blocks that must be free to admit a waiting group beside ``running``, prefix hits apart.
