@@ -26,6 +26,8 @@ RESERVED = frozenset(
     }
 )
 """Names after the prefix that are not settings: they are read before settings are."""
+OTHERS = ("PAGED_CORE_VLLM_",)
+"""Prefixes of variables that other programs read: here, what decides inside vLLM."""
 
 
 def blocked_plugins(environ: Mapping[str, str]) -> list[str]:

@@ -58,7 +58,56 @@ def _check_device(name: str) -> str:
     return name
 
 
-class EngineSettings(BaseModel):
+class LayeredSettings(BaseModel):
+    """Frozen settings that are merged from layers, with a table for each slot among the fields.
+
+    A subclass has a field per setting, and one as :func:`slot_field` makes it for each slot.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    registry: ClassVar[Registry | None] = None
+    """The registry of the components to choose from; ``None``: what is installed."""
+
+    def __init__(self, **values: Any) -> None:
+        self._fill([_from_keywords(values)])
+
+    @classmethod
+    def from_layers(cls, layers: Sequence[Layer]) -> tuple[Self, dict[str, Origin]]:
+        """Merge ``layers``, lowest first, and return where each value is written, by dotted key."""
+        self = cls.__new__(cls)
+        return self, self._fill(layers)
+
+    def _fill(self, layers: Sequence[Layer]) -> dict[str, Origin]:
+        registry, fields = type(self).registry or Registry.discover(), type(self).model_fields
+        slots = {key: slot for key, slot in registry.slots.items() if key in fields}
+        known = Known(fields, slots, {key: choices(registry, slot) for key, slot in slots.items()})
+        if "profile" in fields:
+            layers = _with_profile(layers, registry)
+        merged = merge(layers, slots)
+        try:
+            super().__init__(**nested_values(merged, known))
+        except ValidationError as error:
+            raise SettingsError(explain(error, known, merged, registry.notes)) from None
+        return self._origins(merged)
+
+    def _origins(self, merged: Merged) -> dict[str, Origin]:
+        """Return where each value is written, or whose default it is, by dotted key."""
+        origins = {}
+        for key, value in dict(self).items():
+            options = type(value).model_fields if isinstance(value, ComponentSettings) else (None,)
+            for option in options:
+                path = (key, option) if option else (key,)
+                owner = "paged_core" if option in {None, "name"} else f"{key}.{value.name}"
+                found = merged.get(path)
+                name = ".".join(path)
+                origins[name] = found.origin if found else Origin("default", owner)
+                if problem := _unfit(getattr(value, option) if option else value):
+                    raise SettingsError(f"{name}: {problem}{origins[name].suffix}")
+        return origins
+
+
+class EngineSettings(LayeredSettings):
     """Settings that an engine is built from, as frozen plain data.
 
     ``EngineSettings(scheduler="prefill_or_decode", num_blocks=64)`` takes every setting as a
@@ -70,11 +119,6 @@ class EngineSettings(BaseModel):
         SettingsError: a setting is unknown or out of range; the message says what to write.
         PluginError: two plugins claim one name.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    registry: ClassVar[Registry | None] = None
-    """The registry of the components to choose from; ``None`` here, see :func:`settings_class`."""
 
     profile: str | None = Field(None, description="named settings to start from")
     model: str = Field("demo", description="a hub id, a folder, a GGUF file, or demo")
@@ -150,14 +194,8 @@ class EngineSettings(BaseModel):
         self: Self = super().__new__(made)
         return self
 
-    def __init__(self, **values: Any) -> None:
-        self._fill([_from_keywords(values)])
-
-    @classmethod
-    def from_layers(cls, layers: Sequence[Layer]) -> tuple[Self, dict[str, Origin]]:
-        """Merge ``layers``, lowest first, and return where each value is written, by dotted key."""
-        self = cls.__new__(cls)
-        return self, self._fill(layers)
+    def __init__(self, **values: Any) -> None:  # else mypy wants a value for each component
+        super().__init__(**values)
 
     def __eq__(self, other: object) -> bool:
         """Compare values; classes differ between registries and processes."""
@@ -168,32 +206,6 @@ class EngineSettings(BaseModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (dict(self),)
-
-    def _fill(self, layers: Sequence[Layer]) -> dict[str, Origin]:
-        registry = type(self).registry or Registry.discover()
-        options = {key: choices(registry, slot) for key, slot in registry.slots.items()}
-        known = Known(type(self).model_fields, registry.slots, options)
-        merged = merge(_with_profile(layers, registry), registry.slots)
-        try:
-            super().__init__(**nested_values(merged, known))
-        except ValidationError as error:
-            raise SettingsError(explain(error, known, merged, registry.notes)) from None
-        return self._origins(merged)
-
-    def _origins(self, merged: Merged) -> dict[str, Origin]:
-        """Return where each value is written, or whose default it is, by dotted key."""
-        origins = {}
-        for key, value in dict(self).items():
-            options = type(value).model_fields if isinstance(value, ComponentSettings) else (None,)
-            for option in options:
-                path = (key, option) if option else (key,)
-                owner = "paged_core" if option in {None, "name"} else f"{key}.{value.name}"
-                found = merged.get(path)
-                name = ".".join(path)
-                origins[name] = found.origin if found else Origin("default", owner)
-                if problem := _unfit(getattr(value, option) if option else value):
-                    raise SettingsError(f"{name}: {problem}{origins[name].suffix}")
-        return origins
 
 
 def _unfit(value: object) -> str | None:
@@ -226,8 +238,7 @@ def _make_class(registry: Registry) -> type[EngineSettings]:
         known = EngineSettings.model_fields.get(key)
         if known and not known.is_required():
             raise PluginError(f"a plugin declares the slot {key!r}, which is a setting already")
-        default = Field(slot.default, validate_default=True, description=slot.summary)
-        fields[key] = (_slot_type(slot, choices(registry, slot)), default)
+        fields[key] = slot_field(registry, slot)
     made = create_model("EngineSettings", __base__=EngineSettings, __module__=__name__, **fields)
     made.registry, made.__doc__ = registry, "Settings of an engine."
     return made
@@ -237,6 +248,12 @@ def choices(registry: Registry, slot: Slot) -> dict[str, type[ComponentSettings]
     """Return the options of each component that may be chosen for a slot, by name."""
     found = {name: component.settings for name, component in registry.of(slot.key).items()}
     return {"auto": AutoSettings} | found if slot.auto else found
+
+
+def slot_field(registry: Registry, slot: Slot) -> tuple[Any, Any]:
+    """Return type and default of a setting that chooses among the components of a slot."""
+    default = Field(slot.default, validate_default=True, description=slot.summary)
+    return _slot_type(slot, choices(registry, slot)), default
 
 
 def _slot_type(slot: Slot, classes: Mapping[str, type[ComponentSettings]]) -> Any:

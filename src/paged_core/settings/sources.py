@@ -22,14 +22,16 @@ from pydantic_settings import BaseSettings, EnvSettingsSource
 
 from paged_core.errors import SettingsError, did_you_mean
 from paged_core.settings.documents import MAX_SIZE, DocumentError, parse_toml, parse_yaml, read_text
-from paged_core.settings.environment import PREFIX, RESERVED
+from paged_core.settings.environment import OTHERS, PREFIX, RESERVED
 from paged_core.settings.errors import spelled_here
 from paged_core.settings.layers import Entry, Layer, Origin, Text
 
 
-def from_environment(environ: Mapping[str, str], keys: Collection[str]) -> Layer:
+def from_environment(
+    environ: Mapping[str, str], keys: Collection[str], prefix: str = PREFIX
+) -> Layer:
     """Return what variables such as ``PAGED_CORE_SCHEDULER__MAX_NUM_SEQS`` say; empty is unset."""
-    return _variables(environ, {name: Origin("env", name) for name in environ}, keys)
+    return _variables(environ, {name: Origin("env", name) for name in environ}, keys, prefix)
 
 
 def from_env_file(path: Path, keys: Collection[str]) -> Layer:
@@ -70,29 +72,35 @@ def from_secrets_dir(folder: Path, keys: Collection[str]) -> Layer:
 
 
 def _variables(
-    texts: Mapping[str, str | None], origins: Mapping[str, Origin], keys: Collection[str]
+    texts: Mapping[str, str | None],
+    origins: Mapping[str, Origin],
+    keys: Collection[str],
+    prefix: str = PREFIX,
 ) -> Layer:
     names: dict[str, str] = {}
+    reserved = RESERVED if prefix == PREFIX else frozenset[str]()
     for name in texts:
-        key = name.upper().removeprefix(PREFIX).lower()
+        key = name.upper().removeprefix(prefix).lower()
         if not texts[name] or len(key) == len(name):
+            continue
+        if prefix == PREFIX and name.startswith(OTHERS):
             continue
         file = "" if origins[name].where == name else origins[name].suffix
         if name != name.upper():
             raise SettingsError(f"{name} sets nothing; write {name.upper()}{file}")
-        if key in RESERVED and file:
+        if key in reserved and file:
             raise SettingsError(f"{name} is read from the environment only; set it there{file}")
-        if key not in RESERVED and key.partition("__")[0] not in keys:
-            known = [PREFIX + key.upper() for key in (*keys, *RESERVED)]
+        if key not in reserved and key.partition("__")[0] not in keys:
+            known = [prefix + key.upper() for key in (*keys, *reserved)]
             near = spelled_here(
-                key, lambda key: PREFIX + key.upper().replace(".", "__")
+                key, lambda key: prefix + key.upper().replace(".", "__")
             ) or did_you_mean(name, known)
             raise SettingsError(f"{name} sets nothing{near}{file}")
         names[name.lower()] = name
     source = EnvSettingsSource(
         BaseSettings,
         case_sensitive=True,
-        env_prefix=PREFIX.lower(),
+        env_prefix=prefix.lower(),
         env_nested_delimiter="__",
         env_nested_max_split=1,
     )
@@ -104,7 +112,7 @@ def _variables(
         options = source.explode_env_vars(key, kind, source.env_vars)
         found |= {(key, option): text for option, text in options.items()}
     return [
-        Entry(path, Text(text), origins[names[PREFIX.lower() + "__".join(path)]])
+        Entry(path, Text(text), origins[names[prefix.lower() + "__".join(path)]])
         for path, text in found.items()
         if text is not None
     ]
