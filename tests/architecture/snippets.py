@@ -3,6 +3,7 @@
 In a page, a comment before a fenced block says what the block is::
 
     <!-- run -->            a ``python`` block is executed, a ``console`` block's commands are run
+    <!-- run with MODULE -->  likewise, where that module is installed
     <!-- file: NAME -->     the block is the content of a file that later blocks use
 
 Blocks of a page share a folder and, if they are Python, their names. In a ``console`` block, lines
@@ -19,13 +20,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 _BLOCK = re.compile(
-    r"^(?:<!-- (?P<mark>run|file: (?P<file>\S+)) -->\n)?"
+    r"^(?:<!-- (?P<mark>run(?: with (?P<needs>\w+))?|file: (?P<file>\S+)) -->\n)?"
     r"```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -41,6 +43,8 @@ class Block:
     body: str
     runs: bool
     file: str | None
+    needs: str | None
+    """Module without which it is not run."""
 
     @property
     def commands(self) -> Iterator[tuple[str, list[str]]]:
@@ -61,8 +65,9 @@ def blocks(page: Path) -> list[Block]:
             text.count("\n", 0, found.start("body")) + 1,
             found["language"],
             found["body"],
-            found["mark"] == "run",
+            (found["mark"] or "").startswith("run"),
             found["file"],
+            found["needs"],
         )
         for found in _BLOCK.finditer(text)
     ]
@@ -78,6 +83,8 @@ def run_page(page: Path, folder: Path, path: Sequence[str | Path] = ()) -> None:
     for block in blocks(page):
         if block.file:
             write(block, folder)
+        elif block.needs and find_spec(block.needs) is None:
+            continue
         elif block.runs and block.language == "python":
             source = "\n" * (block.line - 1) + block.body
             with chdir(folder):

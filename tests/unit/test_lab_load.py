@@ -86,6 +86,9 @@ def test_the_capacity_of_a_queue_is_what_it_serves_however_the_workload_is_writt
     assert found.low is not None
     assert found.high is not None
     assert found.low <= found.rate <= found.high
+    count, fewest, most = found.needed
+    assert fewest <= count <= most
+    assert (count - 1) * found.rate < rate <= count * found.rate * (1 + 1e-6)
 
 
 def test_a_cluster_serves_so_many_times_as_much() -> None:
@@ -180,7 +183,9 @@ def test_the_command_prints_a_rate_with_its_interval_or_json(
     small = ["--cost-model", json.dumps({"name": "linear", "fixed": 1}), "--workers", "1"]
     command = ["lab", "capacity", str(path), *small, "--seeds", "2"]
     assert main(command, {}) == OK
-    assert capsys.readouterr().out.startswith("queue: requests/s that can be served: ")
+    printed = capsys.readouterr().out
+    assert printed.startswith("queue: requests/s that can be served: ")
+    assert "as it is written it needs " in printed
     assert main([*command, "--limit", "ttft_p99=30", "--json"], {}) == OK
     found = json.loads(capsys.readouterr().out)
     assert found["limits"] == {"ttft_ms_p99": 30_000}

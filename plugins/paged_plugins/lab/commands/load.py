@@ -110,4 +110,8 @@ def capacity_command(
         f"{found.rate / found.written_rate:.3g} times as fast as the workload is written; "
         f"{found.num_requests:,} requests a run, {found.num_runs} runs"
     )
+    count, fewest, most = found.needed
+    shared = getattr(dict(settings)["cost_model"], "tensor_parallel", 1) * (replicas or 1)
+    devices = f", {count * shared} devices" if shared > 1 else ""
+    echo(f"as it is written it needs {count} [{fewest}, {most}] of these{devices}")
     print_table("", ["seed", rate_unit(told)], [[s, f"{r:.4g}"] for s, r in found.rates.items()])

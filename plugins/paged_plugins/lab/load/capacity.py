@@ -88,14 +88,24 @@ class Capacity:
     num_runs: int
     """Runs that the search took."""
 
+    @property
+    def needed(self) -> tuple[int, int, int]:
+        """Replicas of what was searched that serve the workload as it is written, if its requests
+        are dealt out evenly; with the ends of the interval of the rate, fewest first."""
+        rates = (self.rate, self.high or self.rate, self.low or self.rate)
+        count, fewest, most = (ceil(self.written_rate / rate - 1e-9) for rate in rates)
+        return count, fewest, most
+
     def document(self) -> dict[str, Any]:
         """Return it as plain data."""
+        count, fewest, most = self.needed
         return {
             "rate": self.rate,
             "low": self.low,
             "high": self.high,
             "rates": {str(seed): rate for seed, rate in self.rates.items()},
             "written_rate": self.written_rate,
+            "needed": {"count": count, "low": fewest, "high": most},
             "requests": self.num_requests,
             "has_followers": self.has_followers,
             "runs": self.num_runs,
