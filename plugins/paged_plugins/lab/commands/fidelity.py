@@ -14,7 +14,7 @@ from paged_plugins.command_options import check_writable, refuse_settings
 from paged_plugins.lab.commands.options import Workers
 from paged_plugins.lab.cost_models.measured.tables import installed_release, package_folder
 from paged_plugins.lab.fidelity.fidelity import MODELS, document, judge, sampled
-from paged_plugins.lab.fidelity.host_terms import FITTED, HALVES
+from paged_plugins.lab.fidelity.host_terms import FITTED, HALVES, fit, num_fitting_runs
 from paged_plugins.lab.fidelity.picture import draw
 from paged_plugins.lab.fidelity.served_rows import chosen_rows, read_rows
 from paged_plugins.lab.tasks.pool import num_workers, open_runner
@@ -50,6 +50,9 @@ def fidelity_command(
             callback=check_writable,
         ),
     ] = None,
+    fits: Annotated[
+        bool, typer.Option("--fit", help="Fit the host terms to each half instead of judging.")
+    ] = False,
     processes: Workers = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,11 +66,15 @@ def fidelity_command(
     folder = tables or package_folder()
     chosen = sampled(chosen_rows(read_rows(folder), system, model, engine), rows or None)
     count = num_workers(len(chosen), processes, is_real=False)
-    total = len(MODELS) * sum(row.refusal is None for row in chosen)
+    expressed = [row for row in chosen if row.refusal is None]
+    total = num_fitting_runs(expressed) if fits else len(MODELS) * len(expressed)
     with (
         progress(total, "times") as advance,
         open_runner(given.registry, workers=count) as runner,
     ):
+        if fits:
+            print_json(fit(expressed, folder, runner, advance))
+            return
         judged = judge(chosen, folder, runner, advance)
     found = {"package": installed_release(), "split": _split(), **document(judged)}
     if plot is not None:

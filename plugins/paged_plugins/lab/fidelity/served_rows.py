@@ -172,7 +172,8 @@ def serving(row: ServedRow) -> Serving:
         scheduler["max_num_batched_tokens"] = 8192
         is_asynchronous = True
     scheduler["max_num_seqs"] = max(scheduler["max_num_seqs"], row.clients)
-    has_short_cache = row.is_public and "Llama-3.1-70B" in row.model
+    is_listed = "Llama-3.1-70B" in row.model and row.system != "h100_sxm"
+    has_short_cache = row.is_public and is_listed  # as the scripts for these say
     return Serving(
         scheduler,
         is_asynchronous,

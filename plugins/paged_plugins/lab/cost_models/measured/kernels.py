@@ -134,7 +134,7 @@ def _decodes(table: Table) -> Surface:
 
 
 def all_reduces(tables: Tables, num_gpus: int) -> Curve | None:
-    """Return the time of a sum over GPUs by its bytes; ``None``: there is one GPU."""
+    """Return the time of a sum over GPUs by its numbers; ``None``: there is one GPU."""
     if num_gpus == 1:
         return None
     (sizes,), seconds = tables.all_reduce.only("a sum over GPUs", num_gpus=num_gpus).grid(

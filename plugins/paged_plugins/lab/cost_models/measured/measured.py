@@ -60,6 +60,9 @@ WEIGHTS: Mapping[str, Weights] = {
     "int4": Weights("int4_wo", "int4_wo", _INT4, _INT4),
     "mxfp4": Weights("bfloat16", "w4a16_mxfp4", 2, 0.5 + 1 / 32),
 }
+_QUANTIZED_APART = frozenset({"fp4", "fp8_block"})
+"""Weights for which each product's input is quantised by a kernel of its own; one scale for all of
+``fp8`` lets the kernel before do it."""
 _GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts for which vLLM captures graphs; a step is padded to the next."""
 _MOST_TOKENS = 8192
@@ -286,24 +289,28 @@ class _Layer:
             self._products.append(
                 experts(tables, shape, weights.experts, gpus, options.expert_distribution)
             )
-            self._moved = 0
         else:
             self._products.append(products.of((2 if shape.gated else 1) * width, hidden))
             self._products.append(products.of(hidden, width))
-            self._moved = 2 * 3 * width  # the activation reads two halves and writes one
-        self._normed = 2 * 4 * hidden  # adds to what passes by, and writes both
-        self._rotated = 2 * 3 * (query + 2 * cached)  # norms and rotary of heads, the cache's write
+        self._moves = [
+            *2 * [2 * 4 * hidden],  # norms add to what passes by, and write both
+            2 * 3 * (query + 2 * cached),  # norms and rotary of heads, the cache's write
+        ]
+        if not shape.num_experts:
+            self._moves.append(2 * 3 * width)  # the activation reads two halves and writes one
+        if options.weights in _QUANTIZED_APART:
+            inputs = [hidden, query] if shape.num_experts else [hidden, query, hidden, width]
+            self._moves += [3 * each for each in inputs]  # reads 16 bits, writes 8 at most
         self._reduce = reduce
-        self._reduced = 2 * hidden
+        self._reduced = hidden
         self.most_rows = min(curve.largest for curve in self._products)
         self._system = system
 
     def seconds(self, tokens: int) -> float:
         """Return the time for so many rows."""
         total = sum(curve.seconds(tokens) for curve in self._products)
-        for each in (self._normed, self._normed, self._rotated, self._moved):
-            if each:
-                total += elementwise(self._system, each * tokens)
+        for each in self._moves:
+            total += elementwise(self._system, each * tokens)
         if self._reduce is not None:
             total += 2 * self._reduce.seconds(self._reduced * tokens)
         return total
@@ -323,7 +330,7 @@ class _Head:
         width = -(-shape.vocab_size // degree)
         self._product = plain.of(width, shape.hidden_size)
         self._gather = reduce
-        self._gathered = 2 * width
+        self._gathered = width
         self._sampled = 2 * 4 * shape.vocab_size
         self._system = system
 

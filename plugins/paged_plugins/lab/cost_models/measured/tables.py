@@ -243,7 +243,7 @@ class Tables:
 
     @cached_property
     def all_reduce(self) -> Table:
-        """Sums over ``num_gpus`` of ``message_size`` bytes."""
+        """Sums over ``num_gpus`` of ``message_size`` numbers of 16 bits."""
         return self._read("comm", "custom_allreduce", ("num_gpus", "message_size"))
 
     @cached_property
