@@ -12,9 +12,15 @@ from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.allocators.uncached import UncachedSettings
 from paged_policies.evictors.arc import ArcSettings
 from paged_policies.evictors.belady import BeladySettings
+from paged_policies.evictors.cost_aware import GdsfSettings, RecomputeCostSettings
+from paged_policies.evictors.leaf_first import LeafFirstSettings
+from paged_policies.evictors.lecar import LecarSettings
 from paged_policies.evictors.lru import LruSettings
+from paged_policies.evictors.queue_informed_lru import QueueInformedLruSettings
 from paged_policies.evictors.random import RandomSettings
 from paged_policies.evictors.ranked import FifoSettings, LfuSettings, MruSettings
+from paged_policies.evictors.s3_fifo import S3FifoSettings
+from paged_policies.evictors.sieve import SieveSettings
 from paged_policies.evictors.slru import SlruSettings
 from paged_policies.evictors.two_q import TwoQSettings
 from paged_policies.orders.edf import EdfSettings
@@ -55,13 +61,24 @@ _COMPONENTS: dict[str, tuple[Row, ...]] = {
     ),
     "evictor": (
         (LruSettings, "make_lru", "evicts the block whose last user left earliest"),
-        (FifoSettings, "FifoEvictor", "evicts the block that has been cached longest"),
+        (FifoSettings, "make_fifo", "evicts the block that has been cached longest"),
         (LfuSettings, "LfuEvictor", "evicts the block that was found least often"),
         (SlruSettings, "SlruEvictor", "evicts blocks used once before those used again"),
         (ArcSettings, "ArcEvictor", "balances blocks used once and again by which is missed more"),
         (TwoQSettings, "TwoQEvictor", "evicts new content before content that came back"),
+        (SieveSettings, "make_sieve", "evicts the oldest block not hit since it was passed"),
+        (S3FifoSettings, "make_s3_fifo", "evicts new content before content that was hit twice"),
+        (GdsfSettings, "make_gdsf", "evicts the fewest uses times cost, with aging"),
+        (LecarSettings, "LecarEvictor", "evicts as LRU or LFU, by which was regretted less"),
+        (RecomputeCostSettings, "make_recompute_cost", "evicts old blocks, cheap ones earlier"),
+        (LeafFirstSettings, "make_leaf_first", "evicts leaves of the prefix tree (SGLang)"),
+        (
+            QueueInformedLruSettings,
+            "QueueInformedLruEvictor",
+            "evicts as lru, what waiting requests want last",
+        ),
         (MruSettings, "MruEvictor", "evicts the block whose last user left latest"),
-        (RandomSettings, "RandomEvictor", "evicts any block"),
+        (RandomSettings, "make_random", "evicts any block"),
         (BeladySettings, "BeladyEvictor", "evicts what is needed again last; for replays only"),
     ),
     "queue_order": (

@@ -196,6 +196,8 @@ class AllocatorCases(ComponentConformance):
         first = list(evictor.held.items())
         assert [block for block, _ in first] == blocks[:0:-1]
         assert [info.num_tokens for _, info in first] == [6, 4]
+        parent = first[0][1].parent_key
+        assert parent in (None, first[1][1].content_key), "it is that of the block before"
         assert first[0][1].last_use == first[1][1].last_use, "one request left them together"
         allocator.free(blocks[:1])
         last = evictor.held[blocks[0]]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
+from random import Random
 from typing import ClassVar
 
 import pytest
@@ -23,11 +25,16 @@ from paged_testing.evictor_model import (
 )
 from paged_testing.use import bytes_left
 
+TREE = {block: [block >> up for up in range(3, -1, -1) if block >> up] for block in range(1, 16)}
+"""Blocks of a prefix tree, each with the path to it from the first one."""
+
 
 class EvictorCases(ComponentConformance):
     """The cases of :class:`~paged_testing.EvictorConformance`."""
 
     slot: ClassVar[str] = "evictor"
+    strands: ClassVar[bool] = True
+    """False: it promises to evict no block on which another one that it holds depends."""
 
     def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
         """Return the block that must be evicted first; ``None``: not specified.
@@ -107,6 +114,28 @@ class EvictorCases(ComponentConformance):
     @pytest.mark.parametrize("seed", range(2))
     def test_evicts_the_same_as_the_model(self, seed: int) -> None:
         self.walk(300, seed)
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_blocks_that_others_depend_on_stay(self, seed: int) -> None:
+        """Requests use paths of a small tree; their blocks become idle last block first."""
+        evictor, random, held, hits = self.make(), Random(seed), dict[int, int](), Counter[int]()
+        for now in range(1, 200):
+            path = TREE[random.randint(1, 15)]
+            for block in path:
+                if held.pop(block, None) is not None:
+                    evictor.remove(BlockId(block))
+                    hits[block] += 1
+            for length in range(len(path), 0, -1):
+                block, parent = path[length - 1], path[length - 2] if length > 1 else None
+                told = BlockInfo(4 * length, hits[block], now, block, block, now, parent)
+                evictor.add(BlockId(block), told)
+                held[block] = parent or 0
+            while len(held) > 5:
+                gone = evictor.evict()
+                del held[gone], hits[gone]
+                assert self.strands or gone not in held.values(), (
+                    f"evicted block {gone}, on which another depends of {sorted(held)}"
+                )
 
     # ------------------------------------------------------------------ the cost
 

@@ -10,7 +10,7 @@ import pytest
 
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor
+from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
 from paged_testing.use import instructions
 
 CONTENTS = (*range(8), None)
@@ -28,6 +28,8 @@ class IdleBlock:
 
     block: BlockId
     info: BlockInfo
+    wanted: bool = False
+    """True if a waiting request wants its content, as evictors are told that ask for it."""
 
 
 class EvictorModel:
@@ -52,6 +54,8 @@ class EvictorModel:
         self.used: dict[BlockId, BlockInfo] = {}
         self.departures = 0
         self.publications = 0
+        self.demand: set[int] = set()
+        """Content that waiting requests want."""
 
     def leave(
         self,
@@ -75,6 +79,7 @@ class EvictorModel:
                 self.publications,
                 contents[place],
                 self.departures - steps_ago,
+                contents[place + 1] if place + 1 < len(leaving) else None,
             )
             if block in self.used:
                 was = self.used.pop(block)
@@ -83,6 +88,7 @@ class EvictorModel:
                     num_hits=was.num_hits + 1 + hits[place],
                     cache_order=was.cache_order,
                     content_key=was.content_key,
+                    parent_key=was.parent_key,
                 )
             self._add(IdleBlock(block, info))
 
@@ -98,6 +104,15 @@ class EvictorModel:
             self.used[idle.block] = idle.info
         self._check_count()
 
+    def want(self, content: int) -> None:
+        """A waiting request comes to want some content, or the only one that does has gone."""
+        self.demand ^= {content}
+        evictors = ((self.real, content), (self.twin, content), (self.renamed, other_key(content)))
+        for evictor, key in evictors:
+            if isinstance(evictor, SupportsDemand):
+                evictor.wanted(key, content in self.demand)
+        self._check_count()
+
     def remove_absent(self, block: int) -> None:
         """Removing a block that is not held raises, and changes nothing."""
         if all(idle.block != block for idle in self.held):
@@ -111,10 +126,11 @@ class EvictorModel:
             with pytest.raises(OutOfBlocks):
                 self.real.evict()
             return
-        wanted = self.expected(tuple(self.held))
+        held = [replace(idle, wanted=idle.info.content_key in self.demand) for idle in self.held]
+        wanted = self.expected(held)
         block, of_twin, of_renamed = (e.evict() for e in (self.real, self.twin, self.renamed))
-        held, gone = self.held, [idle for idle in self.held if idle.block == block]
-        self.held = [idle for idle in held if idle.block != block]
+        gone = [idle for idle in self.held if idle.block == block]
+        self.held = [idle for idle in self.held if idle.block != block]
         assert gone, f"evicted block {block}, which it does not hold"
         assert wanted is None or block == wanted, (
             f"evicted {gone[0]}, but block {wanted} must be evicted first of {held}"
@@ -138,8 +154,10 @@ class EvictorModel:
     def walk(self, num_actions: int, seed: int = 0) -> None:
         """Take so many actions, the same for the same seed, and finish."""
         random = Random(seed)
-        for _ in range(num_actions):
+        for number in range(num_actions):
             action = random.randrange(8)
+            if not number % 5:
+                self.want(random.randrange(8))
             if action < 4:
                 self.leave(
                     random.sample(range(self.num_blocks), random.randint(1, 4)),
@@ -162,6 +180,8 @@ class EvictorModel:
         self.twin.add(block, info)
         if info.content_key is not None:
             info = replace(info, content_key=other_key(info.content_key))
+        if info.parent_key is not None:
+            info = replace(info, parent_key=other_key(info.parent_key))
         self.renamed.add(block, info)
         self.held.append(idle)
         self._check_count()
@@ -242,5 +262,6 @@ def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> Block
         "cache_order": now,
         "content_key": random.randrange(2 * num_blocks),
         "last_step": departure - random.choice((0, 0, 0, 2)),
+        "parent_key": random.randrange(2 * num_blocks),
     }
     return BlockInfo(**{name: number(fact) for name, fact in facts.items()})

@@ -24,8 +24,15 @@ def lowest(rank: Callable[[BlockInfo], Any]) -> Any:
 LEAST_RECENT = lowest(lambda info: (info.last_use, -info.num_tokens))
 
 
+def leaves(held: Sequence[IdleBlock]) -> list[IdleBlock]:
+    """The blocks on which no other depends."""
+    parents = {idle.info.parent_key for idle in held} - {None}
+    return [idle for idle in held if idle.info.content_key not in parents]
+
+
 class TestLru(EvictorConformance):
     component = "lru"
+    strands = False
     expected = LEAST_RECENT
 
 
@@ -47,6 +54,27 @@ class TestLruWithTies(EvictorConformance):
 class TestFifo(EvictorConformance):
     component = "fifo"
     expected = lowest(lambda info: info.cache_order)
+
+
+class TestFifoOfLeaves(EvictorConformance):
+    component = {"name": "fifo", "leaves_first": True}  # noqa: RUF012
+    strands = False
+
+    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
+        found = leaves(held)
+        return min(found, key=lambda idle: idle.info.cache_order).block if found else None
+
+
+class TestLeafFirst(EvictorConformance):
+    component = "leaf_first"
+    strands = False
+
+    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
+        ranks = {
+            idle.block: (idle.info.num_hits, idle.info.last_use, -idle.info.num_tokens)
+            for idle in leaves(held)
+        }
+        return min(ranks, key=lambda block: ranks[block]) if ranks else None
 
 
 class TestLfu(EvictorConformance):
@@ -78,6 +106,59 @@ class TestSlruWithRoom(EvictorConformance):
 
 class TestRandom(EvictorConformance):
     component = "random"
+
+
+class TestRandomOfLeaves(EvictorConformance):
+    component = {"name": "random", "leaves_first": True}  # noqa: RUF012
+    strands = False
+
+
+class TestQueueInformedLru(EvictorConformance):
+    component = "queue_informed_lru"
+
+    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
+        return min(held, key=lambda idle: idle.wanted).block
+
+
+class TestSieve(EvictorConformance):
+    """Its order, and those of the next, are compared in ``tests/properties/test_evictors.py``."""
+
+    component = "sieve"
+
+
+class TestSieveOfLeaves(EvictorConformance):
+    component = {"name": "sieve", "leaves_first": True}  # noqa: RUF012
+    strands = False
+
+
+class TestS3Fifo(EvictorConformance):
+    component = "s3_fifo"
+
+
+class TestS3FifoOfLeaves(EvictorConformance):
+    component = {"name": "s3_fifo", "leaves_first": True, "small": 0.4}  # noqa: RUF012
+    strands = False
+
+
+class TestGdsf(EvictorConformance):
+    component = "gdsf"
+    strands = False
+
+
+class TestRecomputeCost(EvictorConformance):
+    component = "recompute_cost"
+    strands = False
+
+
+class TestRecomputeCostOfAnyBlock(EvictorConformance):
+    component = {"name": "recompute_cost", "leaves_first": False, "even_at": 8, "weight": 2.0}  # noqa: RUF012
+    expected = lowest(
+        lambda info: (info.last_use + 2 * info.num_tokens / 8, info.last_use, -info.num_tokens)
+    )
+
+
+class TestLecar(EvictorConformance):
+    component = "lecar"
 
 
 class TestArc(EvictorConformance):

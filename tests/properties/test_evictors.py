@@ -130,6 +130,85 @@ def test_two_q_does_as_its_model_where_blocks_are_in_use(
     follow(make("two_q", kin=kin, kout=kout), TwoQModel(kin, kout), events)
 
 
+# ---------------------------------------------------------------------- one page at a time
+
+
+def sieve_hits(pages: Sequence[int], capacity: int) -> list[bool]:
+    """SIEVE by the pseudocode of the paper: a list, the oldest page last, and a hand."""
+    queue, visited, found = list[int](), set[int](), []
+    hand: int | None = None
+    for page in pages:
+        found.append(page in queue)
+        if page in queue:
+            visited.add(page)
+            continue
+        if len(queue) == capacity:
+            at = len(queue) - 1 if hand is None else queue.index(hand)
+            while queue[at] in visited:
+                visited.remove(queue[at])
+                at = (at or len(queue)) - 1
+            hand = queue[at - 1] if at else None
+            del queue[at]
+        queue.insert(0, page)
+    return found
+
+
+def s3_fifo_hits(pages: Sequence[int], capacity: int, share: float = 0.1) -> list[bool]:
+    """S3-FIFO by the pseudocode of the paper: lists, the oldest page first."""
+    small, main, ghosts, uses, found = list[int](), list[int](), list[int](), dict[int, int](), []
+
+    def evict() -> None:
+        while True:
+            if small and (len(small) >= share * (len(small) + len(main)) or not main):
+                page = small.pop(0)
+                if uses[page] > 1:
+                    main.append(page)
+                    continue
+                ghosts.append(page)
+                del ghosts[: max(0, len(ghosts) - int((1 - share) * capacity))]
+                return
+            page = main.pop(0)
+            if not uses[page]:
+                return
+            uses[page] -= 1
+            main.append(page)
+
+    for page in pages:
+        found.append(page in small or page in main)
+        if found[-1]:
+            uses[page] = min(3, uses[page] + 1)
+            continue
+        if len(small) + len(main) == capacity:
+            evict()
+        (main if page in ghosts else small).append(page)
+        if page in ghosts:
+            ghosts.remove(page)
+        uses[page] = 0
+    return found
+
+
+@given(references, capacities)
+def test_sieve_does_as_its_paper_says(pages: list[int], capacity: int) -> None:
+    assert hits(make("sieve"), pages, capacity) == sieve_hits(pages, capacity)
+
+
+@given(references, capacities)
+def test_s3_fifo_does_as_its_paper_says(pages: list[int], capacity: int) -> None:
+    assert hits(make("s3_fifo"), pages, capacity) == s3_fifo_hits(pages, capacity)
+
+
+def test_lecar_learns_which_of_its_experts_is_wrong() -> None:
+    """LRU always misses in a cycle longer than the cache; some pages are hit more often."""
+    cycle = [page for at in range(400) for page in (at % 9, 9)]
+    learned = sum(hits(make("lecar"), cycle, 5))
+    assert learned >= sum(hits(make("lru"), cycle, 5))
+
+
+def test_gdsf_forgets_what_was_popular_once() -> None:
+    pages = [0] * 20 + [at % 4 + 1 for at in range(400)]
+    assert sum(hits(make("gdsf"), pages, 4)) > sum(hits(make("lfu"), pages, 4))
+
+
 # ---------------------------------------------------------------------- the clairvoyant bound
 
 

@@ -99,6 +99,7 @@ class HashCachedAllocator(BlockAllocator):
                     self._cache_order[block],
                     hash(key),
                     self._last_steps[block],
+                    None if key.parent is None else hash(key.parent),
                 )
                 self._evictor.add(block, info)
                 self._num_idle += 1

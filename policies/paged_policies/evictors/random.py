@@ -11,10 +11,10 @@ from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.plugins.component import ComponentSettings
+from paged_policies.evictors.leaves import LeavesSettings, on_leaves
 
 
-class RandomSettings(ComponentSettings):
+class RandomSettings(LeavesSettings):
     """Options of :class:`RandomEvictor`."""
 
     name: Literal["random"] = "random"
@@ -51,3 +51,6 @@ class RandomEvictor(Evictor):
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+
+make_random = on_leaves(RandomEvictor)

@@ -10,10 +10,11 @@ from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.component import ComponentSettings
+from paged_policies.evictors.leaves import LeavesSettings, on_leaves
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
 
-class FifoSettings(ComponentSettings):
+class FifoSettings(LeavesSettings):
     """Options of :class:`FifoEvictor`."""
 
     name: Literal["fifo"] = "fifo"
@@ -60,11 +61,15 @@ class FifoEvictor(RankedEvictor):
     """First in, first out: how often and how recently a block was used does not matter.
 
     The simplest policy, and the baseline that the others must beat. It evicts a popular prefix as
-    readily as any other block, and the head of a prefix before its tail.
+    readily as any other block, and the head of a prefix before its tail, which then is never
+    found, unless ``leaves_first``.
     """
 
     def rank(self, info: BlockInfo, /) -> Any:
         return info.cache_order
+
+
+make_fifo = on_leaves(FifoEvictor)
 
 
 class LfuEvictor(RankedEvictor):

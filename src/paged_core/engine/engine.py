@@ -77,7 +77,7 @@ class Engine:
         self.seconds, self.observers = self._recorder.seconds, self._recorder.observers
         if self._recorder.watches_cache:
             kv_cache.watch(self._recorder.cache)
-        self._requests = LiveRequests(kv_cache, self.pins)
+        self._requests = LiveRequests(kv_cache, self.pins, policies.demand)
         self._ended: list[SequenceGroup] = []
         """Requests that no outcome has named yet."""
         self._ignored: set[str] = set()
@@ -490,8 +490,8 @@ class Engine:
 
     def _take_back(self, group: SequenceGroup) -> None:
         """Forget a request that could not be added whole; the scheduler may hold it already."""
-        self._requests.forget(group)
         with self._recovering():
+            self._requests.forget(group)
             queues = self.scheduler.queues()
             if group in (*queues.running, *queues.waiting, *queues.swapped):
                 self.scheduler.remove(group)

@@ -13,6 +13,7 @@ from paged_core.interfaces.schedule import Schedule
 from paged_core.log import get_logger
 from paged_core.request import FinishReason, Request
 from paged_core.requests.beams import Beams, keep_best
+from paged_core.requests.demand import Demand
 from paged_core.requests.pins import Pins
 from paged_core.sequence import BlockTable, SequenceGroup, SequenceState, Status, StopCheck
 from paged_core.step import StepResult
@@ -23,11 +24,11 @@ _log = get_logger()
 class LiveRequests:
     """Applies results of steps to sequences, and releases the blocks of those that end."""
 
-    def __init__(self, kv_cache: KVCache, pins: Pins) -> None:
+    def __init__(self, kv_cache: KVCache, pins: Pins, demand: Demand) -> None:
         self.groups: dict[str, SequenceGroup] = {}
         """By request id, in order of arrival."""
         self._kv = kv_cache
-        self._pins = pins
+        self._pins, self._demand = pins, demand
         self._sequences: dict[SeqId, SequenceState] = {}
         self._numbers = count()
         self._ids = count()
@@ -74,13 +75,11 @@ class LiveRequests:
         self._sequences[group.live[0].id] = group.live[0]
         if group.request.sampling.beam_width is not None:
             self._beams.start(group)
+        self._demand.update([group], self._kv)
 
     def record_admissions(self, plan: Schedule, now: float) -> None:
-        """Keep with the requests which of them a plan admits and preempts.
-
-        Raises:
-            PluginError: the scheduler admits a group that is none of them.
-        """
+        """Keep with the requests which of them a plan admits and preempts; PluginError if it
+        admits a group that is none of them."""
         for group, cached in plan.admitted:
             if group.id not in self.groups:
                 raise PluginError(f"schedule() admitted {group}, which the scheduler does not hold")
@@ -90,6 +89,7 @@ class LiveRequests:
             group.waiting_since = now  # for schedulers that set the status alone
         for group in plan.preempted:
             group.num_preemptions += 1
+        self._demand.update((*(group for group, _ in plan.admitted), *plan.preempted), self._kv)
 
     def forget(self, group: SequenceGroup) -> None:
         """Forget a group that could not be added whole; it holds no blocks yet."""
@@ -97,6 +97,7 @@ class LiveRequests:
         for sequence in group.sequences:
             self._sequences.pop(sequence.id, None)
         self._beams.end(group)
+        self._demand.forget(group)
 
     # ------------------------------------------------------------------ results
 
@@ -276,6 +277,7 @@ class LiveRequests:
     def abandon(self, reason: str, now: float) -> list[SequenceGroup]:
         """End and forget all requests; the blocks that they held are not to be freed."""
         ended = list(self.groups.values())
+        self._demand.begin(None)
         for group in ended:
             searches = bool(group.live) and group.request.sampling.beam_width is not None
             for sequence in group.sequences if searches else group.live:
@@ -297,6 +299,7 @@ class LiveRequests:
         group.finished_at = now
         if group.request.sampling.beam_width is not None:
             self._beams.end(group)
+        self._demand.forget(group)
         del self.groups[group.id]
 
     def _conclude(

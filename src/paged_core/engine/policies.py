@@ -29,6 +29,7 @@ from paged_core.interfaces.scheduler import Scheduler
 from paged_core.interfaces.victim import Victim
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
+from paged_core.requests.demand import Demand
 from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.settings.schema import EngineSettings
 
@@ -43,6 +44,7 @@ class Policies:
         self._registry = registry
         self._future = future
         self._maker = Maker(settings, registry)
+        self.demand = Demand()
 
     def make_kv_cache(self, capacity: Capacity) -> KVCache:
         """Return an empty cache.
@@ -92,20 +94,19 @@ class Policies:
     def make_allocator(self, capacity: Capacity) -> BlockAllocator:
         """Return an allocator of which all blocks are free."""
         settings = self._settings
-        evictor = self._make(
-            "evictor",
-            EvictorContext(
-                num_blocks=capacity.num_blocks,
-                block_size=settings.block_size,
-                seed=settings.seed,
-                future=self._future,
-            ),
+        parts = EvictorContext(
+            num_blocks=capacity.num_blocks,
+            block_size=settings.block_size,
+            seed=settings.seed,
+            future=self._future,
         )
+        evictor = guarded(self._make("evictor", parts), "evictor", Evictor)
+        self.demand.begin(evictor)
         context = AllocatorContext(
             num_blocks=capacity.num_blocks,
             block_size=settings.block_size,
             max_model_len=capacity.max_model_len,
-            evictor=guarded(evictor, "evictor", Evictor),
+            evictor=evictor,
         )
         made: BlockAllocator = self._make("block_allocator", context)
         answers = AllocatorAnswers(capacity.num_blocks) if settings.checks == "full" else None

@@ -52,29 +52,17 @@ class WaitingQueue:
             self._rank_of = {group.id: rank for rank, group in pairs}
 
     def head(self) -> SequenceGroup:
-        """The group to be popped next.
-
-        Raises:
-            IndexError: the queue is empty.
-        """
+        """The group to be popped next; ``IndexError``: the queue is empty."""
         return self._groups[0]
 
     def pop(self) -> SequenceGroup:
-        """Remove and return the head.
-
-        Raises:
-            IndexError: the queue is empty.
-        """
+        """Remove and return the head; ``IndexError``: the queue is empty."""
         group = self._groups.pop(0)
         del self._ranks[0], self._rank_of[group.id]
         return group
 
     def remove(self, group: SequenceGroup) -> None:
-        """Remove a group, wherever it is in the queue.
-
-        Raises:
-            KeyError: it is not in the queue.
-        """
+        """Remove a group, wherever it is in the queue; ``KeyError``: it is not in the queue."""
         place = bisect_left(self._ranks, self._rank_of.pop(group.id))
         if place == len(self._groups) or self._groups[place].id != group.id:
             place = self._groups.index(group)  # the keys of the order contradict each other

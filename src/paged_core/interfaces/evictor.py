@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from paged_core.ids import BlockId
 
@@ -29,6 +30,10 @@ class BlockInfo:
     last_step: int | None = None
     """The last step in which a sequence that held it was scheduled; ``None``: the allocator does
     not say."""
+    parent_key: int | None = None
+    """The :attr:`content_key` of the block before it in its prefix; ``None``: it is the first, or
+    the allocator does not say. A block is found only as long as the one before it is cached; a
+    cached block that depends on an idle one is idle, too, so an evictor knows of it."""
 
 
 class Evictor(ABC):
@@ -61,3 +66,14 @@ class Evictor(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Blocks held."""
+
+
+@runtime_checkable
+class SupportsDemand(Protocol):
+    """An evictor that is told which content waiting requests are going to look up."""
+
+    def wanted(self, content_key: int, is_wanted: bool, /) -> None:
+        """Content is wanted from now on, or no more; it need not be held, or even cached.
+
+        Called between steps, once for each change. A new evictor is told of nothing wanted.
+        """
