@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo
 from paged_policies.evictors.lru import LruEvictor
-from paged_policies.evictors.ranked import RankedEvictor
+from paged_policies.evictors.queue_informed_lru import QueueInformedLruEvictor
+from paged_policies.evictors.ranked import FifoEvictor, RankedEvictor
 from unit.faulty_settings import with_another
 
 
@@ -194,3 +195,23 @@ class WalkingEvictor(LruEvictor):
         for _ in self._used:
             pass
         return super().evict()
+
+
+class StrandingEvictor(FifoEvictor):
+    """Evicts the first block of a prefix first, though it promises not to."""
+
+
+class DeafEvictor(QueueInformedLruEvictor):
+    """Ignores what waiting requests want."""
+
+    def wanted(self, content_key: int, is_wanted: bool, /) -> None:
+        pass
+
+
+class PossessiveEvictor(QueueInformedLruEvictor):
+    """Takes it that it holds all content that is wanted."""
+
+    def wanted(self, content_key: int, is_wanted: bool, /) -> None:
+        for block in self._by_key[content_key]:
+            self._blocks.remove(block)
+            self._blocks.add(block, (is_wanted, self._held[block][0]))

@@ -99,6 +99,8 @@ _OPTIONS = {
 """Options of mutants of these components."""
 _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "WrongTieEvictor": test_evictors.TestLru,
+    "StrandingEvictor": test_evictors.TestRandomOfLeaves,
+    "DeafEvictor": test_evictors.TestQueueInformedLru,
     "ReversedOrder": test_orders.TestFcfs,
     "OldestVictim": test_victims.TestNewest,
     "SharingThinkFormat": parsers.ThinkCases,

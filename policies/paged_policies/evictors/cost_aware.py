@@ -67,7 +67,7 @@ class GdsfEvictor(CostAwareEvictor):
         super().__init__(options, context)
         self._clock = 0.0
         self._priorities: dict[BlockId, tuple[int, float]] = {}
-        """Of each block: its last use, and the priority that it got then."""
+        """The last use of each block, and the priority that it got then."""
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         use, priority = self._priorities.get(block, (None, 0.0))
