@@ -10,6 +10,7 @@ import pytest
 
 from paged_core.cli import BAD_USAGE, OK, main
 from paged_core.errors import SettingsError
+from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.cost_models.measured import tables
 from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, rounds_of
 from paged_plugins.lab.fidelity.fidelity import Figures, Judged, ranked, sampled
@@ -21,8 +22,11 @@ from paged_plugins.lab.fidelity.served_rows import (
     read_rows,
     serving,
 )
+from paged_plugins.lab.measures import ServiceLevel, measures
+from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.workloads.workload import ListedWorkload
 from unit.gpu_tables import SERVED, SYSTEM, decode_ms, write_package, write_served
-from unit.lab_runs import REGISTRY
+from unit.lab_runs import REGISTRY, asks, simulated
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,22 @@ def test_a_closed_loop_has_as_many_requests_as_clients(package: Path) -> None:
     assert simulate(many, package) == together
     slow = simulate(row, package, host_per_step=1.0)
     assert slow.tpot_ms == pytest.approx(1000, rel=1e-3)
+
+
+@pytest.mark.parametrize(("length", "count"), [(2000, 0), (3000, 1)], ids=["in", "beyond"])
+def test_results_say_in_how_many_steps_times_are_extrapolated(
+    length: int, count: int, package: Path
+) -> None:
+    """Products of 4,096 rows at most were measured; two prompts are computed in one step."""
+    chosen = {"name": "measured", "tables": package, "system": SYSTEM, "model": "some/small"}
+    budget = {"name": "token_budget", "max_num_batched_tokens": 8192}
+    settings = simulated(cost_model=chosen, scheduler=budget, num_blocks=4096, router="round_robin")
+    requests = [asks(name, length, 2) for name in "abcd"]
+    one = run_workload(settings, REGISTRY, ListedWorkload("two", requests[:2]), 0)
+    two = simulate_cluster(settings, REGISTRY, ListedWorkload("four", requests), 0, num_replicas=2)
+    assert (one.totals.extrapolated_steps, two.totals.extrapolated_steps) == (count, 2 * count)
+    found = measures(one, ServiceLevel()).get("extrapolated_share")
+    assert found == (count / one.totals.num_steps or None)
 
 
 def test_fewer_rounds_are_run_where_answers_are_long_or_clients_many(package: Path) -> None:

@@ -38,6 +38,7 @@ A = RequestRecord(
 B = replace(A, id="b", arrival=1.0, admitted=1.0, first_token=1.25, finished=2.25)
 TOTALS = RunTotals(
     num_steps=7,
+    extrapolated_steps=1,
     busy_seconds=3.0,
     elapsed=4.0,
     recomputed_tokens=11,
@@ -69,6 +70,7 @@ def test_a_run_of_two_requests_has_the_measures_that_are_worked_out_by_hand() ->
     assert found["e2e_ms_mean"] == (3000 + 1250) / 2
     assert found["queueing_ms_p99"] == pytest.approx(0.99 * 500)
     assert found["idle_share"] == 0.25
+    assert found["extrapolated_share"] == 1 / 7
     assert (found["steps"], found["makespan_s"], found["failed"]) == (7, 4, 0)
     assert (found["preemptions"], found["recomputed_tokens"], found["evictions"]) == (2, 11, 3)
     assert (found["held_share"], found["reserved_share"]) == (0.5, 0.25)

@@ -136,6 +136,10 @@ def test_steps_beyond_what_was_measured_are_told_of(package: Path) -> None:
     with capture_logs() as logs:
         model.seconds(StepWork(decode_sequences=256, decode_context=256 * 65_535))
         assert not logs
+        within, beyond = (
+            StepWork(decode_sequences=256, decode_context=n * 65_535) for n in (256, 257)
+        )
+        assert [model.is_extrapolated(each) for each in (within, beyond)] == [False, True]
         for _ in range(2):
             model.seconds(StepWork(decode_sequences=256, decode_context=257 * 65_535))
     (log,) = logs

@@ -70,6 +70,10 @@ class CostModel(ABC):
     def seconds(self, work: StepWork, /) -> float:
         """Return the time from the plan of a step to its tokens, above 0."""
 
+    def is_extrapolated(self, work: StepWork, /) -> bool:
+        """Return whether the time of the work lies beyond what the cost model was made from."""
+        return False
+
     def num_blocks(self, block_size: int, /) -> int | None:
         """Return the blocks that fit beside the model; ``None``: it does not know."""
         return None

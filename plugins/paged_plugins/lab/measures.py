@@ -96,6 +96,7 @@ MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
             Measure("replica_jain", "Jain index of replicas", "", "higher"),
             Measure("replica_max_over_mean", "busiest replica over mean", "", "lower"),
             Measure("steps", "steps", ""),
+            Measure("extrapolated_share", "steps extrapolated", "share", "lower", shown=True),
             Measure("idle_share", "idle", "share"),
             Measure("makespan_s", "makespan", "s", "lower"),
             Measure("failed", "failed requests", "", "lower", shown=True),
@@ -221,6 +222,8 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
     found |= fairness(served)
     if totals.num_steps or not served:  # else its steps are not told
         found |= {name: float(getattr(totals, total)) for name, total in _OF_STEPS.items()}
+        if totals.extrapolated_steps:
+            found["extrapolated_share"] = totals.extrapolated_steps / totals.num_steps
         if totals.elapsed > 0:
             busy = totals.busy_seconds / (totals.elapsed * (len(record.replicas) or 1))
             found["idle_share"] = max(0.0, 1 - busy)

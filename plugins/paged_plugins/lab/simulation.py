@@ -50,6 +50,10 @@ class CheckedCostModel(CostModel):
             )
         return seconds
 
+    def is_extrapolated(self, work: StepWork, /) -> bool:
+        with self._named():
+            return bool(self._inner.is_extrapolated(work))
+
     def num_blocks(self, block_size: int, /) -> int | None:
         with self._named(SettingsError):
             count = self._inner.num_blocks(block_size)
@@ -60,6 +64,11 @@ class CheckedCostModel(CostModel):
         with self._named(SettingsError):
             length = self._inner.max_model_len
         return self._count(length, "max_model_len has to be")
+
+    @property
+    def may_extrapolate(self) -> bool:
+        """Return whether it says of any work that its time is extrapolated."""
+        return type(self._inner).is_extrapolated is not CostModel.is_extrapolated
 
     def _count(self, answer: int | None, rule: str) -> int | None:
         if answer is not None and (type(answer) is not int or answer < 1):
@@ -274,10 +283,11 @@ class SimulatedExecutor(Executor):
         self._needs_host_blocks = context.needs_host_blocks
         chosen = dict(context.settings)["cost_model"]
         made = CostModelContext(settings=context.settings, maker=context.maker)
-        self.cost_model: CostModel = CheckedCostModel(
+        self.cost_model = CheckedCostModel(
             make_component(context.registry, "cost_model", chosen, made), chosen.name
         )
         """Predicts the time of a step."""
+        self._may_extrapolate = self.cost_model.may_extrapolate
         self.clock: Clock = context.clock if isinstance(context.clock, Clock) else VirtualClock()
         self._count = WorkCount()
         self._answers = Answers()
@@ -287,6 +297,7 @@ class SimulatedExecutor(Executor):
         """When the last step that was submitted ends."""
         self.watch: Callable[[StepWork], None] = lambda work: None
         """Called with the work of each step that is collected."""
+        self.num_extrapolated = 0
 
     def start(self) -> Capacity:
         settings, size = self._settings, self._settings.block_size
@@ -312,6 +323,8 @@ class SimulatedExecutor(Executor):
         now = self.clock()
         work.after_idle = int(now - self._ends > IDLE_SECONDS)
         self._ends = max(now, self._ends) + self.cost_model.seconds(work)
+        if self._may_extrapolate:
+            self.num_extrapolated += self.cost_model.is_extrapolated(work)
         return work, result, self._ends
 
     def _run(self, step: StepInput) -> tuple[StepWork, StepResult]:

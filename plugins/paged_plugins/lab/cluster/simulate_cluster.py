@@ -71,6 +71,7 @@ class Replica:
         self._gaps = TokenGaps(token_gaps)
         self._in_flight: StepOutcome | None = None
         executor.watch = self._computed
+        self._executor = executor
         self._block_events = next(
             (each for each in engine.observers if isinstance(each, BlockEvents)), None
         )
@@ -140,6 +141,7 @@ class Replica:
             self._totals,
             num_preemptions=metrics.num_preemptions,
             num_evictions=metrics.num_evictions,
+            extrapolated_steps=self._executor.num_extrapolated,
         )
 
 
@@ -151,7 +153,10 @@ MAX_REPLICAS = 100_000
 
 OnRequest = Callable[[RequestRecord, int], None]
 """Called with each request that ended, and the number of its replica."""
-_SUMMED = ("num_steps", "busy_seconds", "scheduled_tokens", "num_preemptions", "num_evictions")
+_SUMMED = (
+    *("num_steps", "extrapolated_steps", "busy_seconds", "scheduled_tokens"),
+    *("num_preemptions", "num_evictions"),
+)
 
 
 def simulate_cluster(

@@ -111,6 +111,12 @@ def _print(found: Mapping[str, Any]) -> None:
                 if line["simulated"]
             ],
         )
+    for line in groups:
+        if line.get("extrapolated"):
+            echo(
+                f"{line['engine']}, {line['model']}, {line['system']}, {line['weights']}: kernel "
+                f"times are extrapolated in {100 * line['extrapolated']:.1f}% of steps"
+            )
     for whose, rank in found["ranks"].items():
         echo(
             f"{whose}: of {rank['pairs']:,} pairs of configurations under one load that are 5% "

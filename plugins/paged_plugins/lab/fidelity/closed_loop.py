@@ -92,6 +92,7 @@ class RowTask:
         return Times(
             1000 * float(np.average(ttft, weights=weight)),
             1000 * float(np.average(tpot, weights=weight)),
+            record.totals.extrapolated_steps / record.totals.num_steps,
         )
 
 

@@ -188,7 +188,10 @@ def document(judged: Sequence[Judged]) -> dict[str, Any]:
             "weights": weights,
             "rows": len(members),
         }
-        line["simulated"] = sum("measured" in each.found for each in members)
+        simulated = [each.found["measured"] for each in members if "measured" in each.found]
+        line["simulated"] = len(simulated)
+        if simulated:
+            line["extrapolated"] = float(np.mean([each.extrapolated for each in simulated]))
         for whose in MODELS:
             for kind in ("ttft", "tpot"):
                 figures = Figures.of(members, whose, f"{kind}_ms")

@@ -109,6 +109,8 @@ class RunTotals:
     """Sums over all steps of a run."""
 
     num_steps: Count = 0
+    extrapolated_steps: Count = 0
+    """Steps whose time lies beyond what the cost model was made from."""
     busy_seconds: Finite = 0.0
     """In steps; the rest of the run was idle."""
     elapsed: Finite = 0.0

@@ -174,6 +174,8 @@ class RunCollector(Observer):
         totals.recomputed_tokens = max(0, totals.scheduled_tokens - needed)
         totals.num_preemptions = engine.metrics.num_preemptions
         totals.num_evictions = engine.metrics.num_evictions
+        if isinstance(engine.executor, CountsWork):
+            totals.extrapolated_steps = engine.executor.num_extrapolated
         slots = engine.kv_cache.num_blocks * engine.kv_cache.block_size * self._weights
         if slots:
             for use, total in self._sums.items():

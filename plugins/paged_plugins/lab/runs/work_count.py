@@ -82,6 +82,8 @@ class CountsWork(Protocol):
 
     watch: Callable[[StepWork], None]
     """Called with the work of each step that is collected."""
+    num_extrapolated: int
+    """Steps whose time lies beyond what a cost model was made from."""
 
 
 class WatchedExecutor(Executor):
@@ -91,6 +93,7 @@ class WatchedExecutor(Executor):
         self._inner = inner
         self._count = WorkCount()
         self.watch: Callable[[StepWork], None] = lambda work: None
+        self.num_extrapolated = 0
 
     def start(self) -> Capacity:
         return self._inner.start()

@@ -189,6 +189,15 @@ class MeasuredCost(CostModel):
         seconds = self._by_rows[rows] = self._head.seconds(rows)
         return seconds
 
+    def is_extrapolated(self, work: StepWork, /) -> bool:
+        tokens = work.prefill_tokens + work.decode_sequences
+        chunks, pairs = work.prefill_sequences or 1, work.prefill_pairs
+        return (
+            tokens > self._layer.most_rows
+            or 2 * pairs > chunks * self._longest**2
+            or work.decode_context > self._most_cached
+        )
+
     def _tell(self) -> None:
         """Say once that steps are larger than those that were measured."""
         if not self._is_told:
