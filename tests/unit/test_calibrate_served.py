@@ -102,7 +102,8 @@ def test_planted_terms_are_found(
         "time per token": 3,
     }
     assert max(each["p90"] for each in found.errors.values()) < 0.01
-    assert found.options == {name: str(start[name]) for name in start if name != "name"}
+    told = {name: str(start[name]) for name in start if name != "name"}
+    assert told.items() <= found.options.items()
 
 
 def test_a_file_of_another_cost_model_is_filled_in_and_told_apart(tmp_path: Path) -> None:

@@ -253,9 +253,8 @@ class _ClosedLoop(RecordedLoop):
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         super().ended(group, arrival)
         if self._waiting:
-            following = replace(self._waiting.popleft(), at=_TURN)
-            turn = replace(arrival.request, followers=(following,))
-            self.arrivals.follow(turn, self._clock() - self.start, ())
+            now = self._clock() - self.start
+            self.arrivals.add(replace(self._waiting.popleft(), at=now + _TURN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,10 +418,11 @@ def calibrate_served(
 
 
 def _kept(options: ComponentSettings, fitted: Sequence[str]) -> dict[str, Any]:
-    """Return the options that were set, by which the file describes its cost model."""
+    """Return the options by which the file describes its cost model."""
     if options.name == "linear":
         return {}
-    return options.model_dump(mode="json", exclude_unset=True, exclude={"name", "file", *fitted})
+    kept = options.model_dump(mode="json", exclude={"name", "file", *fitted})
+    return {name: value for name, value in kept.items() if value is not None}
 
 
 def _as_option(name: str, term: float) -> float:
