@@ -602,3 +602,29 @@ class TestMistakesInFiles:
             path.write_text(text, "utf-8")
             assert main(["replay", str(path)]) == 2
             assert message.format(path=path) in capsys.readouterr().err
+
+
+class TestAbortsOnceAStepIsPlanned:
+    @pytest.mark.parametrize("scheduler", SCHEDULERS)
+    def test_the_tokens_of_that_step_are_lost_and_its_blocks_come_back(
+        self, scheduler: str
+    ) -> None:
+        requests = [{"id": name, "prompt": 5, "output": 4} for name in "AB"]
+        aborts = [{"id": "A", "step": 1, "planned": True}, {"id": "B", "step": 9, "planned": True}]
+        settings = {"num_blocks": 8, "block_size": 4, "scheduler": scheduler}
+        asked = {**SMALL, "requests": requests, "aborts": aborts, "settings": settings}
+        outcome = Outcome()
+        trace = list(replay(Scenario.model_validate(asked), REGISTRY, outcome))
+        assert trace[0]["running"] == ["A", "B"]
+        assert list(trace[1]["scheduled"]) == ["A", "B"]
+        assert (trace[1]["running"], trace[1]["finished"]) == (["B"], [])
+        assert (trace[-1]["finished"], trace[-1]["free_blocks"]) == (["B"], 8)
+        assert {each.id: each.num_output for each in outcome.requests} == {"A": 1, "B": 4}
+        assert outcome.errors == {}
+
+    def test_one_whose_step_computes_nothing_is_aborted_all_the_same(self) -> None:
+        requests = [{"id": "A", "prompt": 5, "output": 4}, {"id": "B", "prompt": 30, "output": 4}]
+        aborts = [{"id": "A", "step": 0, "planned": True}, {"id": "B", "step": 1, "planned": True}]
+        asked = {**SMALL, "requests": requests, "aborts": aborts, "max_steps": 6}
+        trace = list(replay(Scenario.model_validate(asked), REGISTRY))
+        assert not trace[-1]["running"] + trace[-1]["waiting"]

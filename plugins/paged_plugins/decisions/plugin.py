@@ -43,3 +43,8 @@ def paged_core_commands() -> Iterator[Command]:
         "paged_plugins.decisions.diff:diff_command",
         "Show the first difference of two decision traces.",
     )
+    yield Command(
+        "decisions",
+        "paged_plugins.decisions.import_command:app",
+        "Import what another engine served and decided.",
+    )

@@ -14,9 +14,12 @@ from paged_core.engine.clock import Clock
 from paged_core.engine.driver import IDLE_SECONDS
 from paged_core.engine.engine import Engine
 from paged_core.errors import PluginError
+from paged_core.ids import SeqId
+from paged_core.interfaces.executor import Executor
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceGroup
+from paged_core.step import StepResult
 from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.decisions.trace import TraceLines
 from paged_plugins.workloads.request import WorkloadRequest
@@ -114,8 +117,12 @@ class ReplayRun:
                 self._before[step].append(request)
         self._to_come = Arrivals(sorted(timed, key=attrgetter("at")))
         self._aborts: defaultdict[int, list[str]] = defaultdict(list)
+        self._aborts_once_planned: defaultdict[int, list[str]] = defaultdict(list)
         for abort in scenario.aborts:
-            self._aborts[abort.step].append(abort.id)
+            when = self._aborts_once_planned if abort.planned else self._aborts
+            when[abort.step].append(abort.id)
+        if self._aborts_once_planned:
+            self._watch(engine.executor)
         self._lines = TraceLines()
         self._in_flight: dict[str, Arrival] = {}
         self._left = dict.fromkeys(scenario.numbers)
@@ -163,14 +170,38 @@ class ReplayRun:
             key=lambda each: (timeline.moment(each.at), numbers[each.request.id]),
         )
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, request_id: str) -> SequenceGroup | None:
         group = self._engine.abort(request_id)
         if group is not None:
             self._end(group, self._timeline.now())
+        return group
+
+    def _watch(self, executor: Executor) -> None:
+        """Abort what is to be aborted between plan and result when a result is asked for."""
+        collect = executor.collect
+
+        def collect_after_aborts(handle: Any) -> StepResult:
+            gone = self._abort_planned()
+            result = collect(handle)
+            kept = [row for row, each in enumerate(result.sequence_ids) if each not in gone]
+            return replace(
+                result,
+                sequence_ids=[result.sequence_ids[row] for row in kept],
+                token_ids=[result.token_ids[row] for row in kept],
+                failed={each: "aborted" for each in result.sequence_ids if each in gone},
+            )
+
+        executor.collect = collect_after_aborts  # type: ignore[method-assign]
+
+    def _abort_planned(self) -> set[SeqId]:
+        """Abort what is to be aborted once this step is planned; return its sequences."""
+        groups = map(self._abort, self._aborts_once_planned.pop(self._timeline.step, ()))
+        return {each.id for group in groups if group is not None for each in group.sequences}
 
     def _one_step(self, refused: list[str]) -> dict[str, Any]:
         dropped: list[str] = []
         outcome = self._engine.step()
+        self._abort_planned()  # nothing was computed in this step
         for group in outcome.finished:
             decided = deciding_sequence(group)
             if decided.finish_reason is FinishReason.ERROR:

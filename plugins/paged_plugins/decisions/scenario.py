@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     Strict,
+    StrictBool,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -120,10 +121,12 @@ class ScenarioRequest(WrittenRequest):
 
 
 class ScenarioAbort(SpecModel):
-    """A request that is aborted just before a step is scheduled."""
+    """A request that is aborted just before a step is scheduled, or while its result is awaited."""
 
     id: StrictStr
     step: Step
+    planned: StrictBool = False
+    """True: once the step is planned, before its tokens are applied."""
 
 
 class Scenario(SpecModel):

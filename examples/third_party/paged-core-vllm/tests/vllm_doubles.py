@@ -91,7 +91,7 @@ class FakeCache(CacheView):
 
     def __init__(self, num_blocks: int = 64, block_size: int = 4) -> None:
         self.manager = FakeManager(num_blocks)
-        super().__init__(self.manager, block_size)
+        super().__init__(self.manager, block_size, caches_prefixes=True)
 
     def release_group(self, group: GroupView) -> None:
         self.manager.held.pop(group.id, None)

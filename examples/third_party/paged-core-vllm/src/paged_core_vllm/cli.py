@@ -21,7 +21,7 @@ from paged_core_vllm.views import CacheView
 
 def components(registry: Registry) -> Iterator[tuple[str, str, str | None]]:
     """Yield slot, name and, unless it can be carried over, the reason of each component."""
-    cache: Any = CacheView(None, 16)
+    cache: Any = CacheView(None, 16, caches_prefixes=True)
     contexts = {
         "queue_order": OrderContext(kv_cache=cache),
         "victim": VictimContext(kv_cache=cache),

@@ -15,7 +15,7 @@ from paged_core.plugins.registry import Registry
 
 from paged_core_vllm.faults import Tally
 from paged_core_vllm.free_list import FreeList
-from paged_core_vllm.settings import Loaded
+from paged_core_vllm.settings import CARRIED, Loaded
 from paged_core_vllm.views import CacheView, GroupView
 from paged_core_vllm.waiting import OwnOrder, PolicyQueue
 
@@ -55,7 +55,11 @@ class Policies:
     ) -> None:
         self._loaded, self._clock = loaded, clock
         self.tally = Tally(loaded.settings.strict)
-        self.cache = CacheView(scheduler.kv_cache_manager, scheduler.block_size)
+        self.cache = CacheView(
+            scheduler.kv_cache_manager,
+            scheduler.block_size,
+            caches_prefixes=bool(scheduler.cache_config.enable_prefix_caching),
+        )
         self._max_model_len = scheduler.max_model_len
         own = scheduler.policy.value
         order = self._make("queue_order", OrderContext(kv_cache=self.cache))  # type: ignore[arg-type]
@@ -69,7 +73,8 @@ class Policies:
     def _make_evictor(self, scheduler: Any) -> None:
         settings, pool = self._loaded.settings, scheduler.kv_cache_manager.block_pool
         name, is_caching = settings.evictor.name, scheduler.cache_config.enable_prefix_caching
-        if name == "lru" and not (is_caching and settings.replace_lru):
+        is_own = name == "lru" and len(settings.evictor.model_dump(exclude_defaults=True)) == 0
+        if is_own and not (is_caching and settings.replace_lru):
             self.tally.evictor.name = name  # vLLM's own list decides so
             return
         if not is_caching:
@@ -95,12 +100,17 @@ class Policies:
         where = self._loaded.origins[f"{slot}.name"].suffix
         return SettingsError(f"{slot} {name!r} cannot be carried over to vLLM: {reason}{where}")
 
+    def chosen(self) -> dict[str, Any]:
+        """Return the components that decide, with their options, by slot."""
+        settings = self._loaded.settings
+        return {slot: getattr(settings, slot).model_dump(mode="json") for slot in CARRIED}
+
     def described(self) -> str:
         """Return the chosen components and where each was chosen, in a line."""
         settings, origins = self._loaded.settings, self._loaded.origins
         return ", ".join(
             f"{slot} {getattr(settings, slot).name}{origins[f'{slot}.name'].suffix}"
-            for slot in ("queue_order", "victim", "evictor")
+            for slot in CARRIED
         )
 
     # ------------------------------------------------------------------ requests

@@ -13,6 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from paged_core_vllm import surface
 from paged_core_vllm.policies import Policies
+from paged_core_vllm.recorder import Recorded, Recorder
 from paged_core_vllm.settings import ARGUMENT, load_settings
 from paged_core_vllm.views import GroupView
 from paged_core_vllm.waiting import PolicyQueue
@@ -36,6 +37,7 @@ class _Deciding:
     """Seconds, as vLLM stamps arrivals."""
     _policy: SchedulingPolicy
     _policies: Policies | None = None
+    recorder: Recorder | None
     _is_planning = False
     _marked: tuple[Any, int] | None = None
     """The victim, and the priority that its user gave it."""
@@ -51,6 +53,9 @@ class _Deciding:
         self._numbers = 0
         self._policies = Policies(loaded, scheduler, self._view, lambda: scheduler.clock())
         scheduler.waiting = self._policies.queue
+        if loaded.settings.record is not None:
+            chosen = self._policies.chosen()
+            self.recorder = Recorder(loaded.settings.record, scheduler, chosen)
         _log.info("vLLM %s decides by %s", release, self._policies.described())
         if not surface.is_tested(release):
             _log.warning(
@@ -139,7 +144,7 @@ class _Deciding:
                 manager.evict_blocks(late)
 
 
-class PolicyScheduler(_Deciding, Scheduler):  # type: ignore[misc]
+class PolicyScheduler(Recorded, _Deciding, Scheduler):  # type: ignore[misc]
     """The scheduler to be named to vLLM; asynchronous where vLLM's configuration is."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PolicyScheduler:

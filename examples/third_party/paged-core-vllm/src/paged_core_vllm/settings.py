@@ -45,7 +45,6 @@ class RecordSettings(BaseModel):
     )
     max_bytes: PositiveInt = Field(2**28, description="size from which on a new file is begun")
     files: PositiveInt = Field(4, description="files kept, the newest ones")
-    max_blocks: PositiveInt = Field(2**20, description="blocks whose content is remembered")
 
 
 def _path_alone(value: object) -> object:

@@ -20,9 +20,12 @@ from paged_core.sequence import BlockTable, SequenceGroup, SequenceState, Status
 class CacheView:
     """The part of a ``KVCache`` that orders and victims may ask, over vLLM's cache manager."""
 
-    def __init__(self, manager: Any, block_size: int) -> None:
+    reserves_runs = False
+
+    def __init__(self, manager: Any, block_size: int, *, caches_prefixes: bool) -> None:
         self._manager = manager
         self.block_size = block_size
+        self.caches_prefixes = caches_prefixes
 
     @property
     def num_free(self) -> int:
