@@ -371,7 +371,7 @@ REFUSED: list[tuple[str, Callable[[LLM], object]]] = [
     ("type None", lambda llm: llm.chat(content({"text": "a"}))),
     ("tools must be", lambda llm: llm.chat(USER, tools="add")),  # type: ignore[arg-type]
     ("chat_template must be text", lambda llm: llm.chat(USER, chat_template=3)),  # type: ignore[arg-type]
-    ("give it to chat", lambda llm: llm.chat(USER, chat_template_kwargs={"tools": []})),
+    ("give it beside", lambda llm: llm.chat(USER, chat_template_kwargs={"tools": []})),
     (
         "contradict",
         lambda llm: llm.chat(USER, continue_final_message=True, add_generation_prompt=True),

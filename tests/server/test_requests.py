@@ -76,7 +76,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"stream": True, "use_beam_search": True}, "use_beam_search", "nothing to stream"),
         ({"stream": False, "use_beam_search": True, "temperature": 0.5}, "temperature", ""),
         ({"deadline": 0}, "deadline", "more than 0 seconds"),
-        ({"suffix": "end"}, "suffix", ""),
+        ({"suffix": "the end. " * 300}, "suffix", "...; texts are not filled in between others"),
         ({"prompt": []}, "prompt", "is empty"),
         ({"prompt": [[]]}, "prompt", "is empty"),
         ({"prompt": [1, "a"]}, "prompt", "must be a text, token ids"),
@@ -105,13 +105,27 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "messages",
             "has no function",
         ),
-        (user([{"type": "image_url"}]), "messages[0].content[0].type", "only text is served"),
+        *(
+            (user([{"type": kind}]), "messages[0].content[0].type", "only text is served")
+            for kind in ("image_url", "input_audio", "file", "video_url", "any thing")
+        ),
+        ({"modalities": ["audio"]}, "modalities[0]", "only text is served"),
+        ({"audio": {}}, "audio", "no field"),
         (user("word " * 70), "messages", "64"),
         (user("x" * (1 << 22)), "messages", ""),
         ({**user("x" * (1 << 22)), "truncate_prompt_tokens": 4}, "messages", "less at a time"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+        (
+            {"max_tokens": 5, "max_completion_tokens": 1 << 63},
+            "max_completion_tokens",
+            "max_completion_tokens must be at most",
+        ),
+        *(
+            ({"chat_template_kwargs": {name: 1}}, "chat_template_kwargs", "no option of a template")
+            for name in ("messages", "tools", "tokenize", "chat_template")
+        ),
         ({"chat_template": "{{ 1 }}"}, "chat_template", "no field"),
         ({"chat_template_kwargs": {"x": deep(70)}}, "chat_template_kwargs", "nested deeper"),
         ({"documents": [{"x": deep(70)}]}, "documents", "nested deeper"),
@@ -201,7 +215,11 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"background": True}, "background", "background"),
         ({"n": 2}, "n", "no field"),
         ({"input": []}, "input", "input is empty"),
-        ({"input": [{"type": "item_reference"}]}, "input[0].type", "the item itself"),
+        (
+            {"input": [{"type": "item_reference"}]},
+            "input[0].type",
+            "set store to false in the client",
+        ),
         ({"input": [{"content": "x"}]}, "input.0.role", "is missing"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
@@ -239,7 +257,10 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"messages": []}, None, "messages is empty"),
         ({"max_tokens": 0}, None, "max_tokens must be at least 1"),
         (user([{"type": "image"}]), None, "only text is served"),
-        (user([{"type": "document", "source": {"type": "url"}}]), None, "it may be content, text"),
+        *(
+            (user([{"type": "document", "source": source}]), None, "only text is served: it may be")
+            for source in ({"type": "url"}, {"media_type": "application/pdf"})
+        ),
         (
             user([{"type": "thinking", "thinking": "x"}]),
             None,
@@ -319,7 +340,9 @@ def test_what_all_apis_refuse(served: Served, path: str) -> None:
     status, error = error_of(served, path, {**body, "stream": True, "deadline": 1e-9})
     assert (status, error["code"]) == (504, None if path == MESSAGES else "deadline_exceeded")
     for name in ("\N{SNOWMAN}" * 3000, "\x1b[31m\n"):
-        assert error_of(served, path, {**body, name: 1})[0] == 400, "and its message is short"
+        status, error = error_of(served, path, {**body, name: 1})
+        assert status == 400, "and its message is short"
+        assert len((error["param"] or "").encode()) <= 1024
     status, found, _ = served.ask("GET", path)
     assert (status, found["error"]["type"]) == (405, "invalid_request_error")
     served.wait_until_idle()

@@ -20,7 +20,11 @@ from paged_core.terminal import printable
 from paged_plugins.server.allowed import allowed_values
 
 _MAX_BYTES = 1024
-"""Most bytes of a message, which may repeat what a client sent."""
+"""Most bytes of a message, which may repeat what a client sent, and of a field's name."""
+_MAX_SAID = 200
+"""Most bytes of it that repeat a value."""
+_TEXT = frozenset({"text", "text/plain"})
+"""Kinds that are listed where only text is served."""
 _FIELD = re.compile(r"[a-z_]+(?=[\s(,:]|$)")
 _PLACE = re.compile(r"^(.*) - at (?:`key` in )?`\$(?:\.)?(.*)`$", re.DOTALL)
 _TOO_LONG = re.compile(
@@ -31,10 +35,10 @@ _TOO_LONG = re.compile(
 )
 _OF_PROMPT = re.compile(rf"^(a|the) prompt |has token id \d+, which is outside|{_TOO_LONG.pattern}")
 _MADE_OF = {
-    "structured_outputs": ("response_format", "tools"),
-    "max_tokens": ("max_completion_tokens",),
+    "structured_outputs": ("structured_outputs", "response_format", "tools"),
+    "max_tokens": ("max_completion_tokens", "max_tokens"),
 }
-"""Fields of requests that others stand for, once the request is read."""
+"""By fields: those that they were made of, the one that comes first before others."""
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -106,7 +110,7 @@ class ApiError(Exception):
             ErrorBody(
                 message=shortened(_PYTHON_WORD.sub(lambda word: _JSON_WORDS[word[1]], message)),
                 type=_TYPES.get(status, kind),
-                param=param,
+                param=None if param is None else shortened(param),
                 code=code,
             )
         )
@@ -176,7 +180,7 @@ def _blamed(message: str, fields: Any) -> tuple[str | None, str]:
     if _OF_PROMPT.search(message):
         return next((name for name in ("prompt", "messages") if name in fields), None), message
     found = _FIELD.match(message)
-    for name in () if found is None else (found[0], *_MADE_OF.get(found[0], ())):
+    for name in () if found is None else _MADE_OF.get(found[0], (found[0],)):
         if name in fields:
             return name, name + message[found.end() :]  # type: ignore[union-attr]
     return None, message
@@ -206,12 +210,16 @@ def invalid(error: msgspec.ValidationError, kind: Any = None, within: str = "") 
             400, f"{path} is no field of this request: {hint}", param=path, code="unknown_field"
         )
     where = f"{param}: " if param else "the body: "
-    unserved = re.match(r"Expected `null`|Invalid (?:enum )?value '(\w+)'$", what)
-    instead = _INSTEAD.get(unserved[1] or param.rpartition(".")[2]) if unserved else None
+    unserved = re.match(r"Expected `null`|Invalid (?:enum )?value '(.*)'$", what, re.DOTALL)
+    instead = None
+    if unserved:
+        instead = _INSTEAD.get(unserved[1]) or _INSTEAD.get(param.rpartition(".")[2])
     if unserved and instead is None and allowed:
         instead = f"it may be {', '.join(map(str, allowed))}"
-    message = f"{where}{what[:1].lower()}{what[1:]}{f'; {instead}' if instead else ''}"
-    return ApiError(400, message, param=param or None)
+        if not _TEXT.isdisjoint(allowed):
+            instead = f"only text is served: {instead}"
+    what = shortened(f"{what[:1].lower()}{what[1:]}", _MAX_SAID)
+    return ApiError(400, f"{where}{what}{f'; {instead}' if instead else ''}", param=param or None)
 
 
 _INSTEAD = {
@@ -225,20 +233,19 @@ _INSTEAD = {
     "logits_processors": "a server runs no code of its clients",
     "previous_response_id": "nothing is stored: send what was said before as input",
     "conversation": "nothing is stored: send what was said before as input",
-    "item_reference": "nothing is stored: send the item itself",
+    "item_reference": "nothing is stored, so that items have to be sent themselves: set store to "
+    "false in the client (in Vercel's AI SDK providerOptions.openai.store)",
     "encrypted_content": "thoughts are sent as they are, as content",
-    **dict.fromkeys(
-        ("audio", "document", "image", "image_url", "input_audio", "input_file", "input_image"),
-        "only text is served",
-    ),
+    "suffix": "texts are not filled in between others; leave it out",
+    "audio": "only text is served",
 }
 """Remedies for fields and values that other servers have or had."""
 
 
-def shortened(message: str) -> str:
+def shortened(message: str, most: int = _MAX_BYTES) -> str:
     """Return a message in one line, of at most so many bytes."""
     line = " ".join(printable(message).split())
     encoded = line.encode("utf-8", "replace")
-    if len(encoded) <= _MAX_BYTES:
+    if len(encoded) <= most:
         return encoded.decode()
-    return encoded[: _MAX_BYTES - 3].decode("utf-8", "ignore") + "..."
+    return encoded[: most - 3].decode("utf-8", "ignore") + "..."

@@ -151,7 +151,10 @@ class FrontEnd:
         )
         for name in own:
             if text("a name in chat_template_kwargs", name) in _RESERVED:
-                raise RequestError(f"chat_template_kwargs has {name!r}; give it to chat() itself")
+                raise RequestError(
+                    f"chat_template_kwargs has {name!r}, which is no option of a template: give it "
+                    "beside chat_template_kwargs, or leave it out"
+                )
         checked = {name: rule(name, options.get(name)) for name, rule in _CHAT_RULES.items()}
         prompts: list[Prompt] = []
         for conversation in _as_conversations(messages):
