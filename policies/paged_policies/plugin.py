@@ -27,9 +27,11 @@ from paged_policies.orders.edf import EdfSettings
 from paged_policies.orders.fair import FairSettings
 from paged_policies.orders.fcfs import FcfsSettings
 from paged_policies.orders.hrrn import HrrnSettings
+from paged_policies.orders.least_laxity import LeastLaxitySettings
 from paged_policies.orders.longest_prefix import LongestPrefixSettings
 from paged_policies.orders.mlfq import MlfqSettings
 from paged_policies.orders.priority import PrioritySettings
+from paged_policies.orders.qoe import QoeSettings
 from paged_policies.orders.sjf import SjfSettings
 from paged_policies.preemption.modes import (
     AutoSettings,
@@ -44,7 +46,11 @@ from paged_policies.schedulers.token_budget import TokenBudgetSettings
 from paged_policies.victims.fewest_computed import FewestComputedSettings
 from paged_policies.victims.lowest_priority import LowestPrioritySettings
 from paged_policies.victims.most_blocks import MostBlocksSettings
+from paged_policies.victims.most_remaining import MostRemainingSettings
 from paged_policies.victims.newest import NewestSettings
+from paged_policies.victims.recompute_cost import (
+    RecomputeCostSettings as VictimCostSettings,
+)
 
 Row = tuple[type[ComponentSettings], str, str]
 """Options of a component, the name of its factory in the module of the options, its summary."""
@@ -89,6 +95,8 @@ _COMPONENTS: dict[str, tuple[Row, ...]] = {
         (LongestPrefixSettings, "LongestPrefixOrder", "most tokens in the prefix cache first"),
         (FairSettings, "FairOrder", "the tenant that was served least first"),
         (EdfSettings, "EdfOrder", "earliest deadline first"),
+        (LeastLaxitySettings, "LeastLaxityOrder", "least time to spare before its deadline first"),
+        (QoeSettings, "QoeOrder", "most gain for its reader per token of context first (Andes)"),
         (MlfqSettings, "MlfqOrder", "levels that a request sinks through when served (FastServe)"),
     ),
     "scheduler": (
@@ -122,6 +130,8 @@ _COMPONENTS: dict[str, tuple[Row, ...]] = {
             "the group with the fewest computed tokens",
         ),
         (MostBlocksSettings, "MostBlocksVictim", "the group that frees the most blocks"),
+        (VictimCostSettings, "RecomputeCostVictim", "the most blocks for the work that is lost"),
+        (MostRemainingSettings, "MostRemainingVictim", "the group with the most left to generate"),
     ),
     "preemption": (
         (

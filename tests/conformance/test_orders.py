@@ -82,6 +82,30 @@ class TestEdfWithSlo(QueueOrderConformance):
     expected = by(lambda group, now: deadline(group, group.arrival + 3.0))
 
 
+class TestLeastLaxity(QueueOrderConformance):
+    """With an empty cache, ten thousand tokens of a prompt take a second, and fifty others, too."""
+
+    component = {"name": "least_laxity", "default_slo": 30.0}  # noqa: RUF012
+    expected = by(
+        lambda group, now: (
+            deadline(group, group.arrival + 30.0)
+            - len(group.request.prompt) / 10_000
+            - (group.max_length - len(group.request.prompt)) / 50
+        )
+    )
+
+
+class TestQoe(QueueOrderConformance):
+    component = "qoe"
+
+
+class TestQoeWithoutPatience(QueueOrderConformance):
+    """Whoever waits at all has lost all: the shortest comes first."""
+
+    component = {"name": "qoe", "expected_ttft": 1000.0}  # noqa: RUF012
+    expected = ARRIVAL
+
+
 class TestMlfq(QueueOrderConformance):
     """No prompt here is longer than the first quantum: it is the arrival order."""
 

@@ -40,6 +40,19 @@ class TestMostBlocks(VictimConformance):
     expected = most(lambda group: len(group.live[0].table.blocks))
 
 
+class TestMostRemaining(VictimConformance):
+    component = "most_remaining"
+    expected = most(lambda group: group.max_length - group.live[0].num_tokens)
+
+
+class TestRecomputeCost(VictimConformance):
+    component = "recompute_cost"
+
+
+class TestRecomputeCostThatSpares(VictimConformance):
+    component = {"name": "recompute_cost", "max_preemptions": 1}  # noqa: RUF012
+
+
 class TestLowestPriorityThatSpares(VictimConformance):
     component = {"name": "lowest_priority", "max_preemptions": 1}  # noqa: RUF012
 

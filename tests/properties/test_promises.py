@@ -27,6 +27,8 @@ ORDERS_THAT_STARVE: dict[str, dict[str, Any]] = {
     "priority": {"aging": 0.02},
     "sjf": {"aging": 0.2},
     "edf": {"default_slo": 60.0},
+    "least_laxity": {"default_slo": 60.0},
+    "qoe": {"aging": 0.01},
     "longest_prefix": {"aging": 0.2},
     "mlfq": {"promote_after": 60.0},
 }
@@ -43,7 +45,7 @@ VICTIMS_THAT_STARVE: dict[str, dict[str, Any]] = {
     "lowest_priority": {"max_preemptions": 3},
     "most_blocks": {"max_preemptions": 3},
 }
-VICTIMS_THAT_DO_NOT = {"newest", "fewest_computed"}
+VICTIMS_THAT_DO_NOT = {"newest", "fewest_computed", "recompute_cost", "most_remaining"}
 """Without a prefix cache, which would favour some requests."""
 
 TURNS: dict[str, dict[str, Any]] = {
