@@ -43,12 +43,12 @@ SIX_HUNDRED = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_i
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
 2023-11-16 18:17:04.0319600,110,27
-2023-11-16 18:17:04.0000000,5,0
+2023-11-16 18:17:04.0320000,5,0
 2023-11-16 18:17:05.9799600,7,3
 """
 AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens\r
-2024-05-12 00:00:00.001163+00:00,2162,5\r
-2024-05-12 00:00:00+00:00,85,4\r
+2024-05-12 00:00:00+00:00,2162,5\r
+2024-05-12 00:00:00.250000+00:00,85,4\r
 """
 BURSTGPT = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,\
 Log Type
@@ -98,9 +98,8 @@ class TestPublicTraces:
         requests = read(tmp_path / "azure.csv", AZURE_2023)
         assert [(each.num_new, each.output) for each in requests] == [(4808, 10), (110, 27), (7, 3)]
         assert [each.at for each in requests] == pytest.approx([0.0, 0.052, 2.0])
-        later, early = read(tmp_path / "azure.csv", AZURE_2024)
-        assert (later.at, early.at) == (0.0, 0.0)  # time does not go back
-        assert early.num_new == 85
+        first, second = read(tmp_path / "azure.csv", AZURE_2024)
+        assert (first.at, second.at, second.num_new) == (0.0, 0.25, 85)
 
     def test_burstgpt(self, tmp_path: Path) -> None:
         requests = read(tmp_path / "burst.csv", BURSTGPT, scale=0.5)
@@ -132,6 +131,13 @@ class TestPublicTraces:
             (AZURE_2023 + "2023-11-16 18:17:09,-1,1\n", "line 6: '-1' is no number of tokens"),
             (AZURE_2023 + "2023-11-16 18:17:09,1\n", "line 6: the row has fewer fields"),
             (AZURE_2023 + "2023-11-16 18:17:09,1,99999999999\n", "no number of tokens up to"),
+            (
+                AZURE_2023 + "2023-11-16 18:17:05,1,1\n",
+                "line 6: it arrives before the request above",
+            ),
+            (AZURE_2023 + "2023-11-16 18:17:03,1,0\n", "sort them by `TIMESTAMP`"),
+            (BURSTGPT + "4,,0,m,1,1,2,API log\n", "line 6: it arrives before the request above"),
+            (MOONCAKE + SIX_HUNDRED % "[]", "line 4: it arrives before the request above it; sort"),
             ("TIMESTAMP,ContextTokens\n1,2\n", "no column 'GeneratedTokens'"),
             (BURSTGPT + "nan,,0,m,1,1,2,API log\n", "line 6: 'nan' is no number of seconds"),
             (AZURE_2023 + "1" * 140_000, "line 6: it is not CSV"),

@@ -169,6 +169,31 @@ def csv_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
             yield CsvRow(path, number, found)
 
 
+class ArrivalOrder:
+    """Checks that the rows of a file arrive one after the other.
+
+    Args:
+        key: the name that their time has in the file.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self._path = path
+        self._key = key
+        self._last = 0.0
+
+    def checked(self, line: int, at: float) -> float:
+        """Return the arrival of a row, in seconds from the start.
+
+        Raises:
+            TraceError: the row above it arrives later.
+        """
+        if at < self._last:
+            problem = f"it arrives before the request above it; sort them by `{self._key}`"
+            raise TraceError(self._path, line, problem)
+        self._last = at
+        return at
+
+
 def array_items(path: Path) -> Iterator[Any]:
     """Yield the elements of the array that a file holds.
 

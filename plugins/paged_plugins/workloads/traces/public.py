@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from paged_plugins.workloads.request import FIRST_OWN_ID, MOST_FAMILY, ContentIds, WorkloadRequest
 from paged_plugins.workloads.traces.files import (
     MAX_TOKENS,
+    ArrivalOrder,
     CsvRow,
     TokenCount,
     TraceError,
@@ -42,15 +43,15 @@ def read_azure(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
     token are left out.
 
     Raises:
-        TraceError: a row is broken.
+        TraceError: a row is broken, or out of order.
     """
     own = ContentIds(FIRST_OWN_ID)
+    order = ArrivalOrder(path, _AZURE_COLUMNS[0])
     start: datetime | None = None
-    at = 0.0
     for number, row in enumerate(csv_rows(path, _AZURE_COLUMNS)):
         time = _azure_time(row)
         start = start or time
-        at = max(at, (time - start).total_seconds())
+        at = order.checked(row.line, (time - start).total_seconds())
         num_prompt, num_output = row.tokens(1), row.tokens(2)
         if num_prompt and num_output:
             name = str(number)
@@ -79,15 +80,15 @@ def read_burstgpt(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
     is not recorded, only that they are of one session.
 
     Raises:
-        TraceError: a row is broken.
+        TraceError: a row is broken, or out of order.
     """
     own = ContentIds(FIRST_OWN_ID)
+    order = ArrivalOrder(path, _BURSTGPT_COLUMNS[0])
     start: float | None = None
-    at = 0.0
     for number, row in enumerate(csv_rows(path, _BURSTGPT_COLUMNS, optional=("Session ID",))):
         time = _burstgpt_seconds(row)
         start = time if start is None else start
-        at = max(at, time - start)
+        at = order.checked(row.line, time - start)
         num_prompt, num_output = row.tokens(1), row.tokens(2)
         if num_prompt and num_output:
             yield WorkloadRequest(
@@ -127,15 +128,14 @@ def read_mooncake(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
     no token are left out.
 
     Raises:
-        TraceError: a line is broken, or its ids are not as many as its blocks.
+        TraceError: a line is broken, out of order, or its ids are not as many as its blocks.
     """
     own = ContentIds(FIRST_OWN_ID)
+    order = ArrivalOrder(path, "timestamp")
     start: float | None = None
-    at = 0.0
     for index, (number, values) in enumerate(json_lines(path)):
         line = checked(path, number, values, _MooncakeLine)
         start = line.timestamp if start is None else start
-        at = max(at, (line.timestamp - start) / 1000)
         num_blocks = -(-line.input_length // _MOONCAKE_BLOCK)
         if line.hash_ids and len(line.hash_ids) != num_blocks:
             raise TraceError(
@@ -144,6 +144,7 @@ def read_mooncake(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
                 f"input_length {line.input_length} has {num_blocks} blocks of {_MOONCAKE_BLOCK} "
                 f"tokens, and `hash_ids` names {len(line.hash_ids)}; give one id for each, or none",
             )
+        at = order.checked(number, (line.timestamp - start) / 1000)
         if line.input_length and line.output_length:
             name = str(index)
             yield WorkloadRequest(

@@ -26,6 +26,7 @@ from paged_plugins.workloads.request import (
 )
 from paged_plugins.workloads.traces.files import (
     MAX_TOKENS,
+    ArrivalOrder,
     TokenCount,
     TraceError,
     checked,
@@ -126,7 +127,7 @@ def read_requests(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
     family: dict[str, tuple[WorkloadRequest, str | None]] = {}
     """By id, in the order of the file: a request, and the one that it follows."""
     ids: set[str] = set()
-    time = 0.0
+    order = ArrivalOrder(path, "at")
     for number, values in json_lines(path):
         line = checked(path, number, values, RequestLine)
         if line.id in ids:
@@ -134,11 +135,7 @@ def read_requests(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
         ids.add(line.id)
         request = line.request(own)
         if line.follows is None:
-            if request.at < time:
-                raise TraceError(
-                    path, number, "it arrives before the request above it; sort them by `at`"
-                )
-            time = request.at
+            order.checked(number, request.at)
             if family:
                 yield from linked(family.values())
             family = {}
