@@ -12,9 +12,10 @@ from paged_core.cli import BAD_USAGE, OK, main
 from paged_core.errors import SettingsError
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.cost_models.measured import tables
+from paged_plugins.lab.fidelity import host_terms
 from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, rounds_of
 from paged_plugins.lab.fidelity.fidelity import Figures, Judged, ranked, sampled
-from paged_plugins.lab.fidelity.host_terms import FITTED, HALVES, half_of, terms_to_judge
+from paged_plugins.lab.fidelity.host_terms import HALVES, fit, is_fitted
 from paged_plugins.lab.fidelity.served_rows import (
     ServedRow,
     chosen_rows,
@@ -24,6 +25,7 @@ from paged_plugins.lab.fidelity.served_rows import (
 )
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.lab.tasks.pool import open_runner
 from paged_plugins.workloads.workload import ListedWorkload
 from unit.gpu_tables import SERVED, SYSTEM, decode_ms, write_package, write_served
 from unit.lab_runs import REGISTRY, asks, simulated
@@ -151,12 +153,25 @@ def test_errors_and_ranks(package: Path) -> None:
     assert Figures.of(judged, "roofline", "tpot_ms") is None
 
 
-def test_no_model_is_judged_by_terms_that_were_fitted_to_it() -> None:
-    assert not {*HALVES[0]} & {*HALVES[1]}
-    for engine, (first, second) in FITTED.items():
-        assert terms_to_judge(engine, f"org/{HALVES[0][0]}-FP8") == second
-        assert terms_to_judge(engine, f"org/{HALVES[1][0]}") == first
-    assert half_of("some/other") is None
+def test_no_model_is_in_both_halves() -> None:
+    assert all(is_fitted(f"org/{name}-FP8") for name in HALVES[0])
+    assert not any(is_fitted(f"org/{name}-FP8") for name in HALVES[1])
+
+
+def test_the_terms_of_the_host_are_found_again(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_terms, "HALVES", (("small",), ()))
+    source = {"silicon_data_source": "x-gap-analysis", "osl": 8}
+    loads = [source | {"batch_size": clients} for clients in (1, 8, 64)]
+    known = {"host_per_step": 2e-3, "host_per_sequence": 4e-5}
+    times = [simulate(row, package, **known).tpot_ms for row in rows(package, *loads)]
+    served = rows(
+        package, *(load | {"silicon_tpot_ms": t} for load, t in zip(loads, times, strict=True))
+    )
+    with open_runner(REGISTRY, workers=1) as runner:
+        (found,) = fit(served, package, runner, lambda count=1: None).values()
+    assert found == pytest.approx(tuple(known.values()), rel=0.15)
 
 
 def test_the_command_judges_what_it_can_and_counts_the_rest(

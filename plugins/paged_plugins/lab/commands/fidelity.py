@@ -60,7 +60,7 @@ def fidelity_command(
 
     Each run of the package aiconfigurator-core becomes a closed loop of as many clients, with the
     engine's own options; the roofline and AIConfigurator's estimate stand beside. Host terms are
-    fitted to the other half of the models than is judged by them.
+    fitted to half of the models, which are marked.
     """
     refuse_settings(given, "each run has its own settings, which the package says")
     folder = tables or package_folder()
@@ -86,13 +86,8 @@ def fidelity_command(
 
 
 def _split() -> dict[str, Any]:
-    """The halves of the models, and the terms that each is judged by."""
-    return {
-        "halves": HALVES,
-        "judged_by": {
-            engine: [terms[1]._asdict(), terms[0]._asdict()] for engine, terms in FITTED.items()
-        },
-    }
+    """The halves of the models, and the terms that were fitted to one."""
+    return {"fitted": HALVES[0], "judged": HALVES[1], "terms": FITTED._asdict()}
 
 
 def _print(found: Mapping[str, Any]) -> None:
@@ -103,7 +98,10 @@ def _print(found: Mapping[str, Any]) -> None:
             ["engine", "model", "system", "weights", "runs", *MODELS],
             [
                 [
-                    *(line[name] for name in ("engine", "model", "system", "weights")),
+                    line["engine"],
+                    line["model"] + ("*" if line["fitted"] else ""),
+                    line["system"],
+                    line["weights"],
                     f"{line['simulated']} of {line['rows']}",
                     *(_figures(line.get(f"{whose}_{kind}")) for whose in MODELS),
                 ]
@@ -123,14 +121,11 @@ def _print(found: Mapping[str, Any]) -> None:
             f"apart, {100 * rank['right']:.1f}% are ordered rightly"
         )
     echo("the schedulers of trtllm and sglang are approximated by token_budget, that of vllm")
-    for half, names in enumerate(HALVES):
-        terms = "; ".join(
-            f"{engine}: {each['host_per_step']:.2g} s a step, {each['host_per_sequence']:.2g} s "
-            "a sequence"
-            for engine, both in found["split"]["judged_by"].items()
-            for each in [both[half]]
-        )
-        echo(f"{', '.join(names)}: judged by host terms of the other half ({terms})")
+    split = found["split"]
+    echo(
+        f"host terms ({FITTED.host_per_step:g} s a step, {FITTED.host_per_sequence:g} s a "
+        f"sequence) are fitted to {', '.join(split['fitted'])} alone (*)"
+    )
     _print_reasons(found["not_simulated"])
 
 

@@ -16,7 +16,7 @@ from paged_core.plugins.registry import Registry
 from paged_plugins.lab.cost_models.measured.tables import published_models
 from paged_plugins.lab.fidelity.closed_loop import RowTask, Times
 from paged_plugins.lab.fidelity.estimates import aiconfigurator_estimate
-from paged_plugins.lab.fidelity.host_terms import terms_to_judge
+from paged_plugins.lab.fidelity.host_terms import FITTED, is_fitted
 from paged_plugins.lab.fidelity.served_rows import (
     ServedRow,
     measured_options,
@@ -126,7 +126,7 @@ class _Named:
         try:
             if self.whose == "measured":
                 options = measured_options(row, self.folder)
-                options |= terms_to_judge(row.engine, row.model)._asdict()
+                options |= FITTED._asdict()
             else:
                 options = roofline_options(row, self.folder)
             return RowTask(row=row, cost_model=options, folder=self.folder).serve(registry)
@@ -186,6 +186,7 @@ def document(judged: Sequence[Judged]) -> dict[str, Any]:
             "model": model,
             "system": system,
             "weights": weights,
+            "fitted": is_fitted(model),
             "rows": len(members),
         }
         simulated = [each.found["measured"] for each in members if "measured" in each.found]

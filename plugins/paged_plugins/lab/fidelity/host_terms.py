@@ -1,11 +1,11 @@
-"""Seconds of the host that are fitted to served runs, each half of the models by the other half.
+"""Seconds of the host that are fitted to served runs of half of the models.
 
-The terms of a half were found by ``paged-core lab fidelity --fit`` on its rows alone.
+They were found by ``paged-core lab fidelity --engine vllm --model Qwen3-32B --rows 8 --fit``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -26,30 +26,18 @@ class HostTerms(NamedTuple):
 
 
 HALVES: tuple[tuple[str, ...], tuple[str, ...]] = (
-    ("Qwen3-32B", "Llama-3.1-8B", "gpt-oss"),
-    ("Llama-3.1-70B", "Qwen3-235B", "MiniMax-M2"),
+    ("Qwen3-32B", "gpt-oss"),
+    ("Llama-3.1-70B", "Llama-3.1-8B", "Qwen3-235B", "MiniMax-M2"),
 )
-"""Parts of the names of models: each engine's dense models and mixtures are on both sides."""
-FITTED: Mapping[str, tuple[HostTerms, HostTerms]] = {
-    "vllm": (HostTerms(8e-4, 2e-5), HostTerms(8e-4, 2e-5)),
-    "trtllm": (HostTerms(8e-4, 2e-5), HostTerms(8e-4, 2e-5)),
-    "sglang": (HostTerms(8e-4, 2e-5), HostTerms(8e-4, 2e-5)),
-}
-"""By engine, what was found on the first half, and on the second."""
+"""Parts of the names of models: those that the terms are fitted to, and those that they are not. A
+dense model and a mixture are on both sides."""
+FITTED = HostTerms(1.8e-3, 4e-5)
+"""Found by runs of vLLM 0.12, which plans no step ahead; where one does, the host is hidden."""
 
 
-def half_of(model: str) -> int | None:
-    """Return the half that a model is in, 0 or 1; ``None``: none, its rows are not fitted to."""
-    for half, parts in enumerate(HALVES):
-        if any(part in model for part in parts):
-            return half
-    return None
-
-
-def terms_to_judge(engine: str, model: str) -> HostTerms:
-    """Return the terms that were fitted without a model's half."""
-    half = half_of(model)
-    return FITTED[engine][1 if half == 0 else 0]
+def is_fitted(model: str) -> bool:
+    """Return whether the terms are fitted to runs of a model."""
+    return any(part in model for part in HALVES[0])
 
 
 _TRIED = (HostTerms(0.0, 0.0), HostTerms(1e-3, 0.0), HostTerms(0.0, 2e-5))
@@ -59,13 +47,13 @@ _STEPS, _SEQUENCES = np.linspace(0, 4e-3, 41), np.linspace(0, 8e-5, 41)
 
 def num_fitting_runs(rows: Sequence[ServedRow]) -> int:
     """Return how many simulations a fit to rows takes."""
-    return len(_TRIED) * len(rows)
+    return len(_TRIED) * sum(is_fitted(row.model) for row in rows)
 
 
 def fit(
     rows: Sequence[ServedRow], folder: Path, runner: Runner, advance: Advance
-) -> dict[str, list[HostTerms | None]]:
-    """Return the terms of each engine that fit the rows of each half best; ``None``: it has none.
+) -> dict[str, HostTerms]:
+    """Return the terms of each engine that fit the rows of models that are fitted to best.
 
     A row's time per token is taken to grow evenly with each term; the mean absolute logarithm of
     its share in the time that was served is the least.
@@ -74,28 +62,23 @@ def fit(
         RowTask(row=row, folder=folder, cost_model=measured_options(row, folder) | terms._asdict())
         for row in rows
         for terms in _TRIED
-        if row.refusal is None and half_of(row.model) is not None
+        if is_fitted(row.model)
     ]
     found: dict[str, dict[HostTerms, float]] = {}
-    served = {row.id: row for row in rows}
     run = cast("Callable[[Sequence[RowTask]], Iterator[Any]]", runner)
     for ran in run(tasks):
         if isinstance(ran.record, Times):
             terms = HostTerms(*(ran.task.cost_model[name] for name in HostTerms._fields))
             found.setdefault(ran.task.row.id, {})[terms] = ran.record.tpot_ms
         advance()
-    lines: dict[tuple[str, int], list[list[float]]] = {}
-    for name, times in found.items():
+    lines: dict[str, list[list[float]]] = {}
+    for row in rows:
+        times = found.get(row.id, {})
         if len(times) == len(_TRIED):
-            row, (base, step, sequence) = served[name], (times[terms] for terms in _TRIED)
-            half = cast("int", half_of(row.model))
+            base, step, sequence = (times[terms] for terms in _TRIED)
             slopes = (step - base) / 1e-3, (sequence - base) / 2e-5
-            lines.setdefault((row.engine, half), []).append([base, *slopes, row.tpot_ms])
-    engines = sorted({engine for engine, _ in lines})
-    return {
-        engine: [_least(lines[engine, h]) if (engine, h) in lines else None for h in (0, 1)]
-        for engine in engines
-    }
+            lines.setdefault(row.engine, []).append([base, *slopes, row.tpot_ms])
+    return {engine: _least(each) for engine, each in sorted(lines.items())}
 
 
 def _least(lines: list[list[float]]) -> HostTerms:
