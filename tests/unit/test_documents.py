@@ -51,6 +51,11 @@ class TestYaml:
             ("a: !!bool maybe", 1, "'maybe' is no bool"),
             ("a: !!python/object/apply:os.getcwd []", 1, "constructor for the tag"),
             ("a: 1:59", 1, "base 60; quote it"),
+            ("a: 1\nb: [0100]", 2, "'0100' is no int: .*leading zeros can mean"),
+            ("{010: 1}", 1, "leading zeros can mean"),
+            ("a: -0_7", 1, "leading zeros can mean"),
+            ("a: 00.5", 1, "'00.5' is no float: .*leading zeros can mean"),
+            ("a: !!int 08", 1, "leading zeros can mean"),
             ("a: " + "9" * 101 + "9", 1, "more than 100 digits"),
             ("a: " + "9" * 5000, 1, "more than 100 digits"),
             ('a: "\\ud800"', 1, "invalid Unicode character"),
@@ -70,6 +75,10 @@ class TestYaml:
     def test_aliases_and_merges_within_the_bounds(self) -> None:
         value, _ = parse_yaml("a: &a {x: 1, y: 2}\nb: *a\nc: {<<: *a, y: 3}")
         assert value == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 2}, "c": {"x": 1, "y": 3}}
+
+    def test_zeros_that_lead_nothing(self) -> None:
+        value, _ = parse_yaml("[0, -0, 0.5, 0x10, 0b1, '010', \"007\", 100, 2024-01-05]")
+        assert value[:-1] == [0, 0, 0.5, 16, 1, "010", "007", 100]
 
     def test_nothing_is_a_document(self) -> None:
         assert parse_yaml("# nothing") == (None, None)

@@ -220,7 +220,10 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
         (["--vary", "evictor"], "write KEY=A,B"),
         (["--vary", "evictor=lru"], "one value varies nothing"),
         (["--vary", "evictor=lru,slru,lru"], "'lru' is given twice"),
-        (["--vary", "num_blocks=64,0064"], "are the same settings"),
+        (["--vary", "num_blocks=64,+64"], "are the same settings"),
+        (["--vary", "num_blocks=64,0100"], "leading zeros can mean"),
+        (["--vary", "scheduler={name: token_budget, max_num_seqs: 010},orca"], "leading zeros"),
+        (["--vary", "evictor='lru',lru"], "are the same settings"),
         (["--vary", "evictor=lru,slur"], "did you mean 'slru'"),
         (["--vary", "evictr=lru,slru"], "did you mean 'evictor'"),
         (

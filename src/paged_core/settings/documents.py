@@ -128,6 +128,7 @@ def unfit(value: object) -> str | None:
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 _KEY = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
 _TOO_DEEP_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*(?:{_KEY}\.[ \t]*){{{MAX_DEPTH}}}", re.MULTILINE)
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]")
 _NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 
 
@@ -147,6 +148,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         value = super().construct_scalar(node)
         if node.tag in _NUMBERS and ":" in value:
             raise ValueError("it would be read to base 60; quote it")
+        if node.tag in _NUMBERS and _LEADING_ZERO.match(value):
+            raise ValueError("leading zeros can mean base 8; leave them out, or quote it")
         if node.tag in _NUMBERS and len(value) > MAX_DIGITS + 1:
             raise ValueError(f"it has more than {MAX_DIGITS} digits")
         return value

@@ -255,7 +255,7 @@ def parse_variation(text: str) -> Variation:
     path, origin = tuple(key.split(".")), Origin("cli", f"--vary {key}")
     values = [_value(key, each) for each in texts]
     given = [
-        value if isinstance(value, (dict, list)) else Text(each)
+        value if isinstance(value, (dict, list)) else Text(value if type(value) is str else each)
         for value, each in zip(values, texts, strict=True)
     ]
     return Variation(key, values, [Entry(path, each, origin) for each in given])

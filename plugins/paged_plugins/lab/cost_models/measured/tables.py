@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_core.errors import SettingsError, did_you_mean
-from paged_core.settings.documents import read_text
+from paged_core.settings.documents import parse_yaml, read_text
 from paged_plugins.lab.cost_models.model_shape import model_shape
 from paged_plugins.lab.settings import MeasuredSettings
 
@@ -107,8 +107,6 @@ def load_system(folder: Path, name: str) -> System:
     Raises:
         SettingsError: none is called that, or its file cannot be read.
     """
-    import yaml
-
     known = measured_systems(folder)
     if name not in known:
         raise SettingsError(
@@ -117,7 +115,7 @@ def load_system(folder: Path, name: str) -> System:
         )
     path = folder / "systems" / f"{name}.yaml"
     try:
-        sheet = yaml.safe_load(read_text(path))
+        sheet, _ = parse_yaml(read_text(path))
         gpu, node = sheet["gpu"], sheet["node"]
         return System(
             name,
@@ -126,7 +124,7 @@ def load_system(folder: Path, name: str) -> System:
             float(node["intra_node_bw"]),
             float(node["pcie_bw"]),
         )
-    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+    except (OSError, LookupError, TypeError, ValueError) as error:
         raise damaged(path, f"it is no data sheet ({error!r:.80})") from None
 
 
