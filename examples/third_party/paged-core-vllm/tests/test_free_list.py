@@ -14,12 +14,17 @@ from paged_core.interfaces.evictor import Evictor
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 
+from paged_core_vllm import cli
 from paged_core_vllm.faults import Tally
 from paged_core_vllm.free_list import FreeList
 from vllm_doubles import FakeBlock, FakePool
 
 NUM_BLOCKS = 9
-EVICTORS = ("lru", "fifo", "lfu", "slru", "arc", "two_q", "mru", "random")
+EVICTORS = tuple(
+    name
+    for slot, name, problem in cli.components(Registry.discover())
+    if slot == "evictor" and problem is None
+)
 
 
 def make(name: str) -> Any:

@@ -6,15 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import Status
 from paged_testing.preemption import VictimCases
 from paged_testing.queue_order import QueueOrderCases
 
+from paged_core_vllm import cli
 from paged_core_vllm.views import GroupView
 from vllm_doubles import FakeCache, FakeRequest, running_views, waiting_views
 
-ORDERS = ("fcfs", "priority", "sjf", "hrrn", "longest_prefix", "fair", "edf")
-VICTIMS = ("newest", "lowest_priority", "fewest_computed", "most_blocks")
+DECIDING = [row[:2] for row in cli.components(Registry.discover()) if row[2] is None]
+"""Slots, and components that can be carried over."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +35,10 @@ def cases(base: type, name: str) -> type:
     return type(f"Test_{name}", (base,), {"component": name, "__module__": __name__})
 
 
-for _name in ORDERS:
-    globals()[f"TestOrder_{_name}"] = cases(QueueOrderCases, _name)
-for _name in VICTIMS:
-    globals()[f"TestVictim_{_name}"] = cases(VictimCases, _name)
+for _slot, _name in DECIDING:
+    if _slot in {"queue_order", "victim"}:
+        _base = QueueOrderCases if _slot == "queue_order" else VictimCases
+        globals()[f"Test_{_slot}_{_name}"] = cases(_base, _name)
 
 
 def view(**fields: Any) -> GroupView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -53,8 +54,15 @@ class FakeManager:
     def __init__(self, num_blocks: int = 64) -> None:
         self.held: dict[str, list[int]] = {}
         self.found: dict[str, int] = {}
-        self.block_pool = SimpleNamespace(
-            get_num_free_blocks=lambda: num_blocks - sum(map(len, self.held.values()))
+        self.num_blocks = num_blocks
+
+    @property
+    def block_pool(self) -> Any:
+        held = Counter(block for ids in self.held.values() for block in ids)
+        blocks = range(max(self.num_blocks, max(held, default=0) + 1))
+        return SimpleNamespace(
+            get_num_free_blocks=lambda: self.num_blocks - held.total(),
+            blocks=[SimpleNamespace(block_id=n, block_hash=None, ref_cnt=held[n]) for n in blocks],
         )
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:

@@ -34,6 +34,7 @@ class FreeList:
         self._departures = self._cachings = 0
         self._hits = [0] * pool.num_gpu_blocks
         self._cache_order = [0] * pool.num_gpu_blocks
+        self._parents: list[int | None] = [None] * pool.num_gpu_blocks
         self.num_free_blocks = len(free)
         self._count_calls_of(pool)
         pool.free_block_queue = self
@@ -55,10 +56,15 @@ class FreeList:
             *args: Any,
             **kwargs: Any,
         ) -> Any:
-            for block in blocks[num_cached_blocks:num_full_blocks]:
+            result = cache(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
+            new = blocks[num_cached_blocks:num_full_blocks]
+            for place, block in enumerate(new, num_cached_blocks):
+                number = block.block_id
                 self._cachings += 1
-                self._cache_order[block.block_id] = self._cachings
-            return cache(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
+                self._cache_order[number] = self._cachings
+                before = blocks[place - 1].block_hash if place else None
+                self._parents[number] = None if before is None else hash(before)
+            return result
 
         pool.touch, pool.cache_full_blocks = counted_touch, counted_cache
 
@@ -134,6 +140,7 @@ class FreeList:
                 last_use=self._departures,
                 cache_order=self._cache_order[number],
                 content_key=hash(key),
+                parent_key=self._parents[number],
             )
             try:
                 self._evictor.add(BlockId(number), info)

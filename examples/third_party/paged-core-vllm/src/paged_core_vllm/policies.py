@@ -8,6 +8,7 @@ from typing import Any
 from paged_core.checked.calls import asking
 from paged_core.engine.contexts import EvictorContext, OrderContext, VictimContext
 from paged_core.errors import PluginError, SettingsError
+from paged_core.interfaces.evictor import SupportsDemand
 from paged_core.interfaces.queue_order import SupportsQuantum, SupportsService
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
@@ -31,6 +32,8 @@ def make(registry: Registry, slot: str, options: ComponentSettings, context: Any
     made = make_component(registry, slot, options, context)
     if isinstance(made, SupportsQuantum):
         raise SettingsError("it has quanta, and vLLM preempts for blocks alone")
+    if isinstance(made, SupportsDemand):
+        raise SettingsError("it is to be told what waiting requests want, which vLLM does not say")
     return made
 
 

@@ -12,6 +12,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from paged_core_vllm import surface
+from paged_core_vllm.counts import CountsWriter, counts_file
 from paged_core_vllm.policies import Policies
 from paged_core_vllm.recorder import Recorded, Recorder
 from paged_core_vllm.settings import ARGUMENT, load_settings
@@ -50,9 +51,14 @@ class _Deciding:
         argument = extra.get(ARGUMENT) if isinstance(extra, Mapping) else None
         loaded = load_settings(argument, policy=self._policy.value)
         self._views: dict[str, GroupView] = {}
+        self._silent: dict[str, GroupView] = {}
+        """Requests that have no token yet."""
         self._numbers = 0
         self._policies = Policies(loaded, scheduler, self._view, lambda: scheduler.clock())
         scheduler.waiting = self._policies.queue
+        rank = getattr(scheduler.parallel_config, "data_parallel_index", 0)
+        path = counts_file(scheduler.vllm_config.instance_id, rank)
+        self._counts = CountsWriter(path, self._policies.tally)
         if loaded.settings.record is not None:
             chosen = self._policies.chosen()
             self.recorder = Recorder(loaded.settings.record, scheduler, chosen)
@@ -72,7 +78,7 @@ class _Deciding:
             assert self._policies is not None
             self._numbers += 1
             view = self._policies.view(request, self._numbers)
-            self._views[request.request_id] = view
+            self._views[request.request_id] = self._silent[request.request_id] = view
         return view
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,10 +92,28 @@ class _Deciding:
             self._unmark()
         if policies.serves:
             policies.served(self._views, output.num_scheduled_tokens)
+        self._counts.write(time.monotonic())
         return output
+
+    def shutdown(self) -> None:
+        self._counts.close()
+        super().shutdown()  # type: ignore[misc]
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply a result, and note when requests have their first token."""
+        update = super().update_from_output  # type: ignore[misc]
+        result = update(scheduler_output, *args, **kwargs)
+        scheduled = scheduler_output.num_scheduled_tokens.keys()
+        for name in self._silent.keys() & scheduled:
+            view = self._silent[name]
+            if view.inner.num_output_tokens:
+                view.first_token_at = self.clock()
+                del self._silent[name]
+        return result
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         view = self._views.pop(request.request_id, None)
+        self._silent.pop(request.request_id, None)
         if view is not None and self._policies is not None:
             self._policies.left(view)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]

@@ -36,6 +36,12 @@ class CacheView:
         """Return the blocks that a request holds."""
         return [BlockId(block) for ids in self._manager.get_block_ids(request_id) for block in ids]
 
+    def block_use(self) -> tuple[list[int], set[BlockId]]:
+        """Return how often each block is referenced, and which ones the prefix cache finds."""
+        blocks = self._manager.block_pool.blocks
+        found = {BlockId(block.block_id) for block in blocks if block.block_hash is not None}
+        return [block.ref_cnt for block in blocks], found
+
     def distinct_blocks(self, group: SequenceGroup) -> int:
         """Return how many blocks a group holds."""
         return sum(map(len, self._manager.get_block_ids(group.id)))
