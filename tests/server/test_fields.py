@@ -12,12 +12,19 @@ import msgspec
 import pytest
 from anthropic.types.beta import BetaContentBlockParam
 from openai.types import Reasoning
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseIncludable
+from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
+from paged_plugins.server.allowed import allowed_values
 from paged_plugins.server.anthropic.protocol import RAN_ELSEWHERE, MessagesRequest
 from paged_plugins.server.anthropic.reading import Reading
 from paged_plugins.server.openai.protocol import ChatRequest
-from paged_plugins.server.responses.protocol import ResponsesRequest
+from paged_plugins.server.responses.protocol import (
+    Included,
+    InputItem,
+    ResponsesRequest,
+    Skipped,
+)
 from server.served import Served
 from server.streams import named_events, response_of
 
@@ -375,6 +382,11 @@ def tags_of(union: Any) -> str:
 
 
 CUSTOM: Any = {"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}}
+HOSTED = [
+    *({"type": kind} for kind in ("web_search", "file_search", "image_generation")),
+    {"type": "code_interpreter", "container": {"type": "auto"}},
+    {"type": "mcp", "server_label": "s", "server_url": "u"},
+]
 
 
 def test_custom_tools_and_searches_of_chats_are_skipped(calling: Served) -> None:
@@ -383,14 +395,15 @@ def test_custom_tools_and_searches_of_chats_are_skipped(calling: Served) -> None
     result = {"role": "tool", "tool_call_id": "1", "content": "y"}
     history = [*SAID, {"role": "assistant", "tool_calls": [called]}, result]
     only = {"messages": history, "tools": [function], "max_tokens": 4, "temperature": 0}
-    both = {**only, "tools": [CUSTOM, function], "web_search_options": {}}
+    both = {**only, "tools": [CUSTOM, *HOSTED, function], "web_search_options": {}}
     plain, more = (calling.ask("POST", CHAT, body) for body in (only, both))
     assert text_of(plain[1]) == text_of(more[1])
     assert plain[1]["usage"] == more[1]["usage"] | {
         "prompt_tokens_details": plain[1]["usage"]["prompt_tokens_details"]
     }
     assert WARNING not in plain[2]
-    assert "patch (custom), web_search_options" in more[2][WARNING]
+    names = ", ".join(["patch (custom)", *(tool["type"] for tool in HOSTED), "web_search_options"])
+    assert names in more[2][WARNING]
     as_function = {**called, "type": "function", "custom": None}
     as_function["function"] = {"name": "patch", "arguments": '{"input": "x"}'}
     history[1] = {"role": "assistant", "tool_calls": [as_function]}
@@ -464,6 +477,9 @@ def test_functions_of_a_namespace_are_called_by_both_names(calling: Served) -> N
     )
 
 
+SKIPPED = get_args(Skipped)
+
+
 @pytest.mark.parametrize(
     "items",
     [
@@ -483,8 +499,7 @@ def test_functions_of_a_namespace_are_called_by_both_names(calling: Served) -> N
             {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAA"},
             {"type": "message", "role": "assistant", "content": "x", "phase": "commentary"},
         ],
-        [{"type": "web_search_call", "id": "1", "action": {"type": "search", "query": "x"}}],
-        [{"type": "image_generation_call", "id": "1", "action": "generate", "result": "x"}],
+        [{"type": kind, "id": "1", "action": "x", "encrypted_content": "x"} for kind in SKIPPED],
         [
             {"type": "tool_search_call", "call_id": "1", "arguments": {"query": "x"}},
             {"type": "tool_search_output", "call_id": "1", "tools": CODEX["tools"][1:2]},
@@ -497,5 +512,12 @@ def test_items_of_all_kinds_are_taken_back(calling: Served, items: list[Any]) ->
         "POST", RESPONSES, {"input": [*SAID, *items, *SAID], "max_output_tokens": 1}
     )
     assert status == 200, found
-    is_skipped = items[0]["type"] in ("web_search_call", "image_generation_call")
-    assert (WARNING in headers) == is_skipped
+    skipped = [each["type"] for each in items if each["type"] in SKIPPED]
+    assert all(kind in headers.get(WARNING, "") for kind in skipped)
+    assert (WARNING in headers) == bool(skipped)
+
+
+def test_items_of_openai_s_package_are_known_and_what_it_includes() -> None:
+    kinds = set(re.findall(r"Literal\['(\w+)'\]", tags_of(ResponseInputItemParam)))
+    assert kinds - {"item_reference"} <= {*allowed_values(InputItem, "type")}
+    assert set(get_args(ResponseIncludable)) == set(get_args(Included))

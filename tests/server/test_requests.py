@@ -35,6 +35,7 @@ SENT: Any = {"name": "f", "input_schema": {}}
 SEARCH = {"type": "web_search_20250305", "name": "x"}
 CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 USE = {"type": "tool_use", "id": "1", "name": "f"}
+REFUSAL: Any = [{"type": "refusal", "refusal": "x"}]
 BROKEN = {"id": "1", "function": {"name": "f", "arguments": "no"}}
 
 
@@ -179,7 +180,8 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "an object with the name",
         ),
         ({"tools": [{"type": "function"}] * 1025}, "tools", "1024"),
-        ({"tools": [{"type": "code"}]}, "tools.0.type", "must be function"),
+        ({"tools": [{"type": "code"}]}, "tools.0.type", "web_search"),
+        (user(REFUSAL), "messages.0.content", "for messages of the assistant"),
         ({"tools": [{**TOOL, "function": {}}]}, "tools.0.function.name", "1 to 128"),
         ({"tools": [TOOL] * 2}, "tools.1.function.name", "two of the tools"),
         ({"tool_choice": "required"}, "tool_choice", "there is none in tools"),
@@ -247,7 +249,13 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "text.format",
             "nested deeper",
         ),
-        ({"top_logprobs": 2}, "top_logprobs", "add that to include"),
+        ({"include": ["message.output_text.logprob"]}, "include[0]", "it may be code_interpreter"),
+        (
+            {"input": [{"type": "compaction", "encrypted_content": "x"}]},
+            "input",
+            "nothing that the model can read: compaction is skipped",
+        ),
+        ({"input": [{"role": "user", "content": REFUSAL}]}, "input.0.content", "the assistant"),
     ],
     MESSAGES: [
         ({"tools": [TOOL]}, None, "give the name, description and input_schema"),
@@ -255,6 +263,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"container": "x"}, None, "container is no field"),
         ({"thread": {"type": "continue"}}, None, "thread: nothing is stored"),
         ({"messages": []}, None, "messages is empty"),
+        (user([{"type": "container_upload"}]), None, "container_upload is skipped here"),
         ({"max_tokens": 0}, None, "max_tokens must be at least 1"),
         (user([{"type": "image"}]), None, "only text is served"),
         *(

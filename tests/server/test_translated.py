@@ -193,8 +193,8 @@ def test_log_probabilities_are_those_of_a_chat(served: Served, client: openai.Op
     assert chat.choices[0].logprobs
     expected = [each.model_dump() for each in chat.choices[0].logprobs.content or ()]
     asked: Any = {"input": PROMPT, "max_output_tokens": 8, **options}
-    asked["include"] = ["message.output_text.logprobs"]
     made = client.responses.create(**asked)
+    asked["include"] = ["message.output_text.logprobs"]
     assert made.top_logprobs == 2
     output: Any = made.output[0]
     found = [each.model_dump() for each in output.content[0].logprobs]

@@ -107,7 +107,7 @@ class Reading:
 
     def _prompt(self) -> dict[str, Any]:
         """Return the fields that make the prompt."""
-        messages = self._made.messages
+        messages = self._made.said(self._skipped)
         last = messages[-1] if messages else None
         continues = (
             last is not None and last.role == "assistant" and last.content and not last.tool_calls

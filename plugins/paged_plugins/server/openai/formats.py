@@ -14,7 +14,7 @@ import msgspec
 from paged_core.errors import RequestError
 from paged_core.structured_outputs import StructuredOutputs
 from paged_core.structured_outputs import structured_outputs as checked_form
-from paged_plugins.server.errors import refused
+from paged_plugins.server.errors import ApiError, refused
 from paged_plugins.server.http.endpoint import check_depth, skipped
 from paged_plugins.server.openai.protocol import ChatRequest, Generated
 from paged_plugins.server.openai.schemas import as_grammars_take_it
@@ -24,6 +24,11 @@ from paged_plugins.server.service import Service
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _START = re.compile(r"^start:", re.MULTILINE)
+_RUN_ELSEWHERE = (
+    *("apply_patch", "code_interpreter", "computer", "custom", "file_search", "image_generation"),
+    *("local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search", "web_search"),
+)
+"""Types of tools, or how they begin, that another server runs, or that take what is no JSON."""
 _SKIPPED = "; tools that this server cannot run are left out"
 
 
@@ -197,7 +202,7 @@ def _grammar(
     warnings: list[str],
 ) -> str:
     tokens = service.parsers.special_tokens(written.marks)
-    given = [tool["function"] for tool in body.tools or () if not is_custom(tool)]
+    given = [tool["function"] for tool in body.tools or () if not runs_elsewhere(tool)]
     strict = {each["name"] for each in given if each.get("strict") is True}
     held = []
     for each in functions:
@@ -245,20 +250,39 @@ def _allowed(
         raise refused(
             "tool_choice", 'tool_choice.allowed_tools must be {"mode": "auto", "tools": [...]}'
         )
-    return mode, [_named(each, functions) for each in tools if not is_custom(each)]
+    return mode, [_named(each, functions) for each in tools if not runs_elsewhere(each)]
 
 
-def is_custom(tool: Mapping[str, Any]) -> bool:
-    """Return whether a tool takes what is no JSON; the model is not told of it."""
-    return tool.get("type") == "custom"
+def runs_elsewhere(tool: Mapping[str, Any]) -> bool:
+    """Return whether another server runs a tool, or it takes what is no JSON; the model is not told
+    of it.
+    """
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind.startswith(_RUN_ELSEWHERE)
+
+
+def named(tool: Mapping[str, Any]) -> str:
+    """Return what a tool that is skipped is called in a warning."""
+    kind, custom = tool["type"], tool.get("custom")
+    name = (custom if isinstance(custom, Mapping) else tool).get("name")
+    return f"{name} ({kind})" if name else kind
+
+
+def no_tool(path: str, taken: str) -> ApiError:
+    """Return the error of a tool whose type is none.
+
+    Args:
+        taken: types that are served.
+    """
+    others = ", ".join(_RUN_ELSEWHERE)
+    return refused(f"{path}.type", f"{path}.type must be {taken}; skipped are {others}")
 
 
 def _skipped(body: ChatRequest) -> list[str]:
     """Return the names of tools that the model is not told of."""
-    customs = [tool.get("custom") for tool in body.tools or () if is_custom(tool)]
-    names = [each.get("name") if isinstance(each, Mapping) else None for each in customs]
     searches = body.web_search_options is not None
-    return [*(f"{name} (custom)" for name in names), *(["web_search_options"] * searches)]
+    tools = [named(tool) for tool in body.tools or () if runs_elsewhere(tool)]
+    return [*tools, *(["web_search_options"] * searches)]
 
 
 def with_tools(body: ChatRequest) -> ChatRequest:
@@ -296,12 +320,11 @@ def _functions(body: ChatRequest) -> list[Function]:
     found: dict[str, Function] = {}
     for place, tool in enumerate(body.tools or ()):
         path = f"tools.{place}"
-        if is_custom(tool):
+        if runs_elsewhere(tool):
             continue
         given, what = tool.get("function"), "an object with the name, description and parameters"
         if tool.get("type") != "function":
-            message = f"{path}.type must be function, and {path}.function {what}"
-            raise refused(f"{path}.type", message)
+            raise no_tool(path, f"function, and {path}.function {what}")
         if not isinstance(given, Mapping):
             raise refused(f"{path}.function", f"{path}.function is missing: it is {what}")
         _refuse_others(path, tool, ("type", "function", "cache_control"))

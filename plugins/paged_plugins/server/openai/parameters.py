@@ -14,7 +14,7 @@ from paged_core.text.generation import Generation
 from paged_plugins.server.answer import generations
 from paged_plugins.server.errors import ApiError, refused
 from paged_plugins.server.http.endpoint import check_depth
-from paged_plugins.server.openai.formats import Format, format_of, is_custom
+from paged_plugins.server.openai.formats import Format, format_of, runs_elsewhere
 from paged_plugins.server.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -22,6 +22,7 @@ from paged_plugins.server.openai.protocol import (
     Message,
     TokenizeRequest,
     ToolCall,
+    check_refusals,
 )
 from paged_plugins.server.parsers.json_text import mended
 from paged_plugins.server.service import Service
@@ -277,7 +278,7 @@ def chat_prompt(service: Service, body: ChatRequest | TokenizeRequest) -> Prompt
     check_depth("tools", body.tools)
     (prompt,) = service.client.front_end.chat_prompts(
         _plain_messages(body.messages),
-        tools=[tool for tool in body.tools or () if not is_custom(tool)] or None,
+        tools=[tool for tool in body.tools or () if not runs_elsewhere(tool)] or None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=_template_options(body),
@@ -327,7 +328,7 @@ def texts_of(message: Message) -> list[str]:
 
 def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages as templates know them, with older calls and results as those of tools."""
-    made = [_plain(message) for message in messages]
+    made = [_plain(message, f"messages.{place}") for place, message in enumerate(messages)]
     call = ""
     for place, (message, plain) in enumerate(zip(messages, made, strict=True)):
         if message.function_call is not None:
@@ -339,16 +340,17 @@ def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return made
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message, path: str) -> dict[str, Any]:
     """Return a message as templates know it: with arguments of functions as objects.
 
     Raises:
-        ApiError: arguments are no JSON.
+        ApiError: arguments are no JSON, or a part is not for its role.
     """
     made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.role == "developer":
         made["role"] = "system"
     if isinstance(message.content, list):
+        check_refusals(message.role, message.content, path)
         made["content"] = [{"type": "text", "text": text} for text in texts_of(message)]
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:

@@ -7,12 +7,13 @@ answer is the same. ``docs/serving.md`` lists them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from paged_plugins.server.errors import invalid
+from paged_plugins.server.errors import invalid, refused
 
 Some = msgspec.Meta(max_length=64)
 _Many = msgspec.Meta(max_length=4096)
@@ -39,6 +40,17 @@ def read_again(given: Any, kind: type[_Kind], path: str) -> _Kind:
         return msgspec.json.decode(msgspec.json.encode(given), type=kind)
     except msgspec.ValidationError as error:
         raise invalid(error, kind, path) from None
+
+
+def check_refusals(role: str, parts: Iterable[Any], path: str) -> None:
+    """Refuse the parts of a message that only the assistant says.
+
+    Raises:
+        ApiError: a message of another has one.
+    """
+    if role != "assistant" and any(part.type == "refusal" for part in parts):
+        message = f"{path}.content: a refusal part is for messages of the assistant"
+        raise refused(f"{path}.content", message)
 
 
 class StreamOptions(Sent):

@@ -59,9 +59,27 @@ Skipped = Literal[
     "file_search_call",
     "code_interpreter_call",
     "image_generation_call",
+    "computer_call",
+    "computer_call_output",
     "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
     "mcp_call",
+    "program",
+    "program_output",
+    "compaction",
     "compaction_trigger",
+    "configuration_update",
+]
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
 ]
 
 
@@ -134,10 +152,11 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
     """Functions, namespaces of them, and tools that a server runs: these are skipped."""
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    include: list[str] | None = None
+    include: list[Included] | None = None
     """``message.output_text.logprobs``; others are without effect."""
     top_logprobs: int | None = None
-    """Number of best tokens that ``message.output_text.logprobs`` have for each token."""
+    """Number of best tokens that log-probabilities have for each token; more than 0: they are
+    included."""
     metadata: dict[str, str] | None = None
     """Repeated in the answer."""
     stream_options: StreamOptions | None = None

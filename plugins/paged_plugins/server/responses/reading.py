@@ -9,10 +9,12 @@ import msgspec
 
 from paged_plugins.server.errors import refused
 from paged_plugins.server.http.endpoint import check_depth, skipped
+from paged_plugins.server.openai.formats import named, no_tool, runs_elsewhere
 from paged_plugins.server.openai.protocol import (
     ChatRequest,
     OpenAIRequest,
     TokenizeRequest,
+    check_refusals,
     read_again,
 )
 from paged_plugins.server.responses.protocol import (
@@ -31,21 +33,6 @@ _OF_FUNCTION = ("name", "description", "parameters", "strict")
 _WITHOUT_EFFECT = ("async", "allowed_callers", "defer_loading", "output_schema", "cache_control")
 _NO_NAMESPACE = "functions"
 """Namespace of functions that are given in none."""
-_RUN_ELSEWHERE = (
-    "apply_patch",
-    "code_interpreter",
-    "computer",
-    "custom",
-    "file_search",
-    "image_generation",
-    "local_shell",
-    "mcp",
-    "programmatic_tool_calling",
-    "shell",
-    "tool_search",
-    "web_search",
-)
-"""Types of tools, or how they begin, that another server runs, or that take what is no JSON."""
 
 
 class Reading:
@@ -80,13 +67,10 @@ class Reading:
             ApiError: fields do not fit each other.
         """
         body = self._body
-        has_logprobs = _LOGPROBS in (body.include or ())
-        if body.top_logprobs and not has_logprobs:
-            raise refused("top_logprobs", f"top_logprobs needs {_LOGPROBS}; add that to include")
         return ChatRequest(
             **{name: getattr(body, name) for name in OpenAIRequest.__struct_fields__},
             **self._prompt(),
-            logprobs=has_logprobs or None,
+            logprobs=bool(body.top_logprobs) or _LOGPROBS in (body.include or ()),
             top_logprobs=body.top_logprobs,
             max_completion_tokens=body.max_output_tokens,
             response_format=_form(body),
@@ -102,7 +86,7 @@ class Reading:
         """Return the fields that make the prompt."""
         body = self._body
         return {
-            "messages": self._made.messages,
+            "messages": self._made.said(self._skipped),
             "tools": self.tools.functions or None,
             "chat_template_kwargs": body.chat_template_kwargs,
             "reasoning_effort": body.reasoning.effort if body.reasoning else None,
@@ -111,7 +95,10 @@ class Reading:
     def _add(self, item: InputItem, path: str) -> None:
         made = self._made
         if item.type == "message":
-            made.say(_given(item, "role", path), _text(_given(item, "content", path)))
+            role, content = _given(item, "role", path), _given(item, "content", path)
+            if isinstance(content, list):
+                check_refusals(role, content, path)
+            made.say(role, _text(content))
         elif item.type == "agent_message":
             made.say("user", _text(_given(item, "content", path)))
         elif item.type == "reasoning":
@@ -155,10 +142,10 @@ class Tools:
                 self.add(inner, f"{where}.tools", tool["name"])
             elif kind == "function":
                 self._add_function(tool, where, namespace)
-            elif isinstance(kind, str) and kind.startswith(_RUN_ELSEWHERE):
-                self.skipped.append(f"{name} ({kind})" if (name := tool.get("name")) else kind)
+            elif runs_elsewhere(tool):
+                self.skipped.append(named(tool))
             else:
-                raise refused(f"{where}.type", f"{where}.type must be function or namespace")
+                raise no_tool(where, "function or namespace")
 
     def _add_function(self, tool: Mapping[str, Any], path: str, namespace: str) -> None:
         if "function" in tool:

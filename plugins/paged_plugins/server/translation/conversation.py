@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
+from paged_plugins.server.errors import refused
 from paged_plugins.server.openai.protocol import FunctionCall, Message, ToolCall
 
 Role = Literal["system", "developer", "user", "assistant"]
@@ -20,6 +21,24 @@ class Conversation:
         self.messages: list[Message] = []
         self._names: dict[str, str] = {}
         """Names of the functions called, by the ids of the calls."""
+
+    def said(self, skipped: Collection[str]) -> list[Message]:
+        """Return all messages.
+
+        Args:
+            skipped: kinds of parts that were sent, and are in none of them.
+
+        Raises:
+            ApiError: nothing else was sent.
+        """
+        if skipped and not self.messages:
+            parts = ", ".join(skipped)
+            raise refused(
+                "messages",
+                f"messages has nothing that the model can read: {parts} is skipped here; "
+                "give at least one message with text",
+            )
+        return self.messages
 
     def say(self, role: Role, text: str) -> None:
         """Add text."""
