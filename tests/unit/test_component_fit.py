@@ -24,6 +24,14 @@ from unit.faulty_settings import FaultySettings, registry_of
 async def sleeps(self: Any, *args: Any, **kwargs: Any) -> None: ...
 
 
+async def streams(self: Any, *args: Any, **kwargs: Any) -> Any:
+    yield
+
+
+def yields(self: Any, *args: Any, **kwargs: Any) -> Any:
+    yield
+
+
 def takes_all(self: Any, *args: Any, **kwargs: Any) -> None: ...
 
 
@@ -42,6 +50,9 @@ WRONG: Mapping[str, Any] = {
     "a property": property(takes_all),
     "a cached property": Cached(takes_all),
     "async": sleeps,
+    "an async generator": streams,
+    "a generator": yields,
+    "a generator of the class": classmethod(yields),
 }
 RIGHT: Mapping[str, Any] = {
     "all is taken": takes_all,
@@ -103,8 +114,14 @@ def is_wrong(shape: str, wanted: Any) -> bool:
     harmless = {
         "less is taken": len(signature(wanted).parameters) == 1,
         "async": iscoroutinefunction(wanted),
+        "an async generator": iscoroutinefunction(wanted),
+        **dict.fromkeys(("a generator", "a generator of the class"), not returns_nothing(wanted)),
     }
     return shape in WRONG and not harmless.get(shape)
+
+
+def returns_nothing(method: Any) -> bool:
+    return signature(method).return_annotation in ("None", None)
 
 
 def test_a_member_of_a_wrong_shape_is_refused_by_name(slot: str, make: Make) -> None:

@@ -11,8 +11,10 @@ from inspect import (
     Signature,
     getattr_static,
     getmembers_static,
+    isasyncgenfunction,
     iscoroutinefunction,
     isfunction,
+    isgeneratorfunction,
     signature,
 )
 from typing import Any, Generic, Protocol
@@ -86,8 +88,11 @@ def _problem(own: Any, wanted: Any) -> str | None:
     function = own.__func__ if isinstance(own, _METHODS) else own
     if not isfunction(function):
         return None  # an object that is called: how is known to it alone
-    if iscoroutinefunction(function) and not iscoroutinefunction(wanted):
+    is_async = iscoroutinefunction(function) or isasyncgenfunction(function)
+    if is_async and not iscoroutinefunction(wanted):
         return " is async, and nothing awaits it"
+    if isgeneratorfunction(function) and signature(wanted).return_annotation in (None, "None"):
+        return " is a generator, and nothing iterates over it: its body would never run"
     found = signature(function)
     for only_required in (False, True):
         given = [
