@@ -6,7 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -19,6 +19,9 @@ from paged_core.plugins.registry import Registry
 from paged_testing.doubles import WatchedScheduler
 from paged_testing.engines import build_memory_engine, serve
 from paged_testing.workloads import FOR_EVERY_POLICY
+
+Decide = Callable[[Registry, str, Mapping[str, Any]], dict[str, list[Any]]]
+"""A function of a module: what the component of a slot decides, by the names of situations."""
 
 _START = "import sys; sys.path[:] = {path!r}; from paged_testing.chance import answer; answer()"
 
@@ -36,9 +39,9 @@ def decisions(registry: Registry, slot: str, settings: Mapping[str, Any]) -> dic
 
 
 def decisions_elsewhere(
-    registry: Registry, slot: str, settings: Mapping[str, Any]
+    decide: Decide, registry: Registry, slot: str, settings: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return the same from a process whose hashes of strings are others.
+    """Return what ``decide`` returns in a process whose hashes of strings are others.
 
     Raises:
         AssertionError: the component cannot be imported there, or raises.
@@ -49,7 +52,7 @@ def decisions_elsewhere(
     child = _child()
     assert child.stdin is not None
     assert child.stdout is not None
-    for part in ((sys.path, files), (registry, slot, dict(settings))):
+    for part in ((sys.path, files), (decide, registry, slot, dict(settings))):
         pickle.dump(pickle.dumps(part), child.stdin)
     child.stdin.flush()
     try:
@@ -89,7 +92,8 @@ def answer() -> None:
             sys.path[:], files = pickle.loads(about)
             for name, file in files.items():
                 _import(name, file)
-            found: object = decisions(*pickle.loads(asked))
+            decide, *of = pickle.loads(asked)
+            found: object = decide(*of)
         except Exception:  # noqa: BLE001 - of a component
             found = format_exc()
         pickle.dump(found, output)

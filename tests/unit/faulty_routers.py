@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import randrange
 from typing import Any, cast
+from zlib import crc32
 
 from paged_core.request import Request
 from paged_plugins.routing.load_book import Load
@@ -157,6 +158,14 @@ _WRONG: dict[str, Callable[[FaultyRouter, Request, str, Mapping[int, Any]], Any]
     ),
     # takes every request to have a session
     "SessionlessRouter": lambda own, request, session, replicas: own.nth(ord(session[0]), replicas),
+    # sends a session to where its hash says
+    "HashingRouter": lambda own, request, session, replicas: (
+        own.nth(hash(session), replicas) if session else own.turns(replicas)
+    ),
+    # takes requests without a session for those of one
+    "NamelessRouter": lambda own, request, session, replicas: own.nth(
+        crc32(session.encode()), replicas
+    ),
 }
 _CLASSES = (
     OrderlyRouter,

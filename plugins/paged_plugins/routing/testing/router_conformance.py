@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import count, islice
 from random import Random
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from paged_core.ids import content_digests
+from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.routing.load_book import LoadBook, RoutedRequest
@@ -25,7 +26,7 @@ from paged_plugins.routing.router import (
     RouterContext,
     SupportsBlockEvents,
 )
-from paged_testing.component import VariesOptions
+from paged_testing.component import Repeats, VariesOptions
 
 _BLOCK_SIZE = 4
 _NUM_BLOCKS = 64
@@ -145,10 +146,13 @@ def _values(load: ReplicaLoad) -> tuple[int, int, int, int]:
     return load.number, load.num_requests, load.num_tokens, load.num_routed
 
 
-def unrelated_requests() -> Iterator[tuple[Request, str]]:
+def unrelated_requests(
+    session: str = "session {}", first: int = 0
+) -> Iterator[tuple[Request, str]]:
     """Yield requests of equal length that have no token and no session in common, without end."""
-    for number in count():
-        yield make_request(number, range(48 * number, 48 * number + 48)), f"session {number}"
+    for number in count(first):
+        prompt = range(48 * number, 48 * number + 48)
+        yield make_request(number, prompt), session.format(number)
 
 
 def varied_requests(first: int = 0) -> list[tuple[Request, str]]:
@@ -187,7 +191,15 @@ def make_request(number: int, prompt: Sequence[int], cache_salt: str | None = No
     )
 
 
-class RouterConformance(VariesOptions):
+def routes(registry: Registry, slot: str, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return where a router sends written requests."""
+    members = {"component": settings[slot], "settings": settings, "_registry": registry}
+    kit = type("Routes", (RouterConformance,), members)()
+    requests = [*varied_requests(), *islice(unrelated_requests(), 100)]
+    return {"written requests": kit.scene(5, seed=7).route_all(requests)}
+
+
+class RouterConformance(Repeats, VariesOptions):
     """Subclass it for a router component::
 
     class TestMyRouter(RouterConformance):
@@ -195,6 +207,7 @@ class RouterConformance(VariesOptions):
     """
 
     slot: ClassVar[str] = "router"
+    decide = staticmethod(routes)
     most_over_mean: ClassVar[float] = 2.0
     """Requests that have nothing in common: so many times the mean a replica may get at most, in
     all and at once."""
@@ -253,9 +266,11 @@ class RouterConformance(VariesOptions):
 
     @pytest.mark.parametrize("num_live", [0, 16, 64])
     def test_uses_every_replica_alike_for_unrelated_requests(self, num_live: int) -> None:
-        scene = self.scene(8, num_live)
-        scene.route_all(islice(unrelated_requests(), 400))
-        self.check_shares(scene, range(8), 400)
+        """Requests of sessions of their own, and of none."""
+        for session in ("session {}", ""):
+            scene = self.scene(8, num_live)
+            scene.route_all(islice(unrelated_requests(session), 400))
+            self.check_shares(scene, range(8), 400)
 
     @pytest.mark.parametrize("num_live", [0, 64])
     def test_uses_a_replica_that_has_joined_like_the_others(self, num_live: int) -> None:
@@ -337,6 +352,13 @@ class RouterConformance(VariesOptions):
                 scene.leave(number)
 
         self.check_bounded(scene, "40 replicas that have left", requests, replace)
+
+    bytes_free: ClassVar[int] = 256 << 10
+    """Contents of the caches change all the time; the two tests above bound their memory."""
+
+    def uses(self) -> Callable[[int], object]:
+        scene = self.scene(4, 0)
+        return lambda number: scene.route(*next(unrelated_requests(first=number)))
 
     def check_bounded(
         self,
