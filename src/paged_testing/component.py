@@ -352,8 +352,8 @@ class Repeats(ComponentConformance):
             for step, (one, other) in enumerate(zip(steps, there[name], strict=False)):
                 assert one == other, (
                     f"{name}: in step {step} another process decides {other}, this one {one}: "
-                    "what it decides may depend on no hash of a string, no order of a set and nothing "
-                    "that others have left in its class or module"
+                    "what it decides may depend on no hash of a string, no order of a set and "
+                    "nothing that others have left in its class or module"
                 )
 
 

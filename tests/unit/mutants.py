@@ -17,6 +17,7 @@ import pytest
 from conformance import test_evictors, test_orders, test_victims
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
+from paged_plugins.lab.testing import CostModelConformance
 from paged_policies.allocators.contiguous import ContiguousAllocator
 from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_testing import (
@@ -38,6 +39,7 @@ from unit import faulty_allocators as allocators
 from unit import faulty_attention as attention
 from unit import faulty_communicators as communicators
 from unit import faulty_components as components
+from unit import faulty_cost_models as cost_models
 from unit import faulty_evictors as evictors
 from unit import faulty_executors as executors
 from unit import faulty_grammars as grammars
@@ -85,6 +87,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
     (schedulers, "Scheduler", SchedulerConformance, _BUDGET),
     (observers, "Observer", ObserverConformance, _PLAIN),
     (executors, "Executor", ExecutorConformance, executors.FaultyMemorySettings),
+    (cost_models, "CostModel", CostModelConformance, _PLAIN),
     (attention, "Attention", AttentionConformance, _PLAIN),
     (communicators, "Communicator", CommunicatorConformance, _PLAIN),
     (grammars, "Grammar", GrammarConformance, _PLAIN),

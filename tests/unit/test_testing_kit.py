@@ -81,6 +81,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
         "is read otherwise while another parser reads",
     ),
     "OtherWordsFormat": "the grammar does not accept",
+    "FractionalCostModel": r"returned 125000\.0, which is no int",
     "LateVictim": "chose another group",
     "RollingVictim": "runs cannot be repeated",
     "MarkingOrder": "num_cached from None to 0",
@@ -122,7 +123,7 @@ USUAL = frozenset(
         *("LosingExecutor", "KeepingExecutor", "LateAttention", "ShiftedAttention"),
         *("DeafCommunicator", "RotatedCommunicator", "HastyGrammar", "SharedGrammar"),
         *("SearchingParserFormat", "SwallowingParserFormat", "SharingParserFormat"),
-        *("SharingThinkFormat", "LeakyRunner", "UpsideDownRunner"),
+        *("SharingThinkFormat", "OverflowingCostModel", "LeakyRunner", "UpsideDownRunner"),
     }
 )
 """Two or so of each class, which are found in seconds: the others are of the long run."""

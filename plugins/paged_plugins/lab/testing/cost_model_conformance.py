@@ -18,12 +18,18 @@ _PARTS = [field.name for field in fields(StepWork)]
 
 
 def step_works() -> Iterator[StepWork]:
-    """The work of fifty steps; all parts are drawn on their own, small ones and large ones."""
+    """The work of fifty steps; all parts are drawn on their own, small ones and large ones.
+
+    The last ones are of many sequences of a million tokens: 100 that decode, 100 prompts.
+    """
     drawn = Random(0)
     for _ in range(50):
         work = {name: drawn.randint(0, drawn.choice([0, 8, 10**6])) for name in _PARTS}
         work["prefill_pairs"] *= drawn.choice([1, 1000])
         yield StepWork(**work)
+    for tokens in (10**6, 10**8):
+        yield StepWork(prefill_tokens=tokens, prefill_pairs=tokens * 10**6 // 2, sampled_rows=1)
+        yield StepWork(decode_sequences=100, decode_context=tokens, sampled_rows=100)
 
 
 class CostModelConformance(VariesOptions):
@@ -96,9 +102,12 @@ class CostModelConformance(VariesOptions):
         if counts[0] is None:
             assert counts == [None] * 3
         else:
-            assert all(count is not None and count >= 1 for count in counts)
+            for count in counts:
+                assert type(count) is int, f"num_blocks() returned {count!r}, which is no int"
+                assert count >= 1
             assert counts == sorted(counts, key=lambda count: -(count or 0))
 
     def test_the_longest_sequence_has_a_token(self) -> None:
         longest = self.make_cost_model().max_model_len
+        assert longest is None or type(longest) is int, f"max_model_len is {longest!r}, no int"
         assert longest is None or longest >= 1
