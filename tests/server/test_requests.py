@@ -47,6 +47,9 @@ def deep(levels: int) -> dict[str, Any]:
     return made
 
 
+WIDE = {"type": "object", "properties": {f"a{n}": {} for n in range(3000)}, "required": []}
+
+
 def user(content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}]}
 
@@ -146,6 +149,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "response_format",
             'Unimplemented keys: ["not"]',
         ),
+        ({"response_format": schema(WIDE)}, "response_format", "too large: an object has 3000"),
         ({"response_format": schema(False)}, "response_format", "Unsatisfiable schema"),
         ({"response_format": schema(None)}, "response_format.json_schema", "has no schema"),
         ({"response_format": schema(5)}, "response_format.json_schema.schema", "is an object"),
@@ -243,6 +247,11 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             '"type": "function", "name": ...}; tools that this server cannot run are left out',
         ),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "no schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": WIDE}}},
+            "text.format",
+            "text.format cannot be compiled",
+        ),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "must be text"),
         (
             {"text": {"format": {"type": "json_schema", "schema": deep(70)}}},

@@ -94,6 +94,27 @@ def test_a_form_needs_no_known_way_to_write_calls(tmp_path: Any) -> None:
         assert answered(served, CHAT, body) == ("no", [])
 
 
+LARGE: list[dict[str, Any]] = [
+    {"structured_outputs": {"choice": [str(n) * 50 for n in range(5000)]}},
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "x",
+                "schema": {"properties": {f"a{n}": {"type": "integer"} for n in range(1000)}},
+            },
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize(("form", "text"), [(LARGE[0], "4321" * 50), (LARGE[1], '{"a999":1}')])
+def test_large_forms_are_followed(told: Served, form: Any, text: str, *, tools: bool) -> None:
+    body = {**asked(CHAT, text, None, form=False), **form}
+    assert answered(told, CHAT, body if tools else {**body, "tools": None}) == (text, [])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_at_most_one_call_where_they_may_not_be_parallel(

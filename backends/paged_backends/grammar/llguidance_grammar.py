@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
@@ -37,8 +37,13 @@ _MOST_SAID = 400
 _WHITESPACE = r"\x20?"
 """Between two parts of JSON, as in the calls that models write: none goes on with it for ever."""
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_MOST_OPTIONAL = 1000
+"""Properties of an object that may be left out, at most: any of them may come next."""
+_MOST_ITEMS = 8192
+"""Items of a row, by which the package counts what may come next: four for each of them."""
 _LEAST = 1e-6
 """Part of the numbers between two bounds that is left out where one of them would be let in."""
+_LIMITS = LLParserLimits(max_items_in_row=_MOST_ITEMS)
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _LARK_TOKEN = re.compile(
     r'"(?:\\.|[^"\\])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|%json\b\s*', re.DOTALL
@@ -66,7 +71,7 @@ class LlguidanceGrammar(GrammarBackend):
 
     def compile(self, form: StructuredOutputs, /) -> _Compiled:
         try:
-            matcher = LLMatcher(self._tokenizer, _source(form), log_level=0)
+            matcher = LLMatcher(self._tokenizer, _source(form), log_level=0, limits=_LIMITS)
         except ValueError as error:
             raise _refused(form, str(error)) from error
         if not matcher.is_error() and (problems := matcher.get_grammar_warnings()):
@@ -143,7 +148,7 @@ def _source(form: StructuredOutputs) -> str:
         return str(LLMatcher.grammar_from_regex(_ESCAPED.sub(_ascii_digits, form.regex)))
     if form.choice is not None:
         written = [json.dumps(each, ensure_ascii=False) for each in form.choice]
-        return str(LLMatcher.grammar_from_lark(f"start: {' | '.join(written)}"))
+        return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(written)}"))
     return str(LLMatcher.grammar_from_lark(_lark(form.grammar or "")))
 
 
@@ -174,7 +179,19 @@ def _checked(schema: Any) -> Any:
     """Return a schema with bounds as the package takes them, and without options of its own."""
     if _has_key(schema, _OWN_KEY):
         raise ValueError(f"{_OWN_KEY!r} is not accepted in a schema")
-    return changed(schema, _with_open_bounds)
+    return changed(schema, _checked_part)
+
+
+def _checked_part(part: dict[str, Any]) -> dict[str, Any]:
+    names, required = part.get("properties"), part.get("required")
+    if isinstance(names, dict) and len(names) > _MOST_OPTIONAL:
+        number = len(names.keys() - set(required if isinstance(required, list) else ()))
+        if number > _MOST_OPTIONAL:
+            raise ValueError(
+                f"it is too large: an object has {number} properties that may be left out, and "
+                f"{_MOST_OPTIONAL} at most can be followed; require some, or use fewer"
+            )
+    return _with_open_bounds(part)
 
 
 def _ascii_digits(found: re.Match[str]) -> str:

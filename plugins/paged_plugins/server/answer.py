@@ -19,7 +19,7 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.text.front_end import Prompt
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import OutputDelta, RequestOutput
-from paged_plugins.server.errors import ApiError, as_api_error
+from paged_plugins.server.errors import ApiError, answered
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import HttpSettings
 
@@ -312,7 +312,7 @@ class EventStream:
         except Exception as error:
             if not self._has_started:
                 raise
-            found = as_api_error(error, self._scope["state"].get("fields", ()))
+            found = answered(error, self._scope["state"])
             self._scope["state"]["log"]["error"] = found.code
             last = self._failed(found)
         await self._write(last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -162,6 +163,22 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
         return ApiError(500, str(error), code="component_failed")
     _log.error("request_failed", reason=error_text(error), traceback=stack_text(error))
     return ApiError(500, "the server failed to answer; its log says why", code="internal_error")
+
+
+def answered(error: BaseException, state: Mapping[str, Any]) -> ApiError:
+    """Return what to answer for something that was raised, in the words of the API.
+
+    Args:
+        state: of the request: its ``fields``; and ``names``: by the pattern of a field of chat
+            completions, what is said in its place.
+    """
+    found = as_api_error(error, state.get("fields", ()))
+    body, names = found.answer.error, state.get("names", {})
+    for pattern, name in names.items():
+        field = rf"(?<![\w.]){pattern}(?!\w)"
+        body.message = shortened(re.sub(field, name, body.message))
+        body.param = None if body.param is None else re.sub(field, name, body.param)
+    return found
 
 
 def _too_long(found: re.Match[str]) -> str:

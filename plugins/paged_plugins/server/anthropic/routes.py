@@ -23,13 +23,19 @@ from paged_plugins.server.anthropic.protocol import (
     TokenCount,
 )
 from paged_plugins.server.anthropic.reading import Reading
-from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response, warn
+from paged_plugins.server.http.endpoint import (
+    GENERATES,
+    TOKENISES,
+    Endpoint,
+    json_response,
+    translate,
+    warn,
+)
 from paged_plugins.server.openai.chat import Chat, ChatDelta, open_chat
 from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import AnthropicSettings
 from paged_plugins.server.translation.answers import num_prompt_tokens, number_of_tokens, whole
-from paged_plugins.server.translation.names import renamed
 
 NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -72,9 +78,9 @@ class AnthropicRoutes(Routes):
 
     async def answer(self, request: Request, body: MessagesRequest) -> Any:
         """Answer a conversation, whole or as events."""
-        with renamed(NAMES):
-            read = self._read(request, body)
-            chat = await open_chat(self._service, request, read.chat(), "msg_")
+        translate(request, NAMES)
+        read = self._read(request, body)
+        chat = await open_chat(self._service, request, read.chat(), "msg_")
         made = GrowingMessage(chat.answer.id, chat.model)
         if body.stream:
             return EventStream(
@@ -84,7 +90,7 @@ class AnthropicRoutes(Routes):
                 failed=failed,
                 ping=PING,
             )
-        with chat.answer as answer, renamed(NAMES):
+        with chat.answer as answer:
             async with answer.within_deadline():
                 delta, _ = await whole(chat)
             for _ in made.take(delta):
@@ -97,9 +103,9 @@ class AnthropicRoutes(Routes):
     async def count_tokens(self, request: Request, body: CountTokensRequest) -> Any:
         """Say how many tokens the prompt of a conversation has."""
         self._service.check_model(body.model)
-        with renamed(NAMES):
-            asked = self._read(request, body).tokenized()
-            number = await num_prompt_tokens(self._service, asked)
+        translate(request, NAMES)
+        asked = self._read(request, body).tokenized()
+        number = await num_prompt_tokens(self._service, asked)
         return json_response(TokenCount(input_tokens=number))
 
     def _read(self, request: Request, body: MessagesRequest) -> Reading:

@@ -82,12 +82,26 @@ class Endpoint(Route):
         if self._decoder is None:
             return await self.handler(request)
         body = decode(self._decoder, request.state.body)
-        given = (name for name in body.__struct_fields__ if getattr(body, name) is not None)
-        request.state.fields = frozenset(given)
+        request.state.fields = given_fields(body)
         session = request.headers.get("x-session-id")
         if session and getattr(body, "prompt_cache_key", session) is None:
             body.prompt_cache_key = session
         return await self.handler(request, body)
+
+
+def given_fields(body: msgspec.Struct) -> frozenset[str]:
+    """Return the names of the fields that a body has."""
+    return frozenset(name for name in body.__struct_fields__ if getattr(body, name) is not None)
+
+
+def translate(request: Request, names: Mapping[str, str]) -> None:
+    """Have errors of a request that becomes a chat name the fields that were sent.
+
+    Args:
+        names: by the pattern of a field of chat completions, what is said in its place.
+    """
+    request.state.names = names
+    request.state.fields |= {"messages"}
 
 
 def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:

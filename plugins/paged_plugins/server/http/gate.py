@@ -24,7 +24,7 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from paged_core.log import get_logger
-from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, as_api_error
+from paged_plugins.server.errors import ApiError, ErrorAnswer, ErrorForm, answered
 from paged_plugins.server.http.endpoint import Endpoint
 from paged_plugins.server.service import Service
 
@@ -311,7 +311,7 @@ class _Exchange:
             method, path = self.scope["method"], self.scope["path"]
             missing = f"there is no {method} {path} here; see /openapi.json"
             error = ApiError(error.status_code, missing, headers=dict(error.headers or {}))
-        found = as_api_error(error, self.scope["state"].get("fields", ()))
+        found = answered(error, self.scope["state"])
         self.scope["state"]["log"]["error"] = found.code
         if self._status is not None:
             if (connection := self.scope["state"].get("connection")) is not None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from paged_core.text.outputs import Logprob, OutputDelta
 from paged_plugins.server.answer import Answer, EventStream
-from paged_plugins.server.http.endpoint import json_response, warn
+from paged_plugins.server.http.endpoint import given_fields, json_response, warn
 from paged_plugins.server.openai.calls import GrowingCalls
 from paged_plugins.server.openai.chunks import Chunks, encode, usage_of
 from paged_plugins.server.openai.formats import Format, with_tools
@@ -65,6 +65,7 @@ async def open_chat(
         ApiError, RequestError: it can never be answered, or not now.
     """
     body = with_tools(body)
+    request.state.fields |= given_fields(body)
     model = service.check_model(body.model)
     service.check_room()
     name, size = answer_id(body, prefix), size_of(body)

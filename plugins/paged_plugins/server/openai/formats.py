@@ -226,7 +226,8 @@ def _form_or_calls(
     if form.schema is not None:
         rule = f"%json {form.schema}"
     elif form.choice is not None:
-        rule = " | ".join(json.dumps(each, ensure_ascii=False) for each in form.choice)
+        choices = " | ".join(json.dumps(each, ensure_ascii=False) for each in form.choice)
+        rule = f"CHOICE\nCHOICE: {choices}"
     else:
         name = "structured_outputs"
         raise refused(name, f"{name} leaves no room for tools; set tool_choice to none")

@@ -10,7 +10,14 @@ from starlette.routing import BaseRoute
 
 from paged_core.text.outputs import OutputDelta
 from paged_plugins.server.answer import EventStream
-from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response, warn
+from paged_plugins.server.http.endpoint import (
+    GENERATES,
+    TOKENISES,
+    Endpoint,
+    json_response,
+    translate,
+    warn,
+)
 from paged_plugins.server.openai.chat import Chat, open_chat
 from paged_plugins.server.responses.events import GrowingResponse
 from paged_plugins.server.responses.protocol import (
@@ -28,7 +35,6 @@ from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import ResponsesSettings
 from paged_plugins.server.translation.answers import num_prompt_tokens, number_of_tokens, whole
-from paged_plugins.server.translation.names import renamed
 
 NAMES = {
     "messages": "input",
@@ -72,17 +78,17 @@ class ResponsesRoutes(Routes):
 
     async def respond(self, request: Request, body: ResponsesRequest) -> Any:
         """Answer an input, whole or as events."""
-        with renamed(NAMES):
-            read = Reading(body)
-            warn(request, read.warnings)
-            chat = await open_chat(self._service, request, read.chat(), "resp_")
+        translate(request, NAMES)
+        read = Reading(body)
+        warn(request, read.warnings)
+        chat = await open_chat(self._service, request, read.chat(), "resp_")
         (stream,) = chat.answer.streams
         sampling, names = stream.request.sampling, read.tools.names
         made = GrowingResponse(chat.answer.id, chat.model, body, sampling, names)
         if body.stream:
             events = _Events(chat, made, self._usage)
             return EventStream(chat.answer, events, self._service.options, failed=made.fail)
-        with chat.answer as answer, renamed(NAMES):
+        with chat.answer as answer:
             async with answer.within_deadline():
                 delta, logprobs = await whole(chat)
             for _ in made.take(delta, logprobs):
@@ -95,10 +101,10 @@ class ResponsesRoutes(Routes):
     async def count_tokens(self, request: Request, body: InputTokensRequest) -> Any:
         """Say how many tokens the prompt of an input has."""
         self._service.check_model(body.model)
-        with renamed(NAMES):
-            read = Reading(body)
-            warn(request, read.warnings)
-            number = await num_prompt_tokens(self._service, read.tokenized())
+        translate(request, NAMES)
+        read = Reading(body)
+        warn(request, read.warnings)
+        number = await num_prompt_tokens(self._service, read.tokenized())
         return json_response(InputTokens(input_tokens=number))
 
     async def _usage(self, chat: Chat, made: GrowingResponse) -> ResponsesUsage:
