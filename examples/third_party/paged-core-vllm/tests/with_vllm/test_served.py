@@ -32,7 +32,7 @@ CHOSEN = {
 }
 SHAPE = {
     **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 6},
-    **{"num_attention_heads": 9, "num_key_value_heads": 3},
+    **{"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
 }
 """The shape of a model of 135M weights, with a fifth of its layers."""
 ARGUMENTS = (
