@@ -37,7 +37,7 @@ SHAPE = {
 """The shape of a model of 135M weights, with a fifth of its layers."""
 ARGUMENTS = (
     *("--served-model-name", "m", "--max-model-len", "512", "--block-size", "32"),
-    *("--dtype", "float32", "--num-gpu-blocks-override", "40", "--max-num-seqs", "8"),
+    *("--dtype", "float32", "--num-gpu-blocks-override", "24", "--max-num-seqs", "8"),
     *("--max-num-batched-tokens", "512", "--enforce-eager", "--skip-tokenizer-init"),
     *("--load-format", "dummy", "--hf-overrides", json.dumps(SHAPE)),
 )
