@@ -508,6 +508,14 @@ def test_templates_agree_with_transformers(tmp_path: Path) -> None:
         {"role": "assistant", "content": "last"},
         {"role": "user", "content": "never"},
     ]
+    shown = "{% for each in messages %}{{ each.content }}{{ each }}{% endfor %}"
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {}}]}
+    thoughts = [{"reasoning": "1"}, {"thinking": "2"}, {"reasoning_content": "3", "thinking": "4"}]
+    for said in [call, *({"role": "assistant", "content": "x", **each} for each in thoughts)]:
+        asked: Any = {"chat_template": shown, "tokenize": False}
+        talk = [{"role": "user", "content": "x"}, said]
+        expected = theirs.apply_chat_template(talk, **asked)
+        assert load(folder).apply_chat_template(talk, **asked) == expected
     for options in ({}, {"tools": [{"a": "ü"}]}, {"thinking": "x"}):
         expected = theirs.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False, **options

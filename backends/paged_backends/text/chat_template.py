@@ -50,6 +50,8 @@ def _text(part: object) -> str:
     return text
 
 
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Names of what an assistant thought before its answer, the first that is there counts."""
 _MAX_SEPARATORS, _MAX_INDENT = 50, 100
 """Characters of JSON's separators and of its indent, at most."""
 _CUT = "END_OF_THE_MESSAGE_TO_GO_ON_WITH "
@@ -302,11 +304,21 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if not messages:
         raise RequestError("the conversation is empty; it needs at least one message")
     for message in messages:
-        if "role" not in message:
+        if message.get("role") is None:
             raise RequestError(
                 f"a message has no role (user, assistant, system, ...): {shown(message)}"
             )
-    return [_plain(_with_text_parts(message)) for message in messages]
+    return [_named_thoughts(_plain(_with_text_parts(message))) for message in messages]
+
+
+def _named_thoughts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as ``transformers`` hands it on: without what is null, and with its thoughts
+    under each name that templates read."""
+    said = {name: value for name, value in message.items() if value is not None}
+    for name in _THOUGHTS:
+        if name in said:
+            return {"thinking": said[name], **said, "reasoning_content": said[name]}
+    return said
 
 
 def _with_text_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
