@@ -380,6 +380,20 @@ def test_a_broken_tokenizer_is_an_error(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("{", "read as JSON"), ("[1]", "a JSON object"), ('{"bos_token": [1]}', "must be")],
+)
+@pytest.mark.parametrize("name", tokenizer_loader._OLD)
+def test_a_broken_file_of_older_tokens_is_named(
+    name: str, content: str, reason: str, tmp_path: Path
+) -> None:
+    save(tmp_path, byte_level())
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=rf"{name}.*({reason}).*; download"):
+        load(tmp_path)
+
+
 def test_an_older_format_goes_through_transformers(tmp_path: Path) -> None:
     byte_level().model.save(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")

@@ -31,6 +31,10 @@ _LIST = "a list or an object"
 _TOKEN = "a string, or an object with a string as its content"
 _ADDED = "an object of objects by token ids, each with a string as its content"
 _INDEX = {"metadata": _OBJECT}
+_SPECIAL = {
+    "additional_special_tokens": _LIST,
+    **{f"{name}_token": _TOKEN for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+}
 _KINDS: Mapping[str, Mapping[str, str]] = {
     "config.json": {
         **dict.fromkeys(("text_config", "quantization_config", "compression_config"), _OBJECT),
@@ -42,9 +46,10 @@ _KINDS: Mapping[str, Mapping[str, str]] = {
         "auto_map": _OBJECT,
         "split_special_tokens": _FLAG,
         "tokenizer_class": _TEXT,
-        **dict.fromkeys(("additional_special_tokens", "extra_special_tokens"), _LIST),
-        **{f"{name}_token": _TOKEN for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+        "extra_special_tokens": _LIST,
+        **_SPECIAL,
     },
+    "special_tokens_map.json": _SPECIAL,
     "model.safetensors.index.json": _INDEX,
     "pytorch_model.bin.index.json": _INDEX,
 }

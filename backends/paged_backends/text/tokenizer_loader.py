@@ -18,7 +18,7 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from paged_backends.checkpoint.folder import resolve_checkpoint
-from paged_backends.checkpoint.json_file import damaged, read_json_object
+from paged_backends.checkpoint.json_file import damaged, is_integer, read_json_object
 from paged_backends.text.chat_template import ChatTemplate
 from paged_backends.text.fast_tokenizer import check_fast, load_fast
 from paged_backends.text.gguf_tokenizer import GgufTokenizer
@@ -214,6 +214,9 @@ def _from_transformers(
             "tokenizer_config.json, or set `tokenizer` to another model's"
         )
 
+    for path in (folder / name for name in _OLD if "added_tokens_decoder" not in config):
+        if not all(is_integer(each, 0) or path.name == _OLD[0] for each in _read(path).values()):
+            raise damaged(f"{path}: the ids of tokens must be whole numbers")
     with library_errors(cannot_load):  # each class of tokenizers has its own checks
         for name in ("tokenizer_config.json", "config.json"):
             declared = _read(folder / name).get("tokenizer_class")
