@@ -60,6 +60,14 @@ def answer(tokenizer: CheckpointTokenizer, ids: list[int]) -> str:
     return detokenizer.append(ids) + detokenizer.flush()
 
 
+def name_of(data: bytes) -> str:
+    """Return the name of a token in a chat."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
 @pytest.mark.parametrize("cut", [0, 1, 2, 3, 4], ids=str)
 def test_texts_of_tokens_join_to_the_text_and_no_value_is_another_s(
     tokenizer: CheckpointTokenizer, cut: int
@@ -75,9 +83,15 @@ def test_texts_of_tokens_join_to_the_text_and_no_value_is_another_s(
         chat = LogprobFormat(TokenPieces(tokenizer), -1, as_ids=False)
         for part, ends in ((slice(0, at), False), (slice(at, None), True)):
             found.append(made.completion(0, all_entries[part], ids[part], "", ends=ends))
-            chats += chat.chat(0, all_entries[part], ends=ends).content
+            chats += chat.chat(all_entries[part]).content
         tokens = [token for each in found for token in each.tokens]
-        assert "".join(tokens) == text == "".join(each.token for each in chats)
+        assert "".join(tokens) == text
+        for each in (named for token in chats for named in (token, *token.top_logprobs)):
+            data = bytes(each.bytes)
+            assert each.token == name_of(data) or each.token.startswith("token_id:"), each
+        for each in chats:
+            assert len({named.token for named in each.top_logprobs}) == tokenizer.vocab_size
+            assert each.token in {named.token for named in each.top_logprobs}
         assert bytes(byte for each in chats for byte in each.bytes).decode(errors="replace") == text
         offsets = [offset for each in found for offset in each.text_offset]
         values = [value for each in found for value in each.token_logprobs]
@@ -95,6 +109,9 @@ def test_tokens_that_have_one_text_have_names_of_their_own(tokenizer: Checkpoint
     made = LogprobFormat(TokenPieces(tokenizer), 2, as_ids=False)
     (top,) = made.completion(0, [entry], [first], "", ends=False).top_logprobs
     assert top == {"": -1.0, "bytes:\\xe3": -2.0}
+    (named,) = made.chat([entry]).content
+    assert [each.token for each in named.top_logprobs] == ["bytes:\\xe2", "bytes:\\xe3"]
+    assert named.token == "bytes:\\xe2"
     as_ids = LogprobFormat(TokenPieces(tokenizer), 2, as_ids=True)
     (top,) = as_ids.completion(0, [entry], [first], "", ends=False).top_logprobs
     assert top == {f"token_id:{first}": -1.0, f"token_id:{first + 1}": -2.0}

@@ -199,27 +199,37 @@ def test_log_probabilities_are_those_of_a_chat(served: Served, client: openai.Op
     output: Any = made.output[0]
     found = [each.model_dump() for each in output.content[0].logprobs]
     assert found == expected[: len(found)]
-    assert "".join(each["token"] for each in found) == made.output_text
+    assert text_of(made.output[0].content[0].logprobs) == made.output_text
     with client.responses.stream(**asked) as stream:
         gained = [
             (event.delta, event.logprobs)
             for event in stream
             if event.type == "response.output_text.delta"
         ]
-    assert all("".join(each.token for each in of) == text for text, of in gained)
+    assert all(text_of(of) == text for text, of in gained)
     assert [each.token for _, of in gained for each in of] == [each["token"] for each in found]
     same = streamed(served, RESPONSES, **asked)["output"][0]["content"][0]
     assert same["logprobs"] == found
 
 
+def text_of(logprobs: Any) -> str:
+    """Return the text of tokens, by their bytes."""
+    return b"".join(bytes(each.bytes) for each in logprobs).decode(errors="replace")
+
+
 def test_log_probabilities_of_thoughts_are_not_those_of_the_text() -> None:
-    def tokens(*texts: str) -> list[TokenLogprob]:
-        return [TokenLogprob(token=text, logprob=-1.0, bytes=[], top_logprobs=[]) for text in texts]
+    def tokens(*texts: str | bytes) -> list[TokenLogprob]:
+        made = [(str(text), text.encode() if isinstance(text, str) else text) for text in texts]
+        return [
+            TokenLogprob(token=name, logprob=-1.0, bytes=[*data], top_logprobs=[])
+            for name, data in made
+        ]
 
     found = tokens("<think>", "so", "</think>", "Yes", ", ", "it is", "<end>")
     assert tokens_of("Yes, it is", found) == tokens_of("es, it", found) == found[3:6]
-    parts = tokens("a", "", "\xe4", "", "b")  # within a character, there is no text yet
+    parts = tokens("a", b"\xc3", b"\xa4", "", "b")  # within a character, there is no text yet
     assert tokens_of("\xe4", parts) == parts[1:3]
+    assert tokens_of("\ufffd", parts[:2]) == parts[1:2]
     ids = tokens("token_id:1", "token_id:2")
     assert tokens_of("\xe4", ids) == ids
 

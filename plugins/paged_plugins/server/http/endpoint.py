@@ -95,7 +95,7 @@ def given_fields(body: msgspec.Struct) -> frozenset[str]:
 
 
 def translate(request: Request, names: Mapping[str, str]) -> None:
-    """Have errors of a request that becomes a chat name the fields that were sent.
+    """Make errors of a request that becomes a chat name the fields that were sent.
 
     Args:
         names: by the pattern of a field of chat completions, what is said in its place.

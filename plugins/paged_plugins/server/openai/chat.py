@@ -200,8 +200,7 @@ class Chat:
         """Return log-probabilities as the request wants them; ``None``: it wants none."""
         if self._logprobs is None or delta.logprobs is None:
             return None
-        ends = delta.finish_reason is not None
-        return self._logprobs.chat(delta.index, delta.logprobs, ends=ends)
+        return self._logprobs.chat(delta.logprobs)
 
 
 class ChatEvents:

@@ -27,8 +27,9 @@ Entries = Sequence[dict[int, Logprob] | None]
 class LogprobFormat:
     """Writes log-probabilities as one request wants them.
 
-    The texts of the tokens of a sequence, joined, are its text: a token within a character has
-    none, and the one that completes the character has all of it.
+    In completions the texts of the tokens of a sequence, joined, are its text: a token within a
+    character has none, and the one that completes the character has all of it. In chats, where the
+    bytes of tokens are beside them, such tokens are named by these.
 
     Args:
         pieces: of tokens; ``None``: there is no tokenizer.
@@ -75,21 +76,15 @@ class LogprobFormat:
             )
         return found
 
-    def chat(self, index: int, entries: Entries, *, ends: bool) -> ChatLogprobs:
-        """Return the format of chat; the arguments are those of :meth:`completion`."""
-        place, last = self._places.setdefault(index, _Place()), len(entries) - 1
-        return ChatLogprobs(
-            content=[
-                self._token(place, entry, ends=ends and number == last)
-                for number, entry in enumerate(entries)
-                if entry
-            ]
-        )
+    def chat(self, entries: Entries) -> ChatLogprobs:
+        """Return the format of chat."""
+        return ChatLogprobs(content=[self._token(entry) for entry in entries if entry])
 
-    def _token(self, place: _Place, entry: dict[int, Logprob], *, ends: bool) -> TokenLogprob:
+    def _token(self, entry: dict[int, Logprob]) -> TokenLogprob:
         token_id, chosen = next(iter(entry.items()))
         best = sorted(entry.items(), key=lambda item: -item[1].logprob)[: self._top]
-        texts = self._texts(place, token_id, [key for key, _ in best], ends=ends)
+        ids = dict.fromkeys([token_id, *(key for key, _ in best)])
+        texts = self._told_apart({key: self._text(_Place(), key, ends=True) for key in ids})
         return TokenLogprob(
             token=texts[token_id],
             logprob=finite(chosen.logprob),
@@ -126,7 +121,7 @@ class LogprobFormat:
         place.part = decoder.getstate()[0]
         return text
 
-    def _told_apart(self, texts: Mapping[int, str], chosen: int) -> dict[int, str]:
+    def _told_apart(self, texts: Mapping[int, str], chosen: int | None = None) -> dict[int, str]:
         """Return the texts of tokens, or names as OpenAI and vLLM have them, no two the same."""
         named: dict[str, int] = {}
         for token_id, text in texts.items():

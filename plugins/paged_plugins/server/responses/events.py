@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 from uuid import uuid4
@@ -206,12 +207,15 @@ class GrowingResponse(Growing):
 
 def tokens_of(text: str, logprobs: list[TokenLogprob]) -> list[TokenLogprob]:
     """Return those tokens that a text is made of; all, where they are written as ids."""
-    start = "".join(each.token for each in logprobs).find(text)
+    decoder = getincrementaldecoder("utf-8")("replace")
+    texts = [decoder.decode(bytes(each.bytes or ())) for each in logprobs]
+    texts.append(decoder.decode(b"", final=True))
+    start = "".join(texts).find(text)
     if start < 0:
         return logprobs
     found, place = [], 0
-    for each in logprobs:
-        if place < start + len(text) and (place >= start or place + len(each.token) > start):
+    for each, own in zip(logprobs, texts, strict=False):
+        if place < start + len(text) and (place >= start or place + len(own) > start):
             found.append(each)
-        place += len(each.token)
+        place += len(own)
     return found
