@@ -14,16 +14,14 @@ from paged_core.errors import EngineError, SettingsError
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.http_client import HttpClient, ServerError
 from paged_plugins.http_load import Answer
-from paged_plugins.lab.calibration import served
-from paged_plugins.lab.calibration.served import (
+from paged_plugins.lab.calibration import served_fit
+from paged_plugins.lab.calibration.served_fit import calibrate_served, check_fitted, observe
+from paged_plugins.lab.calibration.served_loads import (
     ClosedLoad,
     ServedLoad,
     cache_of,
-    calibrate_served,
-    check_fitted,
     design,
     drive,
-    observe,
 )
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, WeightsFile, write_weights
@@ -52,9 +50,9 @@ def answered(settings: EngineSettings) -> list[ServedLoad]:
     """Loads as a server that takes these times would answer them."""
     found = []
     for load in loads():
-        keeper = served._StepKeeper()
+        keeper = served_fit._StepKeeper()
         engine = build_engine(settings, REGISTRY, observers=[keeper])
-        record = served._ClosedLoop(engine, keeper, load).record()
+        record = served_fit._ClosedLoop(engine, keeper, load).record()
         by_id = {each.id: each for each in record.requests}
         answers = []
         for each in (by_id[request.id] for request in load.requests):

@@ -37,15 +37,13 @@ from paged_plugins.lab.calibration.scenes import (
     choose_swap_scenes,
     swap_settings,
 )
-from paged_plugins.lab.calibration.served import (
+from paged_plugins.lab.calibration.served_fit import calibrate_served, check_fitted, observe
+from paged_plugins.lab.calibration.served_loads import (
     CACHE_SLOTS,
     ServedLoad,
     cache_of,
-    calibrate_served,
-    check_fitted,
     design,
     drive,
-    observe,
 )
 from paged_plugins.lab.commands.options import CpuTime
 from paged_plugins.lab.cost_models.linear import WeightsFile, write_weights
