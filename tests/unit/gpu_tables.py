@@ -97,9 +97,9 @@ def attentions(axis: str) -> Iterator[dict[str, Any]]:
 
 def mixtures() -> Iterator[dict[str, Any]]:
     shape = {"hidden_size": 256, "inter_size": 128, "topk": 2, "num_experts": 8, "moe_tp_size": 1}
-    for tokens in (1, 4096):
-        row = {"moe_dtype": "bfloat16", "num_tokens": tokens, "moe_ep_size": 1, **shape}
-        yield row | {"distribution": "power_law_1.2", "latency": experts_ms(tokens)}
+    for groups, tokens in product((1, 2), (1, 4096)):
+        row = {"moe_dtype": "bfloat16", "num_tokens": tokens, "moe_ep_size": groups, **shape}
+        yield row | {"distribution": "power_law_1.2", "latency": groups * experts_ms(tokens)}
 
 
 SERVED: dict[str, Any] = {

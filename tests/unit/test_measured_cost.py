@@ -81,6 +81,17 @@ def test_experts_take_the_place_of_the_feed_forward_products(package: Path) -> N
     assert least < found < 1.01 * least
 
 
+def test_experts_that_are_dealt_out_to_gpus_have_times_of_their_own(package: Path) -> None:
+    """Experts that are cut instead were not measured, and are refused."""
+    work = StepWork(decode_sequences=16, decode_context=16 * 1023)
+    options = {"model": "some/mixture", "tensor_parallel": 2, "expert_parallel": 2}
+    found = gpu_ms(cost(package, **options, **NO_HOST), work)
+    products = gemm_ms(16, 256, 256) + gemm_ms(16, 256, 128) + gemm_ms(16, 8, 256)
+    least = products + 2 * experts_ms(16) + 2 * reduce_ms(16 * 256)
+    least = 2 * (least + 3 * 2.5e-3 + decode_ms(16, 1023))
+    assert least < found < 1.01 * least
+
+
 def test_chunks_take_the_time_of_their_pairs(package: Path) -> None:
     """The second half of a prompt has three quarters of its pairs."""
     model = cost(package, **NO_HOST)
@@ -159,6 +170,7 @@ def test_steps_beyond_what_was_measured_are_told_of(package: Path) -> None:
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 was not measured"),
         ({"model": "llama-2-7b"}, "head_dim 128 was not measured .* has head_dim 64"),
         ({"tensor_parallel": 3}, "4 heads cannot be divided by 3"),
+        ({"tensor_parallel": 2, "expert_parallel": 4}, r"2 GPUs .* cannot be divided by 4"),
         ({"tensor_parallel": 4}, "num_heads 1 was not measured .* has num_heads 2, 4"),
         ({"model": "some/mixture", "tensor_parallel": 2}, "moe_tp_size 2 was not measured"),
         ({"memory_share": 0.1}, None),
