@@ -15,7 +15,7 @@ from paged_plugins.lab.cost_models.measured import tables
 from paged_plugins.lab.fidelity import host_terms
 from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, rounds_of
 from paged_plugins.lab.fidelity.fidelity import Figures, Judged, ranked, sampled
-from paged_plugins.lab.fidelity.host_terms import HALVES, fit, is_fitted
+from paged_plugins.lab.fidelity.host_terms import DENSE, HALVES, fit, half_of, is_fitted
 from paged_plugins.lab.fidelity.served_rows import (
     ServedRow,
     chosen_rows,
@@ -153,25 +153,43 @@ def test_errors_and_ranks(package: Path) -> None:
     assert Figures.of(judged, "roofline", "tpot_ms") is None
 
 
-def test_no_model_is_in_both_halves() -> None:
-    assert all(is_fitted(f"org/{name}-FP8") for name in HALVES[0])
-    assert not any(is_fitted(f"org/{name}-FP8") for name in HALVES[1])
+@pytest.mark.parametrize(
+    ("model", "engine", "half"),
+    [
+        ("meta-llama/Llama-3.1-70B", "vllm", 0),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "vllm", 0),
+        ("Qwen/Qwen3-32B", "vllm", 1),
+        ("Qwen/Qwen3-32B", "trtllm", None),
+        ("Qwen/Qwen3-235B-A22B-FP8", "vllm", None),
+    ],
+)
+def test_terms_are_judged_by_runs_that_they_were_not_fitted_to(
+    model: str, engine: str, half: int | None, package: Path
+) -> None:
+    """Halves are those of the alphabet; mixtures and other engines are in none."""
+    (row,) = rows(package, {"model_path": model, "backend": engine})
+    assert (half_of(row), is_fitted(row)) == (half, half == 1)
+    assert [*HALVES[0], *HALVES[1]] == sorted(DENSE)
 
 
 def test_the_terms_of_the_host_are_found_again(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_terms, "HALVES", (("small",), ()))
-    source = {"silicon_data_source": "x-gap-analysis", "osl": 8}
-    loads = [source | {"batch_size": clients} for clients in (1, 8, 64)]
+    """Runs of the other half plan their steps ahead, so that they tell of no term."""
+    monkeypatch.setattr(host_terms, "HALVES", (("mixture",), ("small",)))
+    loads = [{"silicon_data_source": "x-gap-analysis", "batch_size": each} for each in (1, 8, 64)]
+    loads = [each | {"osl": 8} for each in loads]
     known = {"host_per_step": 2e-3, "host_per_sequence": 4e-5}
     times = [simulate(row, package, **known).tpot_ms for row in rows(package, *loads)]
-    served = rows(
-        package, *(load | {"silicon_tpot_ms": t} for load, t in zip(loads, times, strict=True))
-    )
+    pairs = zip(loads, times, strict=True)
+    hidden = {"model_path": "some/mixture", "osl": 8, "silicon_tpot_ms": 1e-3}
+    served = rows(package, *(load | {"silicon_tpot_ms": t} for load, t in pairs), hidden)
     with open_runner(REGISTRY, workers=1) as runner:
-        (found,) = fit(served, package, runner, lambda count=1: None).values()
-    assert found == pytest.approx(tuple(known.values()), rel=0.15)
+        other, found = fit(served, package, runner, lambda count=1: None)
+    assert found.terms == pytest.approx(tuple(known.values()), rel=0.15)
+    assert (found.runs, found.runs_that_tell, found.at_bounds) == (3, 3, [])
+    assert (other.runs, other.runs_that_tell) == (1, 0)
+    assert other.at_bounds == ["host_per_step", "host_per_sequence"]
 
 
 def test_the_command_judges_what_it_can_and_counts_the_rest(

@@ -51,7 +51,8 @@ def fidelity_command(
         ),
     ] = None,
     fits: Annotated[
-        bool, typer.Option("--fit", help="Fit the host terms to each half instead of judging.")
+        bool,
+        typer.Option("--fit", help="Fit the host terms to halves of the dense models instead."),
     ] = False,
     processes: Workers = None,
     as_json: AsJson = False,
@@ -60,7 +61,7 @@ def fidelity_command(
 
     Each run of the package aiconfigurator-core becomes a closed loop of as many clients, with the
     engine's own options; the roofline and AIConfigurator's estimate stand beside. Host terms are
-    fitted to half of the models, which are marked.
+    fitted to runs of vLLM of half of the dense models, which are marked.
     """
     refuse_settings(given, "each run has its own settings, which the package says")
     folder = tables or package_folder()
@@ -73,21 +74,22 @@ def fidelity_command(
         open_runner(given.registry, workers=count) as runner,
     ):
         if fits:
-            print_json(fit(expressed, folder, runner, advance))
+            found = fit(expressed, folder, runner, advance)
+            print_json([each._asdict() | {"terms": each.terms._asdict()} for each in found])
             return
         judged = judge(chosen, folder, runner, advance)
-    found = {"package": installed_release(), "split": _split(), **document(judged)}
+    result = {"package": installed_release(), "split": _split(), **document(judged)}
     if plot is not None:
         draw(judged, plot)
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        _print(found)
+        _print(result)
 
 
 def _split() -> dict[str, Any]:
     """The halves of the models, and the terms that were fitted to one."""
-    return {"fitted": HALVES[0], "judged": HALVES[1], "terms": FITTED._asdict()}
+    return {"fitted": HALVES[1], "judged": HALVES[0], "terms": FITTED._asdict()}
 
 
 def _print(found: Mapping[str, Any]) -> None:
@@ -124,7 +126,8 @@ def _print(found: Mapping[str, Any]) -> None:
     split = found["split"]
     echo(
         f"host terms ({FITTED.host_per_step:g} s a step, {FITTED.host_per_sequence:g} s a "
-        f"sequence) are fitted to {', '.join(split['fitted'])} alone (*)"
+        f"sequence) are fitted to {', '.join(split['fitted'])} under vllm alone (*); trtllm and "
+        "sglang have no fit of their own"
     )
     _print_reasons(found["not_simulated"])
 

@@ -186,7 +186,7 @@ def document(judged: Sequence[Judged]) -> dict[str, Any]:
             "model": model,
             "system": system,
             "weights": weights,
-            "fitted": is_fitted(model),
+            "fitted": is_fitted(members[0].row),
             "rows": len(members),
         }
         simulated = [each.found["measured"] for each in members if "measured" in each.found]

@@ -1,6 +1,6 @@
-"""Seconds of the host that are fitted to served runs of half of the models.
+"""Seconds of the host that are fitted to served runs of half of the dense models.
 
-They were found by ``paged-core lab fidelity --engine vllm --model Qwen3-32B --rows 8 --fit``.
+``paged-core lab fidelity --fit --engine vllm --model Qwen3-32B --rows 8`` finds them.
 """
 
 from __future__ import annotations
@@ -25,35 +25,55 @@ class HostTerms(NamedTuple):
     host_per_sequence: float
 
 
-HALVES: tuple[tuple[str, ...], tuple[str, ...]] = (
-    ("Qwen3-32B", "gpt-oss"),
-    ("Llama-3.1-70B", "Llama-3.1-8B", "Qwen3-235B", "MiniMax-M2"),
-)
-"""Parts of the names of models: those that the terms are fitted to, and those that they are not. A
-dense model and a mixture are on both sides."""
+DENSE = ("Llama-3.1-70B", "Llama-3.1-8B", "Qwen3-32B")
+"""Parts of the names of all dense models that were served by vLLM, in the order of the alphabet."""
+HALVES = DENSE[:2], DENSE[2:]
 FITTED = HostTerms(1.8e-3, 4e-5)
-"""Found by runs of vLLM 0.12, which plans no step ahead; where one does, the host is hidden."""
+"""Terms of the second half, by which all other runs are judged."""
 
 
-def is_fitted(model: str) -> bool:
-    """Return whether the terms are fitted to runs of a model."""
-    return any(part in model for part in HALVES[0])
+def half_of(row: ServedRow) -> int | None:
+    """Return the place of the half that a run belongs to; ``None``: mixtures, and other engines."""
+    if row.engine == "vllm":
+        for place, half in enumerate(HALVES):
+            if any(part in row.model for part in half):
+                return place
+    return None
 
 
-_TRIED = (HostTerms(0.0, 0.0), HostTerms(1e-3, 0.0), HostTerms(0.0, 2e-5))
+def is_fitted(row: ServedRow) -> bool:
+    """Return whether ``FITTED`` may have seen a run, so that it is not judged by it."""
+    return half_of(row) == 1
+
+
+_STEP, _SEQUENCE = 1e-3, 2e-5
+_TRIED = (HostTerms(0.0, 0.0), HostTerms(_STEP, 0.0), HostTerms(0.0, _SEQUENCE))
 """Terms under which each row is simulated: none, and one of each."""
 _STEPS, _SEQUENCES = np.linspace(0, 4e-3, 41), np.linspace(0, 8e-5, 41)
 
 
 def num_fitting_runs(rows: Sequence[ServedRow]) -> int:
     """Return how many simulations a fit to rows takes."""
-    return len(_TRIED) * sum(is_fitted(row.model) for row in rows)
+    return len(_TRIED) * sum(half_of(row) is not None for row in rows)
 
 
-def fit(
-    rows: Sequence[ServedRow], folder: Path, runner: Runner, advance: Advance
-) -> dict[str, HostTerms]:
-    """Return the terms of each engine that fit the rows of models that are fitted to best.
+class Fit(NamedTuple):
+    """Terms of a half, and how well they are known."""
+
+    models: tuple[str, ...]
+    terms: HostTerms
+    runs: int
+    runs_that_tell: int
+    """Runs whose time per token grows by at least a tenth of each term; the host of the others is
+    hidden behind the GPU."""
+    error: float
+    """Median of the absolute error of the time per token of these runs themselves."""
+    at_bounds: list[str]
+    """Terms that are the least or the largest that were tried: they are not found."""
+
+
+def fit(rows: Sequence[ServedRow], folder: Path, runner: Runner, advance: Advance) -> list[Fit]:
+    """Return the terms that fit each half best, of those of whose models there are runs.
 
     A row's time per token is taken to grow evenly with each term; the mean absolute logarithm of
     its share in the time that was served is the least.
@@ -62,7 +82,7 @@ def fit(
         RowTask(row=row, folder=folder, cost_model=measured_options(row, folder) | terms._asdict())
         for row in rows
         for terms in _TRIED
-        if is_fitted(row.model)
+        if half_of(row) is not None
     ]
     found: dict[str, dict[HostTerms, float]] = {}
     run = cast("Callable[[Sequence[RowTask]], Iterator[Any]]", runner)
@@ -71,23 +91,33 @@ def fit(
             terms = HostTerms(*(ran.task.cost_model[name] for name in HostTerms._fields))
             found.setdefault(ran.task.row.id, {})[terms] = ran.record.tpot_ms
         advance()
-    lines: dict[str, list[list[float]]] = {}
+    lines: dict[int, list[list[float]]] = {}
     for row in rows:
-        times = found.get(row.id, {})
-        if len(times) == len(_TRIED):
+        times, half = found.get(row.id, {}), half_of(row)
+        if half is not None and len(times) == len(_TRIED):
             base, step, sequence = (times[terms] for terms in _TRIED)
-            slopes = (step - base) / 1e-3, (sequence - base) / 2e-5
-            lines.setdefault(row.engine, []).append([base, *slopes, row.tpot_ms])
-    return {engine: _least(each) for engine, each in sorted(lines.items())}
+            slopes = (step - base) / _STEP, (sequence - base) / _SEQUENCE
+            lines.setdefault(half, []).append([base, *slopes, row.tpot_ms])
+    return [_least(HALVES[half], each) for half, each in sorted(lines.items())]
 
 
-def _least(lines: list[list[float]]) -> HostTerms:
+def _least(models: tuple[str, ...], lines: list[list[float]]) -> Fit:
     """The terms under which the error is least."""
     base, per_step, per_sequence, served = np.array(lines).T
 
-    def error(terms: tuple[float, float]) -> float:
-        found = base + terms[0] * per_step + terms[1] * per_sequence
-        return float(np.abs(np.log(found / served)).mean())
+    def shares(terms: tuple[float, float]) -> Any:
+        return (base + terms[0] * per_step + terms[1] * per_sequence) / served
 
-    step, sequence = min(product(_STEPS.tolist(), _SEQUENCES.tolist()), key=error)
-    return HostTerms(round(step, 6), round(sequence, 8))
+    best = min(
+        product(_STEPS.tolist(), _SEQUENCES.tolist()),
+        key=lambda terms: float(np.abs(np.log(shares(terms))).mean()),
+    )
+    grids = zip(HostTerms._fields, best, (_STEPS, _SEQUENCES), strict=True)
+    return Fit(
+        models=models,
+        terms=HostTerms(round(best[0], 6), round(best[1], 8)),
+        runs=len(lines),
+        runs_that_tell=int(((per_step > 100) & (per_sequence > 100)).sum()),
+        error=float(np.median(np.abs(shares(best) - 1))),
+        at_bounds=[name for name, term, grid in grids if term in (grid[0], grid[-1])],
+    )
