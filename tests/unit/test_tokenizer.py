@@ -238,7 +238,10 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "extra_special_tokens": (MISSING, {"image_token": "dog"}, ["mind"]),
     "audio_token": (MISSING, "quick", {"__type": "AddedToken", "content": " mind", "lstrip": True}),
     "model_specific_special_tokens": (MISSING, {"video_token": "lazy"}),
-    "added_tokens_decoder": (MISSING, {"900": {"content": "the dog", "special": False}}),
+    "added_tokens_decoder": (
+        *(MISSING, {"900": {"content": "the dog", "special": False}}),
+        {"0": {"content": "<s>", "lstrip": True}},
+    ),
     "model_max_length": (MISSING, 4),
     "split_special_tokens": (MISSING, False, True),
     "clean_up_tokenization_spaces": (MISSING, True),
@@ -342,7 +345,10 @@ def test_a_prompt_is_never_truncated_or_padded(tmp_path: Path) -> None:
     tokenizer = byte_level()
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=64, pad_id=0, pad_token="<s>")
+    tokenizer.model.dropout = 0.9
     loaded = load(save(tmp_path / "short", tokenizer))
+    assert loaded.info() == {"pad_token": "<s>"}
+    assert len({tuple(loaded.encode("quick brown fox")) for _ in range(9)}) == 1
     assert loaded.decode(loaded.encode("quick brown fox" * 3)) == "quick brown fox" * 3
 
 
@@ -498,6 +504,9 @@ def test_a_template_is_sandboxed(chatty: CheckpointTokenizer) -> None:
 def test_where_templates_are_found(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "x"}]
     named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
+    by_name = {each["name"]: each["template"] for each in named}
+    folder = save(tmp_path / "by_name", byte_level(), chat_template=by_name)
+    assert load(folder).template.sources == by_name
     folder = save(tmp_path / "named", byte_level(), chat_template=named)
     assert rendered(load(folder), messages) == "one"
     assert rendered(load(folder), messages, tools=[{}]) == "two"

@@ -98,6 +98,9 @@ class ChatTemplate:
         listed = config.get("chat_template")
         if isinstance(listed, str):
             sources["default"] = listed
+        elif isinstance(listed, Mapping):
+            named = ({"name": name, "template": source} for name, source in listed.items())
+            sources.update(map(_named_template, named))
         elif isinstance(listed, list):
             sources.update(map(_named_template, listed))
         elif listed is not None:

@@ -123,7 +123,10 @@ def _from_tokenizers(
     Args:
         same: tokens with the text of another, by their ids.
     """
-    named = _named_tokens(config)
+    padding: Mapping[str, Any] = fast.padding or {}
+    named = _named_tokens(
+        {name: padding[name] for name in padding if name == "pad_token"} | dict(config)
+    )
     with library_errors(lambda reason: _contradictory(folder, reason)):
         _add_tokens(fast, named.values(), config)
         fast.encode_special_tokens = bool(config.get("split_special_tokens"))
@@ -136,6 +139,8 @@ def _served(
 ) -> CheckpointTokenizer:
     fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
     fast.no_padding()
+    if getattr(fast.model, "dropout", None):
+        fast.model.dropout = None  # for training: it splits a text by chance
     added = fast.get_added_tokens_decoder()
     contents = {token_id: token.content for token_id, token in added.items()}
 
@@ -160,17 +165,24 @@ def _served(
 
 
 def _add_tokens(fast: FastTokenizer, named: Iterable[Any], config: Mapping[str, Any]) -> None:
-    """Add the tokens that only ``tokenizer_config.json`` knows, in the order of transformers."""
-    known = {token.content for token in fast.get_added_tokens_decoder().values()}
+    """Add the tokens that only ``tokenizer_config.json`` knows, or knows with other flags, in the
+    order of transformers."""
+    there = fast.get_added_tokens_decoder().values()
+    known, same = {token.content for token in there}, set(map(repr, there))
+    special = {token.content for token in there if token.special}  # and remains so
+    named = list(named)
+    special.update(filter(None, map(_content, named)))
     listed = config.get("added_tokens_decoder") or {}
     decoder = [entry for _, entry in sorted(listed.items(), key=lambda item: int(item[0]))]
     extra = config.get("extra_special_tokens")
     extra = () if isinstance(extra, Mapping) else extra
     extra = extra or config.get("additional_special_tokens") or ()
-    for token in [
-        *map(_added_token, decoder),
-        *(_added_token(each, special=True) for each in [*named, *extra]),
-    ]:
+    for token in map(_added_token, decoder):
+        if token is not None and repr(token) not in same:  # it may change one that is there
+            token.special = token.special or token.content in special
+            fast.add_tokens([token])
+            known.add(token.content)
+    for token in (_added_token(each, special=True) for each in [*named, *extra]):
         if token is not None and token.content not in known:
             fast.add_tokens([token])
             known.add(token.content)
