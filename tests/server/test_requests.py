@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import tracemalloc
 from collections.abc import Iterator
+from datetime import UTC
 from typing import Any
 
+import anthropic
 import msgspec
 import pytest
 
 from paged_plugins.server.errors import ApiError
 from paged_plugins.server.http.endpoint import decode
 from paged_plugins.server.openai.protocol import CompletionRequest
-from server.served import Served
+from server.served import Served, ask
 
 pytestmark = pytest.mark.heavy
 
@@ -462,5 +464,26 @@ def test_paths_and_methods_that_are_not_there(served: Served) -> None:
         found = served.ask(method, path)
         assert found[0] == status
         assert found[1]["error"]["message"]
-    status, found, _ = served.ask("POST", f"{MESSAGES}/batches", {})
-    assert (status, found["type"], found["error"]["type"]) == (404, "error", "not_found_error")
+    version = {"anthropic-version": "2023-06-01"}
+    for path, headers in (
+        (f"{MESSAGES}/batches", {}),
+        ("/v1/nothing", version),
+        ("/v1/models/nothing", version),
+    ):
+        status, found, answered = ask(
+            served.port, "POST" if not headers else "GET", path, headers=headers
+        )
+        assert (status, found["type"], found["error"]["type"]) == (404, "error", "not_found_error")
+        assert answered["request-id"] == answered["x-request-id"]
+
+
+def test_clients_of_anthropic_s_api_find_the_models(served: Served) -> None:
+    client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
+    page = client.models.list()
+    (model,) = page.data
+    assert (page.first_id, page.last_id, page.has_more) == (model.id, model.id, False)
+    assert (model.type, model.display_name, model.created_at.tzinfo) == ("model", model.id, UTC)
+    assert client.models.retrieve(model.id) == model
+    assert "type" not in served.ask("GET", "/v1/models")[1]["data"][0]
+    answer = client.messages.with_raw_response.create(model=model.id, max_tokens=1, messages=SAID)
+    assert answer.http_response.headers["request-id"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -70,6 +70,8 @@ class ErrorAnswer(msgspec.Struct):
     """The body of every answer that is an error, and of the event that ends a stream with one."""
 
     error: ErrorBody
+    asked_by: ClassVar[bytes] = b""
+    id_header: ClassVar[bytes] = b"x-request-id"
 
     @classmethod
     def of(cls, error: ApiError) -> ErrorAnswer:
@@ -79,6 +81,11 @@ class ErrorAnswer(msgspec.Struct):
 
 class ErrorForm(Protocol):
     """Class of the ``msgspec.Struct`` with which an API answers an error."""
+
+    asked_by: bytes
+    """Header of requests that want this form whatever their path is; empty: there is none."""
+    id_header: bytes
+    """Header in which its clients look for the id of a request."""
 
     def of(self, error: ApiError, /) -> msgspec.Struct:
         """Return what is answered for an error."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -389,6 +389,8 @@ class AnthropicError(Answered):
 
     error: AnthropicErrorBody
     type: Literal["error"] = "error"
+    asked_by: ClassVar[bytes] = b"anthropic-version"
+    id_header: ClassVar[bytes] = b"request-id"
 
     @classmethod
     def of(cls, error: ApiError) -> AnthropicError:

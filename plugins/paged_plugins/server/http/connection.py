@@ -8,12 +8,15 @@ import sys
 import termios
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 import httptools
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from paged_core.log import get_logger
+from paged_plugins.server.errors import ApiError
 
 _MAX_HEADERS = 64 << 10
 """Bytes of the request line and the headers, of trailers, and of what stands between chunks."""
@@ -111,7 +114,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
             return
         if self._num_beside > _MAX_HEADERS:
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._refuse(431, f"the headers have more than {_MAX_HEADERS} bytes; send fewer")
         elif self._is_receiving and self._deadline is None:
             self._expect()
 
@@ -202,15 +205,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.pipeline or not (cycle is None or cycle.more_body or cycle.response_complete):
             self._expect()  # a request before it is being answered, and it is not read meanwhile
         else:
-            self._refuse(b"408 Request Timeout")
+            self._refuse(408, "the request did not arrive in time; send it again")
 
-    def _refuse(self, status: bytes) -> None:
+    def _refuse(self, status: int, message: str) -> None:
         """Answer what is not a whole request, unless another answer is being sent, and close."""
         cycle = self.cycle
         is_sending = cycle is not None and cycle.response_started and not cycle.response_complete
         if not is_sending and not self.transport.is_closing():
-            head = b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            self.transport.write(head)
+            body = msgspec.json.encode(ApiError(status, message).answer)
+            head = (
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json"
+                f"\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
         self.transport.close()
 
     def _end(self, transport: asyncio.Transport) -> None:

@@ -106,11 +106,14 @@ class Gate:
     ) -> None:
         self._router, self._service = router, service
         self._endpoints = {each.path: each for each in router.routes if isinstance(each, Endpoint)}
+        self._asked = {each.error.asked_by: each.error for each in self._endpoints.values()}
         self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._endpoints.get(scope["path"])
         form = self._form(scope["path"]) if endpoint is None else endpoint.error
+        given = [self._asked[name] for name, _ in scope["headers"] if name in self._asked]
+        form = given[0] if given else form
         exchange = _Exchange(scope, receive, send, self._service.options.max_body_size, form)
         self._service.num_open += 1
         try:
@@ -284,7 +287,8 @@ class _Exchange:
             self._stop()
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            own = [(b"x-request-id", self.id.encode()), *self.extra_headers]
+            names = {b"x-request-id", self._form.id_header}
+            own = [*((name, self.id.encode()) for name in names), *self.extra_headers]
             if warnings := self.scope["state"]["warnings"]:
                 own.append((WARNING_HEADER, "; ".join(warnings).encode("latin-1", "replace")))
             message = {**message, "headers": [*message.get("headers", ()), *own]}

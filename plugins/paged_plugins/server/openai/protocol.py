@@ -472,23 +472,30 @@ class ChatChunk(Answered, omit_defaults=True):
     prompt_token_ids: list[int] | None = None
 
 
-class Model(Answered):
-    """A model that is served."""
+class Model(Answered, omit_defaults=True):
+    """A model that is served; the keys that may be left out are those of Anthropic's API."""
 
     id: str
     created: int
     root: str
     """Its name in the settings."""
     max_model_len: int
-    object: Literal["model"] = "model"
-    owned_by: str = "paged_core"
+    object: Literal["model"]
+    owned_by: str
+    type: Literal["model"] | None = None
+    display_name: str | None = None
+    created_at: str | None = None
+    lifecycle: Literal["active"] | None = None
 
 
-class ModelList(Answered):
+class ModelList(Answered, omit_defaults=True):
     """The answer of ``/v1/models``."""
 
     data: list[Model]
-    object: Literal["list"] = "list"
+    object: Literal["list"]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool | None = None
 
 
 class Tokenized(Answered):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,6 +33,8 @@ from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import OpenAISettings
 
+_ANTHROPIC = "anthropic-version"
+"""Header of clients of Anthropic's API."""
 _LAST_TOKEN = 2**31 - 1
 """Tokenizers have no room for more."""
 
@@ -117,21 +120,32 @@ class OpenAIRoutes(Routes):
             ),
         ]
 
-    async def models(self, _: Request) -> Response:
-        return json_response(
-            ModelList(data=[self._model(name) for name in self._service.model_names])
-        )
+    async def models(self, request: Request) -> Response:
+        names = self._service.model_names
+        found = ModelList(data=[self._model(request, name) for name in names], object="list")
+        if _ANTHROPIC in request.headers:
+            found.first_id, found.last_id, found.has_more = names[0], names[-1], False
+        return json_response(found)
 
     async def model(self, request: Request) -> Response:
-        return json_response(self._model(self._service.check_model(request.path_params["model"])))
+        name = self._service.check_model(request.path_params["model"])
+        return json_response(self._model(request, name))
 
-    def _model(self, name: str) -> Model:
+    def _model(self, request: Request, name: str) -> Model:
         service = self._service
+        more: dict[str, Any] = {}
+        if _ANTHROPIC in request.headers:
+            created = datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            more = {"type": "model", "display_name": name, "created_at": created}
+            more["lifecycle"] = "active"
         return Model(
             id=name,
             created=service.created,
             root=service.settings.model,
             max_model_len=service.front_end.max_model_len,
+            object="model",
+            owned_by="paged_core",
+            **more,
         )
 
     async def tokenize(self, _: Request, body: TokenizeRequest) -> Response:
