@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +14,7 @@ from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.quantized.stored_module import (
     PackedCodes,
     StoredModule,
+    contradiction,
     covering,
     in_bytes,
     matches,
@@ -350,11 +351,7 @@ class CompressedTensors:
         """Read ``quantization_config``."""
         check_effects(fields)
         fields.choice("format", "pack-quantized", (*_FORMATS, "mixed-precision"))
-        sparsity = fields.mapping("sparsity_config") or {}
-        fields.part("sparsity_config", sparsity).choice("format", "dense", ("dense",))
-        groups = fields.mapping("config_groups")
-        if groups is None or not 0 < len(groups) <= _MAX_GROUPS:
-            raise fields.wrong("config_groups", f"an object of 1 to {_MAX_GROUPS} entries")
+        groups = fields.mapping("config_groups") or {}
         return cls(
             tuple(_scheme(fields.part("config_groups", each)) for each in groups.values()),
             tuple(fields.texts("ignore")),
@@ -399,13 +396,8 @@ class CompressedTensors:
     def _scheme(self, module: StoredModule) -> Scheme:
         """Return the scheme of the target that fits best, as the library does: a name before a
         regular expression before a class, and of several the first in the alphabet."""
-        if any(_fits(module.name, each) for each in self.ignored):
-            raise module.contradicts("ignore", "names it")
         targets = {target: scheme for scheme in self.schemes for target in scheme.targets}
-        for target in sorted(targets, key=_rank):
-            if _fits(module.name, target):
-                return targets[target]
-        raise module.contradicts("config_groups", "has no target for it")
+        return targets[target_of(module.name, targets, self.ignored)]
 
 
 _WITH_EFFECT = ("transform_config", "kv_cache_scheme", "moe_sparsity_config")
@@ -421,18 +413,41 @@ def check_effects(fields: ConfigFields) -> None:
     for name in _WITH_EFFECT:
         if fields.any(name):
             raise fields.ignored(name, "empty")
-    groups = fields.mapping("config_groups") or {}
+    sparsity = fields.part("sparsity_config", fields.mapping("sparsity_config") or {})
+    if sparsity.any("format", "dense") not in ("dense", None):
+        raise sparsity.ignored("format", "dense")
+    groups = fields.mapping("config_groups")
+    if groups is None or not 0 < len(groups) <= _MAX_GROUPS:
+        raise fields.wrong("config_groups", f"an object of 1 to {_MAX_GROUPS} entries")
     for group in (fields.part("config_groups", each) for each in groups.values()):
         if group.any("output_activations"):
             raise group.ignored("output_activations", "null")
         activations = group.mapping("input_activations")
         if activations is not None and not activations.get("dynamic"):
-            raise group.ignored("input_activations", "null, or dynamic,")
+            raise group.ignored("input_activations", "null or dynamic")
+        kind = group.any("format") or fields.any("format")
+        weights = group.part("weights", group.mapping("weights") or {})
+        if kind in ("pack-quantized", "int-quantized") and weights.any("type", "int") != "int":
+            raise weights.wrong("type", f"int, as {kind} holds whole numbers")
     fields.refuse_unread("format", "ignore", "sparsity_config", *_WITHOUT)
 
 
 _CLASSES = ("Linear", "Module")
 """Names of a linear layer's classes, which targets may be."""
+
+
+def target_of(name: str, targets: Iterable[str], ignored: Iterable[str]) -> str:
+    """Return which of some targets a quantised module is one of.
+
+    Raises:
+        CheckpointError: it is of none, or ignored.
+    """
+    if any(_fits(name, each) for each in ignored):
+        raise contradiction(name, "ignore", "names it")
+    for target in sorted(targets, key=_rank):
+        if _fits(name, target):
+            return target
+    raise contradiction(name, "config_groups", "has no target for it")
 
 
 def _rank(target: str) -> tuple[bool, bool, str]:

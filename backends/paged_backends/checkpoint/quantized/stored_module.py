@@ -162,6 +162,11 @@ def matches(pattern: str, name: str) -> bool:
         ) from None
 
 
+def contradiction(name: str, field: str, reason: str) -> CheckpointError:
+    """Return the error for a quantised module that the configuration says is none."""
+    return damaged(f"{name} is quantised, and {field} in quantization_config {reason}")
+
+
 TensorShape = tuple[int, ...]
 
 
@@ -232,10 +237,6 @@ class StoredModule:
         """Return the error for a tensor whose numbers make no sense."""
         name = f"{self.name}.{part}"
         return damaged(f"{name} in {self._files[name].path} {reason}")
-
-    def contradicts(self, field: str, reason: str) -> CheckpointError:
-        """Return the error for a quantised module that the configuration says is none."""
-        return damaged(f"{self.name} is quantised, and {field} in quantization_config {reason}")
 
     def groups(self, part: str, inputs: int, size: int, num_groups: int) -> Tensor | None:
         """Return the group of each input, int64, or ``None`` if they follow one another.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from math import prod
 from typing import Any
@@ -40,17 +41,18 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
     register()
     try:
         _check_count(checkpoint, config, weights)
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            checkpoint.folder,
-            config=config,
-            dtype=choose_dtype(settings.dtype, checkpoint, device),
-            attn_implementation=IMPLEMENTATION,
-            use_safetensors=bool(checkpoint.weight_files),
-            trust_remote_code=settings.trust_remote_code,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # the report names them, the error does not
-            output_loading_info=True,
-        )
+        with _dequantized(checkpoint):
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                checkpoint.folder,
+                config=config,
+                dtype=choose_dtype(settings.dtype, checkpoint, device),
+                attn_implementation=IMPLEMENTATION,
+                use_safetensors=bool(checkpoint.weight_files),
+                trust_remote_code=settings.trust_remote_code,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # the report names them, the error does not
+                output_loading_info=True,
+            )
     except ImportError as error:
         raise UnsupportedModel(
             f"{checkpoint.model_type} needs a package that is not installed: {one_line(error, 300)}"
@@ -74,6 +76,15 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
         weights.check_dtypes({n.rpartition(".")[2] for n, t in own if not t.is_floating_point()})
     _check_report(checkpoint, report, tied=bool(getattr(text, "tie_word_embeddings", False)))
     return model.eval().requires_grad_(False).to(device)
+
+
+def _dequantized(checkpoint: Checkpoint) -> AbstractContextManager[None]:
+    of_others = checkpoint.quantized_as != "compressed-tensors"
+    if of_others or not transformers.utils.is_compressed_tensors_available():  # it says so
+        return nullcontext()
+    from paged_backends.runners.transformers.compressed_tensors import dequantized_by_scheme
+
+    return dequantized_by_scheme()
 
 
 def _check_index(checkpoint: Checkpoint) -> None:
@@ -193,7 +204,10 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
     if checkpoint.quantized_as in ("compressed-tensors", "mxfp4"):
         # at once: not in the first call of the whole model, whose parts are called here, and not
         # where some package for its kernels is installed
-        config.quantization_config = {**config.quantization_config, "dequantize": True}
+        config.quantization_config = {
+            **checkpoint.config["quantization_config"],
+            "dequantize": True,
+        }
     return config
 
 
