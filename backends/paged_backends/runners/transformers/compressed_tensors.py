@@ -12,9 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.compressors.format import infer_module_format
-from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.compressors import BaseCompressor  # type: ignore[import-untyped]
+from compressed_tensors.compressors.format import (  # type: ignore[import-untyped]
+    infer_module_format,
+)
+from compressed_tensors.quantization import (  # type: ignore[import-untyped]
+    QuantizationScheme,
+)
 from torch import Tensor, nn
 from transformers.integrations.compressed_tensors import CompressedTensorsDequantize
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
@@ -50,7 +54,7 @@ def dequantized_by_scheme() -> Iterator[None]:
                 problems.append(_contradiction(f"{name} cannot be dequantised ({one_line(error)})"))
                 raise
 
-    class Quantizer(CompressedTensorsHfQuantizer):
+    class Quantizer(CompressedTensorsHfQuantizer):  # type: ignore[misc]
         def get_load_operations(self) -> dict[str, type]:
             return {"dequantize": Dequantize}
 
@@ -136,7 +140,8 @@ def _by_module(tensors: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _only(tensors: Any) -> Tensor:
-    return tensors[0] if isinstance(tensors, list) else tensors
+    found: Tensor = tensors[0] if isinstance(tensors, list) else tensors
+    return found
 
 
 def _prefix(name: str, stem: str) -> str:
@@ -147,7 +152,8 @@ def _prefix(name: str, stem: str) -> str:
 
 def _scheme_of(name: str, config: Any) -> QuantizationScheme:
     schemes = {target: each for each in config.config_groups.values() for target in each.targets}
-    return schemes[target_of(name, schemes, config.ignore or ())]
+    found: QuantizationScheme = schemes[target_of(name, schemes, config.ignore or ())]
+    return found
 
 
 def _check(
