@@ -604,6 +604,22 @@ class TestMistakesInFiles:
             assert message.format(path=path) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_aborts_that_end_nothing_are_said(
+    planned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aborts = [
+        {"id": name, "step": step, "planned": planned} for name, step in [("A", 1), ("B", 999)]
+    ]
+    requests = [{"id": name, "prompt": 5, "output": 4} for name in "AB"]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**SMALL, "requests": requests, "aborts": aborts}))
+    assert main(["replay", str(path)]) == 0
+    assert capsys.readouterr().out.count("abort of ") == 1
+    assert main(["replay", str(path), "--json"]) == 0
+    assert "the abort of B at step 999 had no effect" in capsys.readouterr().err
+
+
 class TestAbortsOnceAStepIsPlanned:
     @pytest.mark.parametrize("scheduler", SCHEDULERS)
     def test_the_tokens_of_that_step_are_lost_and_its_blocks_come_back(

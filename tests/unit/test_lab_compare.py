@@ -240,6 +240,13 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
         (["--vary", "executor=simulated,local"], "give --real as well"),
         (["--vary", "evictor=lru,mru", "--real", "--executor", "simulated"], "runs no model"),
         (["--vary", "evictor=lru,mru", "--measure", "hitrate"], "did you mean 'hit_rate'"),
+        (
+            ["--vary", "evictor=lru,mru", "--measure", "ttft"],
+            "there are: ttft_ms_mean, ttft_ms_p50, ttft_ms_p90, ttft_ms_p99 (--measure)",
+        ),
+        (["--vary", "seed=0,1"], "seed has no effect here: no component of these runs draws"),
+        (["--vary", "evictor=lru,mru", "--seed", "3"], "seed has no effect here"),
+        (["--vary", "observers=none,metrics"], "leave observers out"),
         (["--vary", f"num_blocks={','.join(map(str, range(1002)))}"], "more than 1,000 arms"),
         (["--vary", "evictor=lru,mru", "--seeds", "99999999999999"], "100,000 is the most"),
         (
@@ -255,6 +262,41 @@ def test_bad_options_are_refused_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_seed_has_an_effect_where_something_draws(burst: str) -> None:
+    vary = ["--vary", "seed=0,1", "--evictor", "random", "--num-blocks", "64"]
+    assert main(["compare", burst, *vary, "--seeds", "1", "--workers", "1"], {}) == OK
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request in it"),
+        ("a.jsonl", '{"prompt": 1, "output": 1, "id": "a"}\n{"id": 1}', "line 2"),
+        ("a.yaml", "{lengths: {prompt: 60, output: 20}, max_tokens: 40}", "max_tokens 40"),
+        ("a.yaml", "{arrivals: {replay: none.csv}}", "none.csv: it cannot be read"),
+    ],
+    ids=["empty", "broken", "impossible", "missing"],
+)
+def test_a_workload_that_cannot_be_drawn_is_refused_before_anything_runs(
+    name: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    study = write(tmp_path, workloads=[str(path)])
+    results = tmp_path / "results"
+    for command in (
+        ["compare", str(path), "--vary", "evictor=lru,mru"],
+        ["simulate", str(path)],
+        ["lab", "run", str(study), "--output", str(results)],
+        ["lab", "capacity", str(path)],
+    ):
+        assert main(command, {}) == BAD_USAGE, command
+        shown = capsys.readouterr()
+        assert message in shown.err
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert not results.exists()
 
 
 def test_nothing_served_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,6 +184,12 @@ def test_what_was_not_measured_is_refused(
         cost(package, **options).num_blocks(16)
 
 
+@pytest.mark.parametrize(("name", "problem"), [("gone", "is no folder"), (".", "has no tables")])
+def test_a_folder_without_tables_is_named(name: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"cost_model.tables: {tmp_path / name} {problem}"):
+        cost(tmp_path / name, model="Qwen/Qwen3-32B")
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 

@@ -148,13 +148,13 @@ class TestMistakesOfLayers:
             ({"ATTENTION__SPEED": "2"}, "attention.speed: auto has no such option"),
             (
                 {"OBSERVERS__PATH": "x"},
-                "observers: input should be a valid list, not {'path': 'x'}; write it as JSON"
-                " (PAGED_CORE_OBSERVERS__PATH)",
+                "observers: input should be a valid list, not {'path': 'x'}; write it as JSON, "
+                "as in '[]' (PAGED_CORE_OBSERVERS__PATH)",
             ),
             (
                 {"OBSERVERS": "decision_log"},
-                "observers: input should be a valid list, not 'decision_log'; write it as JSON"
-                " (PAGED_CORE_OBSERVERS)",
+                "observers: input should be a valid list, not 'decision_log'; write it as JSON, "
+                "as in '[]' (PAGED_CORE_OBSERVERS)",
             ),
             ({"OBSERVERS": '["decision_log"'}, "observers: not valid JSON"),
             ({"MODEL__NAME": "x"}, "model: input should be a valid string"),

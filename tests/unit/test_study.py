@@ -91,6 +91,11 @@ def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
         ),
         ({"axes": {"victim": ["newst"]}}, "no victim is called 'newst'; did you mean"),
         ({"axes": {"a.b.c": [1]}}, "'a.b.c' is no setting"),
+        ({"axes": {"evictor": ["lru", "lru"]}}, "axes: evictor=lru and evictor=lru are the same"),
+        (
+            {"axes": {"victim": ["newest", {"name": "newest"}]}, "product": True},
+            "victim=newest and victim={name: newest} are the same settings; leave one out",
+        ),
         ({"axes": {"num_blocks": [0]}}, "not 0 (arm num_blocks=0, line 6)"),
         ({"base": {"num_block": 3}}, "num_block: no such setting; did you mean"),
         ({"base": {"executor": "simulated"}}, "write `executor` beside `base`, not in it"),

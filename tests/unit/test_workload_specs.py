@@ -24,6 +24,8 @@ from paged_plugins.workloads.request import FIRST_OWN_ID, WorkloadRequest, token
 from paged_plugins.workloads.request_class import NAMED_LENGTHS
 from paged_plugins.workloads.spec import parse_spec
 
+MANY = {"uniform": [1, 10**7]}
+
 
 def drawn(seed: int = 0, **values: Any) -> list[WorkloadRequest]:
     """Return all requests of a specification, those that follow others among them."""
@@ -254,17 +256,38 @@ class TestPrefixes:
             assert len(chain) == 3  # 10 + 3 * 25 <= 100
             assert all(1 <= each.at <= 2 for each in chain[1:])
             assert {each.session for each in chain} == {first.id}
-        (alone,) = drawn(requests=1, max_tokens=30, lengths={"prompt": 25, "output": 25})
+        (alone,) = drawn(requests=1, max_tokens=30, lengths={"prompt": 25, "output": MANY})
         assert (alone.num_new, alone.output) == (25, 5)
-        (alone,) = drawn(requests=1, max_tokens=30, lengths={"prompt": 45, "output": 25})
+        (alone,) = drawn(requests=1, max_tokens=30, lengths={"prompt": MANY, "output": MANY})
         assert (alone.num_new, alone.output) == (29, 1)
 
     def test_shared_prefixes_leave_room(self) -> None:
         few_shot = {"examples": 2, "pool": 3, "tokens": 20}
         prefixes = {"system": [10, 30], "few_shot": few_shot}
-        assert drawn(prefixes=prefixes, max_tokens=72)
-        with pytest.raises(SettingsError, match=r"max_tokens 71 leaves no room .* of 70 tokens"):
-            drawn(prefixes=prefixes, max_tokens=71)
+        assert drawn(prefixes=prefixes, max_tokens=78)
+        with pytest.raises(SettingsError, match=r"max_tokens 77 leaves no room .* prefixes of 70"):
+            drawn(prefixes=prefixes, max_tokens=77)
+
+    @pytest.mark.parametrize(
+        ("prompt", "output", "least"),
+        [
+            (60, 20, 80),
+            ({"uniform": [9, 99]}, 1, 10),
+            ({"lognormal": {"median": 90, "sigma": 1, "min": 30}}, {"uniform": [4, 5]}, 34),
+            (7, {"exponential": 50}, 8),
+        ],
+        ids=["fixed", "uniform", "lognormal", "exponential"],
+    )
+    def test_the_shortest_request_is_as_it_is_written(
+        self, prompt: Any, output: Any, least: int
+    ) -> None:
+        values: dict[str, Any] = {"lengths": {"prompt": prompt, "output": output}}
+        for request in drawn(**values, max_tokens=least):
+            assert request.num_new + request.output <= least
+        mix = [{"lengths": "alpaca"}, {**values, "max_tokens": least - 1}]
+        for short in ({**values, "max_tokens": least - 1}, {"mix": mix}):
+            with pytest.raises(SettingsError, match=f"max_tokens {least - 1} leaves no room for"):
+                parse_spec(short, "").check()
 
     def test_trees(self) -> None:
         prefixes = {"tree": {"depth": 3, "branching": 2}}

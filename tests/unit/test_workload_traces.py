@@ -184,6 +184,30 @@ class TestPublicTraces:
         with pytest.raises(SettingsError, match="longer than 20 characters"):
             read(tmp_path / "long.json", json.dumps(SHAREGPT))
 
+    @pytest.mark.parametrize("text", [AZURE_2023[:40], BURSTGPT.partition("5,a1")[0], "[]"])
+    @pytest.mark.parametrize("key", ["trace", "arrivals", "lengths"])
+    def test_nothing_to_serve_is_said(self, tmp_path: Path, text: str, key: str) -> None:
+        path = tmp_path / "trace"
+        path.write_text(text)
+        given = {"trace": str(path)}
+        spec = {"trace": given, "arrivals": {"replay": given}, "lengths": given}[key]
+        with pytest.raises(SettingsError, match="no request in it that reads and generates"):
+            parse_spec({key: spec if key != "trace" else str(path)}, "").check()
+
+    def test_fewer_requests_than_are_asked_for_are_noted(self, tmp_path: Path) -> None:
+        path = tmp_path / "azure.csv"
+        path.write_text(AZURE_2023)
+        few = {"arrivals": {"interval": 1}, "first": 3}
+        for spec in (
+            {"trace": str(path)},
+            {"arrivals": {"replay": {"trace": str(path)}}},
+            {"mix": [few]},
+        ):
+            note = parse_spec({**spec, "name": "x", "requests": 500}, "").check()
+            assert note == "note: x has 3 requests, and not the 500 it asks for"
+            assert parse_spec({**spec, "requests": 3}, "").check() is None
+            assert parse_spec(spec, "").check() is None or "mix" in spec
+
     def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
         for name, content in (("a.csv", b"\xff\xfe"), ("a.json", b'[{"conversations": "\xff"}]')):
             (tmp_path / name).write_bytes(content)
@@ -264,6 +288,10 @@ class TestRequestLines:
                 "has an id of 1,000,000",
             ),
             ({"id": "b", "prompt": 1, "output": "1"}, "output: give a whole number, not '1'"),
+            (
+                {"id": "b", "prompt": 1, "output": 1, "at": 1700000000000},
+                "at: give seconds, 1e+12 at most, not 1700000000000; milliseconds?",
+            ),
             ({"id": "b", "prompt": 1, "output": 1, "at": True}, "at: give a number, not True"),
             ({"id": "b", "prompt": 1, "output": 1, "colour": 1}, "colour: no such key"),
         ],

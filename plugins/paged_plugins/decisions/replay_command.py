@@ -117,6 +117,9 @@ def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> b
     if not as_json:
         for name, reason in outcome.refused.items():
             echo(f"{name} was not completed: {reason}")
+    for abort in outcome.vain_aborts:
+        told = f"the abort of {abort.id} at step {abort.step} had no effect: it was not running "
+        echo(f"{told}then, or that step was not reached", err=as_json)
     _print_errors(run, outcome, as_json)
     if outcome.unfinished:
         stopped = f"stopped after {scenario.max_steps} steps; unfinished: "

@@ -20,7 +20,7 @@ from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceGroup
 from paged_core.step import StepResult
-from paged_plugins.decisions.scenario import Scenario
+from paged_plugins.decisions.scenario import Scenario, ScenarioAbort
 from paged_plugins.decisions.trace import TraceLines
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.serving import Arrival, Arrivals, deciding_sequence
@@ -78,6 +78,8 @@ class Outcome:
     """Requests that ended with an error, with its text."""
     unfinished: list[str] = field(default_factory=list)
     """Requests that were unfinished when ``max_steps`` was reached."""
+    vain_aborts: list[ScenarioAbort] = field(default_factory=list)
+    """Aborts that ended no request."""
     requests: list[RequestTimes] = field(default_factory=list)
     """Requests that ran, in the order in which they ended."""
 
@@ -123,6 +125,7 @@ class ReplayRun:
             when[abort.step].append(abort.id)
         if self._aborts_once_planned:
             self._watch(engine.executor)
+        self._aborted: set[tuple[str, int]] = set()
         self._lines = TraceLines()
         self._in_flight: dict[str, Arrival] = {}
         self._left = dict.fromkeys(scenario.numbers)
@@ -139,8 +142,12 @@ class ReplayRun:
                 yield self._one_step(refused)
                 timeline.step += 1
             elif not timeline.skip(min(self._before, default=None), self._to_come.next_at):
-                return
-        self._outcome.unfinished += [*(group.id for group in engine.groups), *self._left]
+                break
+        else:
+            self._outcome.unfinished += [*(group.id for group in engine.groups), *self._left]
+        self._outcome.vain_aborts += [
+            each for each in self._scenario.aborts if (each.id, each.step) not in self._aborted
+        ]
 
     def _arrive(self) -> list[str]:
         """Add the requests that arrive before the next step; return those that are refused."""
@@ -173,6 +180,7 @@ class ReplayRun:
     def _abort(self, request_id: str) -> SequenceGroup | None:
         group = self._engine.abort(request_id)
         if group is not None:
+            self._aborted.add((request_id, self._timeline.step))
             self._end(group, self._timeline.now())
         return group
 

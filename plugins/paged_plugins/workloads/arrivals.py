@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field
 
 from paged_plugins.workloads.amount import Kind, gamma, kind_reader, single
-from paged_plugins.workloads.traces.files import estimated_tokens
+from paged_plugins.workloads.traces.files import NO_REQUEST, TraceError, estimated_tokens
 from paged_plugins.workloads.traces.trace import TraceSpec
 
 _RAREST = 1e-4
@@ -136,10 +136,13 @@ class Replay(Kind):
         """As in :meth:`AtOnce.times`.
 
         Raises:
-            TraceError: the trace is broken.
+            TraceError: the trace is broken, or has no request.
         """
+        request = None
         for request in self.trace.requests(estimated_tokens):
             yield request.at * self.trace.scale
+        if request is None:
+            raise TraceError(self.trace.file, None, NO_REQUEST)
 
 
 Arrivals = Annotated[

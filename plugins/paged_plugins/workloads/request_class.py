@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from paged_plugins.workloads.amount import Amount, Count, Fixed, LogNormal, SpecModel
 from paged_plugins.workloads.arrivals import Arrivals
 from paged_plugins.workloads.request import MOST_FAMILY
-from paged_plugins.workloads.traces.files import TokenCount, TraceError
+from paged_plugins.workloads.traces.files import NO_REQUEST, TokenCount, TraceError
 from paged_plugins.workloads.traces.trace import TraceSpec
 
 LengthDraw = Callable[[float, float], tuple[int, int]]
@@ -55,7 +55,7 @@ class TraceLengths(SpecModel):
             lengths.extend((request.num_new, request.output))
         num_pairs = len(lengths) // 2
         if not num_pairs:
-            raise TraceError(self.trace.file, None, "there is no request in it")
+            raise TraceError(self.trace.file, None, NO_REQUEST)
 
         def draw(first: float, _: float) -> tuple[int, int]:
             place = 2 * int(first * num_pairs)
@@ -243,7 +243,8 @@ class RequestClass(SpecModel):
     """Among whom cached blocks are shared: all, the tenant's requests, those of one session."""
     max_tokens: Annotated[int, Strict(), Field(ge=2, le=10_000_000)] | None = None
     """Longest prompt and answer together: a conversation ends before it would be longer, and a
-    single request is shortened, first its answer, then its prompt."""
+    drawn first request is shortened, first its answer, then its prompt. A class whose shortest
+    request is longer is refused."""
 
 
 class MixedClass(RequestClass):

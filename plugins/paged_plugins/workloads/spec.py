@@ -102,6 +102,27 @@ class WorkloadSpec(RequestClass):
             count_tokens,
         )
 
+    def check(self) -> str | None:
+        """Draw a request, or all of them where files or classes bound how many there are.
+
+        Returns:
+            A note, if there are fewer than ``requests``.
+
+        Raises:
+            SettingsError: there is none, the lengths contradict each other, or a file is broken.
+        """
+        is_bounded = any(self.traces()) or (self.mix and all(each.first for each in self.mix))
+        count = 0
+        for first in self.build().draw(0):
+            count += sum(1 for _ in first.family())
+            if not is_bounded:
+                return None
+        if self.requests is None or count >= self.requests:
+            return None
+        return (
+            f"note: {self.name} has {count:,} requests, and not the {self.requests:,} it asks for"
+        )
+
     def rate(self) -> float | None:
         """Return the mean rate at which first requests arrive, a second; ``None``: all arrive at
         once.

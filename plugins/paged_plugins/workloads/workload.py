@@ -16,12 +16,13 @@ from paged_plugins.workloads.request import MOST_FAMILY, ContentIds, WorkloadReq
 from paged_plugins.workloads.request_class import (
     Conversation,
     LengthDraw,
+    Lengths,
     MixedClass,
     Prefixes,
     RequestClass,
     Tree,
 )
-from paged_plugins.workloads.traces.files import TokenCount
+from paged_plugins.workloads.traces.files import NO_REQUEST, TokenCount, TraceError
 from paged_plugins.workloads.traces.trace import Trace
 
 _ASPECTS = ("prompt", "output", "n", "deadline", "turns", "think", "tenant", "priority")
@@ -130,7 +131,8 @@ class FamilyDraw:
         lengths: draws the lengths of prompts and answers.
 
     Raises:
-        SettingsError: shared prefixes are longer than the longest request may be.
+        SettingsError: the shortest request, behind the longest shared prefixes, is longer than the
+            longest may be.
     """
 
     def __init__(
@@ -148,10 +150,14 @@ class FamilyDraw:
         self._tenant = Choice(spec.tenants)
         self._priority = Choice(spec.priorities)
         self._shared = _SharedPrefixes(spec.prefixes, seed, aspect, content)
-        if spec.max_tokens is not None and self._shared.longest + 2 > spec.max_tokens:
+        prompt, output = lengths(0.0, 0.0) if isinstance(spec.lengths, Lengths) else (1, 1)
+        shared = self._shared.longest
+        if spec.max_tokens is not None and shared + prompt + output > spec.max_tokens:
+            after = f" after shared prefixes of {shared}" if shared else ""
             raise SettingsError(
-                f"max_tokens {spec.max_tokens} leaves no room for a prompt and an answer after "
-                f"shared prefixes of {self._shared.longest} tokens; raise it or shorten them"
+                f"max_tokens {spec.max_tokens} leaves no room for a prompt of {prompt} and an "
+                f"answer of {output} tokens{after}, and there are no shorter ones; raise it or "
+                "shorten them"
             )
 
     def draw(self, name: str, at: float, most: int) -> tuple[WorkloadRequest, int]:
@@ -279,10 +285,13 @@ class TraceWorkload:
         """Yield the first requests, each with those that follow it.
 
         Raises:
-            TraceError: a line of the file is broken.
+            TraceError: a line of the file is broken, or there is no request in it.
         """
+        request = None
         for request, time in zip(self._cut(), self._times(seed), strict=False):
             yield replace(request, at=request.at * self.trace.scale if time is None else time)
+        if request is None:
+            raise TraceError(self.trace.file, None, NO_REQUEST)
 
     def _cut(self) -> Iterator[WorkloadRequest]:
         left = self.num_requests

@@ -73,7 +73,8 @@ def _message(item: ErrorDetails, entry: Entry | None) -> str:
     message = f"{message[0].lower()}{message[1:]}, not {item['input']!r:.200}"
     message += spelled_here(f"{item['loc'][0]}_{item['input']}"[:80], str, "values")
     if item["type"] in _CONTAINERS and entry and isinstance(entry.value, Text):
-        message += "; write it as JSON"
+        example = "" if item["type"] in {"dict_type", "model_type"} else ", as in '[]'"
+        message += f"; write it as JSON{example}"
     return message.replace("valid tuple", "valid list")
 
 

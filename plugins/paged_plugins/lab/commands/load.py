@@ -92,6 +92,8 @@ def capacity_command(
     if settings.observers:
         raise SettingsError("leave observers out: all runs would write the same files")
     spec, limits = workload_spec(workload), parse_limits(limit or ())
+    if note := spec.check():
+        echo(note, err=True)
     searched = Searched(settings=settings, workload=spec, num_replicas=replicas, limits=limits)
     count = num_workers(seeds + 1, workers, is_real=False)
     with counting(_RUNS) as advance, open_runner(given.registry, workers=count) as runner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf, isfinite, nan
 from typing import Annotated
 
@@ -124,9 +124,7 @@ def chosen_measures(
     chosen = list(map(measure_name, names or ()))
     for name in chosen:
         if name not in MEASURES:
-            raise SettingsError(
-                f"no measure is called {name!r:.80}{did_you_mean(name, MEASURES)} (--measure)"
-            )
+            raise SettingsError(f"no measure is called {name!r:.80}{_near(name)} (--measure)")
         if name in BALANCE and not is_cluster:
             raise SettingsError(f"--measure {name}: it is of a cluster; give --replicas")
         if name in MEMORY_SHARES and is_cluster:
@@ -139,6 +137,11 @@ def chosen_measures(
                 "--slo-ttft-ms and --slo-tpot-ms, or `slo` in a file"
             )
     return chosen
+
+
+def _near(word: str, names: Collection[str] = MEASURES) -> str:
+    """Return the names with a word in them, or else the nearest, to append to a message."""
+    return did_you_mean(word, [name for name in names if word in name] or names)
 
 
 def measure_name(text: str) -> str:
@@ -160,7 +163,7 @@ def parse_limits(texts: Sequence[str]) -> dict[str, float]:
         name = measure_name(short)
         if name not in LIMITED or not number:
             names = [each.replace("_ms_", "_") for each in LIMITED]
-            known = "" if name in LIMITED else did_you_mean(short, names)
+            known = "" if name in LIMITED else _near(short, names)
             raise SettingsError(
                 f"--limit {text:.80}: give a latency and its limit, as in ttft_p99=2 (seconds), or "
                 f"missed_deadlines=0.01{known}"

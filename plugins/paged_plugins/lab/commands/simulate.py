@@ -202,6 +202,8 @@ def simulate_command(
         fractions=Fractions(load=shares(load), cache=cache, working_set=working_set),
     )
     study.check_fractions()
+    for note in study.check_workloads():
+        echo(note, err=True)
     if len(study.fractions.load) > 1:
         raise SettingsError("--load: one run has one load; give several to `paged-core compare`")
     study = fit(study, resolved.registry, workers=None)

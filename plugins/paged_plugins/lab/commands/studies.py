@@ -118,6 +118,12 @@ Output = Annotated[
 ]
 
 
+_NO_OBSERVERS = (
+    "leave observers out: all runs would write the same files; give --observers to "
+    "`paged-core simulate`"
+)
+
+
 def compare_command(
     given: SettingsArgs,
     workload: WorkloadName,
@@ -151,6 +157,8 @@ def compare_command(
     if not (variations or peer):
         raise SettingsError("there is nothing to compare; give --vary or --peer")
     below = executor_layer("compare", given.registry, real=real, replicas=replicas)
+    if any(each.key.partition(".")[0] == "observers" for each in variations):
+        raise SettingsError(_NO_OBSERVERS)
     arms = varied_arms(variations, given, below)
     engines = _engines(peer or (), arms, temperature)
     if replicas is not None and real:
@@ -159,10 +167,7 @@ def compare_command(
     for one in arms:
         check_executor(one.settings, real=real, arm=one.arm.label)
         if one.settings.observers:
-            raise SettingsError(
-                "leave observers out: all runs would write the same files; give --observers to "
-                "`paged-core simulate`"
-            )
+            raise SettingsError(_NO_OBSERVERS)
     refuse_unused(keys, [one.settings for one in arms], given.registry, replicas)
     loads = shares(load)
     num_runs = len(arms) * seeds * max(1, len(loads))
@@ -181,6 +186,7 @@ def compare_command(
     )
     study.check_fractions()
     study.check_cost_models(given.registry)
+    _say(study.check_workloads())
     chosen = chosen_measures(measure, study.slo, is_cluster=replicas is not None) or SHOWN
     resident = None
     if engines:
@@ -262,6 +268,11 @@ def _running(
         yield runner, advance
 
 
+def _say(notes: Sequence[str]) -> None:
+    for note in notes:
+        echo(note, err=True)
+
+
 def _print(found: Comparison, num_runs: int) -> None:
     results = found.results
     for told in choice_sentences(results.chosen, results.arms[0].title):
@@ -298,6 +309,7 @@ def run_command(
     """
     refuse_settings(given, STUDY_FILE)
     study = read_ablation(file, given.registry)
+    _say(study.check_workloads())
     folder = output or Path(f"{file.stem}-results")
     study = fit(study, given.registry, workers=workers, say=True)
     failed = 0

@@ -132,6 +132,8 @@ def workload_command(
     spec = workload_spec(workload)
     if requests is not None:
         spec = spec.model_copy(update={"requests": requests})
+    if fewer := spec.check():
+        echo(fewer, err=True)
     count_tokens, note = _token_count(spec, given)
     drawn = spec.build(count_tokens).draw(seed)
     summary = WorkloadSummary(given.resolve().settings.block_size)

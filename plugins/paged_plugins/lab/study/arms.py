@@ -128,6 +128,13 @@ def plan_arms(
         for axis, each in axes.items()
         for place, value in enumerate(each)
     ]
+    for number, (key, value, made) in enumerate(single):
+        for other, before, known in single[:number]:
+            if key == other and made == known:
+                raise SettingsError(
+                    f"axes: {key}={setting_text(before)} and {key}={setting_text(value)} are the "
+                    "same settings; leave one out"
+                )
     held = {axis: value for axis, value, made in single if made == own}
     varied = [one for one in single if one[2] != own]
     if product:

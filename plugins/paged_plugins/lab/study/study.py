@@ -154,6 +154,20 @@ class Study:
         if len({one.settings.block_size for one in self.arms}) > 1:
             raise SettingsError(f"block_size: `{name}` counts blocks of one size; vary one of them")
 
+    def check_workloads(self) -> list[str]:
+        """Draw each workload once, so that none fails when it is run, and return notes on them.
+
+        Raises:
+            SettingsError: one has no request, contradicts itself, or its file is broken.
+        """
+        notes = []
+        for each in self.workloads:
+            try:
+                notes.append(each.check())
+            except SettingsError as error:
+                raise SettingsError(f"{error} (workload {each.name})") from None
+        return [note for note in notes if note]
+
     def check_cost_models(self, registry: Registry) -> None:
         """Make the cost model of each simulated arm once, so that none fails when it is run.
 

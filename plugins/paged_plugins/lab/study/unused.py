@@ -58,6 +58,16 @@ def refuse_unused(
         reasons = [_unused(key, settings, num_replicas) for settings in arms]
         if all(reasons):
             raise SettingsError(f"{key} has no effect here: {reasons[0]}")
+    is_simulated = all(settings.executor.name == SIMULATED for settings in arms)
+    if (
+        "seed" in given
+        and is_simulated
+        and not any(draws(settings, registry, num_replicas) for settings in arms)
+    ):
+        raise SettingsError(
+            "seed has no effect here: no component of these runs draws; leave it out, or give "
+            "--seeds for other requests (in a file: `seeds`)"
+        )
     slots = registry.slots.keys() & given.keys() - {"router"}
     for settings in arms:
         if slots and settings.executor.name == SIMULATED:

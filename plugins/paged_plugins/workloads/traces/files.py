@@ -22,6 +22,8 @@ MAX_TOKENS = 10_000_000
 """Largest prompt, and answer; more is taken for a typing error."""
 MAX_ELEMENT = 2**24
 """Characters of an element."""
+NO_REQUEST = "there is no request in it that reads and generates a token"
+"""Problem of a file that is read to its end in vain."""
 _CHUNK = 2**18
 CHARACTERS_PER_TOKEN = 4
 """Length of a token of English, roughly, with vocabularies of 30,000 to 200,000 tokens."""

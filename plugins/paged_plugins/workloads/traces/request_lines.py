@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, Strict, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, Field, Strict, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_plugins.workloads.amount import SpecModel
@@ -36,7 +36,15 @@ from paged_plugins.workloads.traces.files import (
 _MAX_SECONDS = 1e12
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})", re.ASCII)
 
-Seconds = Annotated[float, Strict(), Field(ge=0, le=_MAX_SECONDS)]
+
+def _bounded(seconds: float) -> float:
+    if seconds > _MAX_SECONDS:
+        problem = f"give seconds, {_MAX_SECONDS:g} at most, not {seconds:.13g}; milliseconds?"
+        raise PydanticCustomError("seconds", problem)
+    return seconds
+
+
+Seconds = Annotated[float, Strict(), Field(ge=0), AfterValidator(_bounded)]
 Count = Annotated[int, Strict(), Field(gt=0, le=MAX_TOKENS)]
 
 

@@ -106,6 +106,12 @@ class MeasuredCost(CostModel):
             )
         folder = options.tables or package_folder()
         is_vidur = is_folder_of_vidur(folder)
+        if options.tables and not (is_vidur or (folder / "systems/data").is_dir()):
+            problem = "has no tables of times" if folder.is_dir() else "is no folder"
+            raise SettingsError(
+                f"cost_model.tables: {folder} {problem}; name one with `systems/data`, as the "
+                "package aiconfigurator-core has, or with Vidur's `mlp.csv` and `attention.csv`"
+            )
         self._options = options
         models = installed_models() if is_vidur else published_models(folder)
         self._shape = shape = model_shape(options.model, models)
