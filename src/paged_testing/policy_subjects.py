@@ -50,11 +50,13 @@ WRITTEN_SHARES = (3, 15, 0, 8, 2, 11, 1, 4)
 """For :func:`running_groups`: some have their whole prompt computed, some have just begun."""
 
 
-def empty_cache(registry: Registry) -> KVCache:
-    """An empty cache of 64 blocks."""
-    if "settings of an empty cache" not in registry.memo:  # to check settings takes the longest
-        registry.memo["settings of an empty cache"] = memory_settings(registry)
-    return start_memory_engine(registry.memo["settings of an empty cache"], registry).kv_cache
+def empty_cache(registry: Registry, num_blocks: int = 64) -> KVCache:
+    """An empty cache."""
+    memo, name = registry.memo, f"settings of an empty cache of {num_blocks}"
+    if name not in memo:  # to check settings takes the longest
+        checks = "full" if num_blocks <= 64 else "basic"  # each admission checks all blocks
+        memo[name] = memory_settings(registry, num_blocks=num_blocks, checks=checks)
+    return start_memory_engine(memo[name], registry).kv_cache
 
 
 def waiting_groups(requests: Sequence[Request]) -> list[SequenceGroup]:

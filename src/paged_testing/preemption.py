@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
 from typing import Any, ClassVar
 
 import pytest
@@ -25,6 +28,7 @@ from paged_testing.policy_subjects import (
     written_requests,
 )
 from paged_testing.served import check_served, check_serves_what_fits
+from paged_testing.use import instructions
 from paged_testing.workloads import SITUATIONS, Workload
 
 
@@ -200,6 +204,24 @@ class VictimCases(ComponentConformance):
         of_list = self.make(cache).choose(candidates, 5.0)
         assert chosen is of_list, f"of a tuple it chose {chosen}, of the same list {of_list}"
 
+    def test_the_work_grows_in_proportion_to_the_candidates(self) -> None:
+        """And of many, too, it chooses one."""
+        taken, written = list[int](), written_requests()
+        for number in (192, 1536):
+            cache = empty_cache(self.registry, number)
+            requests = [replace(written[each % 8], id=f"r{each}") for each in range(number)]
+            candidates = running_groups(cache, requests, [0] * number)
+            component = self.make(cache)
+            chosen = component.choose(candidates, 5.0)
+            assert any(chosen is each for each in candidates), f"of {number} it chose {chosen}"
+            choose = partial(component.choose, candidates, 5.0)
+            taken.append(
+                instructions(choose, self.package, most=20 * sum(taken) + 1000 if taken else inf)
+            )
+        assert taken[1] < 16 * taken[0] + 400, (
+            f"choose() takes {taken[0]} instructions of 192 candidates, {taken[1]} or more of 1536"
+        )
+
     def test_what_it_was_shown_before_does_not_matter(self) -> None:
         """Ask it about others, and then about groups that have arrived since."""
         cache, candidates = self._candidates()
@@ -250,6 +272,21 @@ class VictimConformance(ServesEveryWorkload, VictimCases):
         def expected(self, candidates, now):
             return candidates[0]
     """
+
+    def uses(self) -> Callable[[int], object]:
+        """Choices until no candidate is left."""
+        cache = empty_cache(self.registry)
+        component = self.make(cache)
+
+        def use(number: int) -> None:
+            requests = [replace(each, id=f"{each.id} {number}") for each in written_requests()]
+            candidates = running_groups(cache, requests, WRITTEN_SHARES)
+            while candidates:
+                victim = component.choose(candidates, float(number))
+                candidates = [each for each in candidates if each is not victim]
+                cache.release_group(victim)
+
+        return use
 
     def check_written(self) -> None:
         super().check_written()

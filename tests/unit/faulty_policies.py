@@ -23,6 +23,7 @@ RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP
 class _Policy:
     def __init__(self, options: Any, parts: Any, /) -> None:
         self.asked = count()
+        self.kept: list[str] = []
         self.kv_cache = getattr(parts, "kv_cache", None)
 
     @cached_property
@@ -166,6 +167,14 @@ VICTIMS = with_another(
         "SettingVictim": lambda self, shown, now: {f"of {g.id}": g for g in shown}[
             next(iter({f"of {g.id}" for g in shown}))
         ],
+        # counts how often each was chosen, for ever
+        "RememberingVictim": lambda self, shown, now: self.kept.append(shown[-1].id) or shown[-1],
+        # compares each with each
+        "PairingVictim": lambda self, shown, now: max(
+            shown, key=lambda group: sum(1 for each in shown if each.number <= group.number)
+        ),
+        # finds none in a crowd
+        "CrowdedVictim": lambda self, shown, now: shown[-1] if len(shown) < 1000 else None,
         # frees the blocks itself
         "ActingVictim": lambda self, shown, now: (
             self.kv_cache.release_group(shown[-1]) or shown[-1]
