@@ -7,7 +7,7 @@ from math import exp
 from random import Random
 from typing import Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
@@ -21,8 +21,8 @@ class LecarSettings(ComponentSettings):
     """Options of :class:`LecarEvictor`."""
 
     name: Literal["lecar"] = "lecar"
-    learning_rate: PositiveFloat = Field(
-        default=0.45, description="how much a regret moves the weights"
+    learning_rate: float = Field(
+        default=0.45, gt=0, le=100, description="how much a regret moves the weights"
     )
     discount: float = Field(
         default=0.005,

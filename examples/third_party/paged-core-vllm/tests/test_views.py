@@ -25,7 +25,7 @@ def _views(monkeypatch: pytest.MonkeyPatch) -> None:
         replaced = {
             "waiting_groups": waiting_views,
             "running_groups": running_views,
-            "empty_cache": lambda registry: FakeCache(),
+            "empty_cache": lambda registry, num_blocks=64: FakeCache(num_blocks),
         }
         for name, double in replaced.items():
             monkeypatch.setattr(f"paged_testing.{module}.{name}", double)

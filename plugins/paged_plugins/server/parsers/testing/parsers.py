@@ -90,16 +90,15 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
         )
 
 
-_HELD = (256, 2048)
+_HELD = (512, 1024)
 """Letters that a parser has read when the memory of the next ones is compared."""
 
 
 def check_copies(make: Callable[[], Any], texts: Iterable[str]) -> None:
     """Check that a letter does not make a parser copy those that it has read before."""
     for text in filter(None, texts):
-        taken = []
-        for held in _HELD:
-            parser, letters = make(), cycle(text)
+        parser, letters, taken = make(), cycle(text), []
+        for held in (_HELD[0], _HELD[1] - _HELD[0] - 16):
             for letter in islice(letters, held):
                 parser.feed(letter)
             taken.append(bytes_taken(partial(parser.feed, each) for each in islice(letters, 16)))
