@@ -90,9 +90,15 @@ def instruction_sets(item: pytest.Item) -> Iterator[str]:
 
 
 _COUNTING = frozenset(
-    {"test_keeps_nothing_of_what_has_left", "test_the_work_grows_in_proportion_to_the_text"}
+    {
+        "test_keeps_nothing_of_what_has_left",
+        "test_the_work_grows_in_proportion_to_the_text",
+        "test_what_it_holds_is_not_copied_at_each_letter",
+        "test_asks_no_clock_and_rolls_no_dice",
+        "test_instructions_grow_no_faster_than_a_logarithm",
+    }
 )
-"""Cases of the kit that trace hundreds of uses: a fifth of the seconds of the core's tests."""
+"""Cases of the kit that trace hundreds of uses: a third of the seconds of the core's tests."""
 _ONCE = frozenset({"test_decides_the_same_in_another_process", "test_holds_with_other_options"})
 """Others that are about a component more than about the options of a class."""
 _ALL_SETS = frozenset(one.name for one in (*SETS, *EMULATED))
