@@ -278,6 +278,16 @@ def test_gptq_of_the_second_version_by_its_other_name_and_other_forms(tmp_path: 
     check(model, folder, 0.02)  # groups that are out of order are quantised again
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zeros_of_the_second_version_are_not_read_as_those_of_the_first(
+    bits: int, tmp_path: Path
+) -> None:
+    folder = write(make(), tmp_path, Gptq(version=2, bits=bits, symmetric=True))
+    change(folder, checkpoint_format=None)
+    with pytest.raises(CheckpointError, match=r"qzeros.* gptq_v2"):
+        load(folder)
+
+
 def test_the_size_of_the_model_is_that_of_its_codes(tmp_path: Path) -> None:
     folder = write(make(), tmp_path, Gptq(symmetric=True), plain=())
     size = load(folder).model_size()

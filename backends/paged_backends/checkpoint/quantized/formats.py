@@ -24,6 +24,7 @@ from paged_backends.checkpoint.quantized.stored_module import (
 from paged_backends.checkpoint.tensor_files import Part
 from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs
 from paged_backends.quantization.weight_format import Shape
+from paged_core.errors import CheckpointError
 from paged_core.log import get_logger
 
 _NOTES = (
@@ -80,6 +81,8 @@ class Gptq:
     zeros_less_one: bool
     out_of_order: bool
     """Inputs of a group are not one after another: ``g_idx`` says which they are."""
+    is_symmetric: bool
+    """Every zero is the middle of the codes."""
 
     @classmethod
     def described(cls, fields: ConfigFields) -> Gptq:
@@ -99,8 +102,9 @@ class Gptq:
         if out_of_order:
             _log.info("groups_out_of_order", method="gptq", consequence="int8 in groups of 32")
         bits: Literal[4, 8] = 4 if fields.one_of("bits", 4, 8) == 4 else 8
+        is_symmetric = fields.flag("sym", True)
         fields.refuse_unread(*_NOTES, *_NOTES_OF_GPTQ)
-        return cls(bits, group_size, "gptq_v2" not in stated, out_of_order)
+        return cls(bits, group_size, "gptq_v2" not in stated, out_of_order, is_symmetric)
 
     def has(self, module: StoredModule) -> bool:
         """Return whether the matrix of a module is quantised."""
@@ -144,9 +148,14 @@ class Gptq:
         packed = module.integers("qzeros", (groups, -(-outputs * self.bits // 32)))
         elements, inside = covering(rows, outputs, 32 // self.bits)
         packed = packed[some, elements]
-        if self.zeros_less_one:
-            packed = packed + _ONES[self.bits]
-        return unpacked_rows(packed, self.bits)[:, inside]
+        if not self.zeros_less_one:
+            return unpacked_rows(packed, self.bits)[:, inside]
+        if self.is_symmetric and (unpacked_rows(packed, self.bits) == 1 << self.bits - 1).all():
+            raise CheckpointError(
+                f"{module.name}.qzeros holds zeros of format gptq_v2, and the configuration says "
+                "gptq; write 'checkpoint_format': 'gptq_v2' in its quantization_config"
+            )
+        return unpacked_rows(packed + _ONES[self.bits], self.bits)[:, inside]
 
 
 @dataclass(frozen=True, slots=True)
