@@ -73,6 +73,8 @@ class SearchingParser(_Parser):
 class WholeParser(_Parser):
     """Reads at the end, as deep as Python can."""
 
+    kinds: tuple[type, ...] = (dict,)
+
     def feed(self, text: str, /) -> Sequence[Piece]:
         self.text += text
         if self.text.startswith(MARK) or MARK.startswith(self.text):
@@ -84,6 +86,8 @@ class WholeParser(_Parser):
         inside, _, after = self.text.removeprefix(MARK).partition("</tool_call>")
         try:
             call = json.loads(inside)
+            if not isinstance(call["arguments"], self.kinds):
+                raise TypeError(call)
             made = CallBegins(call["name"]), Arguments(json.dumps(call["arguments"]))
         except (ValueError, LookupError, TypeError):
             return [Text(self.text)] if self.text else []
@@ -173,6 +177,44 @@ class SingleParserFormat(HermesFormat):
         return self._parser
 
 
+class ListParser(WholeParser):
+    """Takes lists for arguments."""
+
+    kinds = (dict, list)
+
+
+class TrimmingParser(WholeParser):
+    """Takes white space off what turns out to be text."""
+
+    def end(self) -> Sequence[Piece]:
+        self.text = self.text.rstrip("\u00a0")
+        return super().end()
+
+
+class NewlineParser(_Parser):
+    """Writes line breaks as it likes."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        return super().feed(text.replace("\r\n", "\n"))
+
+
+class FirstOnlyFormat(HermesFormat):
+    """Forces calls of the first function, whichever there are."""
+
+    def grammar(
+        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
+    ) -> str:
+        return super().grammar(functions[:1], parallel=parallel, tokens=tokens)
+
+
+class EmptyingFormat(HermesFormat):
+    """Takes the functions out of what it is given."""
+
+    def parser(self, functions: Any, /) -> ToolParser:
+        functions.clear()
+        return _Parser()
+
+
 def _made(kind: type[ToolParser]) -> Any:
     return lambda self, functions: kind()
 
@@ -181,7 +223,7 @@ PARSERS = {
     kind.__name__ + "Format": _made(kind)
     for kind in (
         *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
-        *(SwallowingParser, SharingParser),
+        *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser),
     )
 }
 

@@ -76,6 +76,9 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "JoiningParserFormat": "keep them in a list, and join it once",
     "WholeParserFormat": "RecursionError",
     "WordyFormat": "'nothing' gives",
+    "ListParserFormat": "are no object",
+    "FirstOnlyFormat": "the grammar does not accept",
+    "EmptyingFormat": "changed the functions",
     **dict.fromkeys(
         ("SharingParserFormat", "SharingThinkFormat", "SingleParserFormat"),
         "is read otherwise while another parser reads",

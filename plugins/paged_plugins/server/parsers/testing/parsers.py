@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle, islice, pairwise, product, zip_longest
+from json import JSONDecoder
 from random import Random
 from typing import Any, ClassVar
 
@@ -30,7 +32,6 @@ from paged_testing.grammar import VOCABULARY
 from paged_testing.use import bytes_taken, instructions, letters_scanned
 
 NAMES = ("f", "weather")
-FUNCTIONS: Mapping[str, Mapping[str, Any]] = {name: {} for name in NAMES}
 OTHER_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {"f": {"properties": {"a": {"type": "string"}}}}
 _MARKS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>"),
@@ -40,16 +41,23 @@ _MARKS = (
 )
 PLAIN = (
     *("", "Hello.", "a < b and c > d", "1, 2, 3", "\n\n  indented\n", "\u4e16\u754c \U0001f600"),
+    *("\u00a0a\r\nb \r\n\u3000", "\ufeff\ta\u2028\x1c"),
     *('{"city": "Paris"}', "[1, 2]", "<b>bold</b>", "tool_call", "an answer {"),
 )
 """Texts without a call."""
 
 
-def cut_texts() -> Iterator[list[str]]:
-    """Texts of marks and other things, in pieces."""
+_SPACES = ("", " ", "\n", "\r\n", "\t", "\u00a0", "\u2028", "\u3000", "\ufeff", "\x1c")
+
+
+def cut_texts(written: Sequence[str] = ()) -> Iterator[list[str]]:
+    """Texts of marks, of beginnings of calls, of white space and other things, in pieces."""
     drawn = Random(0)
-    for _ in range(150):
-        whole = "".join(drawn.choices(_MARKS, k=drawn.randint(0, 10)))
+    for number in range(250 if written else 150):
+        begin = drawn.choice(written) if number >= 150 else ""
+        begin = begin[: drawn.randint(0, len(begin))]
+        whole = begin + "".join(drawn.choices(_MARKS, k=drawn.randint(0, 2 if begin else 10)))
+        whole += drawn.choice(_SPACES) if begin else ""
         cuts = sorted(drawn.randint(0, len(whole)) for _ in range(drawn.randint(0, 8)))
         yield [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
 
@@ -90,7 +98,7 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
         )
 
 
-_HELD = (512, 1024)
+_HELD = (512, 2048)
 """Letters that a parser has read when the memory of the next ones is compared."""
 
 
@@ -108,11 +116,34 @@ def check_copies(make: Callable[[], Any], texts: Iterable[str]) -> None:
         )
 
 
+def _with_instead(text: str, other: str) -> Iterator[str]:
+    """Yield the text with something else in the place of each object of JSON."""
+    for at, letter in enumerate(text):
+        with suppress(ValueError):
+            _, end = JSONDecoder().raw_decode(text, at) if letter == "{" else (None, 0)
+            if end:
+                yield text[:at] + other + text[end:]
+
+
 def _by_letters(parsed: Callable[..., object], begin: str, text: str) -> object:
     return parsed(begin, *text)
 
 
 class _ParserConformance(ComponentConformance):
+    written: ClassVar[Mapping[Any, Any]] = {}
+    example: ClassVar[str]
+    """Form of :attr:`written`, as code."""
+
+    def is_written(self, key: Any, value: Any) -> bool:
+        """Return whether an item of :attr:`written` has the form of the example."""
+        raise NotImplementedError
+
+    def test_written_has_answers_and_how_they_are_read(self) -> None:
+        kind = type(self).__name__
+        assert self.written, f"{kind} says nothing of the form: set `written`, {self.example}"
+        for item in self.written.items():
+            assert self.is_written(*item), f"`written` of {kind} has {item}: set {self.example}"
+
     def build(self, parts: object = None) -> Any:
         """Build the component: its factory gets the options alone."""
         return self.record.load()(self.options)
@@ -165,8 +196,10 @@ class ToolParserConformance(_ParserConformance):
     """
 
     slot: ClassVar[str] = "tool_parser"
-    written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]]
-    """Answers that consist of calls, and what these are; ``f`` and ``weather`` are functions."""
+    written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {}
+    """Answers that consist of calls, and what these are. ``f``, ``weather`` and all that they call
+    are functions."""
+    example = 'such as {"[call f 1]": [("f", {"a": 1})]}: by answer, names and arguments of calls'
     also_read: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {}
     """Other ways to write calls, which are read, and which the grammar does not allow."""
     written_in_tokens: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {}
@@ -176,16 +209,31 @@ class ToolParserConformance(_ParserConformance):
 
     def answers(self) -> Iterable[tuple[Any, str]]:
         texts = (*self.written, *self.broken, *PLAIN[1:3], *PLAIN[-4:-2])
-        return product((FUNCTIONS, OTHER_FUNCTIONS), texts)
+        return product((self.functions, OTHER_FUNCTIONS), texts)
+
+    def is_written(self, key: Any, value: Any) -> bool:
+        """Return whether it is an answer, and calls."""
+        calls = [each for each in value if isinstance(each, tuple)] if value else []
+        is_call = all(len(c) == 2 and isinstance(c[0], str) and type(c[1]) is dict for c in calls)
+        return isinstance(key, str) and bool(calls) and len(calls) == len(value) and is_call
+
+    @property
+    def functions(self) -> dict[str, Mapping[str, Any]]:
+        """Functions that may be called, with their schemas."""
+        written = (*self.written.values(), *self.written_in_tokens.values())
+        return {name: {} for name in (*NAMES, *(call[0] for calls in written for call in calls))}
 
     def parsed(self, *pieces: str) -> list[Piece]:
         """Pieces that a parser makes of a text, those of a kind joined."""
         made = self.build()
         assert isinstance(made, ToolFormat)
-        parser, found = made.parser(FUNCTIONS), list[Piece]()
+        functions = self.functions
+        parser, found = made.parser(functions), list[Piece]()
         for piece in pieces:
             found += parser.feed(piece)
-        return _joined([*found, *parser.end()])
+        found = _joined([*found, *parser.end()])
+        assert functions == self.functions, "it changed the functions that it was given"
+        return found
 
     def test_reads_the_calls_that_are_written(self) -> None:
         for text, calls in {**self.written, **self.also_read}.items():
@@ -205,12 +253,18 @@ class ToolParserConformance(_ParserConformance):
                 assert self.parsed(*pieces) == [Text(text)]
 
     def test_plain_text_is_not_held_back(self) -> None:
-        parser = self.build().parser(FUNCTIONS)
+        parser = self.build().parser(self.functions)
         assert _joined([*parser.feed("Hello"), *parser.feed(" you")]) == [Text("Hello you")]
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
-        for pieces in cut_texts():
+        for pieces in cut_texts(list(self.written)):
             self.check_cuts(pieces)
+
+    def test_arguments_are_an_object(self) -> None:
+        """Otherwise it is no call, or one without them."""
+        for text, other in product(self.written, ("[1]", '[{"a": 1}]', "7", "true")):
+            for whole in _with_instead(text, other):
+                self.check_cuts([*whole])
 
     def test_text_beside_calls_is_kept(self) -> None:
         """Or, in a format in which none may be there, all is text."""
@@ -235,7 +289,7 @@ class ToolParserConformance(_ParserConformance):
         made = self.build()
 
         def begun(text: str) -> Any:
-            parser = made.parser(FUNCTIONS)
+            parser = made.parser(self.functions)
             parser.feed(text)
             return parser
 
@@ -249,7 +303,7 @@ class ToolParserConformance(_ParserConformance):
 
         def use(number: int) -> None:
             for text in texts:
-                parser = made.parser(FUNCTIONS)
+                parser = made.parser(self.functions)
                 parser.feed(f"{text} {number:06}")
                 parser.end()
 
@@ -258,7 +312,7 @@ class ToolParserConformance(_ParserConformance):
     # ------------------------------------------------------------------ forced calls
 
     def grammar(
-        self, *parameters: Mapping[str, Any], tokens: Mapping[str, int] = _NO_TOKENS
+        self, parameters: Mapping[str, Mapping[str, Any]], tokens: Mapping[str, int] = _NO_TOKENS
     ) -> tuple[GrammarCases, CompiledGrammar]:
         """Compile the grammar of calls of functions with these parameters, as a server does.
 
@@ -271,8 +325,10 @@ class ToolParserConformance(_ParserConformance):
         )
         if reason := cases.refusal():
             pytest.skip(reason)
-        functions = list(map(Function, NAMES, parameters))
+        functions = [Function(*each) for each in parameters.items()]
         grammar = self.build().grammar(functions, parallel=True, tokens=tokens)
+        given = [(each.name, each.parameters) for each in functions]
+        assert given == [*parameters.items()], "it changed the functions that it was given"
         return cases, cases.make().compile(StructuredOutputs(grammar=grammar))
 
     def test_the_grammar_accepts_the_calls_that_are_written(self) -> None:
@@ -286,14 +342,19 @@ class ToolParserConformance(_ParserConformance):
     def check_grammar(
         self, written: Mapping[str, Sequence[tuple[str, Any]]], tokens: Mapping[str, int]
     ) -> None:
-        """Check that the grammar accepts calls, with each mark as its token, if it is one."""
+        """Check that the grammar accepts calls, with each mark as its token, if it is one.
+
+        Functions may be given in any order.
+        """
         marks = re.compile("|".join(f"({re.escape(mark)})" for mark in tokens) or "(?!)")
-        for text, calls in written.items():
-            known: list[dict[str, Any]] = [
-                {key: {} for of, given in calls for key in given if of == n} for n in NAMES
-            ]
-            schemas = [{"properties": keys, "required": list(keys)} for keys in known]
-            matcher = self.grammar(*schemas, tokens=tokens)[1].matcher()
+        for (text, calls), turn in product(written.items(), (1, -1)):
+            schemas: dict[str, dict[str, Any]] = {}
+            for name in [*self.functions][::turn]:
+                keys: dict[str, Any] = {
+                    key: {} for of, given in calls for key in given if of == name
+                }
+                schemas[name] = {"properties": keys, "required": list(keys)}
+            matcher = self.grammar(schemas, tokens)[1].matcher()
             ids: list[int] = []
             for part in filter(None, marks.split(text)):
                 ids += [tokens[part]] if part in tokens else VOCABULARY.encode(part)
@@ -307,15 +368,18 @@ class ToolParserConformance(_ParserConformance):
             assert matcher.is_at_end, f"the grammar goes on after {text!r}"
 
     def test_forced_calls_are_read(self) -> None:
-        cases, grammar = self.grammar(PARAMETERS, PARAMETERS)
-        backend = cases.make()
-        texts = filter(None, (cases.walk(backend, grammar, seed) for seed in range(12)))
-        for text in texts:
-            found = self.parsed(text)
-            assert not any(isinstance(piece, Text) for piece in found), f"{text!r} gives {found}"
-            for name, arguments in _calls(found) or [("none", {})]:
-                assert name in NAMES, f"{text!r} gives {found}"
-                assert "a" in arguments, f"{text!r} gives {found}"
+        """Calls of the functions that there are."""
+        for names, num_texts in ((NAMES, 12), (NAMES[:1], 4), (NAMES[1:], 4)):
+            cases, grammar = self.grammar(dict.fromkeys(names, PARAMETERS))
+            backend = cases.make()
+            texts = filter(None, (cases.walk(backend, grammar, seed) for seed in range(num_texts)))
+            for text in texts:
+                found = self.parsed(text)
+                said = f"{text!r} gives {found}"
+                assert not any(isinstance(piece, Text) for piece in found), said
+                for name, arguments in _calls(found) or [("none", {})]:
+                    assert name in names, said
+                    assert "a" in arguments, said
 
     def check_cuts(self, pieces: Sequence[str]) -> None:
         """Check that pieces give what the whole gives, and that arguments are as they should."""
@@ -327,6 +391,7 @@ class ToolParserConformance(_ParserConformance):
         for piece, after in pairwise(found):
             if isinstance(after, Arguments):
                 assert isinstance(piece, CallBegins), "arguments without a call"
+                assert after.text.lstrip()[:1] == "{", f"{after} of {whole!r} are no object"
 
 
 class ReasoningParserConformance(_ParserConformance):
@@ -338,8 +403,16 @@ class ReasoningParserConformance(_ParserConformance):
     """
 
     slot: ClassVar[str] = "reasoning_parser"
-    written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]]
+    written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {}
     """By prompt and answer: the thoughts, and the rest."""
+    example = (
+        'such as {("", "[why]because[/why]so"): ("because", "so")}: by prompt and answer, both'
+    )
+
+    def is_written(self, key: Any, value: Any) -> bool:
+        """Return whether it is a prompt with an answer, and two texts."""
+        pairs = (key, value)
+        return all(type(p) is tuple and list(map(type, p)) == [str, str] for p in pairs)
 
     def answers(self) -> Iterable[tuple[Any, str]]:
         return (*self.written, *((prompt, "why</think>so") for prompt in ("", "x\n<think>\n")))
