@@ -219,7 +219,7 @@ def test_each_expert_has_the_scheme_that_names_it(
 def test_a_configuration_that_does_not_describe_the_tensors(
     changes: dict[str, Any], message: str, runner: str, tmp_path: Path
 ) -> None:
-    folder = write(make(), tmp_path, NOT)
+    folder, changes = write(make(), tmp_path, NOT), dict(changes)
     (group,) = config(folder)["config_groups"].values()
     group |= {"targets": changes.pop("targets", ["Linear"])}
     group["weights"] |= changes.pop("weights", {})

@@ -39,7 +39,7 @@ _WHITESPACE = r"\x20?"
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _MOST_OPTIONAL = 1000
 """Properties of an object that may be left out, at most: any of them may come next."""
-_MOST_ITEMS = 8192
+_MOST_ITEMS = 4096
 """Items of a row, by which the package counts what may come next: four for each of them."""
 _LEAST = 1e-6
 """Part of the numbers between two bounds that is left out where one of them would be let in."""
