@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
@@ -37,13 +37,14 @@ _MOST_SAID = 400
 _WHITESPACE = r"\x20?"
 """Between two parts of JSON, as in the calls that models write: none goes on with it for ever."""
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-_MOST_OPTIONAL = 1000
-"""Properties of an object that may be left out, at most: any of them may come next."""
-_MOST_ITEMS = 4096
-"""Items of a row, by which the package counts what may come next: four for each of them."""
+_MOST_OPTIONAL = 490
+"""Properties of an object that may be left out, at most: any of them may come next.
+
+Each takes four items of a row of the package, which has 2,000 at most: with more, a token of an
+ambiguous grammar takes seconds.
+"""
 _LEAST = 1e-6
 """Part of the numbers between two bounds that is left out where one of them would be let in."""
-_LIMITS = LLParserLimits(max_items_in_row=_MOST_ITEMS)
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _LARK_TOKEN = re.compile(
     r'"(?:\\.|[^"\\])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|%json\b\s*', re.DOTALL
@@ -71,7 +72,7 @@ class LlguidanceGrammar(GrammarBackend):
 
     def compile(self, form: StructuredOutputs, /) -> _Compiled:
         try:
-            matcher = LLMatcher(self._tokenizer, _source(form), log_level=0, limits=_LIMITS)
+            matcher = LLMatcher(self._tokenizer, _source(form), log_level=0)
         except ValueError as error:
             raise _refused(form, str(error)) from error
         if not matcher.is_error() and (problems := matcher.get_grammar_warnings()):
