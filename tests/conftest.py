@@ -96,10 +96,12 @@ _COUNTING = frozenset(
         "test_what_it_holds_is_not_copied_at_each_letter",
         "test_asks_no_clock_and_rolls_no_dice",
         "test_instructions_grow_no_faster_than_a_logarithm",
+        "test_requests_end_though_every_quantum_is_always_over",
+        "test_decides_the_same_in_another_process",
     }
 )
-"""Cases of the kit that trace hundreds of uses: a third of the seconds of the core's tests."""
-_ONCE = frozenset({"test_decides_the_same_in_another_process", "test_holds_with_other_options"})
+"""Cases of the kit that trace hundreds of uses, or start a process: a third of all its seconds."""
+_ONCE = frozenset({"test_holds_with_other_options"})
 """Others that are about a component more than about the options of a class."""
 _ALL_SETS = frozenset(one.name for one in (*SETS, *EMULATED))
 

@@ -16,6 +16,10 @@ from paged_core.plugins.registry import Registry
 from paged_core.sequence import Status
 from paged_plugins.lab.testing import CostModelConformance
 from paged_plugins.routing.testing import RouterConformance
+from paged_plugins.server.parsers.testing import (
+    ReasoningParserConformance,
+    ToolParserConformance,
+)
 from paged_plugins.server.testing import RoutesConformance
 from paged_testing import (
     BlockAllocatorConformance,
@@ -45,6 +49,8 @@ SHOWN: dict[type[ComponentConformance], str] = {
     CostModelConformance: "PerToken",
     RouterConformance: "FewestTokens",
     RoutesConformance: "CountTokens",
+    ToolParserConformance: "CallFormat",
+    ReasoningParserConformance: "FirstLineFormat",
 }
 """The class of each slot, and the component that the page of the slot shows."""
 PLUGINS = ROOT / "docs" / "plugins.md"
@@ -92,8 +98,14 @@ class _Shown(ComponentConformance):
         return registry_with(replace(record, settings=module.ShownSettings, factory=factory))
 
 
+_WRITTEN: dict[type[ComponentConformance], object] = {
+    ToolParserConformance: {'CALL f {"a": 1}': [("f", {"a": 1})]},
+    ReasoningParserConformance: {("", "why\nso"): ("why", "so")},
+}
 for _kind, _name in SHOWN.items():
-    globals()[f"Test{_name}"] = type(f"Test{_name}", (_Shown, _kind), {"__module__": __name__})
+    _own = {"written": _WRITTEN[_kind]} if _kind in _WRITTEN else {}
+    _own |= {"__module__": __name__}
+    globals()[f"Test{_name}"] = type(f"Test{_name}", (_Shown, _kind), _own)
 
 
 class TestByWeight(QueueOrderConformance):

@@ -100,7 +100,7 @@ class TestQoe(QueueOrderConformance):
 
 
 class TestQoeWithoutPatience(QueueOrderConformance):
-    """Whoever waits at all has lost all: the shortest comes first."""
+    """A request that waits at all has lost all: the shortest comes first."""
 
     component = {"name": "qoe", "expected_ttft": 1000.0}  # noqa: RUF012
     expected = ARRIVAL

@@ -24,8 +24,9 @@ from paged_plugins.lab.calibration.served_loads import (
     drive,
 )
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
-from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, WeightsFile, write_weights
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
 from paged_plugins.lab.cost_models.roofline import RooflineCost
+from paged_plugins.lab.cost_models.weights_file import WeightsFile, write_weights
 from paged_plugins.lab.settings import LinearSettings, RooflineSettings, SimulatedSettings
 from unit.gpu_tables import SYSTEM, write_package
 from unit.lab_runs import REGISTRY, simulated
@@ -52,7 +53,7 @@ def answered(settings: EngineSettings) -> list[ServedLoad]:
     for load in loads():
         keeper = served_fit._StepKeeper()
         engine = build_engine(settings, REGISTRY, observers=[keeper])
-        record = served_fit._ClosedLoop(engine, keeper, load).record()
+        record = served_fit._LoadLoop(engine, keeper, load).record()
         by_id = {each.id: each for each in record.requests}
         answers = []
         for each in (by_id[request.id] for request in load.requests):

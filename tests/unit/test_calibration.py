@@ -33,7 +33,8 @@ from paged_plugins.lab.calibration.scenes import (
 )
 from paged_plugins.lab.commands.calibrate import COMPARED, validate
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
-from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, read_weights, write_weights
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
+from paged_plugins.lab.cost_models.weights_file import read_weights, write_weights
 from paged_plugins.lab.settings import LinearSettings
 from unit.lab_runs import REGISTRY, simulated
 

@@ -23,6 +23,8 @@ from paged_testing.policy_subjects import empty_cache, waiting_groups
 from paged_testing.use import instructions
 from paged_testing.workloads import simple_request
 
+pytestmark = pytest.mark.heavy
+
 REGISTRY = Registry.discover()
 SMALL, LARGE = 1 << 8, 1 << 11
 LOGARITHMIC = 11 / 8 * 1.25

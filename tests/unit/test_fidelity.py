@@ -92,7 +92,7 @@ def test_engines_are_served_with_their_own_options(
 def simulate(row: ServedRow, package: Path, **options: Any) -> Times:
     host = {"host_per_step": 0.0, "host_per_sequence": 0.0}
     chosen = measured_options(row, package) | host | options
-    return RowTask(row=row, cost_model=chosen, folder=package).serve(REGISTRY)
+    return RowTask(row=row, cost_model=chosen).serve(REGISTRY)
 
 
 def test_a_closed_loop_has_as_many_requests_as_clients(package: Path) -> None:

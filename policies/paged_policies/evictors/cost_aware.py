@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat
 
 from paged_core.engine.contexts import EvictorContext
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo
 from paged_policies.evictors.leaves import LeavesSettings, on_leaves
 from paged_policies.evictors.ranked import RankedEvictor
+from paged_policies.recompute_cost import EVEN_AT, EvenAt, cost_of_token
 
 
 class CostSettings(LeavesSettings):
@@ -20,11 +21,7 @@ class CostSettings(LeavesSettings):
         default=True,
         description="evict no block that others depend on, which could not be found without it",
     )
-    even_at: PositiveInt = Field(
-        default=24576,
-        description="tokens before a token for which attention costs as much as all else: about "
-        "six times the hidden size",
-    )
+    even_at: EvenAt = EVEN_AT
 
 
 class GdsfSettings(CostSettings):
@@ -53,7 +50,7 @@ class CostAwareEvictor(RankedEvictor):
 
     def cost(self, info: BlockInfo) -> float:
         """Operations to compute a block again, those of attention over its prefix included."""
-        return 1 + info.num_tokens / self._even_at
+        return cost_of_token(info.num_tokens, self._even_at)
 
 
 class GdsfEvictor(CostAwareEvictor):

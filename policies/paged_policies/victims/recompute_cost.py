@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field, PositiveInt
-
 from paged_core.engine.contexts import VictimContext
 from paged_core.sequence import SequenceGroup
+from paged_policies.recompute_cost import EVEN_AT, EvenAt, cost_of_token
 from paged_policies.victims.preemption_limit import LimitedSettings, LimitedVictim
 
 
@@ -17,11 +16,7 @@ class RecomputeCostSettings(LimitedSettings):
     """Options of :class:`RecomputeCostVictim`."""
 
     name: Literal["recompute_cost"] = "recompute_cost"
-    even_at: PositiveInt = Field(
-        default=24576,
-        description="tokens before a token for which attention costs as much as all else: about "
-        "six times the hidden size",
-    )
+    even_at: EvenAt = EVEN_AT
 
 
 class RecomputeCostVictim(LimitedVictim):
@@ -48,5 +43,5 @@ class RecomputeCostVictim(LimitedVictim):
         for sequence in group.live:
             own = sum(block in freed for block in sequence.table.blocks)
             lost = min(own * self._kv_cache.block_size, sequence.num_computed)
-            cost += lost * (1 + (2 * sequence.num_computed - lost) / (2 * self._even_at))
+            cost += lost * cost_of_token(sequence.num_computed - lost / 2, self._even_at)
         return len(freed) / max(cost, 0.5)

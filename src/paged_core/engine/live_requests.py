@@ -13,8 +13,8 @@ from paged_core.interfaces.schedule import Schedule
 from paged_core.log import get_logger
 from paged_core.request import FinishReason, Request
 from paged_core.requests.beams import Beams, keep_best
-from paged_core.requests.demand import Demand
 from paged_core.requests.pins import Pins
+from paged_core.requests.waiting import Demand
 from paged_core.sequence import BlockTable, SequenceGroup, SequenceState, Status, StopCheck
 from paged_core.step import StepResult
 

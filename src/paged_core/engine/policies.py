@@ -29,8 +29,8 @@ from paged_core.interfaces.scheduler import Scheduler
 from paged_core.interfaces.victim import Victim
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
-from paged_core.requests.demand import Demand
 from paged_core.requests.lookup_oracle import LookupOracle
+from paged_core.requests.waiting import Demand
 from paged_core.settings.schema import EngineSettings
 
 

@@ -1,8 +1,12 @@
-"""The work that a request would be if it started now."""
+"""Waiting requests and the prefix cache: what is left to compute, and what they will look up."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from paged_core.cache.kv_cache import KVCache
+from paged_core.interfaces.evictor import Evictor, SupportsDemand
 from paged_core.sequence import SequenceGroup, Status
 
 
@@ -19,3 +23,55 @@ def uncached_tokens(group: SequenceGroup, kv_cache: KVCache) -> int:
         return total
     hits = [kv_cache.lookup(each, each.num_tokens - 1) for each in group.live]
     return total - sum(len(hit.blocks) for hit in hits) * kv_cache.block_size
+
+
+class Demand:
+    """Counts the waiting requests that want some content, for an evictor that asks to be told.
+
+    It costs one pass over the blocks of a request when that starts to wait, and one when it ceases
+    to; nothing, with other evictors.
+    """
+
+    def __init__(self) -> None:
+        self._evictor: SupportsDemand | None = None
+        """``None``: it does not ask."""
+        self._wanted: dict[str, list[int]] = {}
+        """Content keys, by the request that waits."""
+        self._counts: Counter[int] = Counter()
+
+    def begin(self, evictor: Evictor | None) -> None:
+        """Tell a new evictor from now on, or none; no request waits."""
+        self._evictor = evictor if isinstance(evictor, SupportsDemand) else None
+        self._wanted.clear()
+        self._counts.clear()
+
+    def update(self, groups: Iterable[SequenceGroup], kv_cache: KVCache) -> None:
+        """Note of each group whether it waits now."""
+        if self._evictor is None:
+            return
+        for group in groups:
+            self.forget(group)
+            if group.status is Status.WAITING:
+                self._enter(group, kv_cache)
+
+    def forget(self, group: SequenceGroup) -> None:
+        """Note that a group does not wait any more."""
+        for key in self._wanted.pop(group.id, ()):
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key]
+                assert self._evictor is not None
+                self._evictor.wanted(key, False)
+
+    def _enter(self, group: SequenceGroup, kv_cache: KVCache) -> None:
+        keys: dict[int, None] = {}
+        for sequence in group.live:
+            last = sequence.num_tokens - 1  # which is always computed
+            kv_cache.lookup(sequence, last)  # which makes its keys
+            keys |= dict.fromkeys(map(hash, sequence.table.keys[: last // kv_cache.block_size]))
+        self._wanted[group.id] = list(keys)
+        for key in keys:
+            self._counts[key] += 1
+            if self._counts[key] == 1:
+                assert self._evictor is not None
+                self._evictor.wanted(key, True)

@@ -20,7 +20,8 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.calibration.scenes import Scene
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
-from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, WeightsFile
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
+from paged_plugins.lab.cost_models.weights_file import WeightsFile
 from paged_plugins.lab.runs.run_workload import RunCollector
 from paged_plugins.lab.runs.work_count import WatchedExecutor
 from paged_plugins.lab.settings import LinearSettings

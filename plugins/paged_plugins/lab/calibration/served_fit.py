@@ -21,14 +21,14 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
-from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.calibration.calibrate import error_summary, robust_least_squares
 from paged_plugins.lab.calibration.served_loads import ClosedLoad, ServedLoad
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
-from paged_plugins.lab.cost_models.linear import PARTS, WeightsFile
-from paged_plugins.lab.runs.run_workload import RecordedLoop, RunCollector
-from paged_plugins.workloads.serving import Arrival
+from paged_plugins.lab.cost_models.linear import PARTS
+from paged_plugins.lab.cost_models.weights_file import WeightsFile
+from paged_plugins.lab.runs.run_workload import ClosedLoop, RunCollector
+from paged_plugins.workloads.request import WorkloadRequest
 
 Array = NDArray[np.float64]
 
@@ -59,18 +59,15 @@ class _StepKeeper(RunCollector):
         self.ends += [ended] * len(work)
 
 
-class _ClosedLoop(RecordedLoop):
-    """Serves as many requests at a time as there are clients."""
+class _LoadLoop(ClosedLoop):
+    """Serves a load; its clients ask in the order of its requests."""
 
     def __init__(self, engine: Engine, collector: RunCollector, load: ClosedLoad) -> None:
         super().__init__(engine, collector, load.requests[: load.clients])
         self._waiting = deque(load.requests[load.clients :])
 
-    def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
-        super().ended(group, arrival)
-        if self._waiting:
-            now = self._clock() - self.start
-            self.arrivals.add(replace(self._waiting.popleft(), at=now + _TURN))
+    def next_request(self, now: float) -> WorkloadRequest | None:
+        return replace(self._waiting.popleft(), at=now + _TURN) if self._waiting else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ def observe(
         keeper, first = _StepKeeper(), len(works)
         engine = build_engine(settings, registry, observers=[keeper])
         try:
-            record = _ClosedLoop(engine, keeper, each.load).record()
+            record = _LoadLoop(engine, keeper, each.load).record()
         finally:
             engine.close()
         unserved = next((one for one in record.requests if not one.is_served), None)

@@ -46,7 +46,7 @@ from paged_plugins.lab.calibration.served_loads import (
     drive,
 )
 from paged_plugins.lab.commands.options import CpuTime
-from paged_plugins.lab.cost_models.linear import WeightsFile, write_weights
+from paged_plugins.lab.cost_models.weights_file import WeightsFile, write_weights
 from paged_plugins.lab.measures import ServiceLevel, measures, value_text
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload, warm_up

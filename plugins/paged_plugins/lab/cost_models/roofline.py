@@ -5,9 +5,9 @@ from __future__ import annotations
 from paged_core.errors import SettingsError
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork, memory_of_cache
 from paged_plugins.lab.cost_models.devices import device
-from paged_plugins.lab.cost_models.linear import with_file
 from paged_plugins.lab.cost_models.measured.tables import installed_models
 from paged_plugins.lab.cost_models.model_shape import model_shape
+from paged_plugins.lab.cost_models.weights_file import with_file
 from paged_plugins.lab.settings import RooflineSettings
 
 _REDUCE_LATENCY = 8e-6

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
-from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import settings_class
 from paged_plugins.lab.fidelity.served_rows import (
     ServedRow,
     engine_values,
     serving,
 )
-from paged_plugins.lab.runs.run_workload import RecordedLoop, RunCollector
+from paged_plugins.lab.runs.run_workload import ClosedLoop, RunCollector
+from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.serving import Arrival
 
 _ROUNDS = 10
 """Requests of each client in the benchmarks."""
@@ -62,7 +60,6 @@ class RowTask:
 
     row: ServedRow
     cost_model: Mapping[str, Any]
-    folder: Path
 
     def serve(self, registry: Registry) -> Times:
         """Simulate the row.
@@ -70,22 +67,20 @@ class RowTask:
         Raises:
             SettingsError: the model was not measured so, or does not fit into the GPUs.
         """
-        values = engine_values(self.row, self.folder, self.cost_model)
+        values = engine_values(self.row, self.cost_model)
         collector = RunCollector(2)
         engine = build_engine(settings_class(registry)(**values), registry, observers=[collector])
         try:
-            loop = _ClosedLoop(engine, collector, self.row)
+            loop = _RowLoop(engine, collector, self.row)
             record = loop.record()
         finally:
             engine.close()
         if record.first_told is not None:
             raise SettingsError(record.first_told)
-        weights = {True: 1.0, False: 0.0}
-        clients, rounds = self.row.clients, rounds_of(self.row)
-        weights[False] = (_ROUNDS - 1) / (rounds - 1)
+        later = (_ROUNDS - 1) / (rounds_of(self.row) - 1)
         weight, ttft, tpot = [], [], []
         for each in record.requests:
-            weight.append(weights[int(each.id) < clients])
+            weight.append(1.0 if int(each.id) < self.row.clients else later)
             assert each.first_token is not None
             ttft.append(each.first_token - each.arrival + loop.delays[each.id])
             tpot.append(each.time_per_token or 0.0)
@@ -96,7 +91,7 @@ class RowTask:
         )
 
 
-class _ClosedLoop(RecordedLoop):
+class _RowLoop(ClosedLoop):
     """Serves a row's clients; each asks anew when it is answered."""
 
     def __init__(self, engine: Any, collector: RunCollector, row: ServedRow) -> None:
@@ -122,8 +117,13 @@ class _ClosedLoop(RecordedLoop):
             id=name, at=now + delay, prompt=(range(prompt),), output=max(2, output)
         )
 
-    def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
-        super().ended(group, arrival)
-        if self._left:
-            self._left -= 1
-            self.arrivals.add(self._draw(self.engine.clock() - self.start))
+    def next_request(self, now: float) -> WorkloadRequest | None:
+        if not self._left:
+            return None
+        self._left -= 1
+        return self._draw(now)
+
+
+def run_all(runner: Runner, tasks: Sequence[Any]) -> Iterator[Any]:
+    """Yield what came of tasks that are not those of a study, when each has ended."""
+    return cast("Callable[[Sequence[Any]], Iterator[Any]]", runner)(tasks)

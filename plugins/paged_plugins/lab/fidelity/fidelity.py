@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.cost_models.measured.tables import published_models
-from paged_plugins.lab.fidelity.closed_loop import RowTask, Times
+from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, run_all
 from paged_plugins.lab.fidelity.estimates import aiconfigurator_estimate
 from paged_plugins.lab.fidelity.host_terms import FITTED, is_fitted
 from paged_plugins.lab.fidelity.served_rows import (
@@ -99,8 +99,7 @@ def judge(
         tasks.append(_Named("measured", row, folder))
         tasks.append(_Named("roofline", row, folder))
         tasks.append(_Named("aiconfigurator", row, folder))
-    run = cast("Callable[[Sequence[_Named]], Iterator[Any]]", runner)
-    for ran in run(tasks):
+    for ran in run_all(runner, tasks):
         task, times = ran.task, ran.record
         if isinstance(times, Times):
             judged[task.row.id].found[task.whose] = times
@@ -129,7 +128,7 @@ class _Named:
                 options |= FITTED._asdict()
             else:
                 options = roofline_options(row, self.folder)
-            return RowTask(row=row, cost_model=options, folder=self.folder).serve(registry)
+            return RowTask(row=row, cost_model=options).serve(registry)
         except SettingsError as error:
             return str(error).replace("cost_model: ", "").partition(";")[0]
 

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from paged_plugins.lab.fidelity.closed_loop import RowTask, Times
+from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, run_all
 from paged_plugins.lab.fidelity.served_rows import ServedRow, measured_options
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.progress import Advance
@@ -79,14 +79,13 @@ def fit(rows: Sequence[ServedRow], folder: Path, runner: Runner, advance: Advanc
     its share in the time that was served is the least.
     """
     tasks = [
-        RowTask(row=row, folder=folder, cost_model=measured_options(row, folder) | terms._asdict())
+        RowTask(row=row, cost_model=measured_options(row, folder) | terms._asdict())
         for row in rows
         for terms in _TRIED
         if half_of(row) is not None
     ]
     found: dict[str, dict[HostTerms, float]] = {}
-    run = cast("Callable[[Sequence[RowTask]], Iterator[Any]]", runner)
-    for ran in run(tasks):
+    for ran in run_all(runner, tasks):
         if isinstance(ran.record, Times):
             terms = HostTerms(*(ran.task.cost_model[name] for name in HostTerms._fields))
             found.setdefault(ran.task.row.id, {})[terms] = ran.record.tpot_ms

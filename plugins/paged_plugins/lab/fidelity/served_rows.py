@@ -182,7 +182,7 @@ def serving(row: ServedRow) -> Serving:
     )
 
 
-def engine_values(row: ServedRow, folder: Path, cost_model: Mapping[str, Any]) -> dict[str, Any]:
+def engine_values(row: ServedRow, cost_model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the settings under which a row is simulated."""
     served = serving(row)
     return {

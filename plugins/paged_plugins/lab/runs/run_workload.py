@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -342,6 +343,20 @@ class RecordedLoop(ServingLoop):
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         self._collector.ended(group, arrival)
+
+
+class ClosedLoop(RecordedLoop, ABC):
+    """Serves clients that each ask anew when they are answered; the first requests are drawn."""
+
+    @abstractmethod
+    def next_request(self, now: float) -> WorkloadRequest | None:
+        """Return what a client asks that is answered ``now``, in seconds since the start; ``None``:
+        nothing more."""
+
+    def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
+        super().ended(group, arrival)
+        if (request := self.next_request(self._clock() - self.start)) is not None:
+            self.arrivals.add(request)
 
 
 def warm_up(engine: Engine) -> None:

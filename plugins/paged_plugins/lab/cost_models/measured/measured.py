@@ -9,7 +9,6 @@ from typing import NamedTuple
 from paged_core.errors import SettingsError
 from paged_core.log import get_logger
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork, memory_of_cache
-from paged_plugins.lab.cost_models.linear import with_file
 from paged_plugins.lab.cost_models.measured.curves import Curve
 from paged_plugins.lab.cost_models.measured.kernels import (
     Attention,
@@ -35,6 +34,7 @@ from paged_plugins.lab.cost_models.measured.vidur import (
     system_of,
 )
 from paged_plugins.lab.cost_models.model_shape import ModelShape, model_shape
+from paged_plugins.lab.cost_models.weights_file import with_file
 from paged_plugins.lab.settings import MeasuredSettings
 
 _log = get_logger()
