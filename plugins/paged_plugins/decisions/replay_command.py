@@ -15,6 +15,7 @@ from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import echo, print_table
 from paged_core.errors import SettingsError
 from paged_core.settings.schema import Resolved
+from paged_plugins.decisions.counterfactual import counterfactual
 from paged_plugins.decisions.diff import first_difference, listed, show_difference
 from paged_plugins.decisions.replay import check_settings, replay, settings_layer
 from paged_plugins.decisions.replay_run import Outcome, RequestTimes
@@ -79,6 +80,17 @@ def replay_command(
         bool,
         typer.Option("--requests", help="A line per request, with its times, not one per step."),
     ] = False,
+    at: Annotated[
+        int | None, typer.Option(min=0, metavar="STEP", help="With --instead: the step.")
+    ] = None,
+    instead: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SLOT=NAME",
+            help="Let another component decide in the step --at, as in victim=fewest_computed, and "
+            "show what that changes.",
+        ),
+    ] = None,
 ) -> int:
     """Run scenarios without a model and print the decisions of every step.
 
@@ -89,6 +101,10 @@ def replay_command(
     if overrides := runs[0].overrides():
         told = f"settings over the scenario's own: {overrides}"
         echo(told, err=as_json)  # a trace holds nothing else
+    if at is not None or instead is not None:
+        if at is None or instead is None or check or by_request or len(runs) > 1:
+            raise SettingsError("--at and --instead are given together, for one scenario alone")
+        return _otherwise(runs[0], at, instead, as_json)
     if check:
         if by_request:
             raise SettingsError("--check compares steps; leave --requests out")
@@ -96,6 +112,36 @@ def replay_command(
     _refuse_equal_names(runs, as_json)
     broken = [_print(run, as_json, by_request, len(runs) > 1) for run in runs]
     return FAILED if any(broken) else OK
+
+
+def _otherwise(run: Run, at: int, instead: str, as_json: bool) -> int:
+    """Print what decisions of one step are worth."""
+    registry, settings = run.resolved.registry, run.resolved.settings
+    found = counterfactual(run.case.scenario, registry, settings, at, instead)
+    if as_json:
+        echo(json.dumps(found))
+        return OK
+    was, other = found["decided"]
+    rows = [(key, _told(was[key]), _told(other[key])) for key in was if was[key] != other[key]]
+    echo(f"{run.name}: step {at}, decided by {instead} instead")
+    if not rows:
+        echo("it decides as was decided, and nothing changes")
+        return OK
+    print_table("", (f"step {at}", "as it was", "instead"), rows)
+    for key, what in (("measures", "in all"), ("requests", "request ends, s")):
+        changed = [
+            (name, f"{one:,.6g}", f"{two:,.6g}", f"{two - one:+,.6g}")
+            for name, (one, two) in found[key].items()
+        ]
+        if changed:
+            print_table("", (what, "as it was", "instead", "change"), changed)
+    return OK
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{name}:{count}" for name, count in value.items() if count]
+    return " ".join(map(str, value)) or "-"
 
 
 def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> bool:

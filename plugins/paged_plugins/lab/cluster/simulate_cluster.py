@@ -31,6 +31,7 @@ from paged_plugins.lab.runs.run_record import (
     ended_record,
     refused_records,
 )
+from paged_plugins.lab.runs.shadows import Baseline, DecisionWatch
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork
 from paged_plugins.routing.block_events import BlockEvents, BlockEventsSettings
@@ -168,6 +169,7 @@ def simulate_cluster(
     num_replicas: int,
     on_request: OnRequest = lambda request, replica: None,
     advance: Callable[[int], None] = lambda num_ended: None,
+    baseline: Baseline | None = None,
 ) -> RunRecord:
     """Serve a workload on ``num_replicas`` equal engines behind the router that the settings name.
 
@@ -178,6 +180,7 @@ def simulate_cluster(
         seed: of the workload; that of the engines and of the router is raised by it.
         on_request: called with each request that ended, in that order.
         advance: called with the number of requests that have ended since its last call.
+        baseline: as of :func:`~paged_plugins.lab.runs.run_workload.run_workload`.
 
     Raises:
         SettingsError: the engines cannot be simulated.
@@ -192,6 +195,9 @@ def simulate_cluster(
             "leave `async_scheduling` out"
         )
     settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
+    watch = DecisionWatch(baseline or {}, registry)
+    if baseline:
+        registry = watch.registry
     with ExitStack() as stack:
         router = make_router(settings, registry)
         if router.wants_block_events:
@@ -203,6 +209,7 @@ def simulate_cluster(
             stack.callback(replicas[-1].engine.close)
         loop = _EventLoop(replicas, router, workload, seed, on_request, advance)
         loop.run()
+        loop.record.asked = watch.counts
         return _finished(loop.record, [replica.totals() for replica in replicas], token_gaps)
 
 
@@ -326,6 +333,7 @@ class _EventLoop:
         return routed.replica
 
     def _add(self, request: RequestRecord, replica: int) -> None:
+        request = replace(request, replica=replica)
         self.record.requests.append(request)
         self._on_request(request, replica)
         totals = self.record.replicas[replica]

@@ -35,6 +35,7 @@ from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures, value_text
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.lab.runs.saturation import Saturation
 from paged_plugins.lab.study.arms import Arm, PlannedArm
 from paged_plugins.lab.study.study import Fractions, Study
 from paged_plugins.lab.study.unused import refuse_unused
@@ -219,7 +220,7 @@ def simulate_command(
         else:
             record = run_workload(*asked, advance=advance)
     seconds = _cpu_seconds() - started
-    found = measures(record, slo)
+    found, saturation = measures(record, slo), Saturation.of(record)
     is_served = found["failed"] < len(record.requests)
     status = OK if is_served and not record.num_errors else FAILED
     document: dict[str, Any] = {"requests": len(record.requests), "measures": found}
@@ -233,6 +234,7 @@ def simulate_command(
         head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
         tail: dict[str, Any] = {"failure": record.failure, "errors": record.num_errors}
         tail |= {"error": record.error, "cpu_seconds": round(seconds, 3)}
+        tail |= {"saturation": saturation and saturation.document()}
         tail |= {"chosen": list(study.chosen), "latencies_of": "all"}
         print_json(head | document | tail)
         return status
@@ -243,6 +245,8 @@ def simulate_command(
     for sentence in choice_sentences(study.chosen, study.arms[0].arm.title):
         echo(sentence)
     _print(title, took, record, found)
+    if saturation is not None:
+        echo(str(saturation))
     return status
 
 

@@ -36,6 +36,7 @@ from paged_plugins.lab.commands.options import (
     shares,
 )
 from paged_plugins.lab.load.fractions import choice_sentences
+from paged_plugins.lab.load.remedies import with_remedies
 from paged_plugins.lab.measures import MEASURES, SHOWN, ServiceLevel
 from paged_plugins.lab.results.folder import (
     ResultsFolder,
@@ -208,10 +209,13 @@ def compare_command(
     if output is not None:
         make_folder(output)
     study = fit(study.once(given.registry), given.registry, workers=workers)
+    if not study.is_real:
+        study = study.watched(given.registry)
     num_runs = len(study)
     count = num_workers(num_runs, workers, is_real=real)
     with _running(given.registry, arms, num_runs, "comparing", workers=count) as (runner, advance):
         results = run_study(study, resident or runner, advance, keeps_records=bool(html or output))
+        results = with_remedies(study, results, runner)
     for name in (measure and chosen) or ():
         if results.runs and not any(name in run.measures for run in results.runs):
             raise SettingsError(f"--measure {name}: no run has it; leave it out")
@@ -299,6 +303,14 @@ def run_command(
     output: RunOutput = None,
     workers: Workers = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace the results in FOLDER.")] = False,
+    shadow: Annotated[
+        bool,
+        typer.Option(
+            "--shadow",
+            help="Count the decisions of what arms vary, and those that the baseline's component, "
+            "asked beside it, would have made otherwise.",
+        ),
+    ] = False,
 ) -> int:
     """Run an ablation: every arm on the same requests with the same seeds.
 
@@ -310,6 +322,10 @@ def run_command(
     refuse_settings(given, STUDY_FILE)
     study = read_ablation(file, given.registry)
     _say(study.check_workloads())
+    if shadow:
+        if study.is_real:
+            raise SettingsError("--shadow: it would be timed, too; leave it out where a model runs")
+        study = study.watched(given.registry)
     folder = output or Path(f"{file.stem}-results")
     study = fit(study, given.registry, workers=workers, say=True)
     failed = 0

@@ -26,12 +26,21 @@ from paged_plugins.workloads.distinct_blocks import DistinctBlocks
 from paged_plugins.workloads.spec import DEFAULT_REQUESTS, WorkloadSpec
 
 
-def fitted(study: Study, runner: Runner, advance: Advance = lambda count: None) -> Study:
+def fitted(
+    study: Study,
+    runner: Runner,
+    advance: Advance = lambda count: None,
+    *,
+    num_seeds: int = CAPACITY_SEEDS,
+) -> Study:
     """Return a study whose workloads have the rates, and whose runs the blocks, that are asked for.
 
     Both are fractions of what the first arm does without a limit of blocks, if a part of these is
     asked for: first its rate is chosen, then the blocks at that rate. With a load, runs have as
     many requests as a capacity takes, if the workload has fewer.
+
+    Args:
+        num_seeds: with which what can be served is measured.
 
     Raises:
         SettingsError: a workload has no rate.
@@ -39,7 +48,7 @@ def fitted(study: Study, runner: Runner, advance: Advance = lambda count: None) 
     """
     workloads, blocks, chosen = [], dict[str, int](), list[Mapping[str, Any]]()
     for written in study.workloads:
-        for workload, load in _loaded(study, written, runner, advance):
+        for workload, load in _loaded(study, written, runner, advance, num_seeds):
             told: dict[str, Any] = {"workload": workload.name, **load}
             if study.chooses_blocks:
                 told["cache"] = _cut(study, workload, runner, advance)
@@ -50,7 +59,7 @@ def fitted(study: Study, runner: Runner, advance: Advance = lambda count: None) 
 
 
 def _loaded(
-    study: Study, workload: WorkloadSpec, runner: Runner, advance: Advance
+    study: Study, workload: WorkloadSpec, runner: Runner, advance: Advance, num_seeds: int
 ) -> Iterator[tuple[WorkloadSpec, Mapping[str, Any]]]:
     """Yield a workload at each load, with what there is to tell of that: one search finds all."""
     fractions = study.fractions.load
@@ -63,7 +72,7 @@ def _loaded(
         num_replicas=study.num_replicas,
         is_unlimited=study.chooses_blocks,
     )
-    seeds = capacity_seeds(workload, CAPACITY_SEEDS)
+    seeds = capacity_seeds(workload, num_seeds)
     found = find_capacity(searched, seeds, runner, advance)
     for fraction in fractions:
         rate = float(f"{fraction * found.rate:.4g}")

@@ -13,8 +13,14 @@ from paged_core.cli.output import show
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import LATENCIES, MEASURES, Measure, value_text
 from paged_plugins.lab.results.results import FAILED, Results
-from paged_plugins.lab.statistics.comparison import DECIDED, Comparison
+from paged_plugins.lab.statistics.asked import never_asked, rows_told
+from paged_plugins.lab.statistics.comparison import (
+    DECIDED,
+    Comparison,
+    saturation_sentences,
+)
 from paged_plugins.lab.statistics.differences import Difference, minimum_seeds
+from paged_plugins.lab.statistics.split import splits
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted
@@ -200,13 +206,21 @@ def contents(told: Comparison) -> Contents:
     return Contents(
         title=_title(results, kinds),
         scope=_scope(results, told.differences),
-        limits=told.limits,
+        limits=[
+            *never_asked(told.asked),
+            *saturation_sentences(results),
+            *(each.sentence for each in splits(results) if each.sentence),
+            *told.limits,
+        ],
         decided=[
             each
             for each in told.differences
             if each.verdict in DECIDED and MEASURES[each.measure].shown
         ],
-        notes=list(notes(results, told.confidence, len(found))),
+        notes=[
+            *notes(results, told.confidence, len(found)),
+            *rows_told(told.asked),
+        ],
         tables=_tables(results, kinds, found, [each for each in MEASURES.values() if each.shown]),
         full_tables=_tables(results, kinds, found, MEASURES.values()),
         settings=[(arm.label, changes(arm)) for arm in results.arms],
@@ -230,8 +244,21 @@ def _tables(
 
 def group_title(results: Results, workload: str, family: Family | None = None) -> str:
     """Return the title of what is about a workload, and a family; empty if there is no other."""
-    parts = (workload if len(results.workloads) > 1 else "", family.title if family else "")
+    parts = (
+        workload if len(results.workloads) > 1 else "",
+        family.title if family else "",
+        over_text(results, workload),
+    )
     return " · ".join(filter(None, parts))
+
+
+def over_text(results: Results, workload: str) -> str:
+    """Name the arms that are given more of a workload than they can serve; empty: none is."""
+    over = [arm.label for arm in results.arms if results.is_over(arm.label, workload)]
+    if not over:
+        return ""
+    who = "all arms" if len(over) == len(results.arms) else ", ".join(over)
+    return f"over what can be served: {who}"
 
 
 def _title(results: Results, kinds: Sequence[Family]) -> str:

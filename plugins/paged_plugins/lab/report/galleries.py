@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from paged_plugins.lab.measures import MEASURES, Measure, value_text
-from paged_plugins.lab.report.contents import Contents, Family, Found
+from paged_plugins.lab.report.contents import Contents, Family, Found, over_text
 from paged_plugins.lab.report.drawing import (
     BLUE,
     INK,
@@ -64,7 +64,7 @@ def forest(results: Results, found: Found, most: int) -> Gallery:
     ]
     markers = dict(zip(workloads, cycle(style.marker for style in STYLES), strict=False))
     pictures = [
-        _picture(f"forest-{place}", measure, rows, markers)
+        _picture(f"forest-{place}", measure, rows, markers, results)
         for place, (measure, rows) in enumerate(plots[:most])
     ]
     several = workloads if len(workloads) > 1 else []
@@ -82,12 +82,19 @@ def forest(results: Results, found: Found, most: int) -> Gallery:
 
 
 def _picture(
-    name: str, measure: Measure, rows: Sequence[Difference], markers: Mapping[str, str]
+    name: str,
+    measure: Measure,
+    rows: Sequence[Difference],
+    markers: Mapping[str, str],
+    results: Results,
 ) -> str:
     labels: dict[str, list[float]] = {}
     top = 0.0
     for arm, group in groupby(rows, key=lambda each: each.arm):
-        number = len(list(group))
+        own = list(group)
+        number = len(own)
+        if any(results.is_over(arm, each.workload) for each in own):
+            arm += " (over)"
         height = max(_ROW * (number + 0.8), _LABEL)
         middle = top + height / 2
         labels[arm] = [middle + _ROW * (each - (number - 1) / 2) for each in range(number)]
@@ -159,12 +166,16 @@ def distributions(results: Results, families: Sequence[Family], most: int) -> Ga
                 limit = results.slo.limits.get(kind)
                 yield _distribution(f"{name}-{kind}", kind, found, limit)
 
+    several = len(results.workloads) > 1
     return _gallery(
         "How are latencies distributed over requests?",
         "Height: the share of all requests, of all seeds, that took at most so long; further "
         "left is faster. A line that ends below 100% had requests that failed. Vertical line: "
         "the service level, where it is near.",
-        _named(results.workloads),
+        [
+            (" · ".join(filter(None, (name if several else "", over_text(results, name)))), name)
+            for name in results.workloads
+        ],
         families,
         draw,
         name="spread",
@@ -236,22 +247,17 @@ def load(results: Results, families: Sequence[Family], most: int) -> Gallery:
 
     def against_rate(name: str, sweep: RateSweep, family: Family) -> Iterator[str | None]:
         for kind in _AGAINST_RATE:
-            yield _against_rate(f"{name}-{kind}", kind, sweep, family, values)
+            yield _against_rate(f"{name}-{kind}", kind, sweep, family, values, results.is_over)
 
     return _gallery(
         "What does the rate of requests do to latency?",
-        "Mean over seeds; bars: the lowest and the highest seed.",
+        "Mean over seeds; bars: the lowest and the highest seed. Crossed: over what can be served.",
         [(", ".join(name for _, name in sweep), sweep) for sweep in rate_sweeps(results)],
         families,
         against_rate,
         name="rate",
         most=most,
     )
-
-
-def _named(workloads: Sequence[str]) -> list[tuple[str, str]]:
-    """Return workloads, each after its title: none if it is the only one."""
-    return [(name if len(workloads) > 1 else "", name) for name in workloads]
 
 
 def _gallery(
@@ -283,25 +289,30 @@ def _gallery(
 
 
 def _against_rate(
-    name: str, kind: str, sweep: RateSweep, family: Family, values: Values
+    name: str,
+    kind: str,
+    sweep: RateSweep,
+    family: Family,
+    values: Values,
+    is_over: Callable[[str, str], bool],
 ) -> str | None:
     """Return the picture of a measure against the rate; ``None``: nothing was drawn."""
     figure, axes = new_axes(2.9)
     told = []
     for label, style in zip(family.labels, STYLES, strict=False):
         points = [
-            (rate, np.array(found))
+            (rate, np.array(found), is_over(label, workload))
             for rate, workload in sweep
             if (found := [run[kind] for run in values.get((label, workload), ()) if kind in run])
         ]
         if points:
-            means = [float(found.mean()) for _, found in points]
+            means = [float(found.mean()) for _, found, _ in points]
             ends = [
                 (max(0.0, mean - found.min()), max(0.0, found.max() - mean))
-                for mean, (_, found) in zip(means, points, strict=True)
+                for mean, (_, found, _) in zip(means, points, strict=True)
             ]
             axes.errorbar(
-                [rate for rate, _ in points],
+                [rate for rate, _, _ in points],
                 means,
                 yerr=np.transpose(ends),
                 color=style.color,
@@ -309,6 +320,9 @@ def _against_rate(
                 marker=style.marker,
                 elinewidth=0.8,
             )
+            for mean, (rate, _, is_crossed) in zip(means, points, strict=True):
+                if is_crossed:
+                    axes.plot(rate, mean, marker="x", markersize=11, color=style.color)
             told.append(f"{label} {value_text(kind, means[0])} to {value_text(kind, means[-1])}")
     if not told:
         return None

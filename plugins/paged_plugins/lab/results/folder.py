@@ -15,11 +15,14 @@ from pydantic import Field
 
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
+from paged_plugins.decision_count import DecisionCount
 from paged_plugins.files import read_file
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.results.results import Results, RunResult, run_result
 from paged_plugins.lab.results.store import RUNS, RecordFile, write_measures
 from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.runs.saturation import Saturation
+from paged_plugins.lab.runs.spent import Spent
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
 from paged_plugins.lab.tasks.sources import Sources, digest
@@ -53,6 +56,12 @@ class RunEntry(Strict):
     """Requests that ended with an error."""
     error: str | None = None
     """Message to the first of them."""
+    asked: dict[str, DecisionCount] = Field(default_factory=dict)
+    """Decisions by slot, of those that were watched."""
+    saturation: Saturation | None = None
+    """Growth of its queue, if it is known."""
+    spent: Spent | None = None
+    """Where the time of its requests went, if it is known."""
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -257,6 +266,9 @@ def _finish(folder: Path, manifest: Manifest, entries: _Entries) -> None:
                 "requests": len(record.requests),
                 "errors": record.num_errors,
                 "error": record.error,
+                "asked": record.asked,
+                "saturation": Saturation.of(record),
+                "spent": Spent.of(record),
             }
             ended.append(entry.model_copy(update=told))
             yield run_result(place, record, manifest.slo)

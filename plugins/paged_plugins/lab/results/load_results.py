@@ -85,6 +85,9 @@ def _result(
         num_requests=entry.requests,
         num_errors=entry.errors,
         error=entry.error,
+        asked=entry.asked,
+        saturation=entry.saturation,
+        spent=entry.spent,
     )
 
 

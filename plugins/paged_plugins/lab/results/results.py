@@ -9,8 +9,11 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from paged_plugins.decision_count import DecisionCount
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.runs.saturation import Saturation, together
+from paged_plugins.lab.runs.spent import Spent
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Study
 from paged_plugins.lab.tasks.pool import Runner
@@ -40,6 +43,12 @@ class RunResult:
     """Requests that ended with an error."""
     error: str | None = None
     """Message to the first of them."""
+    asked: Mapping[str, DecisionCount] = field(default_factory=dict)
+    """Decisions by slot, of those that were watched."""
+    saturation: Saturation | None = None
+    """Growth of the queue; ``None``: it has none, as requests arrive at once or are too few."""
+    spent: Spent | None = None
+    """Where the time of its requests went; ``None``: it is not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,8 @@ class Results:
     """As in :class:`~paged_plugins.lab.study.study.Study`."""
     chosen: Sequence[Mapping[str, Any]] = ()
     """As in :class:`~paged_plugins.lab.study.study.Study`."""
+    remedies: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By workload and slot: which load or cache would ask a component that was not asked."""
 
     @cached_property
     def runs_of(self) -> Mapping[tuple[str, str], Sequence[RunResult]]:
@@ -118,6 +129,20 @@ class Results:
                     problems[label],
                 )
         return found
+
+    @cached_property
+    def saturation(self) -> Mapping[tuple[str, str], Saturation]:
+        """Growth of the queue by arm and workload, over all seeds, where it is known."""
+        grown = {
+            place: together([run.saturation for run in runs if run.saturation is not None])
+            for place, runs in self.runs_of.items()
+        }
+        return {place: each for place, each in grown.items() if each is not None}
+
+    def is_over(self, arm: str, workload: str) -> bool:
+        """Return whether an arm is given more than it can serve."""
+        found = self.saturation.get((arm, workload))
+        return found is not None and found.label == "over"
 
     @property
     def is_nothing(self) -> bool:
@@ -182,4 +207,7 @@ def run_result(place: _Place, record: RunRecord, slo: ServiceLevel) -> RunResult
         num_requests=len(record.requests),
         num_errors=record.num_errors,
         error=record.error,
+        asked=record.asked,
+        saturation=Saturation.of(record),
+        spent=Spent.of(record),
     )

@@ -11,6 +11,7 @@ from pydantic import Field
 from paged_core.cache.kv_cache import KVCache
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
+from paged_plugins.decision_count import DecisionCount
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.time_histogram import BUCKETS
 from paged_plugins.workloads.request import WorkloadRequest
@@ -49,6 +50,8 @@ class RequestRecord:
     priority: int = 0
     deadline: Finite | None = None
     """Seconds from the start of the run."""
+    replica: Count = 0
+    """Number of the replica of a cluster that it was sent to."""
 
     @property
     def is_served(self) -> bool:
@@ -191,6 +194,8 @@ class RunRecord:
     :mod:`paged_plugins.lab.runs.time_histogram`."""
     replicas: list[ReplicaTotals] = field(default_factory=list)
     """Replicas of a cluster, without ``steps`` and shares of memory; none: one engine alone."""
+    asked: dict[str, DecisionCount] = field(default_factory=dict)
+    """Decisions by slot, of those that were watched."""
 
     def tell(self, is_error: bool, told: str | None) -> None:
         """Keep what a request was told that was not served, if it is the first."""

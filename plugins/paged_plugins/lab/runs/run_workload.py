@@ -29,6 +29,7 @@ from paged_plugins.lab.runs.run_record import (
     ended_record,
     refused_records,
 )
+from paged_plugins.lab.runs.shadows import Baseline, DecisionWatch
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork, WatchedExecutor
 from paged_plugins.workloads.rehearsal import Admissions, RehearsedOracle
@@ -232,6 +233,7 @@ def run_workload(
     max_samples: int = 2000,
     clock: Clock | None = None,
     advance: Callable[[int], None] = lambda count: None,
+    baseline: Baseline | None = None,
 ) -> RunRecord:
     """Run a workload on the executor that the settings name.
 
@@ -249,6 +251,7 @@ def run_workload(
         max_samples: steps of which the record keeps a sample, at most.
         clock: of the engine; ``None``: the executor's own, or this machine's.
         advance: called with the number of requests that ended, from time to time.
+        baseline: components whose decisions are counted, and compared with those of these options.
 
     Raises:
         SettingsError: the settings contradict each other or what the machine offers.
@@ -256,17 +259,23 @@ def run_workload(
         EngineError: the scheduler plans nothing although requests wait.
     """
     settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
+    watch = DecisionWatch(baseline or {}, registry)
 
     def run(
         settings: EngineSettings,
-        watch: Observer,
+        observer: Observer,
         future: LookupOracle | None = None,
         max_samples: int = 2,
         advance: Callable[[int], None] = lambda count: None,
     ) -> RunRecord:
         collector = RunCollector(max_samples)
+        is_watched = bool(baseline) and future is not None  # else it is a rehearsal
         engine = build_engine(
-            settings, registry, clock=clock, observers=[collector, watch], future=future
+            settings,
+            watch.registry if is_watched else registry,
+            clock=clock,
+            observers=[collector, observer],
+            future=future,
         )
         try:
             if not isinstance(engine.executor, SupportsClock):
@@ -276,7 +285,9 @@ def run_workload(
             engine.close()
 
     future = RehearsedOracle(settings, registry, run)
-    return run(settings, Admissions(future), future, max_samples, advance)
+    record = run(settings, Admissions(future), future, max_samples, advance)
+    record.asked = watch.counts
+    return record
 
 
 class RecordedLoop(ServingLoop):

@@ -13,7 +13,9 @@ from typing import Any
 from paged_core.cli.output import echo, print_table
 from paged_plugins.lab.measures import MEASURES, value_text
 from paged_plugins.lab.results.results import Results, RunResult
+from paged_plugins.lab.statistics.asked import Asked, asked, print_asked
 from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds
+from paged_plugins.lab.statistics.split import print_splits, splits
 from paged_plugins.progress import counted
 
 DECIDED = frozenset({"better", "worse", "differs"})
@@ -38,6 +40,11 @@ class Comparison:
             measures: names of those to compare; ``None``: all.
         """
         return cls(results, differences(results, confidence, measures=measures), confidence)
+
+    @cached_property
+    def asked(self) -> Sequence[Asked]:
+        """Decisions of the components that arms vary, where they were watched."""
+        return list(asked(self.results))
 
     @cached_property
     def limits(self) -> list[str]:
@@ -97,6 +104,8 @@ class Comparison:
             },
             "differences": [_described(each) for each in self.differences],
             "limits": self.limits,
+            "split": [each.document() for each in splits(results)],
+            "asked": [each.document() for each in self.asked],
             "runs": [
                 {
                     "arm": run.arm,
@@ -105,6 +114,7 @@ class Comparison:
                     "measures": dict(run.measures),
                     "requests": run.num_requests,
                     "errors": run.num_errors,
+                    "saturation": run.saturation and run.saturation.document(),
                 }
                 for run in results.runs
             ],
@@ -180,11 +190,14 @@ def print_differences(
     """
     if heading:
         echo(heading)
+    print_asked(found.asked)
+    for told in saturation_sentences(found.results):
+        echo(told)
     for workload in found.results.workloads:
         own = [each for each in found.differences if each.workload == workload]
         differing = {each.measure for each in own if not each.is_equal}
         rows = [
-            _row(each)
+            _row(each, found.results)
             for each in own
             if each.measure in differing and (is_shown is None or each.verdict in is_shown)
         ]
@@ -206,6 +219,7 @@ def print_differences(
             others = " that did not fail" if found.results.failures else ""
             of = f"{workload}: " if several else ""
             echo(f"{of}equal in all arms{others}: {', '.join(equal)}")
+    print_splits(found.results)
     if len(found.results.arms) == 1:
         echo("there is one arm, so nothing is compared")
     elif not found.differences and not found.results.failures:
@@ -218,10 +232,29 @@ def _titles(some: Sequence[Difference]) -> dict[str, str]:
     return {each.measure: MEASURES[each.measure].title for each in some}
 
 
-def _row(each: Difference) -> list[str]:
+def saturation_sentences(results: Results) -> Iterator[str]:
+    """Say of each arm that is near or over what can be served that it is, arms alike together."""
+    for workload in results.workloads:
+        for label, meaning in _SATURATED.items():
+            arms = [arm.label for arm in results.arms]
+            found = {a: s for a in arms if (s := results.saturation.get((a, workload)))}
+            alike = {arm: each for arm, each in found.items() if each.label == label}
+            if alike:
+                first = next(iter(alike.values()))
+                who = "all arms" if len(alike) == len(arms) else ", ".join(alike)
+                yield f"{workload}: {who}: {first}{meaning}"
+
+
+_SATURATED = {
+    "near": "",
+    "over": ", so that latencies depend on the length of the run",
+}
+
+
+def _row(each: Difference, results: Results) -> list[str]:
+    arms = each.arm, each.compared_with
     return [
-        each.arm,
-        each.compared_with,
+        *(f"{arm} (over)" if results.is_over(arm, each.workload) else arm for arm in arms),
         MEASURES[each.measure].title,
         value_text(each.measure, each.base),
         value_text(each.measure, each.value),

@@ -23,15 +23,22 @@ from pydantic import (
 
 from paged_core.engine.contexts import Maker
 from paged_core.errors import PagedCoreError, SettingsError
+from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.documents import DocumentError
 from paged_core.settings.layers import Layer
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.files import Document, mistakes, read_file
-from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER, MAX_REPLICAS, check_slot
+from paged_plugins.lab.cluster.simulate_cluster import (
+    DEFAULT_ROUTER,
+    MAX_REPLICAS,
+    check_slot,
+    router_options,
+)
 from paged_plugins.lab.cost_model import CostModelContext
 from paged_plugins.lab.measures import ServiceLevel
+from paged_plugins.lab.runs.shadows import WATCHED, Baseline
 from paged_plugins.lab.simulation import CheckedCostModel
 from paged_plugins.lab.study.arms import LabelledTable, LineOf, PlannedArm, layer, plan_arms
 from paged_plugins.lab.study.unused import draws, refuse_unused
@@ -79,6 +86,9 @@ class Study:
     chosen: Sequence[Mapping[str, Any]] = ()
     """Choices of rates and blocks for workloads, see
     :mod:`paged_plugins.lab.load.fractions`."""
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    """By the label of an arm, the components of its baseline that arms vary: decisions of these are
+    counted, and compared."""
 
     def tasks(self) -> Iterator[Task]:
         """Yield every run: all arms on one workload with one seed before the next ones, and with
@@ -94,6 +104,7 @@ class Study:
                         workload=workload,
                         seed=seed,
                         num_replicas=self.num_replicas,
+                        baseline=self.baselines.get(one.arm.label),
                     )
 
     def _settings(self, one: PlannedArm, workload: WorkloadSpec) -> EngineSettings:
@@ -119,6 +130,26 @@ class Study:
         if is_drawn or any(draws(one.settings, registry, self.num_replicas) for one in self.arms):
             return self
         return replace(self, seeds=self.seeds[:1], is_exact=True)
+
+    def watched(self, registry: Registry) -> Study:
+        """Return it with the decisions counted of all components that its arms vary."""
+        made = {
+            one.arm.label: {slot: self._options(one, slot, registry) for slot in WATCHED}
+            for one in self.arms
+        }
+        first, *others = made.values()
+        varied = [s for s in WATCHED if any(each[s] != first[s] for each in others)]
+        baselines = {}
+        for arm in (one.arm for one in self.arms):
+            base = made.get(arm.compared_with, first)
+            baselines[arm.label] = {s: each for s in varied if (each := base[s]) is not None}
+        return replace(self, baselines=baselines if varied else {})
+
+    def _options(self, one: PlannedArm, slot: str, registry: Registry) -> ComponentSettings | None:
+        if slot != "router":
+            options: ComponentSettings = getattr(one.settings, slot)
+            return options
+        return router_options(one.settings, registry) if self.num_replicas else None
 
     @property
     def chooses_blocks(self) -> bool:

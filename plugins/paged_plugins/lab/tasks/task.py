@@ -17,6 +17,7 @@ from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.lab.runs.shadows import Baseline
 from paged_plugins.lab.tasks.sources import Sources, digest, file_digest
 from paged_plugins.machine import cpu_model
 from paged_plugins.progress import errors_text
@@ -36,6 +37,8 @@ class Task:
     seed: int
     num_replicas: int | None = None
     """Engines behind a router; ``None``: one alone."""
+    baseline: Baseline | None = None
+    """Components whose decisions are counted; ``None``: of none."""
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -46,8 +49,9 @@ class Task:
         """Run it in this process."""
         asked = self.settings, registry, self.workload.build(), self.seed
         if self.num_replicas is None:
-            return run_workload(*asked)
-        return simulate_cluster(*asked, num_replicas=self.num_replicas)
+            return run_workload(*asked, baseline=self.baseline)
+        replicas = self.num_replicas
+        return simulate_cluster(*asked, num_replicas=replicas, baseline=self.baseline)
 
     def __str__(self) -> str:
         return f"{self.arm}, {self.workload.name}, seed {self.seed}"
@@ -104,6 +108,10 @@ class TaskDigests:
             "code": self._sources.of(settings),
             "files": [self._file_digest(path) for path in sorted({*_files_in(inputs)})],
         }
+        if task.baseline is not None:
+            based = settings.model_copy(update=dict(task.baseline))
+            chosen = {slot: each.model_dump(mode="json") for slot, each in task.baseline.items()}
+            parts["baseline"] = [chosen, self._sources.of(based)]
         if settings.executor.name != SIMULATED:
             parts["machine"] = cpu_model()
             folders = [Path(each) for each in (settings.model, settings.tokenizer) if each]

@@ -7,28 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paged_core.errors import PluginError, error_text
+from paged_plugins.decision_count import DecisionCount
 
 _log = logging.getLogger("vllm.paged_core")
 
 
 @dataclass(slots=True)
-class Count:
-    """Decisions of one slot."""
+class Count(DecisionCount):
+    """Decisions of one slot, compared with those of vLLM's own rule."""
 
     name: str = ""
     """The component that decides."""
-    decisions: int = 0
-    choices: int = 0
-    """Decisions among more than one."""
-    differed: int = 0
-    """Decisions that vLLM's own rule would have made otherwise."""
     faults: int = 0
     """Decisions, or news of one, in which the component raised."""
-
-    def decided(self, had_choice: bool, differed: bool) -> None:
-        self.decisions += 1
-        self.choices += had_choice
-        self.differed += differed
 
 
 @dataclass(slots=True)

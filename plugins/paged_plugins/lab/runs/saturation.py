@@ -1,0 +1,97 @@
+"""Says whether a run was given less than can be served, or more: by how its queue grew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from paged_plugins.lab.runs.run_record import RunRecord
+
+_STEADY, _GROWING = 0.05, 0.1
+"""Growth below which a queue is steady, and above which it grows: by so much the arrivals of a run
+differ from their rate by chance."""
+_POINTS, _LEAST = 30, 20
+"""Moments at which the requests are counted; arrivals in that time at least."""
+_FACTORS = {4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31}
+"""Standard errors of the mean of so many runs in half an interval: 97.5% of Student's t."""
+_FACTOR = 2.05
+"""Standard errors where there is one run, or are more."""
+_Growth = Annotated[float, Field(ge=-1e6, le=1e6)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saturation:
+    """Growth of the requests that have arrived and not ended, by the requests that arrive, with the
+    ends of its 95% interval: at twice what can be served it is a half.
+    """
+
+    growth: _Growth
+    low: _Growth
+    high: _Growth
+
+    @property
+    def label(self) -> Literal["under", "near", "over"]:
+        """``under``, ``near`` or ``over`` what can be served; ``near`` where a run cannot tell."""
+        if self.low > 0 and self.growth > _GROWING:
+            return "over"
+        return "under" if self.high < _STEADY else "near"
+
+    def __str__(self) -> str:
+        ends = f"[{100 * self.low:+.0f}, {100 * self.high:+.0f}]"
+        return (
+            f"{self.label} what can be served: the queue grows by {100 * self.growth:.0f}% of "
+            f"arrivals {ends}"
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"label": self.label, **asdict(self)}
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Saturation | None:
+        """Return that of a run, from the median arrival to the 95th percentile; ``None``: requests
+        arrive at once, or too few.
+
+        The slope is that of least squares; its error is that of residuals which depend on the one
+        before them, as those of a queue do.
+        """
+        arrivals = np.array([each.arrival for each in record.requests])
+        ends = np.sort([each.finished for each in record.requests])
+        if not len(arrivals):
+            return None
+        first, last = np.percentile(arrivals, (50, 95))
+        num_arrivals = int(((arrivals > first) & (arrivals <= last)).sum())
+        if num_arrivals < _LEAST or last <= first:
+            return None
+        at = np.linspace(first, last, _POINTS)
+        arrived = np.searchsorted(np.sort(arrivals), at, "right")
+        inside = arrived - np.searchsorted(ends, at, "right")
+        time = np.linspace(-0.5, 0.5, _POINTS)
+        slope = float((time * inside).sum() / (time**2).sum())
+        rest = inside - inside.mean() - slope * time
+        spread = float((rest**2).sum())
+        follows = float((rest[1:] * rest[:-1]).sum()) / spread if spread else 0.0
+        follows = min(max(follows, 0.0), 0.9)
+        error = sqrt(spread / (_POINTS - 2) / float((time**2).sum()))
+        half = _FACTOR * error * sqrt((1 + follows) / (1 - follows)) / num_arrivals
+        growth = slope / num_arrivals
+        return cls(growth=growth, low=growth - half, high=growth + half)
+
+
+def together(some: Sequence[Saturation]) -> Saturation | None:
+    """Return the mean of several runs, of which each is independent; ``None``: there is none."""
+    if not some:
+        return None
+    growths = [each.growth for each in some]
+    growth, count = fmean(growths), len(some)
+    if count < min(_FACTORS):  # their spread is hardly known
+        half = fmean(each.high - each.low for each in some) / 2
+    else:
+        half = _FACTORS.get(count, _FACTOR) * stdev(growths) / sqrt(count)
+    return Saturation(growth=growth, low=growth - half, high=growth + half)
