@@ -24,7 +24,8 @@ serve: $(VENV)/.installed-serve ## serve the demo model at http://127.0.0.1:8000
 # Tests start hundreds of Python processes, which would each compile every module anew.
 test test-all test-long pytest: export PYTHONDONTWRITEBYTECODE =
 
-PYTEST = $(BIN)/pytest -n auto --dist loadscope
+# A worker that is lost ends the run: with another in its place, the last tests might wait for ever.
+PYTEST = $(BIN)/pytest -n auto --dist loadscope --max-worker-restart=0
 
 test: lint types layers ## what a contributor runs before each commit: style, types, layers, the core's tests
 	$(PYTEST) -m "not heavy and not long" $(ARGS)

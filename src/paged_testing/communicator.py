@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -19,6 +18,7 @@ import pytest
 
 from paged_core.engine.contexts import CommunicatorContext, RankGroup
 from paged_testing.component import ComponentConformance
+from paged_testing.named_memory import check_no_memory_left, named_memory
 from paged_testing.ranks import RankPool, RankProcess, tensor_of, values_of
 
 Values = tuple[Any, ...]
@@ -255,7 +255,7 @@ class CommunicatorConformance(ComponentConformance):
     @pytest.mark.parametrize("lost", ["SIGKILL 0", "SIGKILL 2", "SIGSTOP 0", "SIGSTOP 1"])
     def test_a_rank_that_dies_or_stops_in_an_operation_is_named(self, lost: str) -> None:
         name, _, number = lost.partition(" ")
-        victim, before = int(number), _named_memory()
+        victim, before = int(number), named_memory()
         with self.group(3, self.timeout) as group:
             for rank in range(3):
                 group.start(rank, [("repeat", _random("bfloat16", (9000,), rank), 0)])
@@ -263,23 +263,23 @@ class CommunicatorConformance(ComponentConformance):
             group.processes[victim].signal(signal.Signals[name])
             for rank in {0, 1, 2} - {victim}:
                 self.check_lost(group, self.answer(group, rank)[0], [victim])
-        self.check_nothing_left(before)
+        check_no_memory_left(before)
 
     def test_nothing_stays_when_all_ranks_are_killed(self) -> None:
-        before = _named_memory()
+        before = named_memory()
         with self.group(2, self.timeout) as group:
             for rank in range(2):
                 group.start(rank, [("repeat", _random("bfloat16", (9000,), rank), 0)])
             for each in group.processes:
                 each.signal(signal.SIGKILL)
-        self.check_nothing_left(before)
+        check_no_memory_left(before)
 
     def test_a_rank_that_never_joins_is_named(self) -> None:
-        before = _named_memory()
+        before = named_memory()
         with self.group(3, self.timeout, absent=[1]) as group:
             for found in group.joined.values():
                 self.check_lost(group, found and (*found[:2], 0.0), [1])
-        self.check_nothing_left(before)
+        check_no_memory_left(before)
 
     def test_may_be_closed_twice_and_then_refuses(self) -> None:
         call: Call = ("all_reduce", _random("float32", (4,), 0), 0)
@@ -320,15 +320,6 @@ class CommunicatorConformance(ComponentConformance):
         said = " ".join(re.findall(r"\branks? (\d+(?:, \d+)*)", text))
         for rank in named:
             assert str(rank) in re.findall(r"\d+", said), f"rank {rank} is not named: {text}"
-
-    def check_nothing_left(self, before: set[str]) -> None:
-        """Check that no shared memory has stayed that no process uses."""
-        for _ in range(20):
-            left = _named_memory() - before - _mapped_memory()
-            if not left:
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"in /dev/shm there are still {sorted(left)}")
 
 
 class _Group:
@@ -376,20 +367,6 @@ def _group_of_ranks(timeout: float) -> RankGroup:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     return RankGroup(name=uuid4().hex, host="127.0.0.1", port=port, timeout=timeout)
-
-
-def _named_memory() -> set[str]:
-    """Return the shared memory that has a name."""
-    return {str(path) for path in Path("/dev/shm").iterdir()}
-
-
-def _mapped_memory() -> set[str]:
-    """Return the shared memory that a process has mapped."""
-    found = set[str]()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):
-            found.update(re.findall(r"/dev/shm/\S+", maps.read_text("utf-8", "replace")))
-    return found
 
 
 # ---------------------------------------------------------------------------------- tensors

@@ -41,6 +41,7 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import settings_class
 from paged_testing import registry_with
+from paged_testing.named_memory import check_no_memory_left, named_memory
 from unit.engines import without_place
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
@@ -123,11 +124,11 @@ def children() -> list[int]:
 def _leaves_nothing() -> Iterator[None]:
     """No process, no file, and nothing in shared memory."""
     before, num_files = set(children()), psutil.Process().num_fds()
-    memory = set(Path("/dev/shm").glob("*"))
+    memory = named_memory()
     yield
     assert set(children()) <= before
     assert psutil.Process().num_fds() <= num_files
-    assert set(Path("/dev/shm").glob("*")) <= memory
+    check_no_memory_left(memory)
 
 
 @contextmanager

@@ -15,10 +15,10 @@ import secrets
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from threading import Event, Thread
+from contextlib import contextmanager, suppress
+from threading import Event, RLock, Thread
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -41,6 +41,9 @@ TOLD = 10.0
 """Seconds after which the log says what actors wait for."""
 _LONGEST = 4096
 """Bytes of what an actor says when it has connected."""
+
+_calls = RLock()
+"""Held during calls of Ray, which ends the process if its connection ends meanwhile."""
 
 _log = get_logger()
 
@@ -97,16 +100,35 @@ class Cluster:
             raise SettingsError(f"{setting}: no Ray cluster {place}: {why}{remedy}") from None
 
     def close(self) -> None:
-        """Leave it; one that was started here ends."""
-        if self._is_ours:
-            self.ray.shutdown()
+        """Leave it, once no call of it goes on; one that was started here ends."""
+        if self._is_ours and _calls.acquire(timeout=TOLD):
+            try:
+                self.ray.shutdown()
+            finally:
+                _calls.release()
+
+
+@contextmanager
+def _connection() -> Iterator[None]:
+    """Hold the connection while Ray is called.
+
+    Raises:
+        EngineError: It has ended.
+    """
+    import ray
+
+    with _calls:
+        if not ray.is_initialized():
+            raise EngineError("the connection with Ray has ended")
+        yield
 
 
 def room(ray: Any, wanted: Mapping[str, float]) -> str:
     """Say what an actor asks of a node, and what a cluster has of it."""
     try:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        free = ray.available_resources()
+        with _connection():
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            free = ray.available_resources()
     except Exception as error:  # noqa: BLE001 - the cluster may be gone
         return f"the cluster does not say what it has: {reason_of(error)}"
     asked = (
@@ -149,16 +171,19 @@ class RayChild(Child):
 
         self._start_name, self.pid, self.place = name, None, None
         self.beat = Beat()
-        here, token = ray.util.get_node_ip_address(), secrets.token_hex(16)
-        listener = socket.create_server((here, 0))
-        self._actor = ray.remote(max_restarts=0)(_Actor).options(**options).remote()
-        port = listener.getsockname()[1]
-        done = self._actor.serve.remote(here, port, token, target, arguments, num_channels)
-        self._killer = _Killer(self._actor, here)
+        token = secrets.token_hex(16)
+        with _connection():
+            here = ray.util.get_node_ip_address()
+            listener = socket.create_server((here, 0))
+            actor = ray.remote(max_restarts=0)(_Actor).options(**options).remote()
+            port = listener.getsockname()[1]
+            done = actor.serve.remote(here, port, token, target, arguments, num_channels)
+            self._killer = _Killer(actor, done, here)
+            del actor, done
         self._met: Future[_Met] = Future()
         Thread(
             target=_meet,
-            args=(listener, ray, done, token, num_channels, self._killer, self._met, options),
+            args=(listener, ray, token, num_channels, self._killer, self._met, options),
             name="paged_core Ray",
             daemon=True,
         ).start()
@@ -215,10 +240,13 @@ class _Met(NamedTuple):
 
 
 class _Killer:
-    """Ends an actor, once, in the process that started it alone."""
+    """Ends an actor, once, in the process that started it alone.
 
-    def __init__(self, actor: Any, here: str) -> None:
-        self._actor, self._here, self._owner = actor, here, os.getpid()
+    It alone refers to the actor and its call, as the end of the last reference is a call of Ray.
+    """
+
+    def __init__(self, actor: Any, done: Any, here: str) -> None:
+        self._actor, self._done, self._here, self._owner = actor, done, here, os.getpid()
         self.is_called = Event()
         self.place: Place | None = None
         self.waits_for = "look at the cluster's room"
@@ -230,8 +258,9 @@ class _Killer:
         if self._owner == os.getpid():
             import ray
 
-            with suppress(Exception):  # the cluster may be gone
+            with suppress(Exception), _connection():  # the cluster may be gone
                 ray.kill(self._actor)
+                self._actor = self._done = None
             if self.place is not None and self.place.host == self._here:
                 with suppress(ProcessLookupError, PermissionError):  # if stopped, it hears no Ray
                     os.kill(self.place.pid, signal.SIGKILL)
@@ -239,11 +268,24 @@ class _Killer:
         if lifeline is not None:
             lifeline.close()
 
+    def reason(self, ray: Any) -> str | None:
+        """Return how the actor has ended; ``None``: it has not."""
+        try:
+            with _connection():
+                if self.is_called.is_set():
+                    return "it was ended"
+                with suppress(Exception):  # the cluster may be gone
+                    if not ray.wait([self._done], timeout=0)[0]:
+                        return None
+                ray.get(self._done, timeout=1)
+        except Exception as error:  # noqa: BLE001 - Ray raises what the actor raised
+            return reason_of(error)
+        return "it has ended; look at Ray's logs"
+
 
 def _meet(
     listener: socket.socket,
     ray: Any,
-    done: Any,
     token: str,
     num_channels: int,
     killer: _Killer,
@@ -257,8 +299,7 @@ def _meet(
     silent_until: float | None = monotonic() + TOLD
     with listener:
         while len(found) <= num_channels:
-            reason = "it was ended" if killer.is_called.is_set() else _end_of(ray, done)
-            if reason is not None:
+            if (reason := killer.reason(ray)) is not None:
                 for each in found.values():
                     each.close()
                 met.set_exception(EngineError(f"an actor on Ray has not come: {reason}"))
@@ -282,18 +323,6 @@ def _meet(
     if killer.is_called.is_set():
         killer()
     met.set_result(_Met(place, [found[number] for number in range(num_channels)]))
-
-
-def _end_of(ray: Any, done: Any) -> str | None:
-    """Return how an actor has ended; ``None``: it has not."""
-    with suppress(Exception):  # the cluster may be gone
-        if not ray.wait([done], timeout=0)[0]:
-            return None
-    try:
-        ray.get(done, timeout=1)
-    except Exception as error:  # noqa: BLE001 - Ray raises what the actor raised
-        return reason_of(error)
-    return "it has ended; look at Ray's logs"
 
 
 def reason_of(error: Exception) -> str:

@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from threading import Event
+from time import sleep
 from typing import Any
 
 import psutil
@@ -14,7 +16,7 @@ import pytest
 
 from paged_core.client.engine_client import ClientState
 from paged_core.errors import EngineError, EngineLost, SettingsError
-from paged_core.processes.ray_child import reason_of
+from paged_core.processes.ray_child import Cluster, RayChild, reason_of
 from paged_plugins.replicas.routed_client import RoutedClient
 from server.replica_clients import (
     LONG,
@@ -29,9 +31,6 @@ from server.replica_clients import (
 )
 from server.served import serve_process
 from server.test_serve_command import SMALL
-
-pytestmark = pytest.mark.heavy
-
 
 ray = pytest.importorskip("ray")
 MISSED_SOON = {
@@ -109,6 +108,27 @@ def test_what_no_node_holds_is_said(cluster: Any, monkeypatch: pytest.MonkeyPatc
     said = r"was not placed in 3 s: it asks one node of 2 for 3 CPU \(the largest has 2, and"
     with pytest.raises(EngineError, match=said):
         on_ray(asyncio.sleep, cpus=3.0)  # type: ignore[arg-type]
+
+
+def test_the_end_waits_for_a_call_that_goes_on(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without, Ray would end this process."""
+    calling, wait = Event(), ray.wait
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        calling.set()
+        sleep(1.0)
+        return wait(*arguments, **options)
+
+    monkeypatch.setattr(ray, "wait", late)
+    closed = Cluster("test")
+    child = RayChild("time:sleep", 0, name="late", options={"num_cpus": 9, "num_gpus": 0})
+    assert calling.wait(30)
+    closed.close()
+    with pytest.raises(EngineError, match="the connection with Ray has ended"):
+        child.meet(30)
+    child.close()
 
 
 def test_no_cluster_is_an_error_that_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from paged_core.processes.ray_child import Place, greeted
 
 ray = pytest.importorskip("ray")
 pytestmark = [
-    pytest.mark.heavy,
     pytest.mark.usefixtures("compiled_kernels"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
 ]
