@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from functools import partial
+from itertools import count, permutations
 from typing import ClassVar
 
 import pytest
@@ -11,37 +12,14 @@ from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
-from paged_core.interfaces.evictor import BlockInfo, Evictor
+from paged_core.interfaces.evictor import Evictor
 from paged_testing.allocator_model import (
     AllocatorModel,
+    PlainEvictor,
     PrefixCacheModel,
 )
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
-from paged_testing.use import instructions
-
-
-class PlainEvictor(Evictor):
-    """Evicts the smallest block number, and checks the calls that it gets."""
-
-    def __init__(self) -> None:
-        self.held: dict[BlockId, BlockInfo] = {}
-
-    def add(self, block: BlockId, info: BlockInfo, /) -> None:
-        assert block not in self.held, f"block {block} was added to the evictor twice"
-        self.held[block] = info
-
-    def remove(self, block: BlockId, /) -> None:
-        del self.held[block]
-
-    def evict(self) -> BlockId:
-        if not self.held:
-            raise OutOfBlocks("no block is idle")
-        block = min(self.held)
-        del self.held[block]
-        return block
-
-    def __len__(self) -> int:
-        return len(self.held)
+from paged_testing.use import Watched, instructions
 
 
 class AllocatorCases(ComponentConformance):
@@ -104,28 +82,53 @@ class AllocatorCases(ComponentConformance):
             runs.append((first, allocator.allocate(3)))
         assert runs[0] == runs[1], f"a second allocator hands out {runs[1]}, the first {runs[0]}"
 
-    @pytest.mark.parametrize("in_use", [False, True])
-    def test_instructions_grow_no_faster_than_a_logarithm(self, in_use: bool) -> None:
-        small, large = (self._cost(size, in_use=in_use) for size in (64, 512))
+    @pytest.mark.parametrize("state", ["free", "in use", "cached"])
+    def test_instructions_grow_no_faster_than_a_logarithm(self, state: str) -> None:
+        small, large = (self._cost(size, state) for size in (64, 512))
         assert large <= 2 * small + 8, (
-            f"taking, sharing and freeing two blocks takes {small:.0f} instructions among 64, "
-            f"{large:.0f} among 512, {'all but 8' if in_use else 'none'} of them in use"
+            f"taking, sharing, caching, finding and freeing two blocks takes {small:.0f} "
+            f"instructions and comparisons among 64, {large:.0f} among 512, all but 8 of them "
+            f"{state}"
         )
 
-    def _cost(self, num_blocks: int, *, in_use: bool) -> float:
+    def _cost(self, num_blocks: int, state: str) -> float:
         allocator = self.make(num_blocks)
-        others = allocator.allocate(num_blocks - 8)
-        if not in_use:
-            allocator.free(reversed(others))
+        cache = allocator if isinstance(allocator, SupportsPrefixCache) else None
+        others = allocator.allocate(num_blocks)
+        if state == "cached" and cache is not None:
+            for block in others[8:]:
+                cache.cache(block, BlockKey(None, (block, 0)))
+        idle = others if state != "in use" else others[:8]
+        allocator.free([BlockId(Watched(block)) for block in reversed(idle)])
+        numbers = count(num_blocks)
 
         def again() -> None:
             for _ in range(32):
                 blocks = allocator.allocate(2)
                 allocator.share(blocks)
-                allocator.free(blocks)
-                allocator.free(blocks)
+                if cache is not None:
+                    keys = [BlockKey(None, (next(numbers), 0)) for _ in blocks]
+                    for block, key in zip(blocks, keys, strict=True):
+                        cache.cache(block, key)
+                    assert cache.look_up(keys[:1])
+                    cache.uncache(blocks[1:])
+                for _ in range(2):
+                    allocator.free(blocks)
 
         return instructions(again) / 32
+
+    def test_a_look_up_takes_instructions_in_proportion_to_the_keys(self) -> None:
+        costs = []
+        for length in (16, 128):
+            allocator, cache = self._cache(length)
+            keys: list[BlockKey] = []
+            for block in allocator.allocate(length):
+                keys.append(BlockKey(keys[-1] if keys else None, (block, 0)))
+                cache.cache(block, keys[-1])
+            costs.append(instructions(partial(cache.look_up, keys)))
+        assert costs[1] <= 16 * costs[0], (
+            f"to find 16 blocks takes {costs[0]} instructions, {costs[1]} to find 128"
+        )
 
     @pytest.mark.parametrize("seed", range(2))
     def test_counts_the_same_as_the_model(self, seed: int) -> None:

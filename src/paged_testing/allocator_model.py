@@ -12,9 +12,34 @@ import pytest
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 
 Content = tuple[object, tuple[tuple[int, ...], ...]]
 """Extra key, and the tokens of every block up to and including this one."""
+
+
+class PlainEvictor(Evictor):
+    """Evicts the block that is idle longest, and checks the calls that it gets."""
+
+    def __init__(self) -> None:
+        self.held: dict[BlockId, BlockInfo] = {}
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        assert block not in self.held, f"block {block} was added to the evictor twice"
+        self.held[block] = info
+
+    def remove(self, block: BlockId, /) -> None:
+        del self.held[block]
+
+    def evict(self) -> BlockId:
+        if not self.held:
+            raise OutOfBlocks("no block is idle")
+        block = next(iter(self.held))
+        del self.held[block]
+        return BlockId(int(block))
+
+    def __len__(self) -> int:
+        return len(self.held)
 
 
 class AllocatorModel:
@@ -26,8 +51,9 @@ class AllocatorModel:
 
     capacity = 8
 
-    def __init__(self, make: Callable[[int], BlockAllocator], block_size: int) -> None:
-        self.real = make(self.capacity)
+    def __init__(self, make: Callable[[int, Evictor], BlockAllocator], block_size: int) -> None:
+        self.evictor = PlainEvictor()
+        self.real = make(self.capacity, self.evictor)
         self.block_size = block_size
         self.references: Counter[BlockId] = Counter()
 
@@ -120,17 +146,40 @@ class PrefixCacheModel(AllocatorModel):
     """Blocks are also cached, looked up, uncached and evicted.
 
     The model knows the content of every block, in the order of publication. It does not predict
-    what is evicted; it learns it when a block is allocated.
+    what is evicted; it learns it when a block is allocated. What the evictor is told is compared
+    with what it knows.
     """
 
-    def __init__(self, make: Callable[[int], BlockAllocator], block_size: int) -> None:
+    def __init__(self, make: Callable[[int, Evictor], BlockAllocator], block_size: int) -> None:
         super().__init__(make, block_size)
         self.prefixes = cast("SupportsPrefixCache", self.real)
         self.cached: dict[BlockId, Content] = {}
+        self.hits: Counter[BlockId] = Counter()
+        """References that were added to each cached block."""
+        self.others: Counter[BlockId] = Counter()
+        """Of its time with other content, or from a merge, which may count as hits, too."""
+        self.content_keys: dict[Content, int] = {}
+        self.last_use = -1
 
     @property
     def shareable(self) -> list[BlockId]:
         return sorted({*self.used, *self.cached})
+
+    def share(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            (self.hits if block in self.cached else self.others)[block] += 1
+        super().share(blocks)
+
+    def free(self, blocks: Sequence[BlockId]) -> None:
+        before = dict(self.evictor.held)
+        super().free(blocks)
+        told = {i.last_use for block, i in self.evictor.held.items() if block not in before}
+        assert len(told) <= 1, f"blocks that are freed together have {told} as last_use"
+        for last_use in told:
+            assert last_use > self.last_use, (
+                f"last_use is {last_use}, and was {self.last_use} when others were freed before"
+            )
+            self.last_use = last_use
 
     @property
     def not_cached(self) -> list[BlockId]:
@@ -147,6 +196,7 @@ class PrefixCacheModel(AllocatorModel):
             assert held in equal, f"block {block} was merged into {held}, which has other content"
             self.references[held] += 1
             self.references[block] -= 1
+            self.others[held] += 1
         self.check()
 
     def uncache(self, blocks: Sequence[BlockId]) -> None:
@@ -154,20 +204,48 @@ class PrefixCacheModel(AllocatorModel):
         self.prefixes.uncache(blocks)
         for block in blocks:
             del self.cached[block]
+            self.others[block] += self.hits.pop(block, 0)
         self.check()
 
     def look_up(self, content: Content) -> None:
         """Find the leading blocks of some content."""
-        before = self.real.num_free
+        before, told = self.real.num_free, list(self.evictor.held.items())
         self._check_found(content)
         assert self.prefixes.look_up([]) == [], "it found blocks of no content"
         assert self.real.num_free == before, "a look-up changed the number of free blocks"
+        assert list(self.evictor.held.items()) == told, "a look-up changed what the evictor holds"
 
     def check(self) -> None:
         super().check()
+        told = self.evictor.held
+        idle = [block for block in self.cached if not self.references[block]]
+        assert sorted(told) == sorted(idle), (
+            f"the evictor was given {sorted(told)}, the blocks that are cached and free are "
+            f"{sorted(idle)}"
+        )
+        ranks = [told[block].cache_order for block in idle]
+        assert ranks == sorted(ranks), f"{idle} were cached in this order, cache_order is {ranks}"
+        for block, info in told.items():
+            self._check_told(block, info)
         for content in set(self.cached.values()):
             if len(content[1]) == 1:
                 self._check_found(content)
+
+    def _check_told(self, block: BlockId, info: BlockInfo) -> None:
+        extra, chain = content = self.cached[block]
+        of, length, least = f"of block {block}: {info}", len(chain), self.hits[block]
+        assert info.num_tokens == length * self.block_size, f"num_tokens is wrong {of}"
+        assert least <= info.num_hits <= least + self.others[block], (
+            f"{least} references were added while it was cached, num_hits is wrong {of}"
+        )
+        assert length > 1 or info.parent_key is None, f"nothing is before it: parent_key {of}"
+        pairs = ((content, info.content_key), ((extra, chain[:-1]), info.parent_key))
+        for each, key in pairs:
+            if key is not None:
+                known = self.content_keys.setdefault(each, key)
+                assert key == known, f"{each} had the key {known} before, and not {key} {of}"
+                same = [other for other, its in self.content_keys.items() if its == key]
+                assert same == [each], f"the key {key} {of}, is that of {same}"
 
     def _check_found(self, content: Content) -> None:
         found, expected = self.prefixes.look_up(keys_of(content)), self.expected(content)
@@ -205,7 +283,8 @@ class PrefixCacheModel(AllocatorModel):
         return random.choice((None, None, "salt", "pepper")), tuple(blocks)
 
     def forget(self, block: BlockId) -> None:
-        self.cached.pop(block, None)
+        for of in (self.cached, self.hits, self.others):
+            of.pop(block, None)
 
     def findings(self) -> object:
         contents = sorted(set(self.cached.values()), key=repr)

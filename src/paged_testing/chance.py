@@ -14,24 +14,37 @@ from importlib.util import module_from_spec, spec_from_file_location
 from traceback import format_exc
 from typing import Any
 
-from paged_core.errors import SettingsError
+from paged_core.errors import RequestError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_testing.doubles import WatchedScheduler
 from paged_testing.engines import build_memory_engine, serve
 from paged_testing.workloads import FOR_EVERY_POLICY
 
-Decide = Callable[[Registry, str, Mapping[str, Any]], dict[str, list[Any]]]
-"""A function of a module: what the component of a slot decides, by the names of situations."""
+Decide = Callable[..., dict[str, list[Any]]]
+"""A function of a module, of the arguments of :func:`decisions`."""
 
 _START = "import sys; sys.path[:] = {path!r}; from paged_testing.chance import answer; answer()"
 
 
-def decisions(registry: Registry, slot: str, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return what engines with a component decide in each step of written situations."""
+def decisions(
+    registry: Registry, slot: str, settings: Mapping[str, Any], *, beside: bool = False
+) -> dict[str, list[Any]]:
+    """Return what engines with a component decide in each step of written situations.
+
+    Args:
+        slot: that of the component, which the settings name.
+        beside: whether another engine is there that is in the midst of serving the same requests.
+    """
     found = {}
     for name, situation in FOR_EVERY_POLICY.items():
         with suppress(SettingsError):
-            engine = build_memory_engine(registry, **situation.values(settings))
+            engine, other = (
+                build_memory_engine(registry, **situation.values(settings)) for _ in range(2)
+            )
+            for _, request in situation.workload.requests if beside else ():
+                with suppress(RequestError):
+                    other.add(request)
+                other.step()
             watched = WatchedScheduler.install(engine, None, None)
             serve(engine, situation.workload)
             found[name] = watched.decisions

@@ -224,7 +224,8 @@ class WatchedScheduler(Scheduler):
 
     def add(self, group: SequenceGroup, /) -> None:
         before = len(self.inner)
-        self.inner.add(group)
+        with untouched([group]):
+            self.inner.add(group)
         assert len(self.inner) == before + 1, "add() did not add the group"
 
     def refuse(self, group: SequenceGroup, /) -> str | None:
@@ -236,7 +237,8 @@ class WatchedScheduler(Scheduler):
 
     def remove(self, group: SequenceGroup, /) -> None:
         before = len(self.inner)
-        self.inner.remove(group)
+        with untouched([group]):
+            self.inner.remove(group)
         assert len(self.inner) == before - 1, "remove() did not remove the group"
 
     def queues(self) -> Queues:

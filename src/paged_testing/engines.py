@@ -145,11 +145,18 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
     return groups
 
 
+BOTH_PREEMPTIONS: Mapping[str, Any] = {"preemption": "swap", "num_host_blocks": 2}
+"""Settings under which they are swapped out, and computed again where the host is full."""
+
+
 def serves_again(engine: Engine) -> Callable[[int], object]:
-    """Return what serves three small requests of a number, which compete, to their end."""
+    """Return what serves three small requests of a number, which compete, to their end.
+
+    A fourth is aborted before it has run.
+    """
 
     def use(number: int) -> None:
-        prompt = tuple(1 + (number >> 2 * place) % 3 for place in range(8))
+        prompt = tuple(1 + number // 3**place % 3 for place in range(8))
         requests = [
             Request(
                 id=f"id{number}.{place}",
@@ -158,9 +165,10 @@ def serves_again(engine: Engine) -> Callable[[int], object]:
                 tenant=f"tenant{place}",
                 priority=place,
             )
-            for place in range(3)
+            for place in range(4)
         ]
-        serve(engine, Workload(tuple((0, each) for each in requests)))
+        arrivals = zip((0, 0, 0, 1), requests, strict=True)
+        serve(engine, Workload(tuple(arrivals), ((1, requests[3].id),)))
 
     return use
 

@@ -11,7 +11,7 @@ import pytest
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
-from paged_testing.use import instructions
+from paged_testing.use import Watched, instructions
 
 CONTENTS = (*range(8), None)
 """Content keys that the model uses; ``None``: the allocator gives no key."""
@@ -189,31 +189,6 @@ class EvictorModel:
     def _check_count(self) -> None:
         count, expected = len(self.real), len(self.held)
         assert count == expected, f"its length is {count}, it was given {expected} blocks to hold"
-
-
-class Watched(int):
-    """An integer that counts comparisons and hashes of integers, inside built-ins too."""
-
-    touched = 0
-
-    def __eq__(self, other: object) -> bool:
-        Watched.touched += 1
-        return int(self) == other
-
-    def __lt__(self, other: int) -> bool:
-        Watched.touched += 1
-        return int(self) < int(other)
-
-    def __gt__(self, other: int) -> bool:
-        Watched.touched += 1
-        return int(self) > int(other)
-
-    def __neg__(self) -> Watched:
-        return Watched(-int(self))
-
-    def __hash__(self) -> int:
-        Watched.touched += 1
-        return hash(int(self))
 
 
 def evictor_cost(

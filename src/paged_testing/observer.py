@@ -21,7 +21,8 @@ from paged_core.interfaces.observer import (
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
-from paged_testing.engines import build_memory_engine, serve, serves_again
+from paged_testing.engines import BOTH_PREEMPTIONS, build_memory_engine, serve, serves_again
+from paged_testing.served import check_served
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request
 
 
@@ -36,9 +37,9 @@ class ObserverConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "observers"
-    num_uses: ClassVar[int] = 80
-    bytes_free: ClassVar[int] = 32 << 10
-    """The buffers of a text file hold so much."""
+    num_uses: ClassVar[int] = 240
+    bytes_free: ClassVar[int] = 24 << 10
+    """What is not yet written of a text file takes so much."""
 
     @pytest.fixture(autouse=True)
     def _in_a_folder_of_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +69,7 @@ class ObserverConformance(ComponentConformance):
             observers=[self.table(self._folder)],
             num_blocks=7,
             max_model_len=24,
+            **BOTH_PREEMPTIONS,
         )
         if self._request is not None:
             self._request.addfinalizer(engine.close)
@@ -84,16 +86,16 @@ class ObserverConformance(ComponentConformance):
         self.check_still_there(engine)
 
     def test_two_engines_have_observers_of_their_own(self) -> None:
-        one, other = self.build_one(), self.build_one()
+        """Requests of both may have the same ids."""
+        engines = [self.watched_engine()[0] for _ in range(2)]
+        one, other = (engine.observers[0] for engine in engines)
         assert one is not other
-        one.close()
-        other.close()
-
-    def build_one(self) -> Observer:
-        """An observer as an engine would have it."""
-        engine, _ = self.watched_engine()
-        (mine, *_) = [o for o in engine.observers if not isinstance(o, Witness)]
-        return mine
+        for engine in engines:
+            engine.add(simple_request("A", 5, 3))
+            engine.step()
+        for engine in engines:
+            serve(engine, Workload(()))
+            self.check_closes(engine)
 
     def test_handles_steps_in_which_nothing_is_planned(self) -> None:
         engine, _ = self.watched_engine()
@@ -120,7 +122,7 @@ class ObserverConformance(ComponentConformance):
             pytest.skip("it reports nothing")
         use, numbers, sizes, reported = serves_again(engine), count(), [], list(_reports(observer))
         for _ in range(2):
-            for _ in range(2 * self.num_uses):
+            for _ in range(self.num_uses):
                 use(next(numbers))
             found = list(_reports(observer))
             sizes.append(max(len(text) for _, text in found))
@@ -129,7 +131,7 @@ class ObserverConformance(ComponentConformance):
             "an earlier report has changed; return a copy"
         )
         assert sizes[1] <= 1.25 * sizes[0] + 64, (
-            f"a report has {sizes[0]:,} characters after {2 * self.num_uses} uses that have ended, "
+            f"a report has {sizes[0]:,} characters after {self.num_uses} uses that have ended, "
             f"{sizes[1]:,} characters after as many more: its size has to be bounded"
         )
 
@@ -153,7 +155,7 @@ class ObserverConformance(ComponentConformance):
         """Requests are admitted, preempted, swapped out and in, ignored, aborted and finished."""
         values, workload = situation.values({}), situation.workload
         engine, watched = self.watched_engine(**values)
-        serve(engine, workload)
+        check_served(engine, workload, serve(engine, workload))
         self.check_closes(engine)
         alone = Witness()
         serve(build_memory_engine(self.registry, observers=[alone], **values), workload)

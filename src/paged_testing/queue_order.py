@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,6 +14,7 @@ from paged_core.engine.contexts import OrderContext
 from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, SupportsService
 from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.policy_subjects import (
@@ -24,14 +25,21 @@ from paged_testing.policy_subjects import (
     waiting_groups,
     written_requests,
 )
-from paged_testing.use import instructions
-from paged_testing.workloads import simple_request
+from paged_testing.use import Watched, instructions
+from paged_testing.workloads import brief, simple_request
 
 TIMES = (0.0, 3.5, 100.0)
 """Seconds at which the written requests are looked at."""
 SERVED = (3, 1, 40, 2, 7, 1, 1, 12)
 """Tokens of each request that are served first."""
 
+_SAMPLED: Sequence[Mapping[str, Any]] = ({"n": 2}, {"temperature": 1.0}, {"max_tokens": 9})
+_ANOTHER: Sequence[tuple[str, Any]] = (
+    *(("id", "z"), ("priority", 1), ("deadline", 9.0), ("prompt", (1,) * 5), ("prompt", (1,) * 9)),
+    *((field, "b") for field in ("tenant", "session", "cache_salt")),
+    *(("sampling", SamplingParams(**{"max_tokens": 4, **more})) for more in _SAMPLED),
+)
+"""What a request may have of its own, beside another one."""
 _ASKED: Mapping[str, Sequence[float]] = {
     "key": (9.0,),
     "quantum_over": (9.0,),
@@ -83,6 +91,15 @@ class QueueOrderCases(ComponentConformance):
         turned = reversed(written_requests())
         self.check_order([replace(r, arrival=float(at)) for at, r in enumerate(turned)], now)
 
+    def test_what_the_order_does_not_look_at_does_not_matter(self) -> None:
+        """Two requests that differ in one thing: in the expected order, or that of the queue."""
+        usual = simple_request("usual", 5, 4)
+        for field, value in _ANOTHER:
+            other = replace(usual, **{"id": "another", field: value})
+            for pair in ((usual, other), (other, usual)):
+                self.check_order(pair, 2.0)
+        self.check_order((usual, replace(usual, id="another")), 2.0, num_preemptions=(1, 0))
+
     def test_counts_service_of_written_requests(self) -> None:
         self.check_service(written_requests(), SERVED)
 
@@ -117,10 +134,12 @@ class QueueOrderCases(ComponentConformance):
             if not hasattr(order, method):
                 return
             groups = waiting_groups([simple_request(f"r{n}", 4, 4) for n in range(size)])
-            _tell(order, groups, [1] * size)
-            if method == "quantum_over":
+            _calls(order, "key", groups)
+            _tell(order, groups, [Watched(1)] * size)
+            if isinstance(order, SupportsQuantum):
                 for group in groups:
                     group.status, group.first_token_at = Status.RUNNING, 0.0
+                _calls(order, "quantum_over", groups)
             costs.append(instructions(partial(_calls, order, method, groups[:8])))
         assert costs[1] <= 2 * costs[0] + 8, (
             f"8 calls of {method}() take {costs[0]} instructions among 16 groups, {costs[1]} among "
@@ -154,25 +173,46 @@ class QueueOrderCases(ComponentConformance):
         )
 
     def check_stability(self, requests: Sequence[Request], now: float, later: float) -> None:
-        """Check that a stable order stays the same while groups wait."""
-        order = self.make()
-        if order.stable:
-            for group in waiting_groups(requests):
-                assert order.key(group, now) == order.key(group, now + later), (
-                    "the key changes with time; set stable = False"
-                )
+        """Check that a stable order stays the same while groups wait, whatever others do."""
+        cache = empty_cache(self.registry)
+        order = self.build(OrderContext(kv_cache=cache))
+        if not order.stable:
+            return
+        groups = waiting_groups(requests)
+        keys = [order.key(group, now) for group in groups]
+        others = [replace(request, id=f"{request.id} runs") for request in requests]
+        running = running_groups(cache, others, WRITTEN_SHARES)
+        service = _service_of(order)
 
-    def check_order(self, requests: Sequence[Request], now: float) -> None:
+        def check(meanwhile: str, now: float) -> None:
+            assert keys == [order.key(group, now) for group in groups], (
+                f"keys of groups that wait change while {meanwhile}; set stable = False"
+            )
+
+        check("others are admitted", now)
+        _tell(order, running, SERVED)
+        check("others are served", now)
+        if service is not None:
+            for group in running:
+                service.left(group)
+        check("others leave", now)
+        check("time passes", now + later)
+
+    def check_order(
+        self, requests: Sequence[Request], now: float, num_preemptions: Sequence[int] = ()
+    ) -> None:
         """Check that a queue under the order serves in the expected one."""
         queue = WaitingQueue(self.make())
         groups = waiting_groups(requests)
+        for group, number in zip(groups, num_preemptions, strict=False):
+            group.num_preemptions = number
         for group in groups:
             queue.push(group, now)
         wanted = self.expected(groups, now)
         got = [queue.pop() for _ in groups]
         assert sorted(group.number for group in got) == list(range(len(groups)))
         assert wanted is None or got == list(wanted), (
-            f"at {now} s it serves {[g.id for g in got]}, not {[g.id for g in wanted or ()]}"
+            f"at {now} s it serves {_briefly(got)}, not {_briefly(wanted or ())}"
         )
 
     def check_service(self, requests: Sequence[Request], served: Sequence[int]) -> None:
@@ -210,6 +250,10 @@ class QueueOrderCases(ComponentConformance):
         assert [twin.quantum_over(group, now) for group in groups] == answers, (
             "a second order returns something else for the same calls: runs cannot be repeated"
         )
+
+
+def _briefly(groups: Iterable[SequenceGroup]) -> str:
+    return ", ".join(brief(group.request) for group in groups)
 
 
 def _service_of(order: QueueOrder) -> SupportsService | None:

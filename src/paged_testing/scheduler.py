@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from paged_core.engine.engine import Engine
-from paged_core.errors import SettingsError
+from paged_core.errors import RequestError, SettingsError
 from paged_core.interfaces.schedule import Schedule
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
@@ -123,6 +123,33 @@ class SchedulerConformance(Repeats, VariesOptions):
             steps.append(engine.num_steps)
         assert steps[1] < 2 * steps[0]
 
+    def test_a_lone_request_waits_no_longer_than_it_may(self) -> None:
+        """Seconds of :attr:`Scheduler.may_wait`; a step takes one here."""
+        engine = self.make_engine()
+        assert isinstance(engine.scheduler, WatchedScheduler)
+        seconds, group = engine.scheduler.inner.may_wait, engine.add(simple_request("A", 5, 8))
+        for _ in range(2 + int(seconds)):
+            engine.step()
+        assert group.admitted_at is not None, (
+            f"it waits longer than {seconds} s, which is what `may_wait` says, and is alone"
+        )
+
+    def test_as_many_run_at_once_after_others_have_ended(self) -> None:
+        """Some of the others were aborted while they ran, some while they waited."""
+        situation, num_steps = SITUATIONS["more requests than may run at once"], list[int]()
+        requests = situation.workload.requests
+        aborts = tuple((at // 3, request.id) for at, (_, request) in enumerate(requests))
+        for settings in self.settings_for(situation, block_allocator="uncached"):
+            engine = self.start(settings)
+            for _ in range(2):
+                before = engine.num_steps
+                serve(engine, situation.workload)
+                num_steps.append(engine.num_steps - before)
+                serve(engine, Workload(requests, aborts[::-1]))
+            assert num_steps[1] <= num_steps[0], (
+                f"the same requests take {num_steps[0]} steps at first, {num_steps[1]} after others"
+            )
+
     def test_leaves_out_what_waits_for_a_step_in_flight(self) -> None:
         """A running sequence with nothing pending: its group is left out, and is not disturbed."""
         engine = self.make_engine()
@@ -139,17 +166,21 @@ class SchedulerConformance(Repeats, VariesOptions):
         check_said(engine, group)
         check_nothing_leaked(engine)
 
-    def test_a_step_takes_instructions_in_proportion_to_what_waits(self) -> None:
+    @pytest.mark.parametrize("what", ["waits", "runs"])
+    def test_a_step_takes_instructions_in_proportion_to_what(self, what: str) -> None:
         """Twice that are allowed: what waits may have to be sorted."""
         costs = []
-        for size in (32, 256):
-            engine = self.make_engine()
+        for size in (16, 128):
+            engine = self.make_engine(num_blocks=32 if what == "waits" else 16 * size)
             for number in range(size):
-                engine.add(simple_request(f"r{number}", 5, 30))
-            engine.step()
+                engine.add(simple_request(f"r{number}", 5, 58))
+            for _ in range(40):
+                engine.step()
+                if what == "waits" or not engine.scheduler.queues().waiting:
+                    break
             costs.append(instructions(engine.step, self.package, most=1_000_000))
         assert costs[1] <= 16 * costs[0] + 100, (
-            f"a step takes {costs[0]} instructions while 32 requests are there, {costs[1]} at 256"
+            f"a step takes {costs[0]} instructions while 16 requests are there, {costs[1]} at 128"
         )
 
     # ------------------------------------------------------------------ written situations
@@ -161,10 +192,21 @@ class SchedulerConformance(Repeats, VariesOptions):
         for name, limit in SMALL.items():
             if name in fields:
                 small.setdefault(name, limit)
-        if "chunked_prefill" not in fields and small.get("max_num_batched_tokens") == 6:
+        if small.get("max_num_batched_tokens") == 6 and not self._cuts_prompts(small):
             small["max_num_batched_tokens"] = UNCHUNKED_BUDGET
         if small != self._table:
             yield small
+
+    def _cuts_prompts(self, table: Mapping[str, Any]) -> bool:
+        """Return whether a prompt that exceeds the budget is computed in several steps."""
+        engine = self.make_engine(scheduler=table)
+        try:
+            group = engine.add(simple_request("A", 9, 9))
+        except RequestError:
+            return False
+        for _ in range(3):
+            engine.step()
+        return group.admitted_at is not None
 
     def settings_for(self, situation: Situation, **values: Any) -> Iterator[EngineSettings]:
         """Settings for a situation, as far as the components combine."""

@@ -29,6 +29,40 @@ _DATES = ("now", "utcnow", "today")
 _GLOBAL_RANDOM = random.random.__self__  # type: ignore[attr-defined]
 
 
+class Watched(int):
+    """An integer that counts comparisons and hashes of integers, inside built-ins too.
+
+    So do their instructions, and those of sums.
+    """
+
+    touched = 0
+
+    def __eq__(self, other: object) -> bool:
+        Watched.touched += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        Watched.touched += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Watched.touched += 1
+        return int(self) > int(other)
+
+    def __add__(self, other: Any) -> Any:
+        total = int(self) + other
+        return Watched(total) if isinstance(total, int) else total
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Watched:
+        return Watched(-int(self))
+
+    def __hash__(self) -> int:
+        Watched.touched += 1
+        return hash(int(self))
+
+
 class _TooMany(BaseException):
     """The instructions are counted no further."""
 
@@ -129,21 +163,24 @@ def growth(
 
     go_on(num_uses // 4)
     before = cost()
-    go_on(num_uses // 4)
-    return bytes_left(partial(go_on, num_uses)), before, cost()
+    left = bytes_left(partial(go_on, num_uses), partial(go_on, num_uses // 4))
+    return left, before, cost()
 
 
-def bytes_left(function: Callable[[], object]) -> int:
-    """Return how much more memory is allocated after a call than before it, in tensors, too."""
-    tensors = _in_tensors()
+def bytes_left(function: Callable[[], object], warm_up: Callable[[], object] = int) -> int:
+    """Return how much more memory is allocated after a call than before it, in tensors, too.
+
+    Args:
+        warm_up: called first; what it has left may go in the call.
+    """
     tracemalloc.start()
     try:
+        warm_up()
+        before = _in_tensors() + tracemalloc.get_traced_memory()[0]
         function()
-        more = _in_tensors() - tensors
-        grown, _ = tracemalloc.get_traced_memory()
+        return _in_tensors() + tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    return grown + more
 
 
 def _in_tensors() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import shuffle
@@ -106,6 +107,55 @@ class MergingAllocator(HashCachedAllocator):
             return super().cache(block, key)
         self.free([block])
         return held
+
+
+class TouchingAllocator(HashCachedAllocator):
+    """Takes what is only looked up for what was used."""
+
+    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
+        found = super().look_up(keys)
+        for block in found if self._num_idle == 1 else ():
+            self.share([block])
+            self.free([block])
+        return found
+
+
+class HereditaryAllocator(HashCachedAllocator):
+    """Leaves a block the hits that its content before had."""
+
+    def allocate(self, count: int, /) -> list[BlockId]:
+        before = list(self._hits)
+        taken = super().allocate(count)
+        for block in taken:
+            self._hits[block] = before[block]
+        return taken
+
+
+class SearchingAllocator(HashCachedAllocator):
+    """Looks through all that is cached for what is to be cached."""
+
+    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
+        any(held is key for held in self._by_key)
+        return super().cache(block, key)
+
+
+class ClimbingAllocator(HashCachedAllocator):
+    """Goes from each key to the beginning of its prefix."""
+
+    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
+        for key in keys:
+            before: BlockKey | None = key
+            while before is not None:
+                before = before.parent
+        return super().look_up(keys)
+
+
+class SortingAllocator(UncachedAllocator):
+    """Sorts what is free, within a built-in."""
+
+    def allocate(self, count: int, /) -> list[BlockId]:
+        self._free = deque(sorted(self._free))
+        return super().allocate(count)
 
 
 class ShortAllocator(HashCachedAllocator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from time import monotonic
 from typing import Any
 
 from paged_plugins.lab.cost_model import CostModel, StepWork
@@ -11,7 +12,7 @@ from unit.faulty_settings import with_another
 
 class _Right(CostModel):
     def __init__(self, options: Any, context: Any, /) -> None:
-        """Nothing is to be kept."""
+        self.works: list[StepWork] = []
 
     def seconds(self, work: StepWork, /) -> float:
         tokens = work.prefill_tokens + work.decode_sequences
@@ -32,6 +33,14 @@ WRONG_SECONDS = {
         _seconds(own, work) - (0.005 if work.decode_context > 200_000 else 0)
     ),
 }
+REMEMBERING = {
+    # keeps the work of each step
+    "KeepingCostModel": lambda own, work: own.works.append(work) or _seconds(own, work),
+    # times go by the hash of a text
+    "HashingCostModel": lambda own, work: _seconds(own, work) + hash("a text") % 99_991,
+    # asks the clock, to no effect
+    "ClockCostModel": lambda own, work: _seconds(own, work) + (monotonic() < 0),
+}
 WRONG_BLOCKS = {
     "FractionalCostModel": lambda own, size: 1e6 / size,
     "NegativeCostModel": lambda own, size: 1000 - 100 * size,
@@ -40,6 +49,6 @@ WRONG_LENGTHS = {
     "FloatLengthCostModel": property(lambda own: 4096.0),
     "UncalledCostModel": lambda own: 4096,
 }
-globals().update(with_another(__name__, _Right, "seconds", WRONG_SECONDS))
+globals().update(with_another(__name__, _Right, "seconds", WRONG_SECONDS | REMEMBERING))
 globals().update(with_another(__name__, _Right, "num_blocks", WRONG_BLOCKS))
 globals().update(with_another(__name__, _Right, "max_model_len", WRONG_LENGTHS))

@@ -140,6 +140,23 @@ class HoardingEvictor(_InformedEvictor):
         self._seen.append(info.content_key)
 
 
+class HistoryEvictor(_InformedEvictor):
+    """Keeps the numbers of all blocks that it has evicted, in their order."""
+
+    def evict(self) -> BlockId:
+        self._seen.append(super().evict())
+        return self._seen[-1]
+
+
+class PopularEvictor(_InformedEvictor):
+    """Remembers for ever what was hit more than once."""
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        if info.num_hits > 1:
+            self._by_key[info.content_key] = block
+
+
 class PilingEvictor(_InformedEvictor):
     """Remembers all that was added since the last eviction."""
 

@@ -96,6 +96,34 @@ class KeepingObserver(_Observer):
         self.seen.add(group.id)
 
 
+class SwappedObserver(_Observer):
+    """Keeps the ids of those that were swapped out."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "swapped_out":
+            self.seen.add(group.id)
+
+
+class CommonObserver(_Observer):
+    """Knows, with its class, which requests there are, as if there was one engine."""
+
+    there: ClassVar[set[str]] = set()
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "added":
+            self.there.add(group.id)
+        elif event == "finished":
+            self.there.remove(group.id)
+
+
+class TruncatingObserver(_Observer):
+    """Cuts the output of what has finished."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        for sequence in group.sequences if event == "finished" else ():
+            del sequence.tokens[-1]
+
+
 class _Reporting(_Observer):
     """Reports its steps; writes what it keeps elsewhere."""
 

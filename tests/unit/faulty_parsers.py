@@ -9,6 +9,7 @@ from typing import Any
 from paged_plugins.server.parsers.calls import CallReader
 from paged_plugins.server.parsers.marked_calls import MarkedCallParser, Marks
 from paged_plugins.server.parsers.reasoning import ThinkFormat, ThinkParser
+from paged_plugins.server.parsers.reasoning_parser import Thought
 from paged_plugins.server.parsers.testing import (
     ReasoningParserConformance,
     ToolParserConformance,
@@ -165,6 +166,28 @@ class SharingThinkFormat(ThinkFormat):
 
     def parser(self, prompt: str, /) -> ThinkParser:
         return SharingThoughtsParser(inside=self._begins_inside(prompt))
+
+
+class LateThoughtsParser(ThinkParser):
+    """Passes thoughts on when they have ended; those that do not are lost."""
+
+    def __init__(self, *, inside: bool) -> None:
+        super().__init__(inside=inside)
+        self._thoughts: list[Thought] = []
+
+    def feed(self, text: str, /) -> Sequence[Thought]:
+        self._thoughts += super().feed(text)
+        passed_on, self._thoughts = self._thoughts, []
+        if self._inside:
+            passed_on, self._thoughts = [], passed_on
+        return passed_on
+
+
+class LateThinkFormat(ThinkFormat):
+    """Reads with such parsers."""
+
+    def parser(self, prompt: str, /) -> ThinkParser:
+        return LateThoughtsParser(inside=self._begins_inside(prompt))
 
 
 class SingleParserFormat(HermesFormat):

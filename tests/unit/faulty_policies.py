@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import count
 from random import Random, choice, random, randrange
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
@@ -65,6 +65,10 @@ ORDERS = with_another(
         # of no effect, but drawn from the numbers of the program
         "DicingOrder": lambda self, group, now: (group.number, random() < 0),
         "ReversedOrder": lambda self, group, now: -group.number,
+        # equal ones by what it does not say
+        "SaltedOrder": lambda self, group, now: group.request.cache_salt or "",
+        # it says that it is stable, but looks at the cache
+        "OccupiedOrder": lambda self, group, now: (-self.kv_cache.num_free, group.number),
         # notes on a group that it has been seen
         "MarkingOrder": meddling(lambda group: setattr(group, "num_cached", 0), arrival),
         # looks for ever for a deadline
@@ -108,11 +112,60 @@ class _CountingService(_Order):
         self.tokens.pop(group.id, None)
 
 
-class SummingOrder(_CountingService):
-    """Adds up what all were served, for each key."""
+class _ServiceOrder(_CountingService):
+    stable = False
+
+
+SERVED = with_another(
+    __name__,
+    _ServiceOrder,
+    "key",
+    {
+        # adds up what all were served, for each key; looks for the least within a built-in
+        "SummingOrder": lambda self, group, now: (
+            sum(tokens for tokens in self.tokens.values()) < 0,
+            group.number,
+        ),
+        "LeastOrder": lambda self, group, now: (
+            self.tokens.get(group.id, 0) - min(self.tokens.values(), default=0)
+        ),
+    },
+)
+
+
+class CommonOrder(_ServiceOrder):
+    """Counts with its class what was served, so two engines count together."""
+
+    all: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.tokens = self.all
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return (sum(tokens for tokens in self.tokens.values()) < 0, group.number)
+        return self.tokens.get(group.id, 0)
+
+
+class SettledOrder(_CountingService):
+    """Says that it is stable, but what others of a tenant are served counts."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return self.tokens.get(group.request.tenant, 0)
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        tenant = group.request.tenant
+        self.tokens[tenant] = self.tokens.get(tenant, 0) + num_tokens
+
+
+class GatheringQuantum(_CountingService):
+    """Looks at all whose keys it was asked for."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        self.tokens.setdefault(group.id, 0)
+        return group.number
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        return any(tokens < 0 for tokens in self.tokens.values())
 
 
 LEAVING = with_another(
@@ -255,4 +308,4 @@ PREEMPTIONS = {
 }
 
 
-globals().update({**ORDERS, **LEAVING, **QUANTA, **VICTIMS, **PREEMPTIONS})
+globals().update({**ORDERS, **SERVED, **LEAVING, **QUANTA, **VICTIMS, **PREEMPTIONS})

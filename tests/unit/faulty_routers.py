@@ -162,6 +162,15 @@ _WRONG: dict[str, Callable[[FaultyRouter, Request, str, Mapping[int, Any]], Any]
     "HashingRouter": lambda own, request, session, replicas: (
         own.nth(hash(session), replicas) if session else own.turns(replicas)
     ),
+    # takes every request to have a bound
+    "BoundedRouter": lambda own, request, session, replicas: own.nth(
+        own.turn + 0 * request.sampling.max_tokens, replicas
+    ),
+    # goes over each prefix of the prompt
+    "ClimbingRouter": lambda own, request, session, replicas: (
+        all(end >= 0 for end in range(len(request.prompt)) for _ in range(end))
+        and own.turns(replicas)
+    ),
     # takes requests without a session for those of one
     "NamelessRouter": lambda own, request, session, replicas: own.nth(
         crc32(session.encode()), replicas

@@ -11,8 +11,8 @@ from paged_core.engine.preemptor import Quanta
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup, Status
-from paged_policies.schedulers.token_budget import TokenBudgetScheduler
-from unit.faulty_settings import with_another
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
+from unit.faulty_settings import FaultyBudgetSettings, with_another
 
 # ---------------------------------------------------------------------- other options and queues
 
@@ -106,6 +106,34 @@ class RestlessScheduler(TokenBudgetScheduler):
     def _end_quanta(self) -> None:
         for group in self.planner.spent():
             self.planner.preempt(group)
+
+
+class SeatLosingScheduler(TokenBudgetScheduler):
+    """Keeps a place for each request that was aborted while it waited."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._num_lost = 0
+
+    def _admit(self) -> None:
+        if len(self._running) + self._num_lost < self.planner.limits.num_seqs:
+            super()._admit()
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        self._num_lost += group in self._waiting
+        super().remove(group)
+
+
+class OverdrawingScheduler(TokenBudgetScheduler):
+    """Computes a token more than it may where an odd number of requests runs."""
+
+    def __init__(self, options: FaultyBudgetSettings, parts: Any, /) -> None:
+        super().__init__(TokenBudgetSettings(**options.model_dump(exclude={"name"})), parts)
+        self._limit = options.max_num_batched_tokens
+
+    def schedule(self, now: float, /) -> Schedule:
+        self.planner.limits.num_tokens = self._limit + len(self._running) % 2
+        return super().schedule(now)
 
 
 class WishfulScheduler(TokenBudgetScheduler):

@@ -48,6 +48,14 @@ class FaultyTokenBudgetSettings(TokenBudgetSettings):
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
 
 
+class FaultyBudgetSettings(ComponentSettings):
+    """Options of a scheduler that say nothing of how prompts are cut."""
+
+    name: Literal["faulty"] = "faulty"
+    max_num_batched_tokens: PositiveInt = Field(default=2048, description="tokens of a step")
+    max_num_seqs: PositiveInt = Field(default=256, description="sequences that run")
+
+
 def registry_of(
     slot: str,
     made: type,

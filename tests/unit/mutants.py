@@ -96,6 +96,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
 )
 """Modules of mutants, how the names of their classes end, who must find them, their options."""
 _OPTIONS = {
+    schedulers.OverdrawingScheduler: settings.FaultyBudgetSettings,
     HashCachedAllocator: settings.FaultyHashCachedSettings,
     ContiguousAllocator: settings.FaultyContiguousSettings,
 }
@@ -105,8 +106,10 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "StrandingEvictor": test_evictors.TestRandomOfLeaves,
     "DeafEvictor": test_evictors.TestQueueInformedLru,
     "ReversedOrder": test_orders.TestFcfs,
+    "SaltedOrder": test_orders.TestFcfs,
     "OldestVictim": test_victims.TestNewest,
     "SharingThinkFormat": parsers.ThinkCases,
+    "LateThinkFormat": parsers.ThinkCases,
 }
 """Mutants that another class finds: by what it expects, or of another slot."""
 

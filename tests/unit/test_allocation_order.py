@@ -12,7 +12,7 @@ from paged_core.interfaces.allocator import BlockAllocator
 from paged_policies.allocators.contiguous import ContiguousAllocator, ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
 from paged_policies.allocators.uncached import UncachedAllocator, UncachedSettings
-from paged_testing.allocator import PlainEvictor
+from paged_testing.allocator_model import PlainEvictor
 from paged_testing.engines import build_memory_engine
 
 

@@ -43,6 +43,8 @@ CAUGHT_BY = {
     "RollingRouter": "cannot be repeated",
     "SharedRouter": "cannot be repeated|another process decides",
     "BookingRouter": "changed the loads",
+    "BoundedRouter": "unsupported operand",
+    "ClimbingRouter": "with 16 tokens of a prompt",
     "HoardingRouter": "bytes allocated",
     "KeepingRouter": "bytes allocated",
     "OrderlyRouter": "r[0-9]",

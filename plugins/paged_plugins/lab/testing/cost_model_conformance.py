@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import product
-from math import isfinite
+from math import inf
 from random import Random
 from typing import Any, ClassVar
 
+from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
-from paged_testing.component import VariesOptions
+from paged_testing.component import Repeats, VariesOptions
 
 _PARTS = [field.name for field in fields(StepWork)]
 
@@ -32,7 +33,19 @@ def step_works() -> Iterator[StepWork]:
         yield StepWork(decode_sequences=100, decode_context=tokens, sampled_rows=100)
 
 
-class CostModelConformance(VariesOptions):
+def times(
+    registry: Registry, slot: str, settings: Mapping[str, Any], *, beside: bool = False
+) -> dict[str, list[Any]]:
+    """Return the times of written steps, also ``beside`` another model that was asked before."""
+    members = {"component": settings[slot], "settings": settings, "_registry": registry}
+    kit = type("Times", (CostModelConformance,), members)()
+    model, other = (kit.make_cost_model() for _ in range(2))
+    for work in step_works() if beside else ():
+        other.seconds(work)
+    return {"written steps": [model.seconds(work) for work in step_works()]}
+
+
+class CostModelConformance(Repeats, VariesOptions):
     """Subclass it for a cost model::
 
     class TestMyCost(CostModelConformance):
@@ -42,6 +55,7 @@ class CostModelConformance(VariesOptions):
     """
 
     slot: ClassVar[str] = "cost_model"
+    decide = staticmethod(times)
 
     def make_cost_model(self, **values: Any) -> CostModel:
         """The cost model under test; ``values`` are further settings."""
@@ -49,6 +63,16 @@ class CostModelConformance(VariesOptions):
         settings = made(**{**self.settings, **values, "cost_model": self._table})
         model: CostModel = self.build(CostModelContext(settings=settings))
         return model
+
+    def uses(self) -> Callable[[int], object]:
+        """Times of some steps, of works that differ; of computed tokens as many as a step has."""
+        model = self.make_cost_model()
+
+        def use(number: int) -> None:
+            for tokens in range(8 * number, 8 * number + 8):
+                model.seconds(StepWork(prefill_tokens=tokens % 32, decode_context=8 * tokens))
+
+        return use
 
     def test_a_step_without_work_takes_time(self) -> None:
         """Or else a simulation could run for ever at one time."""
@@ -61,9 +85,10 @@ class CostModelConformance(VariesOptions):
             given = replace(work)
             seconds = one.seconds(work)
             assert work == given, "it changed the work"
-            assert isinstance(seconds, float)
-            assert seconds > 0
-            assert isfinite(seconds)
+            assert isinstance(seconds, float), f"seconds() returned {seconds!r}, which is no float"
+            assert 0 < seconds < inf, f"{work} takes {seconds} s"
+            beyond = one.is_extrapolated(work)
+            assert type(beyond) is bool, f"is_extrapolated() returned {beyond!r}, which is no bool"
             assert one.seconds(work) == other.seconds(work) == seconds
 
     def test_more_work_never_takes_less_time(self) -> None:

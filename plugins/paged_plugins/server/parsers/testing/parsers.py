@@ -31,7 +31,7 @@ from paged_testing import ComponentConformance, GrammarConformance
 from paged_testing.grammar import VOCABULARY
 from paged_testing.use import bytes_taken, instructions, letters_scanned
 
-NAMES = ("f", "weather")
+NAMES = ("f", "weather", "getWeather2")
 OTHER_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {"f": {"properties": {"a": {"type": "string"}}}}
 _MARKS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>"),
@@ -152,6 +152,21 @@ class _ParserConformance(ComponentConformance):
         """Answers, each with what its parser is asked for with."""
         raise NotImplementedError
 
+    num_uses: ClassVar[int] = 40
+    bytes_free: ClassVar[int] = 2 << 10
+
+    def uses(self) -> Callable[[int], object]:
+        made, answers = self.build(), list(self.answers())
+
+        def use(number: int) -> None:
+            for asked, text in answers:
+                parser = made.parser(asked)
+                parser.feed(f"{text} {number:06}")
+                parser.feed("")
+                parser.end()
+
+        return use
+
     def test_answers_beside_each_other_are_read_as_alone(self) -> None:
         """Parsers of one component share nothing: a server reads many answers at a time."""
         made, answers = self.build(), list(self.answers())
@@ -266,6 +281,13 @@ class ToolParserConformance(_ParserConformance):
             for whole in _with_instead(text, other):
                 self.check_cuts([*whole])
 
+    def test_a_call_of_no_function_is_kept(self) -> None:
+        """As a call, which the server refuses, or as text."""
+        made = self.build()
+        for text, calls in self.written.items():
+            found = _joined(_together(made, ({"other": {}}, text))[0])
+            assert found == [Text(text)] or _calls(found) == list(calls), f"{text!r} gives {found}"
+
     def test_text_beside_calls_is_kept(self) -> None:
         """Or, in a format in which none may be there, all is text."""
         for (text, calls), beside in product(self.written.items(), ("Hello.", "1 < 2", "\u4e16")):
@@ -295,19 +317,6 @@ class ToolParserConformance(_ParserConformance):
 
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
             check_copies(partial(begun, begin), [*self.broken, *PLAIN, *_MARKS])
-
-    num_uses: ClassVar[int] = 40
-
-    def uses(self) -> Callable[[int], object]:
-        made, texts = self.build(), [*self.written, *PLAIN]
-
-        def use(number: int) -> None:
-            for text in texts:
-                parser = made.parser(self.functions)
-                parser.feed(f"{text} {number:06}")
-                parser.end()
-
-        return use
 
     # ------------------------------------------------------------------ forced calls
 
@@ -379,7 +388,7 @@ class ToolParserConformance(_ParserConformance):
                 assert not any(isinstance(piece, Text) for piece in found), said
                 for name, arguments in _calls(found) or [("none", {})]:
                     assert name in names, said
-                    assert "a" in arguments, said
+                    assert arguments.get("a", ...) in PARAMETERS["properties"]["a"]["enum"], said
 
     def check_cuts(self, pieces: Sequence[str]) -> None:
         """Check that pieces give what the whole gives, and that arguments are as they should."""
@@ -438,6 +447,25 @@ class ReasoningParserConformance(_ParserConformance):
             expected = [Thought(thoughts, is_reasoning=True), Thought(rest, is_reasoning=False)]
             for pieces in ([text], list(text)):
                 assert self.parsed(prompt, *pieces) == [each for each in expected if each.text]
+
+    def test_thoughts_that_do_not_end_are_kept(self) -> None:
+        """And passed on as they come: an answer may be as long as is allowed before they end."""
+        for (prompt, text), (thoughts, _) in self.written.items():
+            at = text.find(thoughts) if thoughts else -1
+            for said in (thoughts, thoughts[:-1], "word " * 40) if at >= 0 else ():
+                parser = self.build().parser(prompt)
+                given = [piece for letter in text[:at] + said for piece in parser.feed(letter)]
+                late = sum(len(piece.text) for piece in given) < len(said) - 100
+                assert not late, f"of {len(said)} letters of thoughts, {given} came before the end"
+                given += parser.end()
+                found = "".join(piece.text for piece in given if piece.is_reasoning)
+                assert found.strip() == said.strip(), f"{text[:at] + said!r} gives {given}"
+
+    def test_names_the_mark_at_the_end_of_thoughts(self) -> None:
+        made = self.build()
+        for (prompt, text), (thoughts, rest) in self.written.items():
+            mark = made.ends_with(prompt, surely=False) if thoughts and rest else None
+            assert mark is None or mark in text, f"ends_with() returns {mark!r}, not in {text!r}"
 
     def test_the_work_grows_in_proportion_to_the_text(self) -> None:
         """And none of it is copied at each letter."""
