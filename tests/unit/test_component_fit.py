@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from architecture.kits import first_party
+from paged_core.cli import main
 from paged_core.errors import PluginError
 from paged_core.interfaces.observer import Observer
 from paged_core.plugins.component import Component, load
@@ -135,6 +137,19 @@ def test_a_member_of_a_wrong_shape_is_refused_by_name(slot: str, make: Make) -> 
             with pytest.raises(PluginError, match=rf": Faulty\.{name}\b.*{page}") as refused:
                 make(kind)
             assert str(refused.value).startswith(f"{slot} 'faulty', of plugin 'under_test' "), shape
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["plugins", "faulty"]], ids=str)
+def test_no_command_says_that_a_misfit_can_serve(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "Faulty", kind_of("evictor", add=lambda self: None))
+    registry = registry_of("evictor", Faulty)
+    monkeypatch.setattr(Registry, "discover", lambda **_: registry)
+    monkeypatch.setattr("paged_plugins.machine.describe_torch", dict)  # which takes seconds
+    assert main(command, {"COLUMNS": "400"}) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"no: evictor 'faulty', of .*Faulty\.add\(self\) cannot be called", said)
 
 
 def test_a_member_that_is_missing_is_refused_by_name(slot: str, make: Make) -> None:

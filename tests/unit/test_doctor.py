@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
-from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Plugin, Registry
 from paged_plugins import machine
 
@@ -42,7 +41,7 @@ def found(capsys: Capture) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("without_torch")
 def test_says_how_a_component_would_serve(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
+    monkeypatch.setattr(Registry, "unavailable_reason", lambda *_: None)
     monkeypatch.setattr("paged_backends.kernels.cpu.availability.details", lambda: "with wings")
     assert "yes: with wings" in doctor(capsys)[0]
 
@@ -65,7 +64,7 @@ def test_says_why_a_component_cannot_serve_and_which_commands_would_help(
         "torch": "`torch` is not there; `pip install torch` installs it",
         "cpu": "no compiler; `pip install torch`, then `apt-get install g++`",
     }
-    monkeypatch.setattr(Component, "unavailable_reason", lambda self: reasons.get(self.name))
+    monkeypatch.setattr(Registry, "unavailable_reason", lambda _, part: reasons.get(part.name))
     file = tmp_path / "found.json"
     out, _ = doctor(capsys, "--json", "--output", str(file), CACHE_DIR=str(tmp_path))
     assert file.read_text() == out
@@ -95,7 +94,7 @@ def test_mentions_broken_plugins_and_conflicts(
         Plugin("twin", "dist-twin", "2", components=(lru,)),
     )
     monkeypatch.setattr(Registry, "discover", lambda **_: Registry((*installed.plugins, *more)))
-    monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
+    monkeypatch.setattr(Registry, "unavailable_reason", lambda *_: None)
     answer = found(capsys)
     assert answer["broken_plugins"] == [
         {"name": "old", "distribution": "dist-old", "version": "1", "reason": "too old"}

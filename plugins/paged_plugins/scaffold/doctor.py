@@ -13,6 +13,7 @@ from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import error_text
 from paged_core.plugins.component import Component, load
+from paged_core.plugins.registry import Registry
 from paged_core.settings.environment import cache_dir
 from paged_plugins import machine
 from paged_plugins.command_options import JsonFile, report
@@ -35,7 +36,7 @@ def command(
         ThreadPoolExecutor(1) as beside,  # which waits for other programs
     ):
         host = beside.submit(machine.describe_host)
-        components = [_component(one, advance) for one in installed]
+        components = [_component(registry, one, advance) for one in installed]
         described = host.result() | {"torch": machine.describe_torch()}
         advance()
     found = {
@@ -66,8 +67,8 @@ def _print(found: dict[str, Any]) -> None:
         typer.echo(f"warning: {message}", err=True)
 
 
-def _component(component: Component, advance: Advance) -> dict[str, Any]:
-    reason = component.unavailable_reason()
+def _component(registry: Registry, component: Component, advance: Advance) -> dict[str, Any]:
+    reason = registry.unavailable_reason(component)
     found = {
         "slot": component.slot,
         "name": component.name,

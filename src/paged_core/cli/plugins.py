@@ -65,7 +65,7 @@ def command(
     if name is None:
         _print_choices(found)
     for choice in found if name is not None else ():
-        _print_options(choice)
+        _print_options(registry, choice)
     if name is not None and name in registry.profiles:
         echo(f"\n{registry.profiles[name].read().rstrip()}")
     elif profiles:
@@ -177,10 +177,10 @@ def _print_profiles(profiles: list[dict[str, str]]) -> None:
     print_table("Profiles (--profile NAME)", ("name", "plugin", "summary"), rows)
 
 
-def _print_options(choice: Choice) -> None:
+def _print_options(registry: Registry, choice: Choice) -> None:
     echo(f"\n{choice.key}: {choice.summary}")
     if choice.component:
-        echo(f"available: {_availability(choice.component, choice.plugin)}")
+        echo(f"available: {_availability(registry, choice.component, choice.plugin)}")
     rows = [
         (
             option,
@@ -197,8 +197,8 @@ def _print_options(choice: Choice) -> None:
         echo("It has no options.")
 
 
-def _availability(component: Component, plugin: Plugin) -> str:
+def _availability(registry: Registry, component: Component, plugin: Plugin) -> str:
     if plugin.status != "active":
         return f"no: {plugin} is {plugin.status}: {plugin.reason}"
-    reason = component.unavailable_reason()
+    reason = registry.unavailable_reason(component)
     return f"no: {reason}" if reason else "yes"

@@ -163,6 +163,21 @@ class Registry:
                 f"adapt it to {path}{page}, or choose another {self.slots[slot].noun}"
             )
 
+    def unavailable_reason(self, component: Component, /) -> str | None:
+        """Return why a component cannot serve here, or ``None``; it is imported, not built.
+
+        Beside :meth:`Component.unavailable_reason`, a class is compared with its interface; what a
+        function makes shows only when it is made.
+        """
+        if reason := component.unavailable_reason():
+            return reason
+        try:
+            if isinstance(made := component.load(), type):
+                self.refuse_misfit(component.slot, component.name, made)
+        except PluginError as error:
+            return str(error)
+        return None
+
     def candidates(self, slot: str, /) -> list[Component]:
         """Return the components of a slot as ``auto`` tries them: by rank, highest first."""
         ranked = [(part.rank, part) for part in self.of(slot).values() if part.rank is not None]
