@@ -186,7 +186,7 @@ def garble(folder: Path) -> None:
         (write("config.json", "{"), "cannot be read as JSON"),
         (
             lambda folder: change(folder / "config.json", num_attention_heads="many"),
-            "does not describe a llama",
+            "does not describe a model of type llama",
         ),
         (
             lambda folder: change(folder / "config.json", intermediate_size=80),
@@ -229,7 +229,7 @@ def test_pickles_only_where_allowed(folder: Path) -> None:
 def test_weights_of_another_kind_of_model(tmp_path: Path) -> None:
     config = tiny_models.FAMILIES["llama"]()
     transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
-    refused(tmp_path, "lacks the weights lm_head.weight")
+    refused(tmp_path, "lacks lm_head.weight among its weights")
 
 
 # ---------------------------------------------------------------------- what it is

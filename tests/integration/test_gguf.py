@@ -281,9 +281,13 @@ def test_the_end_of_a_turn_ends_a_sequence(tmp_path: Path) -> None:
         ({"general.architecture": "phi3"}, "is of 'phi3'; take the model as safetensors"),
         ({"llama.expert_count": 8}, "llama.expert_count, which is not covered"),
         ({"llama.rope.scaling.type": "yarn"}, "rotary embeddings scaled by 'yarn'"),
+        (
+            {"llama.rope.scaling.factor": 2.0, "llama.rope.scale_linear": 4.0},
+            r"rope.scaling.factor must be the same as llama.rope.scale_linear, 4\.0, not 2\.0",
+        ),
         ({"llama.attention.temperature_scale": 0.1}, "temperature_scale, which is not known and m"),
         ({"llama.rope.dimension_count": 8}, "heads of 16 with llama.rope.dimension_count of 8"),
-        ({"llama.block_count": 3}, "says 3 layers, and the weights are of 2"),
+        ({"llama.block_count": 3}, "is 3 by its configuration and 2 by its weights"),
         ({"llama.block_count": None}, "lacks llama.block_count"),
         ({"llama.embedding_length": 32}, "has another shape"),
         ({"llama.attention.head_count_kv": [2, 1]}, "head_count_kv must be .* not a list of 2"),
@@ -323,7 +327,7 @@ def test_a_tensor_of_a_type_that_is_not_read(tmp_path: Path) -> None:
 def test_weights_that_the_model_lacks(small: Path) -> None:
     path = small / "small.gguf"
     path.write_bytes(path.read_bytes().replace(b"ffn_norm", b"ffn_norn"))
-    with pytest.raises(CheckpointError, match=r"lacks the weights blk.0.ffn_norm.weight"):
+    with pytest.raises(CheckpointError, match=r"lacks blk.0.ffn_norm.weight among"):
         load_runner(path, "native")
 
 

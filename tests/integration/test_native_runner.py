@@ -176,10 +176,17 @@ HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 
         ({"rope_parameters": HALF}, "part of a head"),
         ({"hidden_act": "quick_gelu"}, "'quick_gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"rope_parameters": {"warp": 2.0}}, r"what rope_parameters\.warp may mean"),
+        ({"rope_scaling": {"full_attention": {}}}, r"what rope_scaling\.full_attention may"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"rope_type": "linear"}},
+            r"what rope_parameters\.rope_type may",
+        ),
+        ({"text_config": {}}, "a text_config of its own"),
         ({"is_causal": False}, "attention in both directions.*; choose a model"),
         ({"is_causal": None}, "attention in both directions.*; choose a model"),
         ({"per_layer_config": {"0": {"head_dim": 8}}}, "with a configuration of their own"),
-        ({"model_type": "phi3"}, "cover llama, .* is a phi3"),
+        ({"model_type": "phi3"}, "cover llama, .* is of type phi3"),
         (
             {"model_type": "qwen2", "layer_types": ["chunked"] * 2},
             "lack layers of the type chunked",
@@ -202,14 +209,36 @@ def test_a_feature_that_is_missing_is_named(
         ({"rms_norm_eps": "small"}, "must be a number"),
         ({"tie_word_embeddings": 3}, "true or false"),
         ({"rope_parameters": [1]}, "must be an object"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "'factor'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor must be given"),
         ({"vocab_size": 0}, "at least 1"),
+        *(({"layer_types": ["full_attention"] * count}, "of 2 in all") for count in (0, 1, 3)),
+        *(({key: None}, key) for key in ("rms_norm_eps", "hidden_act", "attention_bias")),
     ],
 )
 def test_nonsense_in_the_configuration(llama: Path, changes: dict[str, Any], reason: str) -> None:
     change(llama, **changes)
-    with pytest.raises(CheckpointError, match=f"does not describe a llama: .*{reason}"):
+    with pytest.raises(
+        CheckpointError, match=f"does not describe a model of type llama: .*{reason}"
+    ):
         load_runner(llama, "native")
+
+
+SLIDES = ["full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "windows"),
+    [
+        ("llama", {}),
+        *((kind, {"sliding_window": 8}) for kind in ("qwen2", "qwen3")),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": None}),
+        *((kind, {"sliding_window": None}) for kind in ("gemma2", "gemma3_text")),
+    ],
+)
+def test_a_sliding_layer_has_a_window(kind: str, windows: dict[str, Any], tmp_path: Path) -> None:
+    config = {"model_type": kind, "num_hidden_layers": 2, "layer_types": SLIDES, **windows}
+    with pytest.raises(CheckpointError, match=r"without 'sliding_attention'|sliding_window must"):
+        decoder_config(Checkpoint(tmp_path, config, {}))
 
 
 def test_auto_takes_it_where_it_can_and_the_library_elsewhere(llama: Path, tmp_path: Path) -> None:
@@ -274,6 +303,13 @@ def test_older_configurations_say_the_same_in_other_words(llama: Path) -> None:
     stripped = {key: value for key, value in plain.items() if key != "rope_parameters"}
     older, newer = (Checkpoint(llama, {**stripped, **rope}, {}) for rope in (OLDER, NEWER))
     assert decoder_config(older) == decoder_config(newer)
+
+
+def test_the_older_word_for_the_type_is_read_where_the_library_reads_it(tmp_path: Path) -> None:
+    for kind, expected in (("llama", {"linear"}), ("gemma3_text", {"default"})):
+        config = {"model_type": kind, "rope_scaling": {"type": "linear", "factor": 2.0}}
+        layers = decoder_config(Checkpoint(tmp_path, config, {})).layers
+        assert {layer.rope and layer.rope.scaling for layer in layers} == expected
 
 
 BESIDE = "original_max_position_embeddings"

@@ -465,7 +465,7 @@ DOWN = "model.layers.1.mlp.down_proj"
     ("method", "part", "make_other", "reason"),
     [
         ("gptq", "scales", None, "down_proj lack scales"),
-        ("gptq", "qweight", None, "lacks the weights model.layers.1.mlp.down_proj.weight"),
+        ("gptq", "qweight", None, "lacks model.layers.1.mlp.down_proj.weight among its weights"),
         ("gptq", "qweight", lambda own: own[:-1], r"int32 of the shape \(39, 128\), .* \(40, 128"),
         ("gptq", "scales", lambda own: own.int(), "is int32 of the shape .* float16 or bfloat16"),
         ("gptq", "scales", lambda own: own / 0, "gptq.* has a scale or an offset that is not"),

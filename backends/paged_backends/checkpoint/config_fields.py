@@ -112,19 +112,23 @@ class ConfigFields(TypedFields):
         Raises:
             CheckpointError: there is one; to ignore it could mean to read the model wrongly.
         """
+        for path in self.unread(*without_effect):
+            raise CheckpointError(
+                f"{self.checkpoint.config_path}: {path} is not known to runner native, and may "
+                "change what the weights mean; take another quantisation of the model, or one that "
+                "runner transformers serves with the package of its method"
+            )
+
+    def unread(self, *without_effect: str) -> Iterator[str]:
+        """Yield the fields that nothing has read and that are not null, but for some, by path."""
         for name, value in self._values.items():
             if value is not None and name not in self._read and name not in without_effect:
-                raise CheckpointError(
-                    f"{self.checkpoint.config_path}: {self._within}{name[:_MAX_NAME]} is not known "
-                    "to runner native, and may change what the weights mean; take another "
-                    "quantisation of the model, or one that runner transformers serves with the "
-                    "package of its method"
-                )
+                yield f"{self._within}{name[:_MAX_NAME]}"
 
     def wrong(self, name: str, kind: str) -> CheckpointError:
         """Return the error for a field that is not of this kind."""
         return CheckpointError(
-            f"{self.checkpoint.config_path} does not describe a "
+            f"{self.checkpoint.config_path} does not describe a model of type "
             f"{self.checkpoint.model_type}: {self._within}{name} must be {kind}, not "
             f"{shown(self._values.get(name))}"
         )
@@ -146,9 +150,9 @@ class ConfigFields(TypedFields):
         )
 
     def given(self, name: str, default: Any) -> Any:
-        """See :class:`TypedFields`; a field that is null is missing."""
-        value = self.any(name)
-        if value is None:
+        """See :class:`TypedFields`; a field of quantisation that is null is missing."""
+        value = self.any(name, default)
+        if value is None and self._within.startswith("quantization_config."):
             value = default
         if value is MISSING:
             raise self.wrong(name, "given")
@@ -164,8 +168,8 @@ def refuse_biased(checkpoint: Checkpoint) -> None:
     kind = checkpoint.model_type
     if kind in ("bloom", "mpt") or (kind == "falcon" and checkpoint.config.get("alibi")):
         raise UnsupportedModel(
-            f"{checkpoint.config_path} is a {kind}, which cannot be served: its positions are "
-            "ALiBi's slopes, which its own code adds to the scores, outside the attention "
+            f"{checkpoint.config_path} is of type {kind}, which cannot be served: its positions "
+            "are ALiBi's slopes, which its own code adds to the scores, outside the attention "
             "interface of transformers; choose a model with rotary or learned positions"
         )
 
@@ -173,6 +177,13 @@ def refuse_biased(checkpoint: Checkpoint) -> None:
 _LAYERS = re.compile(r"^(n|num)_(\w+_)?(layers?|blocks?)$|^depth$")
 _SIZES = re.compile(r"size|dim|heads|head$|inner|embd|rank|experts|width|channels|groups|labels")
 _POSITIONS = re.compile(r"position|n_ctx|seq_len|sequence_length|seq_length|window")
+
+
+def is_size(name: str) -> bool:
+    """Return whether a field, by its name, counts something of which there must be one."""
+    return any(each.search(name) for each in (_LAYERS, _SIZES, _POSITIONS))
+
+
 _SMALL = 1 << 20
 """A size that needs no weights to be believed."""
 _MAX_POSITIONS = 2**31 - 1
@@ -192,7 +203,7 @@ def check_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
     largest = max(_SMALL, max(map(prod, shapes.values()), default=0))
     for name, value in _integers(checkpoint.config):
         if _LAYERS.search(name):
-            most, reason = len(shapes), f"the weights are {len(shapes)} tensors"
+            most, reason = len(shapes), f"the number of tensors is {len(shapes)}"
         elif _POSITIONS.search(name):
             most, reason = _MAX_POSITIONS, f"at most {_MAX_POSITIONS} positions are numbered"
         elif _SIZES.search(name):

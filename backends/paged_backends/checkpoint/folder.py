@@ -243,7 +243,7 @@ class Checkpoint:
             types = (tensor.block_type for tensor in self.gguf.tensors.values())
             return next((block_type.name for block_type in types if block_type.is_quantized), None)
         described = self.config.get("quantization_config")
-        if not described:
+        if described is None:
             return None
         method = described.get("quant_method") if isinstance(described, Mapping) else None
         return method if isinstance(method, str) and method.isprintable() else "unknown"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,8 +102,8 @@ def layer_number(name: str) -> int | None:
 def other_layers(place: Path, num_layers: int, num_stored: int) -> CheckpointError:
     """Return the error for weights of more or fewer layers than the configuration says."""
     return CheckpointError(
-        f"the configuration in {place} says {num_layers} layers, and the weights are of "
-        f"{num_stored}; the two do not belong together"
+        f"the number of layers in {place} is {num_layers} by its configuration and {num_stored} by "
+        "its weights; the two do not belong together"
     )
 
 
@@ -217,8 +218,34 @@ def open_weights(
         files = [SafetensorsFile(path) for path in checkpoint.weight_files]
         files = files or [PickleFile(path) for path in checkpoint.pickle_files]
     weights = StoredWeights(checkpoint, files, layout)
+    _check_quantized(checkpoint, weights.shapes)
     check_sizes(checkpoint, weights.shapes)
     return weights
+
+
+_CODES = {"gptq": (".qweight",), "awq": (".qweight",)} | {
+    "compressed-tensors": (".weight_packed", ".weight_scale")
+}
+"""Ends of the names of tensors that there are of each quantised matrix, by method."""
+
+
+def _check_quantized(checkpoint: Checkpoint, names: Collection[str]) -> None:
+    """Refuse quantised tensors of which the configuration says nothing, and the other way round."""
+    method, path = checkpoint.quantized_as, checkpoint.config_path
+    ends = _CODES.get(method or "", tuple(chain(*_CODES.values())))
+    found = next((name for name in names if name.endswith(ends)), None)
+    if method is None and found is not None:
+        raise CheckpointError(
+            f"{found} in {checkpoint.place} is quantised, and {path} has no quantization_config "
+            "that says how; take it from where the checkpoint comes from (older tools wrote it to "
+            "quantize_config.json)"
+        )
+    if method in _CODES and found is None:
+        raise CheckpointError(
+            f"{path} has a quantization_config of {method}, and no weight is quantised: none is "
+            f"called *{' or *'.join(ends)}; delete the entry if the weights are plain, or download "
+            "the checkpoint again"
+        )
 
 
 class _File(Protocol):
@@ -285,8 +312,8 @@ class StoredWeights:
         found = self._found(name)
         if found not in self._files:
             raise CheckpointError(
-                f"{self._checkpoint.place} lacks the weights {name}; it was saved from another "
-                "kind of model, or incompletely"
+                f"{self._checkpoint.place} lacks {name} among its weights; it was saved from "
+                "another kind of model, or incompletely"
             )
         self._files[found].dtype(found)
         self._check_shape(found, shape)
@@ -353,7 +380,7 @@ class StoredWeights:
         if stored != shape:
             raise CheckpointError(
                 f"in {self._checkpoint.place}, {name} has another shape, {stored}, than the "
-                f"{shape} that configuration says; the two do not belong together"
+                f"{shape} that the configuration says; the two do not belong together"
             )
 
     def release(self) -> None:

@@ -182,6 +182,10 @@ def _rope_scaling(header: GgufHeader, width: int) -> Config | None:
     older name."""
     keys = _keys(header)
     stated = [name for name in ("rope.scaling.factor", "rope.scale_linear") if keys.any(name, 0)]
+    if len({keys.number(name) for name in stated}) > 1:
+        raise keys.wrong(
+            stated[0], f"the same as {keys.prefix}{stated[1]}, {keys.number(stated[1])}"
+        )
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear"):
         return {"rope_type": kind}  # refused as such, by its name

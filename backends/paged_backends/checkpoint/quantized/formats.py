@@ -50,6 +50,18 @@ _NOTES_OF_GPTQ = (
 _NOTES_OF_AWQ = ("desc_act", "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
 
 
+def check_types(fields: ConfigFields) -> None:
+    """Check the fields of both methods that libraries compute with, whichever runner reads them.
+
+    Raises:
+        CheckpointError: one is of another type.
+    """
+    for name in ("bits", "group_size"):
+        fields.integer(name, 1, least=-1)
+    for name in ("desc_act", "sym", "zero_point"):
+        fields.flag(name, False)
+
+
 def _check_plain(fields: ConfigFields) -> None:
     """Refuse what AutoRound may have quantised beside weights, or in another way."""
     fields.choice("data_type", "int", ("int",))
@@ -61,6 +73,7 @@ _ONES: dict[int, int] = {4: 0x11111111, 8: 0x01010101}
 """One in each code of an element."""
 
 _log = get_logger()
+_AGAIN = "matrices whose g_idx is out of order are rounded again, to int8 in groups of 32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +113,7 @@ class Gptq:
             raise fields.wrong("group_size", "-1 or at least 1")
         out_of_order = fields.flag("desc_act", False) and group_size > 0
         if out_of_order:
-            _log.info("groups_out_of_order", method="gptq", consequence="int8 in groups of 32")
+            _log.info("groups_out_of_order", field="desc_act", consequence=_AGAIN)
         bits: Literal[4, 8] = 4 if fields.one_of("bits", 4, 8) == 4 else 8
         is_symmetric = fields.flag("sym", True)
         fields.refuse_unread(*_NOTES, *_NOTES_OF_GPTQ)
@@ -312,7 +325,7 @@ class Scheme:
         orders = ("none", "weight", "static", "group", "dynamic")
         out_of_order = fields.choice("actorder", "none", orders) in ("group", "dynamic")
         if out_of_order:
-            _log.info("groups_out_of_order", consequence="int8 in groups of 32")
+            _log.info("groups_out_of_order", field="actorder", consequence=_AGAIN)
         if fields.any("dynamic"):
             raise fields.lacking("dynamic", "false")
         read = cls(

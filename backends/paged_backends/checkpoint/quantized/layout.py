@@ -49,7 +49,8 @@ def layout_of(checkpoint: Checkpoint) -> Layout | None:
         return None
     if method not in _METHODS:
         raise UnsupportedModel(
-            f"{checkpoint.place} is quantised by {shown(method)}, and what runner native reads is "
+            f"{checkpoint.place} is quantised by {shown(method)}, and what runner native reads "
+            f"(quant_method in quantization_config) is "
             f"{', '.join(_METHODS)}; take another quantisation of the model, or one that runner "
             "transformers serves with the package of its method"
         )

@@ -5,7 +5,7 @@ Defaults are those of the transformers library, which leaves out of the file wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from paged_backends.runners.native.shared_fields import (
     FULL,
     SLIDING,
     activation_of,
+    check_layer_types,
     head_dim_of,
     lacking,
     layer_types_of,
@@ -27,6 +28,8 @@ from paged_backends.runners.native.shared_fields import (
 from paged_core.errors import UnsupportedModel
 
 _BOTH = "use_bidirectional_attention"
+_WITHIN = ("text_config", "text_encoder", "decoder", "generator")
+"""Fields in which the library looks for another configuration."""
 
 
 def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> DecoderConfig:
@@ -42,7 +45,7 @@ def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -
     if describe is None:
         raise UnsupportedModel(
             f"runners native and onnxruntime cover {', '.join(_FAMILIES)}, and, by its model_type, "
-            f"{checkpoint.config_path} is a {kind}; set runner to auto or transformers"
+            f"{checkpoint.config_path} is of type {kind}; set runner to auto or transformers"
         )
     if trust_remote_code and "auto_map" in checkpoint.config:
         raise lacking(checkpoint, "code that comes with the checkpoint")
@@ -53,10 +56,14 @@ def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -
         (config.get("is_encoder_decoder"), "an encoder", False),
         (config.get("add_cross_attention"), "cross-attention", True),
         (config.get("per_layer_config"), "layers with a configuration of their own", True),
+        *((config.get(name) is not None, f"a {name} of its own", True) for name in _WITHIN),
     ):
         if is_there:
             raise lacking(checkpoint, feature, elsewhere=elsewhere)
-    return describe(ConfigFields(checkpoint))
+    fields = ConfigFields(checkpoint)
+    described = describe(fields)
+    check_layer_types(fields, described.layers)
+    return described
 
 
 # ---------------------------------------------------------------------- rotary embeddings
@@ -154,9 +161,14 @@ def _gemma3(fields: ConfigFields) -> DecoderConfig:
     types = layer_types_of(
         fields, lambda index: SLIDING if (index + 1) % every else FULL, default_count=26
     )
-    given = fields.mapping("rope_parameters") or {}
-    full = {**_part(fields, given, FULL), **(fields.mapping("rope_scaling") or {})}
-    local, length = _part(fields, given, SLIDING), _length(fields)
+    given, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling") or {}
+    if given is None:  # where the library reads rope_type alone, not the older word for it
+        given = {kind: {"rope_type": "default"} for kind in (FULL, SLIDING)}
+    parts, length = fields.part("rope_parameters", given), _length(fields)
+    full = parts.part(FULL, {**(parts.mapping(FULL) or {}), **scaling})
+    local = parts.part(SLIDING, parts.mapping(SLIDING) or {})
+    for path in parts.unread():
+        raise lacking(fields.checkpoint, f"what {path} may mean for rotary embeddings")
     ropes = {
         FULL: rope_of(fields, full, fields.number("rope_theta", 1e6), length),
         SLIDING: rope_of(fields, local, fields.number("rope_local_base_freq", 10000.0), length),
@@ -174,21 +186,13 @@ def _gemma3(fields: ConfigFields) -> DecoderConfig:
 
 
 def _typed_windows(fields: ConfigFields, types: Sequence[str]) -> Windows:
-    window = fields.optional_integer("sliding_window", 4096)
+    window = fields.integer("sliding_window", 4096) if SLIDING in types else None
     return lambda index: window if types[index] == SLIDING else None
 
 
 def _length(fields: ConfigFields) -> int:
     default = _DEFAULTS[fields.checkpoint.model_type].length
     return fields.integer("max_position_embeddings", default)
-
-
-def _part(fields: ConfigFields, given: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return the rotary embedding of one type of layers."""
-    part = given.get(kind) or {}
-    if not isinstance(part, Mapping):
-        raise fields.wrong("rope_parameters", f"an object with an object as {kind!r}")
-    return part
 
 
 def _gemma_like(
@@ -289,7 +293,7 @@ def _opt(fields: ConfigFields) -> DecoderConfig:
         query_bias=bias,
         output_bias=bias,
         mlp_bias=bias,
-        embedding_size=fields.integer("word_embed_proj_dim", hidden),
+        embedding_size=fields.optional_integer("word_embed_proj_dim", None) or hidden,
         learned_positions=2,
         tied=fields.flag("tie_word_embeddings", True),
         eos_token_ids=end_tokens(fields.checkpoint, 2),
@@ -308,7 +312,7 @@ def _gpt2(fields: ConfigFields) -> DecoderConfig:
     by_layer = fields.flag("scale_attn_by_inverse_layer_idx", False)
     return DecoderConfig(
         hidden_size=hidden,
-        intermediate_size=fields.integer("n_inner", 4 * hidden),
+        intermediate_size=fields.optional_integer("n_inner", None) or 4 * hidden,
         vocab_size=fields.integer("vocab_size", 50257),
         num_heads=heads,
         num_kv_heads=heads,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.json_file import NUMBER, is_number
-from paged_backends.runners.native.config import Activation, Rope
+from paged_backends.runners.native.config import Activation, AttentionConfig, Rope
 from paged_core.errors import UnsupportedModel
 from paged_core.field_rules import shown
 
@@ -72,75 +71,92 @@ def layer_types_of(
     fields: ConfigFields, default: Callable[[int], str], default_count: int = 32
 ) -> Sequence[str]:
     count = fields.num_layers("num_hidden_layers", default_count)
+    return _stated_types(fields, count) or [default(index) for index in range(count)]
+
+
+def check_layer_types(fields: ConfigFields, layers: Sequence[AttentionConfig]) -> None:
+    """Compare the types of layers, which not all families read, with how they are described.
+
+    Raises:
+        CheckpointError: there are not as many, or a sliding layer has no window.
+        UnsupportedModel: one is not known.
+    """
+    for kind, layer in zip(_stated_types(fields, len(layers)), layers, strict=False):
+        if kind == SLIDING and layer.sliding_window is None:
+            windows = "there is no sliding_window, or use_sliding_window is not true"
+            raise fields.wrong("layer_types", f"without {SLIDING!r}, as {windows}")
+
+
+def _stated_types(fields: ConfigFields, count: int) -> Sequence[str]:
+    """Return the types of so many layers; none if nothing is said of them."""
     types = fields.any("layer_types")
     if types is None:
-        return [default(index) for index in range(count)]
-    if not isinstance(types, list) or len(types) < count:
-        raise fields.wrong("layer_types", f"a list of {count} words")
+        return []
+    if not isinstance(types, list) or len(types) != count:
+        raise fields.wrong("layer_types", f"a list with one word for each layer, of {count} in all")
     others = sorted(set(map(str, types)) - {SLIDING, FULL})
     if others:
-        raise lacking(fields.checkpoint, f"layers of the type {others[0][:50]}")
+        raise lacking(fields.checkpoint, f"layers of the type {others[0][:50]} (layer_types)")
     return types
 
 
 _ORIGINAL_LENGTH = "original_max_position_embeddings"
+_OF_OTHER_ROPES = (
+    *("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL_LENGTH, "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor"),
+    *("long_factor", "mrope_section"),
+)
+"""Parameters that the library leaves unread unless the type of rotary embeddings has them."""
 
 
-def rope_parameters_of(fields: ConfigFields) -> Mapping[str, Any]:
+def rope_parameters_of(fields: ConfigFields) -> ConfigFields:
     """Return the parameters of rotary embeddings; a length beside them comes first."""
-    given = fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
-    beside = fields.any(_ORIGINAL_LENGTH)
-    return given if beside is None else {**given, _ORIGINAL_LENGTH: beside}
+    name = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
+    given, beside = fields.mapping(name) or {}, fields.any(_ORIGINAL_LENGTH)
+    return fields.part(name, given if beside is None else {**given, _ORIGINAL_LENGTH: beside})
 
 
-def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float, length: int) -> Rope:
+def rope_of(fields: ConfigFields, given: ConfigFields, theta: float, length: int) -> Rope:
     """Describe rotary embeddings, in the new form or in that of older configurations.
 
     Args:
+        given: their parameters, each of which is read, or known to be without effect.
         length: of the original training, where nothing is said of it.
     """
-    kinds = (given.get("rope_type"), given.get("type"))
-    kind = next((each for each in kinds if each is not None), "default")
-    if not isinstance(kind, str):
-        raise fields.wrong("rope_parameters", "an object with a string as 'rope_type'")
+    older = given.text("type", "default")
+    kind = given.text("rope_type", older)
     divided = ["divided"] if fields.checkpoint.gguf is not None else []
     if kind not in ("default", "linear", "llama3", *divided):
         raise lacking(fields.checkpoint, f"rotary embeddings scaled by {shown(kind)} (rope_type)")
-    share = given.get("partial_rotary_factor", fields.any("partial_rotary_factor"))
+    share = given.any("partial_rotary_factor", fields.any("partial_rotary_factor"))
     if share not in (None, 1, 1.0):
-        raise lacking(fields.checkpoint, "rotary embeddings over part of a head")
-
-    def number(name: str) -> float:
-        value = given.get(name)
-        if not is_number(value):
-            raise fields.wrong("rope_parameters", f"an object with {NUMBER} as {name!r}")
-        return float(value)
-
-    theta = number("rope_theta") if given.get("rope_theta") is not None else theta
+        feature = "rotary embeddings over part of a head (partial_rotary_factor)"
+        raise lacking(fields.checkpoint, feature)
+    theta = given.number("rope_theta", theta)
+    for path in given.unread(*_OF_OTHER_ROPES, "divisors"):
+        raise lacking(fields.checkpoint, f"what {path} may mean for rotary embeddings")
     if kind == "default":
         return Rope(theta=theta)
     if kind == "divided":
-        return Rope(theta=theta, scaling="divided", divisors=_divisors(fields, given))
+        return Rope(theta=theta, scaling="divided", divisors=_divisors(given))
     if kind == "linear":
-        return Rope(theta=theta, scaling="linear", factor=number("factor"))
-    low, high = number("low_freq_factor"), number("high_freq_factor")
+        return Rope(theta=theta, scaling="linear", factor=given.number("factor"))
+    low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
     if low >= high:
-        raise fields.wrong("rope_parameters", "an object with low_freq_factor < high_freq_factor")
+        raise given.wrong("low_freq_factor", f"less than high_freq_factor, {high}")
     return Rope(
         theta=theta,
         scaling="llama3",
-        factor=number("factor"),
+        factor=given.number("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_length=length
-        if given.get(_ORIGINAL_LENGTH) is None
-        else int(number(_ORIGINAL_LENGTH)),
+        original_length=int(given.number(_ORIGINAL_LENGTH, length)),
     )
 
 
-def _divisors(fields: ConfigFields, given: Mapping[str, Any]) -> tuple[float, ...]:
+def _divisors(given: ConfigFields) -> tuple[float, ...]:
     """Return what each frequency is divided by; how many there are is known to be right."""
-    divisors = given.get("divisors")
+    divisors = given.any("divisors")
     if not isinstance(divisors, Sequence) or not all(map(is_number, divisors)):
-        raise fields.wrong("rope_scaling", f"an object whose divisors are each {NUMBER}")
+        raise given.wrong("divisors", f"a list, of {NUMBER} each")
     return tuple(divisors)

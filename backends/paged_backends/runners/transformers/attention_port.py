@@ -197,8 +197,8 @@ def _check_reached(model: Any, calls: Sequence[Call]) -> None:
         else "the others compute attention in their own way, or none"
     )
     raise UnsupportedModel(
-        f"{config.model_type} cannot be served: {len(calls)} of its {expected} layers use the "
-        f"attention interface of transformers, and {reason}; choose a model whose layers all do"
+        f"{config.model_type} cannot be served: the attention interface of transformers is used by "
+        f"{len(calls)} of its {expected} layers, and {reason}; choose a model whose layers all do"
     )
 
 

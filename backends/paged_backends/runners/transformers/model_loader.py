@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from paged_backends.checkpoint.config_fields import ConfigFields, choose_dtype, refuse_biased
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.json_file import one_line, read_json_object
-from paged_backends.checkpoint.quantized.formats import check_effects
+from paged_backends.checkpoint.quantized.formats import check_effects, check_types
 from paged_backends.checkpoint.weights import StoredWeights, check_unused, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_backends.runners.transformers.odd_fields import blamed
@@ -101,7 +101,8 @@ def _check_index(checkpoint: Checkpoint) -> None:
 def _unloadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
     return blamed(checkpoint, error) or CheckpointError(
         f"the checkpoint {checkpoint.folder} ({checkpoint.model_type}) cannot be loaded: "
-        f"{one_line(error, 300)}"
+        f"transformers raised {type(error).__name__} ({one_line(error, 300)}); compare config.json "
+        "with that of its source, or download it again"
     )
 
 
@@ -112,8 +113,8 @@ def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
             return
         if "auto_map" in checkpoint.config:
             raise UnsupportedModel(
-                f"{checkpoint.folder} is a {kind}, whose code comes with the checkpoint and would "
-                "run here; set trust_remote_code if you trust its source"
+                f"{checkpoint.folder} is of type {kind}, whose code comes with the checkpoint and "
+                "would run here; set trust_remote_code if you trust its source"
             )
         raise UnsupportedModel(
             f"{checkpoint.folder} is of the type {kind!r}, which this version of transformers does "
@@ -158,9 +159,9 @@ def _check_count(checkpoint: Checkpoint, config: Any, weights: StoredWeights) ->
     if count > 2 * stored:
         other = next((name for name in sizes if shapes.get(name) != sizes[name]), "")
         raise CheckpointError(
-            f"{checkpoint.config_path} describes a {checkpoint.model_type} of {count} numbers, "
-            f"with the defaults of the architecture where it says nothing, and the weights hold "
-            f"{stored} at most; the two do not belong together: {other} has the shape "
+            f"{checkpoint.config_path} describes a model of type {checkpoint.model_type}, of "
+            f"{count} numbers, with the architecture's defaults where it says nothing, and the "
+            f"weights hold {stored} at most; the two do not belong together: {other} has the shape "
             f"{sizes.get(other)} by the one, and {shapes.get(other, 'none')} by the other"
         )
 
@@ -174,7 +175,7 @@ def _outside(kind: str) -> UnsupportedModel:
 
 def _check_quantization(checkpoint: Checkpoint) -> None:
     described = checkpoint.config.get("quantization_config")
-    if not described:
+    if described is None:
         return
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
@@ -185,8 +186,13 @@ def _check_quantization(checkpoint: Checkpoint) -> None:
             f"{checkpoint.place} is quantised by {shown(method)}, which transformers "
             f"{transformers.__version__} does not know; take another quantisation of the model"
         )
+    fields = ConfigFields(checkpoint).part("quantization_config", described)
+    if method is None and not any(map(fields.any, ("load_in_8bit", "load_in_4bit"))):
+        raise fields.wrong("quant_method", "given; delete quantization_config if there is none")
+    if method in ("gptq", "awq"):
+        check_types(fields)
     if method == "compressed-tensors":
-        check_effects(ConfigFields(checkpoint).part("quantization_config", described))
+        check_effects(fields)
 
 
 def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
@@ -198,7 +204,7 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
         raise
     except Exception as error:  # each architecture has its own checks
         raise blamed(checkpoint, error) or CheckpointError(
-            f"{checkpoint.config_path} does not describe a {checkpoint.model_type}: "
+            f"{checkpoint.config_path} does not describe a model of type {checkpoint.model_type}: "
             f"{one_line(error, 300)}"
         ) from error
     if checkpoint.quantized_as in ("compressed-tensors", "mxfp4"):
@@ -217,13 +223,13 @@ def _check_report(checkpoint: Checkpoint, report: dict[str, Any], *, tied: bool)
     if report.get("mismatched_keys"):
         names = sorted(str(entry[0]) for entry in report["mismatched_keys"])
         raise CheckpointError(
-            f"in {folder}, {_list(names)} have other shapes than config.json says; the two files "
-            "do not belong together"
+            f"config.json in {folder} says other shapes than those that are stored of "
+            f"{_list(names)}; the two files do not belong together"
         )
     if report.get("missing_keys"):
         raise CheckpointError(
-            f"{folder} lacks the weights {_list(sorted(report['missing_keys']))}; it was saved "
-            "from another kind of model, or incompletely"
+            f"{folder} lacks {_list(sorted(report['missing_keys']))} among its weights; it was "
+            "saved from another kind of model, or incompletely"
         )
     if report.get("error_msgs"):
         raise CheckpointError(f"{folder} cannot be loaded: {report['error_msgs'][0]}")

@@ -33,7 +33,7 @@ from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.device import to_device
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION
 from paged_core.engine.contexts import AttentionContext
-from paged_core.errors import UnsupportedModel
+from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.runner import Runner
 
@@ -53,8 +53,9 @@ def try_out(runner: Runner, model: Any, modules: Sequence[nn.Module]) -> int:
         modules: the attention modules, one for each layer of ``runner``.
 
     Raises:
-        UnsupportedModel: the results differ.
-        FloatingPointError: the model's own are not finite.
+        UnsupportedModel: the results differ, or those in low precision are not finite.
+        CheckpointError: the model's own are not finite, and neither is one of its weights.
+        FloatingPointError: they are not, for another reason.
     """
     windows = [layer.sliding_window for layer in runner.layers if layer.sliding_window]
     length = 9 + max((window for window in windows if window <= _LONGEST_WINDOW), default=0)
@@ -71,9 +72,7 @@ def try_out(runner: Runner, model: Any, modules: Sequence[nn.Module]) -> int:
         with _outputs_of(modules) as ours:
             actual, order = _paged(runner, prompts, device)
     if not expected.isfinite().all():
-        raise FloatingPointError(
-            "its logits are not finite: a weight is damaged, or dtype must be float32"
-        )
+        raise _not_finite(runner, model)
     pairs = [("its logits", actual, expected)]
     for index in range(len(modules)):
         rows = torch.cat(ours[index :: len(modules)])[order]
@@ -84,11 +83,27 @@ def try_out(runner: Runner, model: Any, modules: Sequence[nn.Module]) -> int:
         error = _difference(found, wanted, low=low)
         if not error < (_LOW_PRECISION_TOLERANCE if low else _TOLERANCE):
             raise UnsupportedModel(
-                f"{model.config.model_type} cannot be served: over the paged cache {what} differs "
-                f"from its own by {error:.1%}, so it needs something of attention, or keeps "
-                "something between tokens, that this runner does not support"
+                f"{model.config.model_type} cannot be served: {what} over the paged cache and by "
+                f"its own code differ by {error:.1%}, so it needs something of attention, or keeps "
+                "something between tokens, that this runner does not support; choose another model"
             )
     return expected.shape[-1]
+
+
+def _not_finite(runner: Runner, model: Any) -> Exception:
+    """Return the error for logits that are not finite, with their cause."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not weight.isfinite().all():
+            return CheckpointError(
+                f"{name} holds numbers that are infinite or none (NaN), so every answer would be "
+                "noise; download the checkpoint again, or choose another"
+            )
+    dtype, finite = runner.layers[0].dtype, "its logits are not finite, though its weights are"
+    if dtype != "float32":
+        return UnsupportedModel(
+            f"{model.config.model_type} cannot be served in {dtype}: {finite}; set dtype to float32"
+        )
+    return FloatingPointError(finite)
 
 
 @contextlib.contextmanager
