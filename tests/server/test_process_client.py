@@ -161,6 +161,7 @@ def test_a_killed_engine_is_started_again() -> None:
         await anext(read)
         pid = client.pid
         assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # or it would answer, and answers be read
         unread = [asyncio.create_task(last(llm.generate(each))) for each in PROMPTS]
         while client.health().num_unfinished < 1 + len(PROMPTS):
             await asyncio.sleep(0)
