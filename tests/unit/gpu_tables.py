@@ -73,9 +73,16 @@ def write_package(folder: Path) -> Path:
     return folder
 
 
-def write(folder: Path, kind: str, name: str, release: str, rows: Iterator[dict[str, Any]]) -> Path:
+def write(
+    folder: Path,
+    kind: str,
+    name: str,
+    release: str,
+    rows: Iterator[dict[str, Any]],
+    engine: str = "vllm",
+) -> Path:
     """Write a table."""
-    path = folder / "systems/data" / SYSTEM / kind / "vllm" / release / f"{name}_perf.parquet"
+    path = folder / "systems/data" / SYSTEM / kind / engine / release / f"{name}_perf.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
     return path

@@ -89,6 +89,52 @@ def test_engines_are_served_with_their_own_options(
     assert served.is_asynchronous is is_asynchronous
 
 
+@pytest.mark.parametrize(
+    ("config", "more", "served", "weights", "cached"),
+    [
+        ({}, {}, {"gemm_quant_mode": "fp8"}, "fp8", "bfloat16"),
+        (
+            {"weight_block_size": [128, 128]},
+            {},
+            {"gemm_quant_mode": "fp8"},
+            "fp8_block",
+            "bfloat16",
+        ),
+        ({"quant_method": "mxfp4"}, {}, {"gemm_quant_mode": "nvfp4"}, "mxfp4", "bfloat16"),
+        (
+            {"quant_method": "mxfp4"},
+            {},
+            {"gemm_quant_mode": "nvfp4", "system": "b200_sxm"},
+            *("mxfp4_mxfp8", "bfloat16"),
+        ),
+        ({}, {"kv_cache_quant_algo": "FP8"}, {"gemm_quant_mode": "nvfp4"}, "fp4", "fp8"),
+        (
+            {},
+            {"exclude_modules": ["model.layers.0.self_attn*"]},
+            {"gemm_quant_mode": "nvfp4"},
+            *("fp4_experts", "bfloat16"),
+        ),
+    ],
+    ids=["as the row says", "blocks", "mxfp4", "and inputs", "short cache", "experts alone"],
+)
+def test_the_files_of_a_checkpoint_say_how_it_is_stored(
+    config: dict[str, Any],
+    more: dict[str, Any],
+    served: dict[str, Any],
+    weights: str,
+    cached: str,
+    tmp_path: Path,
+) -> None:
+    package = write_package(tmp_path / "package")
+    models = package / "model_configs"
+    (models / "some--small_config.json").write_text(json.dumps({"quantization_config": config}))
+    if more:
+        stored = json.dumps({"quantization": more})
+        (models / "nvidia--small-NVFP4_hf_quant_config.json").write_text(stored)
+    options = measured_options(rows(package, served)[0], package)
+    assert (options["weights"], options["kv_cache_dtype"]) == (weights, cached)
+
+
 def simulate(row: ServedRow, package: Path, **options: Any) -> Times:
     host = {"host_per_step": 0.0, "host_per_sequence": 0.0}
     chosen = measured_options(row, package) | host | options
@@ -125,8 +171,8 @@ def test_results_say_in_how_many_steps_times_are_extrapolated(
 
 
 def test_fewer_rounds_are_run_where_answers_are_long_or_clients_many(package: Path) -> None:
-    few, long, many = rows(package, {}, {"osl": 8192}, {"batch_size": 128})
-    assert (rounds_of(few), rounds_of(long), rounds_of(many)) == (10, 3, 3)
+    changes = {}, {"osl": 8192}, {"batch_size": 128}, {"batch_size": 128, "osl": 1024}
+    assert [rounds_of(row) for row in rows(package, *changes)] == [10, 3, 3, 2]
 
 
 def test_samples_are_spread_over_each_group(package: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from paged_plugins.lab.cost_models.measured.measured import MeasuredCost
 from paged_plugins.lab.cost_models.roofline import RooflineCost
 from paged_plugins.lab.settings import MeasuredSettings, RooflineSettings
 from unit.gpu_tables import (
+    MODEL,
     SYSTEM,
     decode_ms,
     experts_ms,
     gemm_ms,
     gemms,
+    mixtures,
     prefill_ms,
     reduce_ms,
     write,
@@ -92,6 +95,59 @@ def test_experts_that_are_dealt_out_to_gpus_have_times_of_their_own(package: Pat
     assert least < found < 1.01 * least
 
 
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package in which each kernel of other engines takes a tenth of the time, and block-scaled
+    ones were timed, too."""
+    folder = write_package(tmp_path_factory.mktemp("engines") / "package")
+
+    def tenth(rows: Iterable[dict[str, Any]], **changes: Any) -> list[dict[str, Any]]:
+        return [{**row, **changes, "latency": row["latency"] / 10} for row in rows]
+
+    blocks = [{**row, "gemm_dtype": "fp8_block"} for row in gemms()]
+    write(folder, "gemm", "gemm", "0.10.0", iter([*gemms(), *blocks]))
+    write(folder, "gemm", "gemm", "0.5", iter(tenth(gemms(), gemm_dtype="fp8_block")), "sglang")
+    short = tenth(mixtures(), moe_dtype="w4a8_mxfp4_mxfp8")
+    write(folder, "moe", "moe", "0.5", iter(short), "sglang")
+    sums = [{"num_gpus": 2, "message_size": s, "latency": reduce_ms(s)} for s in (512, 2**25)]
+    write(folder, "comm", "custom_allreduce", "1.0", iter(tenth(sums)), "trtllm")
+    normed = json.dumps(MODEL | {"qk_norm_type": "per_layer"})
+    (folder / "model_configs/some--normed_config.json").write_text(normed)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [
+        (
+            {"weights": "fp8_block"},
+            0.9 * (gemm_ms(16, 512, 256) + gemm_ms(16, 256, 256))
+            + 0.9 * (gemm_ms(16, 1024, 256) + gemm_ms(16, 256, 512))
+            - 4 * 2.5e-3,  # kernels that quantise
+        ),
+        ({"weights": "mxfp4_mxfp8", "model": "some/mixture"}, 0.9 * experts_ms(16)),
+        (
+            {"fused_all_reduce": True, "tensor_parallel": 2},
+            2 * 0.9 * reduce_ms(16 * 256) + 2 * 2.5e-3,  # and two norms
+        ),
+        (
+            {"model": "some/normed", "tensor_parallel": 2},
+            -reduce_ms(512) - 2 * 2.5e-3,  # a small sum, and two kernels
+        ),
+    ],
+    ids=["launches", "inputs of 8 bits", "fused sums", "norms over heads"],
+)
+def test_kernels_of_servers_that_the_engines_own_table_does_not_have(
+    options: dict[str, Any], saved: float, engines: Path
+) -> None:
+    work = StepWork(decode_sequences=16, decode_context=16 * 1023)
+    plain = {"model": options["model"].replace("normed", "small")} if "model" in options else {}
+    plain |= {name: options[name] for name in ("tensor_parallel",) if name in options}
+    less = gpu_ms(cost(engines, **plain, **NO_HOST), work)
+    less -= gpu_ms(cost(engines, **options, **NO_HOST), work)
+    assert less == pytest.approx(2 * saved, rel=0.02)
+
+
 def test_chunks_take_the_time_of_their_pairs(package: Path) -> None:
     """The second half of a prompt has three quarters of its pairs."""
     model = cost(package, **NO_HOST)
@@ -160,7 +216,7 @@ def test_steps_beyond_what_was_measured_are_told_of(package: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"system": "x2_sxm"}, "no system is called 'x2_sxm'; did you mean 'x1_sxm'"),
+        ({"system": "x2_sxm"}, "no system is called 'x2_sxm'; measured are x1_sxm"),
         (
             {"engine": "sglang"},
             "no context_attention of 'sglang' was measured on x1_sxm; there is vllm",

@@ -96,8 +96,11 @@ class MeasuredSettings(ComponentSettings):
     expert_parallel: PositiveInt = Field(
         default=1, description="groups of these GPUs that the experts of a layer are dealt out to"
     )
-    weights: Literal["bfloat16", "fp8", "fp8_block", "fp4", "int4", "mxfp4"] = Field(
-        default="bfloat16", description="mxfp4: of the experts alone"
+    weights: Literal[
+        "bfloat16", "fp8", "fp8_block", "fp4", "fp4_experts", "int4", "mxfp4", "mxfp4_mxfp8"
+    ] = Field(
+        default="bfloat16",
+        description="fp4_experts, mxfp4: of the experts alone; mxfp4_mxfp8: and their inputs",
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8"] = Field(
         default="auto", description="auto: as the engine's setting says"
@@ -105,11 +108,15 @@ class MeasuredSettings(ComponentSettings):
     memory_share: float = Field(
         default=0.9, gt=0, le=1, description="share of a GPU's memory for weights and cache"
     )
+    fused_all_reduce: bool = Field(
+        default=False,
+        description="sums over GPUs also norm, by TensorRT-LLM's kernel (vLLM's fusion pass)",
+    )
     host_per_step: NonNegativeFloat = Field(
-        default=8e-4, description="seconds of the host for every step"
+        default=1.8e-3, description="seconds of the host for every step"
     )
     host_per_sequence: NonNegativeFloat = Field(
-        default=2e-5, description="seconds of the host for every sequence of a step"
+        default=4e-5, description="seconds of the host for every sequence of a step"
     )
     expert_distribution: Literal["balanced", "power_law_1.01", "power_law_1.2"] = Field(
         default="power_law_1.2", description="how evenly tokens choose experts"

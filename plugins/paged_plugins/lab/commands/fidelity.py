@@ -20,8 +20,6 @@ from paged_plugins.lab.fidelity.served_rows import chosen_rows, read_rows
 from paged_plugins.lab.tasks.pool import num_workers, open_runner
 from paged_plugins.progress import progress
 
-_ROWS = 24
-"""Rows of a group that are simulated without being asked for more."""
 _KINDS = {"tpot": "time per token", "ttft": "time to first token"}
 
 
@@ -35,9 +33,9 @@ def fidelity_command(
         typer.Option(
             min=0,
             metavar="N",
-            help="Runs of each model, system and weights, evenly spread; 0: all.",
+            help="Runs of each model, system and weights, evenly spread (default: 0, all).",
         ),
-    ] = _ROWS,
+    ] = 0,
     tables: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="The package (default: where it is installed)."),
@@ -68,9 +66,9 @@ def fidelity_command(
     chosen = sampled(chosen_rows(read_rows(folder), system, model, engine), rows or None)
     count = num_workers(len(chosen), processes, is_real=False)
     expressed = [row for row in chosen if row.refusal is None]
-    total = num_fitting_runs(expressed) if fits else len(MODELS) * len(expressed)
+    total = num_fitting_runs(expressed) if fits else len(expressed)
     with (
-        progress(total, "times") as advance,
+        progress(total, "runs") as advance,
         open_runner(given.registry, workers=count) as runner,
     ):
         if fits:

@@ -37,6 +37,9 @@ class ModelShape:
     sliding_window: int = 0
     """Tokens that the windowed layers attend to."""
     num_windowed_layers: int = 0
+    norms_over_heads: bool = False
+    """True if queries, and keys, of all heads are normed together, so that GPUs which share them
+    have a sum to exchange."""
 
     @property
     def layer_weights(self) -> int:
@@ -172,6 +175,7 @@ def _from_config(config: Any) -> ModelShape:
         tied=bool(config.get("tie_word_embeddings", not gated)),
         num_experts=size(*_EXPERTS) if has_experts else 0,
         experts_per_token=size("num_experts_per_tok") if has_experts else 0,
+        norms_over_heads=config.get("qk_norm_type") == "per_layer",
         **_windows(config, layers),
     )
 

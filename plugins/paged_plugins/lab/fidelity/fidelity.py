@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +16,7 @@ from paged_core.plugins.registry import Registry
 from paged_plugins.lab.cost_models.measured.tables import published_models
 from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, run_all
 from paged_plugins.lab.fidelity.estimates import aiconfigurator_estimate
-from paged_plugins.lab.fidelity.host_terms import FITTED, is_fitted
+from paged_plugins.lab.fidelity.host_terms import is_fitted
 from paged_plugins.lab.fidelity.served_rows import (
     ServedRow,
     measured_options,
@@ -88,49 +88,59 @@ def judge(
     Args:
         folder: of the package.
         runner: of the simulations.
-        advance: called after each simulation.
+        advance: called with the number of rows that are done.
     """
     judged = {row.id: Judged(row) for row in rows}
-    tasks = []
+    alike: dict[tuple[Any, ...], list[ServedRow]] = defaultdict(list)
     for row in rows:
-        if row.refusal is not None:
-            judged[row.id].refused["measured"] = row.refusal
-            continue
-        tasks.append(_Named("measured", row, folder))
-        tasks.append(_Named("roofline", row, folder))
-        tasks.append(_Named("aiconfigurator", row, folder))
-    for ran in run_all(runner, tasks):
-        task, times = ran.task, ran.record
-        if isinstance(times, Times):
-            judged[task.row.id].found[task.whose] = times
+        if row.refusal is None:
+            alike[row.server].append(row)
         else:
-            judged[task.row.id].refused[task.whose] = times or ran.problem
-        advance()
+            judged[row.id].refused["measured"] = row.refusal
+    for ran in run_all(runner, [_Alike(tuple(each), folder) for each in alike.values()]):
+        for place, row in enumerate(ran.task.rows):
+            each = judged[row.id]
+            answers = ran.record[place] if ran.record else {MODELS[0]: str(ran.problem)}
+            for whose, times in answers.items():
+                if isinstance(times, Times):
+                    each.found[whose] = times
+                else:
+                    each.refused[whose] = times
+        advance(len(ran.task.rows))
     return list(judged.values())
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
-    """A row, and whose times are asked for."""
+class _Alike:
+    """Rows of one server, whose tables and estimator are read once."""
 
-    whose: str
-    row: ServedRow
+    rows: Sequence[ServedRow]
     folder: Path
 
-    def serve(self, registry: Registry) -> Times | str:
-        """Return the times, or why there are none."""
-        row = self.row
-        if self.whose == "aiconfigurator":
-            return aiconfigurator_estimate(row)
-        try:
-            if self.whose == "measured":
-                options = measured_options(row, self.folder)
-                options |= FITTED._asdict()
-            else:
-                options = roofline_options(row, self.folder)
-            return RowTask(row=row, cost_model=options).serve(registry)
-        except SettingsError as error:
-            return str(error).replace("cost_model: ", "").partition(";")[0]
+    def serve(self, registry: Registry) -> list[dict[str, Times | str]]:
+        """Return for each row the times, or why there are none, by whose they are."""
+        known: dict[tuple[Any, ...], dict[str, Times | str]] = {}
+        answers = []
+        for row in self.rows:
+            load = row.load, row.is_public, row.version
+            if load not in known:
+                known[load] = self._answers(row, registry)
+            answers.append(known[load])
+        return answers
+
+    def _answers(self, row: ServedRow, registry: Registry) -> dict[str, Times | str]:
+        def simulated(options: Callable[[ServedRow, Path], dict[str, Any]]) -> Times | str:
+            try:
+                chosen = options(row, self.folder)
+                return RowTask(row=row, cost_model=chosen).serve(registry)
+            except SettingsError as error:
+                return str(error).replace("cost_model: ", "").partition(";")[0]
+
+        found = {"measured": simulated(measured_options)}
+        if isinstance(found["measured"], Times):
+            found["roofline"] = simulated(roofline_options)
+            found["aiconfigurator"] = aiconfigurator_estimate(row)
+        return found
 
 
 def roofline_options(row: ServedRow, folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, run_all
 from paged_plugins.lab.fidelity.served_rows import ServedRow, measured_options
+from paged_plugins.lab.settings import MeasuredSettings
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.progress import Advance
 
@@ -28,8 +29,8 @@ class HostTerms(NamedTuple):
 DENSE = ("Llama-3.1-70B", "Llama-3.1-8B", "Qwen3-32B")
 """Parts of the names of all dense models that were served by vLLM, in the order of the alphabet."""
 HALVES = DENSE[:2], DENSE[2:]
-FITTED = HostTerms(1.8e-3, 4e-5)
-"""Terms of the second half, by which all other runs are judged."""
+FITTED = HostTerms(*(MeasuredSettings.model_fields[each].default for each in HostTerms._fields))
+"""Terms of the second half, by which all other runs are judged: the defaults."""
 
 
 def half_of(row: ServedRow) -> int | None:

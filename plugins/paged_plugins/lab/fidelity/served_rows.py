@@ -68,6 +68,12 @@ class ServedRow:
         return self.engine, self.model, self.system, self.weights
 
     @property
+    def server(self) -> tuple[Any, ...]:
+        """Rows of one server differ by their loads, and when they were served."""
+        quantized = tuple(self.quantized.values())
+        return *self.group, self.tensor_parallel, self.expert_parallel, quantized
+
+    @property
     def load(self) -> tuple[Any, ...]:
         """Rows of one load differ only by how they were served."""
         return self.engine, self.model, self.isl, self.osl, self.clients
@@ -150,6 +156,9 @@ class Serving(NamedTuple):
     """Type of cached keys and values."""
     shortest: float
     """Lengths are drawn evenly from this share of the written ones up to these."""
+    is_fused: bool
+    """True: sums over GPUs also norm."""
+    memory_share: float
 
 
 def serving(row: ServedRow) -> Serving:
@@ -172,13 +181,18 @@ def serving(row: ServedRow) -> Serving:
         scheduler["max_num_batched_tokens"] = 8192
         is_asynchronous = True
     scheduler["max_num_seqs"] = max(scheduler["max_num_seqs"], row.clients)
-    is_listed = "Llama-3.1-70B" in row.model and row.system != "h100_sxm"
-    has_short_cache = row.is_public and is_listed  # as the scripts for these say
+    is_listed = row.is_public and "Llama-3.1-70B" in row.model  # as the scripts for these say
+    has_short_cache = is_listed and row.system != "h100_sxm"
+    if row.engine == "vllm" and row.system == "b200_sxm" and "gpt-oss" in row.model:
+        has_short_cache = bool(row.version)  # not in the first scripts, whose rows name none
+    has_more = "MiniMax" in row.model and row.weights == "fp8" and row.system != "h100_sxm"
     return Serving(
         scheduler,
         is_asynchronous,
         "fp8" if has_short_cache else "bfloat16",
         0.8 if row.is_public else 1.0,
+        is_listed and row.engine == "vllm" and row.system == "b200_sxm",
+        0.95 if row.is_public and has_more else 0.9,
     )
 
 
@@ -196,6 +210,8 @@ def engine_values(row: ServedRow, cost_model: Mapping[str, Any]) -> dict[str, An
 
 def measured_options(row: ServedRow, folder: Path) -> dict[str, Any]:
     """Return the options of the cost model ``measured`` for a row."""
+    weights, cached = _stored(row, folder)
+    served = serving(row)
     return {
         "name": "measured",
         "system": row.system,
@@ -203,8 +219,10 @@ def measured_options(row: ServedRow, folder: Path) -> dict[str, Any]:
         "model": published_name(row.model),
         "tensor_parallel": row.tensor_parallel,
         "expert_parallel": row.expert_parallel,
-        "weights": _stored(row, folder),
-        "kv_cache_dtype": serving(row).cached,
+        "weights": weights,
+        "kv_cache_dtype": cached,
+        "memory_share": served.memory_share,
+        "fused_all_reduce": served.is_fused and row.tensor_parallel > 1,
         "tables": str(folder),
     }
 
@@ -214,21 +232,33 @@ def published_name(model: str) -> str:
     return _PUBLISHED_AS.get(model, model)
 
 
-def _stored(row: ServedRow, folder: Path) -> str:
-    """The form of weights: where the checkpoint's own ``config.json`` says more than the row, that
-    counts."""
+def _stored(row: ServedRow, folder: Path) -> tuple[str, str]:
+    """The form of weights, and the type of cached keys and values: where the checkpoint's own files
+    say more than the row, that counts."""
+    weights, cached = row.weights, serving(row).cached
     path = published_models(folder).get(published_name(row.model))
-    if path is None:
-        return row.weights
+    stored = (path and _document(path).get("quantization_config")) or {}
+    if stored.get("quant_method") == "mxfp4":
+        is_blackwell = row.engine != "sglang" and row.system[0] in "bg"
+        return "mxfp4_mxfp8" if is_blackwell else "mxfp4", cached
+    if weights == "fp8" and stored.get("weight_block_size"):
+        return "fp8_block", cached
+    name = f"nvidia--{row.model.rpartition('/')[2]}-NVFP4_hf_quant_config.json"
+    path = folder / "model_configs" / name
+    if weights == "fp4" and path.is_file():
+        stored = _document(path).get("quantization") or {}
+        if any("self_attn" in each for each in stored.get("exclude_modules", ())):
+            weights = "fp4_experts"
+        if stored.get("kv_cache_quant_algo") == "FP8":
+            cached = "fp8"
+    return weights, cached
+
+
+def _document(path: Path) -> Any:
     try:
-        stored = json.loads(read_text(path)).get("quantization_config") or {}
+        return json.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise damaged(path, f"it cannot be read ({error})") from None
-    if stored.get("quant_method") == "mxfp4":
-        return "mxfp4"
-    if row.weights == "fp8" and stored.get("weight_block_size"):
-        return "fp8_block"
-    return row.weights
 
 
 def _release(version: str) -> tuple[int, ...]:

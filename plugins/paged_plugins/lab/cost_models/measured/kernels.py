@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -28,8 +29,8 @@ class Products:
     """
 
     def __init__(self, tables: Tables, dtype: str) -> None:
-        chosen = tables.gemm.only("a product", gemm_dtype=dtype)
-        (self._rows, self._outputs, self._inputs), seconds = chosen.grid("m", "n", "k")
+        grid, seconds = tables.products(dtype).grid("m", "n", "k")
+        self._rows, self._outputs, self._inputs = grid
         self._seconds = _filled(seconds)
 
     def of(self, outputs: int, inputs: int) -> Curve:
@@ -133,14 +134,22 @@ def _decodes(table: Table) -> Surface:
     return Surface(batches, totals.tolist(), np.array(by_total))
 
 
-def all_reduces(tables: Tables, num_gpus: int) -> Curve | None:
-    """Return the time of a sum over GPUs by its numbers; ``None``: there is one GPU."""
+def all_reduces(tables: Tables, num_gpus: int, *, fused: bool) -> Curve | None:
+    """Return the time of a sum over GPUs by its numbers; ``None``: there is one GPU.
+
+    Args:
+        fused: by the faster of the engine's kernel and TensorRT-LLM's, which norms as well.
+    """
     if num_gpus == 1:
         return None
-    (sizes,), seconds = tables.all_reduce.only("a sum over GPUs", num_gpus=num_gpus).grid(
-        "message_size"
-    )
-    return Curve(sizes, seconds.tolist())
+    kernels = [tables, replace(tables, engine="trtllm")] if fused else [tables]
+    found = [
+        each.all_reduce.only("a sum over GPUs", num_gpus=num_gpus).grid("message_size")
+        for each in kernels
+    ]
+    curves = [Curve(sizes, seconds.tolist()) for (sizes,), seconds in found]
+    sizes = found[0][0][0]
+    return Curve(sizes, [min(each.seconds(size) for each in curves) for size in sizes])
 
 
 def experts(
@@ -152,7 +161,7 @@ def experts(
         gpus: over how many the width of each is cut, and over how many groups of these they are
             dealt out.
     """
-    rows = tables.experts.only(
+    rows = tables.experts_of(dtype).only(
         "the experts of a layer",
         moe_dtype=dtype,
         num_experts=shape.num_experts,

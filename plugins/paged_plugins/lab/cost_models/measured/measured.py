@@ -52,13 +52,16 @@ class Weights(NamedTuple):
 
 _NVFP4 = 0.5 + 1 / 16
 _INT4 = 0.5 + 2 / 128
+_MXFP4 = 0.5 + 1 / 32
 WEIGHTS: Mapping[str, Weights] = {
     "bfloat16": Weights("bfloat16", "bfloat16", 2, 2),
     "fp8": Weights("fp8", "fp8", 1, 1),
     "fp8_block": Weights("fp8_block", "fp8_block", 1, 1),
     "fp4": Weights("nvfp4", "nvfp4", _NVFP4, _NVFP4),
+    "fp4_experts": Weights("bfloat16", "nvfp4", 2, _NVFP4),
     "int4": Weights("int4_wo", "int4_wo", _INT4, _INT4),
-    "mxfp4": Weights("bfloat16", "w4a16_mxfp4", 2, 0.5 + 1 / 32),
+    "mxfp4": Weights("bfloat16", "w4a16_mxfp4", 2, _MXFP4),
+    "mxfp4_mxfp8": Weights("bfloat16", "w4a8_mxfp4_mxfp8", 2, _MXFP4),
 }
 _QUANTIZED_APART = frozenset({"fp4", "fp8_block"})
 """Weights for which each product's input is quantised by a kernel of its own; one scale for all of
@@ -137,7 +140,7 @@ class MeasuredCost(CostModel):
             tables = Tables(folder, options.system, options.engine)
             self._attention = _attentions(tables, shape, cached, options.tensor_parallel)
             plain = Products(tables, "bfloat16")
-            reduce = all_reduces(tables, options.tensor_parallel)
+            reduce = all_reduces(tables, options.tensor_parallel, fused=options.fused_all_reduce)
             self._layer = _Layer(tables, system, shape, plain, reduce, options)
             self._head = _Head(system, shape, plain, reduce, options.tensor_parallel)
         block_bytes = self._block_bytes(block_size)
@@ -307,17 +310,19 @@ class _Layer:
         else:
             self._products.append(products.of((2 if shape.gated else 1) * width, hidden))
             self._products.append(products.of(hidden, width))
-        self._moves = [
-            *2 * [2 * 4 * hidden],  # norms add to what passes by, and write both
-            2 * 3 * (query + 2 * cached),  # norms and rotary of heads, the cache's write
-        ]
+        self._moves = [2 * 3 * (query + 2 * cached)]  # norms, rotary of heads, the cache's write
+        if not options.fused_all_reduce:
+            self._moves += 2 * [2 * 4 * hidden]  # norms add to what passes by, and write both
+        if shape.norms_over_heads:
+            self._moves += [2 * 2 * (query + cached)] * 2  # squares, and products with their sum
         if not shape.num_experts:
             self._moves.append(2 * 3 * width)  # the activation reads two halves and writes one
         if options.weights in _QUANTIZED_APART:
             inputs = [hidden, query] if shape.num_experts else [hidden, query, hidden, width]
             self._moves += [3 * each for each in inputs]  # reads 16 bits, writes 8 at most
         self._reduce = reduce
-        self._reduced = hidden
+        self._sums = [hidden, hidden, 4] if shape.norms_over_heads else [hidden, hidden]
+        """Numbers of a row in each sum over GPUs; a square of float32 counts as two."""
         self.most_rows = min(curve.largest for curve in self._products)
         self._system = system
 
@@ -327,7 +332,7 @@ class _Layer:
         for each in self._moves:
             total += elementwise(self._system, each * tokens)
         if self._reduce is not None:
-            total += 2 * self._reduce.seconds(self._reduced * tokens)
+            total += sum(self._reduce.seconds(each * tokens) for each in self._sums)
         return total
 
 

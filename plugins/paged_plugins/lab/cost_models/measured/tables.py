@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_core.errors import SettingsError, did_you_mean
+from paged_core.errors import SettingsError
 from paged_core.settings.documents import parse_yaml, read_text
 from paged_plugins.lab.cost_models.model_shape import model_shape
 from paged_plugins.lab.settings import MeasuredSettings
@@ -110,8 +110,7 @@ def load_system(folder: Path, name: str) -> System:
     known = measured_systems(folder)
     if name not in known:
         raise SettingsError(
-            f"cost_model.system: no system is called {name!r}{did_you_mean(name, known)}; "
-            f"measured are {', '.join(known)}"
+            f"cost_model.system: no system is called {name!r}; measured are {', '.join(known)}"
         )
     path = folder / "systems" / f"{name}.yaml"
     try:
@@ -229,6 +228,31 @@ class Tables:
         """Products of an ``m x k`` and a ``k x n`` matrix."""
         return self._read("gemm", "gemm", ("gemm_dtype", "m", "n", "k"))
 
+    def products(self, dtype: str) -> Table:
+        """Return the products with weights of a type.
+
+        Block-scaled ones were timed under vLLM with their launches, which take 60 to 300 us however
+        few rows there are, and which graphs hide. SGLang's are of the same kernels, without.
+        """
+        table = self.gemm
+        if dtype == "fp8_block":
+            table = self._sglang("gemm", "gemm_dtype", dtype) or table
+        return table.only("a product", gemm_dtype=dtype)
+
+    def experts_of(self, dtype: str) -> Table:
+        """Return the table that has the experts with weights of a type; where inputs have 8 bits
+        too, both engines launch one kernel, which was timed under SGLang alone."""
+        is_shared = dtype == "w4a8_mxfp4_mxfp8"
+        return (is_shared and self._sglang("experts", "moe_dtype", dtype)) or self.experts
+
+    def _sglang(self, table: str, column: str, dtype: str) -> Table | None:
+        """SGLang's table of a kernel, for vLLM; ``None``: it has no such times, or is not meant."""
+        if self.engine == "vllm":
+            with suppress(SettingsError):
+                other: Table = getattr(replace(self, engine="sglang"), table)
+                return other if dtype in other.choices(column) else None
+        return None
+
     @cached_property
     def prefill(self) -> Table:
         """Attention of ``batch_size`` prompts of ``isl`` tokens."""
@@ -263,7 +287,8 @@ class Tables:
                 f"cost_model.engine: no {name} of {self.engine!r} was measured on {self.system}; "
                 f"there is {', '.join(engines) or 'none'}"
             )
-        read = [_read_columns(path, (*needed, "latency")) for path in found]
+        names = (*needed, "latency")
+        read = [_read_columns(path, names, path.stat().st_mtime_ns) for path in found]
         columns = {
             name: np.concatenate([each.columns[name] for each in read]) for name in read[0].columns
         }
@@ -288,7 +313,9 @@ def _release(path: Path) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", path.parent.name)))
 
 
-def _read_columns(path: Path, names: Iterable[str]) -> Table:
+@lru_cache(maxsize=16)
+def _read_columns(path: Path, names: Iterable[str], changed: int) -> Table:
+    """Read a file as it was when it was ``changed`` last; simulations of one system read it once."""
     pq, failure = arrow("parquet")
     try:
         schema = pq.read_schema(path)
