@@ -185,14 +185,18 @@ def serving(row: ServedRow) -> Serving:
     has_short_cache = is_listed and row.system != "h100_sxm"
     if row.engine == "vllm" and row.system == "b200_sxm" and "gpt-oss" in row.model:
         has_short_cache = bool(row.version)  # not in the first scripts, whose rows name none
-    has_more = "MiniMax" in row.model and row.weights == "fp8" and row.system != "h100_sxm"
+    is_minimax = "MiniMax" in row.model and row.weights == "fp8" and row.is_public
+    has_more = is_minimax and row.system != "h100_sxm"
+    if has_more and row.system != "h200_sxm" and row.version != "0.17.0":
+        scheduler["max_num_batched_tokens"] = 2 * row.isl
+        has_short_cache, has_more = True, False
     return Serving(
         scheduler,
         is_asynchronous,
         "fp8" if has_short_cache else "bfloat16",
         0.8 if row.is_public else 1.0,
         is_listed and row.engine == "vllm" and row.system == "b200_sxm",
-        0.95 if row.is_public and has_more else 0.9,
+        0.95 if has_more else 0.9,
     )
 
 

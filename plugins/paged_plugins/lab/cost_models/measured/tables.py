@@ -315,7 +315,7 @@ def _release(path: Path) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _read_columns(path: Path, names: Iterable[str], changed: int) -> Table:
-    """Read a file as it was when it was ``changed`` last; simulations of one system read it once."""
+    """Read a file as it was when it was ``changed`` last, once for all simulations of a system."""
     pq, failure = arrow("parquet")
     try:
         schema = pq.read_schema(path)
