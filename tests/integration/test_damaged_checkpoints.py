@@ -273,6 +273,7 @@ _INDEX = "model.safetensors.index.json"
         ("tokenizer_config.json", "added_tokens_decoder", {"5": 3}, "an object of objects"),
         ("tokenizer_config.json", "added_tokens_decoder", {"x": {"content": "a"}}, "an object of"),
         ("tokenizer_config.json", "added_tokens_decoder", {"5": {"content": 7}}, "an object of"),
+        ("tokenizer_config.json", "added_tokens_decoder", {"05": {"content": "a"}}, "an object of"),
         ("tokenizer_config.json", "eos_token", {"a": 1}, "a string, or an object"),
         ("tokenizer_config.json", "split_special_tokens", "x", "true or false"),
         ("tokenizer_config.json", "additional_special_tokens", 5, "a list"),

@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto
 
 from paged_backends.text import tokenizer_loader
-from paged_backends.text.tokenizer import CheckpointTokenizer, TokenBytes
+from paged_backends.text.tokenizer import (
+    CheckpointTokenizer,
+    TokenBytes,
+    cannot_decode,
+    library_errors,
+)
 from paged_backends.text.tokenizer_loader import load_tokenizer
 from paged_core.errors import CheckpointError, RequestError
 from properties.covering import pairwise_rows
@@ -182,6 +187,79 @@ def test_pieces_of_any_tokens_join_to_the_whole(
     assert "".join(pieces_of(tokenizer, prompt, [[one] for one in ids], skip)) == expected
 
 
+PIECES = [
+    *("<s>", "a", "b", "ab", "aa", "<", "/w", ">", "</w>", "a</w>", "b</w>", "<0x41>", "<0xE4>"),
+    *(
+        "<0xb8>",
+        "<0x96>",
+        "##b",
+        "\u2581",
+        "\u2581a",
+        " ",
+        " .",
+        "|",
+        "\u0120a",
+        "\u4e16",
+        "\ufffd",
+    ),
+]
+_steps = st.one_of(
+    st.builds(
+        decoders.Replace,
+        st.sampled_from(["\u2581", "aa", "aba", "</w>", "<0x", "\ufffd", Regex("a+b"), " "]),
+        st.sampled_from([" ", "", "ab", "a", "</w>"]),
+    ),
+    st.builds(decoders.Fuse),
+    st.builds(decoders.ByteFallback),
+    st.builds(decoders.Strip, st.sampled_from(" a"), st.sampled_from([0, 1, 20]), st.just(0)),
+    st.builds(decoders.Strip, st.sampled_from(" a"), st.just(0), st.just(1)),
+    st.builds(decoders.Metaspace, st.just("\u2581"), st.sampled_from(["always", "first", "never"])),
+    st.builds(decoders.BPEDecoder, st.sampled_from(["</w>", "b"])),
+    st.builds(decoders.CTC, st.just("a"), st.just("|"), st.booleans()),
+    st.builds(decoders.WordPiece, st.just("##"), st.booleans()),
+    st.builds(decoders.ByteLevel),
+)
+_usual = st.lists(_steps, max_size=2).map(
+    lambda more: [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *more]
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), steps=_steps | _usual | st.lists(_steps, min_size=1, max_size=4))
+def test_pieces_join_to_the_whole_with_any_decoder(
+    data: st.DataObject, steps: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The whole is what the ``tokenizers`` library decodes."""
+    theirs = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(PIECES)}, "<s>"))
+    theirs.decoder = decoders.Sequence(steps) if isinstance(steps, list) else steps
+    ours = load(save(tmp_path_factory.mktemp("any"), theirs))
+    some = st.sampled_from(data.draw(st.lists(st.integers(0, len(PIECES)), min_size=1)))
+    for size in (3, 30):
+        prompt = data.draw(st.lists(some, max_size=size))
+        ids = data.draw(st.lists(some, min_size=1, max_size=2 * size))
+        try:
+            with library_errors(cannot_decode):
+                expected = added_by_output(theirs.decode(prompt), theirs.decode(prompt + ids))
+        except CheckpointError:  # it strips what is empty
+            reject()
+        assert "".join(pieces_of(ours, prompt, [[one] for one in ids])) == expected
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [decoders.BPEDecoder()],
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("</w>", " ")],
+    ],
+)
+def test_text_streams_with_a_decoder_that_looks_across_tokens(steps: Any, tmp_path: Path) -> None:
+    theirs = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(PIECES)}, "<s>"))
+    theirs.decoder = decoders.Sequence(steps)
+    ids = [PIECES.index("a</w>")] * 40
+    pieces = pieces_of(load(save(tmp_path, theirs)), [], [[one] for one in ids])
+    assert len("".join(pieces[:-1])) > 50
+
+
 @pytest.mark.parametrize(
     ("prompt", "output", "text"),
     [
@@ -234,13 +312,25 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "add_eos_token": (MISSING, None, True, False),
     "bos_token": ("<s>", {"__type": "AddedToken", "content": "<s>"}, "<other>"),
     "eos_token": (MISSING, None, "</s>"),
-    "additional_special_tokens": (MISSING, ["<x>", "fox"]),
+    "additional_special_tokens": (
+        *(MISSING, ["<x>", "fox"]),
+        [{"__type": "AddedToken", "content": "<x>", "rstrip": True}, "</s>"],
+    ),
     "extra_special_tokens": (MISSING, {"image_token": "dog"}, ["mind"]),
-    "audio_token": (MISSING, "quick", {"__type": "AddedToken", "content": " mind", "lstrip": True}),
+    "audio_token": (
+        *(MISSING, "quick", {"__type": "AddedToken", "content": " mind", "lstrip": True}),
+        {"content": "mind"},
+    ),
     "model_specific_special_tokens": (MISSING, {"video_token": "lazy"}),
     "added_tokens_decoder": (
         *(MISSING, {"900": {"content": "the dog", "special": False}}),
         {"0": {"content": "<s>", "lstrip": True}},
+        {"1": {"content": "</s>", "special": False, "single_word": True}},
+        {
+            "5": {"content": "fox", "rstrip": True},
+            "99": {"content": "fox"},
+            "7": {"content": "<s>"},
+        },
     ),
     "model_max_length": (MISSING, 4),
     "split_special_tokens": (MISSING, False, True),

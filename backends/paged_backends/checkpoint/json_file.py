@@ -196,7 +196,10 @@ def _is_token(value: object) -> bool:
 
 def _are_added(value: object) -> bool:
     return isinstance(value, dict) and all(
-        token.isdecimal() and isinstance(entry, dict) and _is_token(entry)
+        token.isdecimal()
+        and token == str(int(token))
+        and isinstance(entry, dict)
+        and _is_token(entry)
         for token, entry in value.items()
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ _MAX_TOKEN = 1 << 16
 """Characters."""
 _MAX_FACTOR = 100
 """By which a tokenizer may multiply the length of a text."""
+_REPLACEMENT = "\ufffd"
+_UNFINISHED = 3
+"""Characters U+FFFD that stand for one whose other bytes follow, at most."""
 
 
 def load_fast(path: Path) -> FastTokenizer:
@@ -43,6 +47,43 @@ def check_fast(fast: FastTokenizer, path: Path) -> None:
         factor = _growth(_state(fast.normalizer)) * _sequences(_state(fast.post_processor))
         if max(factor, _growth(_state(fast.decoder))) > _MAX_FACTOR:
             raise _unreadable(path, f"it makes a text more than {_MAX_FACTOR} times as long")
+
+
+def reach(fast: FastTokenizer) -> int | None:
+    """Return how many characters at the end of a text later tokens may change.
+
+    0: only those of an unfinished character, and the text of a token depends on few before it.
+    ``None``: any of them, as far as is known here.
+    """
+    state = _state(fast.decoder)
+    steps = state["decoders"] if state and state["type"] == "Sequence" else [state] if state else []
+    found, fused = 0, False
+    for number, step in enumerate(steps):
+        kind = step["type"]
+        if kind == "Fuse" or (kind == "ByteLevel" and not number):
+            fused = True
+        elif kind == "Strip" and not step["stop"]:  # the library fails on some parts of a text
+            found += max(0, step["start"] - 1) if fused else 0
+        elif kind == "Replace" and fused:
+            text = step["pattern"].get("String")
+            if not text:
+                return None
+            found += len(text) - 1 + (_REPLACEMENT in text)
+        elif kind == "ByteFallback" and not fused and all(map(_spares_bytes, steps[:number])):
+            continue
+        elif fused or kind in ("Sequence", "ByteLevel", "ByteFallback", "Strip"):
+            return None
+        elif kind == "BPEDecoder":  # which ends the last token in another way
+            found += 1 + max(map(len, fast.get_vocab()), default=0)
+        elif kind == "CTC":  # of which a window may hold no token that is shown
+            found += 1
+    return (found + _UNFINISHED) * _growth(state) if found else 0
+
+
+def _spares_bytes(step: Mapping[str, Any]) -> bool:
+    """Return whether a step of a decoder leaves tokens for single bytes as they are."""
+    found = step["pattern"].get("String", "") if step["type"] == "Replace" else ""
+    return bool(found) and not set(found + step["content"]) & set("<0x>abcdefABCDEF123456789+")
 
 
 def _unreadable(path: Path, reason: str) -> CheckpointError:

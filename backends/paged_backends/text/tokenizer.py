@@ -140,6 +140,8 @@ class CheckpointTokenizer:
     """The bytes of each token, if the tokenizer is byte-level."""
     id_to_token: Callable[[int], str | None] = lambda _: None
     """A token as the vocabulary writes it."""
+    reach: int | None = 0
+    """See :class:`WindowedDetokenizer`."""
 
     def info(self) -> dict[str, str]:
         """Return the special tokens by what they are for, and the chat template."""
@@ -207,7 +209,9 @@ class CheckpointTokenizer:
         def shows(token_id: int) -> bool:
             return token_id not in hidden and self.is_known(token_id)
 
-        return WindowedDetokenizer(self.decode_ids, prompt, shows=shows, byte_ids=self.byte_ids)
+        return WindowedDetokenizer(
+            self.decode_ids, prompt, shows=shows, byte_ids=self.byte_ids, reach=self.reach
+        )
 
 
 def _encodable(text: str) -> str:

@@ -7,7 +7,7 @@ file and their own options: those, and older formats, are loaded by that library
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,10 +20,9 @@ from tokenizers.processors import TemplateProcessing
 from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_backends.checkpoint.json_file import damaged, is_integer, read_json_object
 from paged_backends.text.chat_template import ChatTemplate
-from paged_backends.text.fast_tokenizer import check_fast, load_fast
+from paged_backends.text.fast_tokenizer import check_fast, load_fast, reach
 from paged_backends.text.gguf_tokenizer import GgufTokenizer
 from paged_backends.text.tokenizer import (
-    BYTES,
     CheckpointTokenizer,
     FastCodec,
     TokenBytes,
@@ -154,47 +153,52 @@ def _served(
     return CheckpointTokenizer(
         codec.encode,
         codec.decode,
-        special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
-        byte_ids=_byte_ids(fast.token_to_id),
+        special_ids=frozenset(
+            token_id
+            for token_id, token in added.items()
+            if token.special or fast.decode([token_id]) != fast.decode([token_id], False)
+        ),
+        byte_ids=_byte_ids(fast.get_vocab()),
         template=template,
         vocab_size=fast.get_vocab_size(),
         is_known=lambda token_id: token_of(token_id) is not None,
         token_bytes=token_bytes,
         id_to_token=token_of,
+        reach=reach(fast),
     )
 
 
 def _add_tokens(fast: FastTokenizer, named: Iterable[Any], config: Mapping[str, Any]) -> None:
     """Add the tokens that only ``tokenizer_config.json`` knows, or knows with other flags, in the
     order of transformers."""
-    there = fast.get_added_tokens_decoder().values()
-    known, same = {token.content for token in there}, set(map(repr, there))
-    special = {token.content for token in there if token.special}  # and remains so
-    named = list(named)
-    special.update(filter(None, map(_content, named)))
     listed = config.get("added_tokens_decoder") or {}
-    decoder = [entry for _, entry in sorted(listed.items(), key=lambda item: int(item[0]))]
-    extra = config.get("extra_special_tokens")
-    extra = () if isinstance(extra, Mapping) else extra
-    extra = extra or config.get("additional_special_tokens") or ()
-    for token in map(_added_token, decoder):
-        if token is not None and repr(token) not in same:  # it may change one that is there
-            token.special = token.special or token.content in special
-            fast.add_tokens([token])
-            known.add(token.content)
-    for token in (_added_token(each, special=True) for each in [*named, *extra]):
-        if token is not None and token.content not in known:
-            fast.add_tokens([token])
-            known.add(token.content)
+    adding: list[Any] = [_added_token(listed[token_id]) for token_id in sorted(listed, key=int)]
+    known = {*map(str, adding), *map(str, fast.get_added_tokens_decoder().values())}
+    named = list(named)
+    for given in (*named, *_extra_tokens(config, list)):
+        token = given if isinstance(given, str) else _added_token(given)
+        if token is not None and str(token) not in known and token not in adding:
+            adding.append(token)
+    special = set(map(_content, named))
+    for token in adding:
+        made = AddedToken(token, special=True) if isinstance(token, str) else token
+        made.special = made.special or made.content in special
+        fast.add_tokens([made])
 
 
-def _added_token(given: Any, **options: bool) -> AddedToken | None:
-    """Return a token given by its text, or as a dictionary; ``None``: it is neither."""
-    if isinstance(given, Mapping):
-        names = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        options = {name: bool(given[name]) for name in names if name in given} | options
+def _extra_tokens(config: Mapping[str, Any], kind: type) -> Any:
+    """Return special tokens without a name (``list``), or with the model's own names (``dict``)."""
+    given = (config.get("extra_special_tokens"), config.get("additional_special_tokens"))
+    return next((each for each in given if each and isinstance(each, kind)), kind())
+
+
+def _added_token(given: Any) -> AddedToken | None:
+    """Return a token given as a dictionary; ``None``: it is none."""
     content = _content(given)
-    return None if content is None else AddedToken(content, **options)
+    if content is None or not isinstance(given, Mapping):
+        return None
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(content, **{name: bool(given[name]) for name in names if name in given})
 
 
 def _surround(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
@@ -206,10 +210,12 @@ def _surround(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
     fast.post_processor = TemplateProcessing(single=single, special_tokens=around)
 
 
-def _byte_ids(token_to_id: Callable[[str], int | None]) -> frozenset[int]:
-    ids = [token_to_id(token) for token in BYTES]
-    known = frozenset(token_id for token_id in ids if token_id is not None)
-    return known if len(known) == len(BYTES) else frozenset()
+def _byte_ids(vocab: Mapping[str, int]) -> frozenset[int]:
+    """Return the tokens that a decoder may take for single bytes; there need not be one of each."""
+    shape = (6, "<0x", ">")
+    return frozenset(
+        token_id for token, token_id in vocab.items() if (len(token), token[:3], token[5:]) == shape
+    )
 
 
 def _from_transformers(
@@ -268,7 +274,7 @@ def _from_transformers(
         encode_text,
         decode_ids,
         special_ids=special.union(made.all_special_ids),
-        byte_ids=_byte_ids(vocab.get),
+        byte_ids=_byte_ids(vocab),
         template=template,
         vocab_size=len(made),
         id_to_token=made.convert_ids_to_tokens,
@@ -278,9 +284,14 @@ def _from_transformers(
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``bos_token`` and the like, then the model's own, such as ``image_token``."""
     usual = {f"{kind}_token": config.get(f"{kind}_token") for kind in _NAMED}
-    own = {name: token for name, token in config.items() if name.endswith("_token")}
-    extra = config.get("extra_special_tokens")
-    return usual | own | (dict(extra) if isinstance(extra, Mapping) else {})
+    typed = {
+        name: token
+        for name, token in config.items()
+        if isinstance(token, Mapping) and token.get("__type") == "AddedToken"
+    }
+    texts = {name: token for name, token in config.items() if isinstance(token, str)}
+    own = {name: token for name, token in (typed | texts).items() if name.endswith("_token")}
+    return usual | own | dict(_extra_tokens(config, dict))
 
 
 def _content(token: Any) -> str | None:

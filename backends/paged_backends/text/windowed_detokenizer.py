@@ -24,9 +24,15 @@ class WindowedDetokenizer:
     Held back until certain, or until :meth:`flush`: U+FFFD at the end, which may be a character
     whose other bytes follow; and tokens for single bytes (SentencePiece's byte
     fallback), because a run of them is decoded as a whole, and invalid as a whole.
+
+    A decoder that looks across tokens has a ``reach``: so many characters are held back, and all
+    tokens are decoded each time, those of the prompt included.
     """
 
-    __slots__ = ("_base", "_byte_ids", "_context", "_decode", "_num_emitted", "_shows", "_window")
+    __slots__ = (
+        *("_base", "_byte_ids", "_context", "_decode", "_num_emitted", "_reach", "_shows"),
+        "_window",
+    )
 
     def __init__(
         self,
@@ -35,6 +41,7 @@ class WindowedDetokenizer:
         *,
         shows: Callable[[int], bool],
         byte_ids: frozenset[int] = frozenset(),
+        reach: int | None = 0,
     ) -> None:
         """Start after ``prompt``.
 
@@ -42,8 +49,11 @@ class WindowedDetokenizer:
             decode: returns the text of a whole output.
             shows: whether a token is shown in the text.
             byte_ids: tokens for one byte each.
+            reach: characters at the end of a text that later tokens may change, beside those of
+                an unfinished one; ``None``: any.
         """
         self._decode = decode
+        self._reach = reach
         self._shows = shows
         self._byte_ids = byte_ids
         self._context = _SHORT_CONTEXT if byte_ids else _CONTEXT
@@ -57,11 +67,13 @@ class WindowedDetokenizer:
         """Take new tokens and return the text that no later token can change."""
         shown = list(filter(self._shows, token_ids))
         self._window += shown
-        if not shown or shown[-1] in self._byte_ids:
+        if not shown or shown[-1] in self._byte_ids or self._reach is None:
             return ""
         text = self._decode(self._window)
-        held = _held(text)
+        held = min(self._reach, len(text)) or _held(text)
         piece = self._advance(text, len(text) - held, ended=False)
+        if self._reach:
+            return piece
         if len(self._window) > 2 * self._context and self._num_emitted is not None:
             window = self._window[-self._context :]
             kept = self._decode(window)
@@ -76,6 +88,8 @@ class WindowedDetokenizer:
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
         """Return the last shown tokens, from before any run of bytes that ends the prompt."""
+        if self._reach != 0:
+            return list(filter(self._shows, prompt))
         context: list[int] = []
         for token_id in reversed(prompt):
             if not self._shows(token_id):
