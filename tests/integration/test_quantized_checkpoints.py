@@ -278,14 +278,40 @@ def test_gptq_of_the_second_version_by_its_other_name_and_other_forms(tmp_path: 
     check(model, folder, 0.02)  # groups that are out of order are quantised again
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_zeros_of_the_second_version_are_not_read_as_those_of_the_first(
-    bits: int, tmp_path: Path
+@pytest.mark.parametrize(("bits", "version"), [(4, 1), (4, 2), (8, 1), (8, 2)])
+def test_zeros_of_one_version_are_not_read_as_those_of_the_other(
+    bits: int, version: int, tmp_path: Path
 ) -> None:
-    folder = write(make(), tmp_path, Gptq(version=2, bits=bits, symmetric=True))
-    change(folder, checkpoint_format=None)
-    with pytest.raises(CheckpointError, match=r"qzeros.* gptq_v2"):
+    names = ("gptq", "gptq_v2")
+    folder = write(make(), tmp_path, Gptq(version=version, bits=bits, symmetric=True))
+    change(folder, checkpoint_format=names[2 - version])
+    with pytest.raises(CheckpointError, match=rf"qzeros.* format {names[version - 1]}, .*write"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        (Gptq(), {"dynamic": {r"-:.*mlp\.down_proj": {}}}),
+        (Gptq(), {"modules_to_not_convert": ["lm_head", "mlp"]}),
+        (Awq(), {"modules_to_not_convert": ["model.layers.1.mlp.down_proj"]}),
+        (Awq(), {"modules_to_not_convert": ["down_proj"]}),
+    ],
+    ids=str,
+)
+def test_what_is_quantised_is_not_named_as_plain(
+    method: Method, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write(make(), tmp_path, method)
+    change(folder, **changes)
+    with pytest.raises(CheckpointError, match=f"_proj is quantised, and {next(iter(changes))} in"):
+        load(folder)
+    plain = ("lm_head", "down_proj") if "down_proj" in str(changes) else ("lm_head", "mlp")
+    model = make()
+    folder = write(model, tmp_path, method, plain=plain)
+    change(folder, **changes, **({"modules_to_not_convert": None} if "dynamic" in changes else {}))
+    if "layers.1" not in str(changes):
+        check(model, folder, 1e-5)
 
 
 def test_the_size_of_the_model_is_that_of_its_codes(tmp_path: Path) -> None:
@@ -494,6 +520,29 @@ def test_a_malformed_tensor_is_named(
     with pytest.raises(CheckpointError, match=reason) as caught:
         load(path.parent)
     assert "\n" not in str(caught.value)
+    assert DOWN in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "changed", "reason"),
+    [
+        ("weight_scale", None, "stored as torch.int8, and its scheme|lacks weight_scale"),
+        ("weight_scale", torch.int16, "weight_scale is stored as torch.int16, .* needs torch.fl"),
+        ("weight", torch.float8_e4m3fn, "weight is stored as torch.float8.* needs torch.int8"),
+        ("weight", torch.float32, "weight is stored as torch.float32, .* needs torch.int8"),
+    ],
+)
+def test_runner_transformers_names_a_malformed_tensor(
+    part: str, changed: torch.dtype | None, reason: str, tmp_path: Path
+) -> None:
+    path = write(make(), tmp_path, EXACT["plain int8, one scale"]) / "model.safetensors"
+    tensors = load_file(path)
+    own = tensors.pop(f"{DOWN}.{part}")
+    if changed is not None:
+        tensors[f"{DOWN}.{part}"] = own.to(changed)
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        load_runner(path.parent)
     assert DOWN in str(caught.value)
 
 

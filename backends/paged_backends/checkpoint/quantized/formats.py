@@ -119,10 +119,6 @@ class Gptq:
         fields.refuse_unread(*_NOTES, *_NOTES_OF_GPTQ)
         return cls(bits, group_size, "gptq_v2" not in stated, out_of_order, is_symmetric)
 
-    def has(self, module: StoredModule) -> bool:
-        """Return whether the matrix of a module is quantised."""
-        return module.has("qweight")
-
     def unit(self, module: StoredModule, shape: Shape) -> int:
         """Return how many inputs of a matrix cannot be cut apart."""
         size = _size(self.group_size, shape)
@@ -161,14 +157,16 @@ class Gptq:
         packed = module.integers("qzeros", (groups, -(-outputs * self.bits // 32)))
         elements, inside = covering(rows, outputs, 32 // self.bits)
         packed = packed[some, elements]
-        if not self.zeros_less_one:
-            return unpacked_rows(packed, self.bits)[:, inside]
-        if self.is_symmetric and (unpacked_rows(packed, self.bits) == 1 << self.bits - 1).all():
+        versions = ("gptq", "gptq_v2") if self.zeros_less_one else ("gptq_v2", "gptq")
+        other = (1 << self.bits - 1) - (not self.zeros_less_one)
+        if self.is_symmetric and (unpacked_rows(packed, self.bits) == other).all():
             raise CheckpointError(
-                f"{module.name}.qzeros holds zeros of format gptq_v2, and the configuration says "
-                "gptq; write 'checkpoint_format': 'gptq_v2' in its quantization_config"
+                f"{module.name}.qzeros holds zeros of format {versions[1]}, and the configuration "
+                f"says {versions[0]}; write 'checkpoint_format': '{versions[1]}' in its "
+                "quantization_config"
             )
-        return unpacked_rows(packed + _ONES[self.bits], self.bits)[:, inside]
+        ones = _ONES[self.bits] if self.zeros_less_one else 0
+        return unpacked_rows(packed + ones, self.bits)[:, inside]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +179,8 @@ class GptqModules:
 
     usual: Gptq
     rules: tuple[tuple[str, Gptq | None], ...]
+    plain: tuple[str, ...]
+    """Names, or parts of them, of modules that are not quantised."""
 
     @classmethod
     def described(cls, fields: ConfigFields) -> GptqModules:
@@ -192,12 +192,16 @@ class GptqModules:
             if not pattern.startswith("-:"):
                 described = Gptq.described(fields.changed("dynamic", changed))
             rules.append((pattern.removeprefix("-:").removeprefix("+:"), described))
-        return cls(Gptq.described(fields), tuple(rules))
+        plain = tuple(fields.texts("modules_to_not_convert"))
+        return cls(Gptq.described(fields), tuple(rules), plain)
 
     def has(self, module: StoredModule) -> bool:
         """Return whether the matrix of a module is quantised."""
-        form = self._form(module)
-        return form is not None and form.has(module)
+        if not _has_codes(module, self.plain):
+            return False
+        if self._form(module) is None:
+            raise contradiction(module.name, "dynamic", "names it as one that is not")
+        return True
 
     def unit(self, module: StoredModule, shape: Shape) -> int:
         """Return how many inputs of a matrix cannot be cut apart."""
@@ -226,6 +230,8 @@ class Awq:
     group_size: int
     """Less than 1: there is one group for all inputs."""
     zero_point: bool
+    plain: tuple[str, ...]
+    """Names, or parts of them, of modules that are not quantised."""
 
     @classmethod
     def described(cls, fields: ConfigFields) -> Awq:
@@ -235,13 +241,14 @@ class Awq:
             fields.choice(name, "gemm", ("gemm", "GEMM"))
         fields.choice("pack_dtype", "int32", ("int32",))
         _check_plain(fields)
-        read = cls(fields.integer("group_size", least=-1), fields.flag("zero_point", True))
+        plain = tuple(fields.texts("modules_to_not_convert"))
+        read = cls(fields.integer("group_size", least=-1), fields.flag("zero_point", True), plain)
         fields.refuse_unread(*_NOTES, *_NOTES_OF_AWQ)
         return read
 
     def has(self, module: StoredModule) -> bool:
         """Return whether the matrix of a module is quantised."""
-        return module.has("qweight")
+        return _has_codes(module, self.plain)
 
     def unit(self, module: StoredModule, shape: Shape) -> int:
         """Return how many inputs of a matrix cannot be cut apart."""
@@ -267,6 +274,14 @@ class Awq:
             zeros_OG=zeros,
             group_size=size,
         ).matrix()
+
+
+def _has_codes(module: StoredModule, plain: Sequence[str]) -> bool:
+    """Return whether a module is quantised; it must not if ``plain`` names it or what it is in."""
+    found = module.has("qweight")
+    if found and any(f".{each}." in f".{module.name}." for each in plain):
+        raise contradiction(module.name, "modules_to_not_convert", "names it")
+    return found
 
 
 def _size(group_size: int, shape: Shape) -> int:

@@ -104,7 +104,7 @@ class _Dequantize(CompressedTensorsDequantize):  # type: ignore[misc]
         tensors: Mapping[str, Tensor],
         shape: torch.Size | None = None,
     ) -> Tensor:
-        if set(tensors) == {"weight"}:
+        if set(tensors) == {"weight"} and tensors["weight"].dtype in _FLOATS:
             return tensors["weight"]
         config = self.hf_quantizer.compressor.quantization_config
         scheme = _scheme_of(name, config)
@@ -171,8 +171,15 @@ def _check(
     lacking = [part for part in used if part.startswith("weight") and part not in tensors]
     if set(lacking) - {"weight_shape"}:
         raise _contradiction(f"{name} is quantised, and lacks {lacking[0]}")
-    if "weight" in tensors and tensors["weight"].dtype in _FLOATS:
-        raise _contradiction(f"{name}.weight has scales, and is not quantised")
+    allowed: dict[str, tuple[torch.dtype, ...]] = {"weight": (scheme.weights.pytorch_dtype(),)}
+    if scheme.weights.type == "int":
+        allowed |= {"weight_scale": _FLOATS, "weight_packed": (torch.int32,)}
+    for part in allowed.keys() & tensors.keys():
+        if tensors[part].dtype not in allowed[part]:
+            raise _contradiction(
+                f"{name}.{part} is stored as {tensors[part].dtype}, and its scheme needs "
+                f"{' or '.join(map(str, allowed[part]))}"
+            )
     if "weight_shape" in tensors:
         stored = tensors["weight_shape"].tolist()
         if shape is not None and stored != list(shape):

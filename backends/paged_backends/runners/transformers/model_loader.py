@@ -19,6 +19,7 @@ from paged_backends.checkpoint.quantized.formats import check_effects, check_typ
 from paged_backends.checkpoint.weights import StoredWeights, check_unused, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_backends.runners.transformers.odd_fields import blamed
+from paged_backends.runners.transformers.stored_parts import check_parts
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 from paged_core.settings.schema import EngineSettings
@@ -36,6 +37,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
     _check_quantization(checkpoint)
     weights = open_weights(checkpoint, allow_pickle=settings.allow_pickle)
     _check_index(checkpoint)
+    check_parts(checkpoint)
     config = _config(checkpoint, trust_remote_code=settings.trust_remote_code)
     _check_interface(config)
     register()
