@@ -299,6 +299,8 @@ def test_the_end_of_a_turn_ends_a_sequence(tmp_path: Path) -> None:
         ({"tokenizer.ggml.eom_token_id": 300}, "eom_token_id must be .* at most 299"),
         ({"tokenizer.ggml.eos_token_ids": [2, 300]}, "eos_token_ids must be .* from 0 to 299"),
         ({"general.alignment": "x"}, "Bad type for general.alignment"),
+        ({"general.alignment": 8}, "general.alignment is not 8|where it cannot be"),
+        ({"general.alignment": 4096}, "where it cannot be|and the file at"),
     ],
 )
 def test_what_a_file_may_not_say(values: dict[str, Any], reason: str, tmp_path: Path) -> None:

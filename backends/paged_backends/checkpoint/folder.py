@@ -36,7 +36,8 @@ def find_gguf(folder: Path) -> Path | None:
     if len(found) > 1:
         listed = ", ".join(path.name for path in found[:10]) + (", ..." if len(found) > 10 else "")
         raise CheckpointError(
-            f"{folder} holds {len(found)} GGUF files ({listed}); set `model` to one of them"
+            f"{folder} holds {len(found)} GGUF files ({listed}); set `model` to one of them, or "
+            "join those of one model with `llama-gguf-split --merge`"
         )
     return found[0]
 

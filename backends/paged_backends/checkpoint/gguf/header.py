@@ -144,7 +144,8 @@ class Metadata(TypedFields):
     def wrong(self, name: str, kind: str) -> CheckpointError:
         """Return the error that a value is not of this kind."""
         given: Any = self.values.get(self.prefix + name)
-        named = shown(given) if _is_scalar(given) else f"a list of {len(given)}"
+        kind_given = "strings" if isinstance(given, list) else "numbers"
+        named = shown(given) if _is_scalar(given) else f"a list of {len(given)} {kind_given}"
         return CheckpointError(f"in {self.path}, {self.prefix}{name} must be {kind}, not {named}")
 
     def given(self, name: str, default: Any) -> Any:

@@ -141,7 +141,7 @@ def read_header(path: Path) -> GgufHeader:
                 "`llama-gguf-split --merge`"
             )
         tensors = {name: _tensor(path, name, *stored) for name, stored in reader.stored.items()}
-        _check_places(tensors, path.stat().st_size)
+        _check_places(tensors, path.stat().st_size, int(reader.alignment))
     except (OSError, ValueError, LookupError, OverflowError) as error:
         raise CheckpointError(
             f"{path} is not a GGUF file that can be read ({_reason(error)}); download it again"
@@ -173,12 +173,17 @@ def _tensor(
     return StoredTensor(block_type, shape, begin)
 
 
-def _check_places(tensors: dict[str, StoredTensor], size: int) -> None:
-    """Check that every tensor is in the file, on a place of its own, where its numbers align."""
-    end = 0
+def _check_places(tensors: dict[str, StoredTensor], size: int, alignment: int) -> None:
+    """Check that tensors fill the file, each on a place of its own, where its numbers align."""
+    end, step = 0, max(4, alignment)
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].begin):
-        if tensor.begin < end or tensor.begin % 4:
+        if tensor.begin < end or tensor.begin % step:
             raise ValueError(f"{name} begins at byte {tensor.begin}, where it cannot be")
         end = tensor.begin + tensor.num_bytes
         if end > size:
             raise ValueError(f"{name} ends at byte {end}, and the file at {size}")
+    if tensors and size - end >= step:
+        raise ValueError(
+            f"its last tensor ends at byte {end}, and the file at {size}: general.alignment is not "
+            f"{alignment}, or tensors are missing from its header"
+        )
