@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -121,6 +122,26 @@ def test_what_a_run_does_not_choose_is_no_part_of_it(home: Path) -> None:
     _appended(home / "my_victim" / "choice.py")
     _appended(home / "my_victim_shared" / "deep.py")
     assert _digest("other_victim") == before
+
+
+def test_a_component_draws_where_a_source_that_it_uses_speaks_of_a_seed(home: Path) -> None:
+    def draws() -> bool:
+        registry = Registry.discover()
+        return Sources(registry).speaks_of("seed", registry.get("victim", "my_victim"))
+
+    choice, shared = home / "my_victim" / "choice.py", home / "my_victim_shared" / "deep.py"
+    assert draws()  # policies of ours, among which some do
+    choice.write_text("from paged_core.interfaces.victim import Victim")
+    assert not draws()
+    shared.write_text("def make(context): return context.seed")
+    assert draws()
+    shared.write_text("")
+    choice.write_text("from other_victim.choice import Choice")
+    assert draws()
+    other = importlib.util.find_spec("other_victim")
+    assert other is not None and other.origin is not None
+    Path(other.origin).with_name("choice.py").write_text("")
+    assert not draws()
 
 
 _MODULE = """

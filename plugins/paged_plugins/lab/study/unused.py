@@ -11,6 +11,7 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_plugins.lab.tasks.sources import Sources
 from paged_plugins.lab.tasks.task import SIMULATED, Task, run
 from paged_plugins.workloads.spec import WorkloadSpec
 
@@ -93,7 +94,7 @@ def draws(settings: EngineSettings, registry: Registry, num_replicas: int | None
 
     A policy may draw only from a seed that its context gives: that of an evictor or a router, and
     by the settings that of any slot which a package brings. Of our own, the module says whether it
-    does; one of another distribution may, whatever it looks like.
+    does; of others, all files of its distribution and of plugins that these import.
     """
     made = _asked_for(settings, registry)
     if made is None:
@@ -106,7 +107,11 @@ def draws(settings: EngineSettings, registry: Registry, num_replicas: int | None
     without = {slot.key for plugin in own for slot in plugin.slots} - _SEEDED
     known = {(each.slot, each.name) for plugin in own for each in plugin.components}
     seeded = [component for component in made if component.slot not in without]
-    return any((each.slot, each.name) not in known or _says_seed(each) for each in seeded)
+    sources = Sources(registry)
+    return any(
+        _says_seed(each) if (each.slot, each.name) in known else sources.speaks_of("seed", each)
+        for each in seeded
+    )
 
 
 def _says_seed(component: Component) -> bool:

@@ -204,6 +204,24 @@ class Sources:
                 found[name] = revision
         return found
 
+    def speaks_of(self, word: str, component: Component) -> bool:
+        """Return whether a file has a word that a component is made of, but for those of the core.
+
+        Packages of plugins that it imports count, too, ours among them; and what cannot be found.
+        """
+        components = [each for plugin in self._registry.plugins for each in plugin.components]
+        brought = {each.factory.partition(":")[0].partition(".")[0] for each in components}
+        found, waiting = {"paged_core"}, self._of_component(component)
+        while waiting := waiting - found:
+            found.add(name := min(waiting))
+            package = self._package(name)
+            if package is None or any(
+                word.encode() in path.read_bytes() for path in package.files.values()
+            ):
+                return True
+            waiting |= package.imported & brought
+        return len(found) == 1
+
     def _used(self, arms: Iterable[EngineSettings]) -> set[str]:
         """Return the names of the packages that runs with some settings use."""
         names = set(_ENGINE)
