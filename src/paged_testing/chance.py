@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -33,18 +34,20 @@ def decisions(
 
     Args:
         slot: that of the component, which the settings name.
-        beside: whether another engine is there that is in the midst of serving the same requests.
+        beside: whether another engine is there that is in the midst of serving such requests.
     """
     found = {}
     for name, situation in FOR_EVERY_POLICY.items():
         with suppress(SettingsError):
-            engine, other = (
-                build_memory_engine(registry, **situation.values(settings)) for _ in range(2)
-            )
-            for _, request in situation.workload.requests if beside else ():
-                with suppress(RequestError):
-                    other.add(request)
-                other.step()
+            values, first = situation.values(settings), situation.workload.requests[0][1]
+            engine = build_memory_engine(registry, **values)
+            if beside:
+                other = build_memory_engine(registry, **values)
+                for request_id in ("beside", first.id):
+                    with suppress(RequestError):
+                        other.add(replace(first, id=request_id, tenant="b"))
+                for _ in range(4):
+                    other.step()
             watched = WatchedScheduler.install(engine, None, None)
             serve(engine, situation.workload)
             found[name] = watched.decisions

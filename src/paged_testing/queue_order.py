@@ -135,7 +135,7 @@ class QueueOrderCases(ComponentConformance):
                 return
             groups = waiting_groups([simple_request(f"r{n}", 4, 4) for n in range(size)])
             _calls(order, "key", groups)
-            _tell(order, groups, [Watched(1)] * size)
+            _tell(order, groups, [Watched(40)] * size)
             if isinstance(order, SupportsQuantum):
                 for group in groups:
                     group.status, group.first_token_at = Status.RUNNING, 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -263,7 +263,13 @@ SITUATIONS: Mapping[str, Situation] = {
         {"num_blocks": 9},
     ),
     "better requests arrive while others run": Situation(
-        _arrive(*(simple_request(f"r{at}", 6, 9, priority=5 - at) for at in range(6)), every=2),
+        _arrive(
+            *(
+                replace(simple_request(f"r{at}", 6, 9, priority=5 - at), tenant="ab"[at % 2])
+                for at in range(6)
+            ),
+            every=2,
+        ),
         {"num_blocks": 16, "queue_order": "priority"},
     ),
     "requests have quanta": Situation(

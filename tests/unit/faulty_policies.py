@@ -165,7 +165,8 @@ class GatheringQuantum(_CountingService):
         return group.number
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        return any(tokens < 0 for tokens in self.tokens.values())
+        is_long = self.tokens.get(group.id, 0) > 4
+        return is_long and any(tokens < 0 for tokens in self.tokens.values())
 
 
 LEAVING = with_another(

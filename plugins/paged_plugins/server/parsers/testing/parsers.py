@@ -335,7 +335,9 @@ class ToolParserConformance(_ParserConformance):
         if reason := cases.refusal():
             pytest.skip(reason)
         functions = [Function(*each) for each in parameters.items()]
-        grammar = self.build().grammar(functions, parallel=True, tokens=tokens)
+        made = self.build()
+        made.grammar([Function("other", {})], parallel=True, tokens=tokens)  # of another request
+        grammar = made.grammar(functions, parallel=True, tokens=tokens)
         given = [(each.name, each.parameters) for each in functions]
         assert given == [*parameters.items()], "it changed the functions that it was given"
         return cases, cases.make().compile(StructuredOutputs(grammar=grammar))
