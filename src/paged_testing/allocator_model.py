@@ -209,11 +209,10 @@ class PrefixCacheModel(AllocatorModel):
 
     def look_up(self, content: Content) -> None:
         """Find the leading blocks of some content."""
-        before, told = self.real.num_free, list(self.evictor.held.items())
+        before = self.real.num_free
         self._check_found(content)
         assert self.prefixes.look_up([]) == [], "it found blocks of no content"
         assert self.real.num_free == before, "a look-up changed the number of free blocks"
-        assert list(self.evictor.held.items()) == told, "a look-up changed what the evictor holds"
 
     def check(self) -> None:
         super().check()
@@ -248,7 +247,9 @@ class PrefixCacheModel(AllocatorModel):
                 assert same == [each], f"the key {key} {of}, is that of {same}"
 
     def _check_found(self, content: Content) -> None:
+        told = list(self.evictor.held.items())
         found, expected = self.prefixes.look_up(keys_of(content)), self.expected(content)
+        assert list(self.evictor.held.items()) == told, "a look-up changed what the evictor holds"
         assert found == expected, (
             f"it found blocks {found} and not {expected}, which were cached first and still "
             f"hold {content}"
