@@ -193,6 +193,32 @@ def test_arms_may_have_labels(
     assert dict(tight.settings.scheduler)["max_num_seqs"] == 2
 
 
+@pytest.mark.parametrize(("step", "tied"), [(0, True), (1, False)])
+def test_differences_that_ties_decide_are_marked(
+    step: int, tied: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Long requests before short ones, all at once: the order is told apart by the order alone."""
+    path = tmp_path / "listed.jsonl"
+    outputs = (60, 40, 20, 5)
+    path.write_text(
+        "".join(
+            json.dumps({"id": str(n), "at": n * step / 100, "prompt": 20, "output": output}) + "\n"
+            for n, output in enumerate(outputs)
+        )
+    )
+    one = ["--scheduler.max-num-seqs", "1", "--measure", "ttft_mean", "--workers", "1"]
+    given = ["compare", str(path), "--vary", "queue_order=fcfs,sjf", *one]
+    assert main([*given, "--ties", "--json"], {}) == OK
+    document = json.loads(capsys.readouterr().out)
+    (difference,) = document["differences"]
+    assert (difference["ties"], difference["moved"]) == (tied, True)
+    told = f"ties decide {int(tied)} difference{'' if tied else 's'}, outside the interval"
+    assert any(limit.startswith(told) for limit in document["limits"])
+    if tied:
+        assert main([*given, "--ties"], {}) == OK
+        assert "better, by ties" in capsys.readouterr().out
+
+
 def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", burst, "--vary", "num_blocks=64,1000", "--seeds", "1", "--json"]
     assert main([*command, "--measure", "ttft_ms_p50", "--measure", "steps"], {}) == OK

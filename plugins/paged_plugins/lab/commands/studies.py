@@ -141,6 +141,14 @@ def compare_command(
     working_set: WorkingSet = None,
     workers: Workers = None,
     measure: Measure = None,
+    ties: Annotated[
+        bool,
+        typer.Option(
+            "--ties",
+            help="Run all again with requests that arrive at the same moment in reverse order, and "
+            "mark the differences that leave their intervals.",
+        ),
+    ] = False,
     slo_ttft_ms: Limit = None,
     slo_tpot_ms: Limit = None,
     as_json: AsJson = False,
@@ -164,6 +172,8 @@ def compare_command(
     engines = _engines(peer or (), arms, temperature)
     if replicas is not None and real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
+    if ties and real:
+        raise SettingsError("--ties: real times differ anyway; leave it out where a model runs")
     keys = [*(each.key for each in variations), *(entry.key for entry in given.options)]
     for one in arms:
         check_executor(one.settings, real=real, arm=one.arm.label)
@@ -213,9 +223,13 @@ def compare_command(
         study = study.watched(given.registry)
     num_runs = len(study)
     count = num_workers(num_runs, workers, is_real=real)
-    with _running(given.registry, arms, num_runs, "comparing", workers=count) as (runner, advance):
+    all_runs = num_runs * (1 + ties)
+    with _running(given.registry, arms, all_runs, "comparing", workers=count) as (runner, advance):
         results = run_study(study, resident or runner, advance, keeps_records=bool(html or output))
         results = with_remedies(study, results, runner)
+        if ties:
+            reversed_ties = replace(study, reverses_ties=True, baselines={})
+            others = run_study(reversed_ties, runner, advance)
     for name in (measure and chosen) or ():
         if results.runs and not any(name in run.measures for run in results.runs):
             raise SettingsError(f"--measure {name}: no run has it; leave it out")
@@ -225,6 +239,8 @@ def compare_command(
         if output is not None:
             write_folder(output, study, results, given.registry, manifest)
     found = Comparison.of(results, chosen)
+    if ties:
+        found = found.with_ties(Comparison.of(others, chosen))
     if html is not None:
         from paged_plugins.lab.report import html as page
 

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,8 @@ from paged_plugins.lab.statistics.differences import Difference, differences, mi
 from paged_plugins.lab.statistics.split import print_splits, splits
 from paged_plugins.progress import counted
 
+_LEAST = 0.01
+"""Percent or points by which an exact difference may change."""
 DECIDED = frozenset({"better", "worse", "differs"})
 """Verdicts that claim a difference."""
 
@@ -29,6 +31,8 @@ class Comparison:
     results: Results
     differences: Sequence[Difference]
     confidence: float
+    tied: Collection[tuple[str, str, str]] | None = None
+    """Arm, workload and measure of differences that ties decide; ``None``: it was not tried."""
 
     @classmethod
     def of(
@@ -40,6 +44,19 @@ class Comparison:
             measures: names of those to compare; ``None``: all.
         """
         return cls(results, differences(results, confidence, measures=measures), confidence)
+
+    def with_ties(self, other: Comparison) -> Comparison:
+        """Return it with those differences marked that lie outside their intervals in ``other``,
+        whose ties are broken the other way."""
+        changes = {_place(each): each.change for each in other.differences}
+        tied = set()
+        for each in self.differences:
+            change, ends = changes.get(_place(each), each.change), (each.low, each.high)
+            if each.is_exact:
+                ends = each.change - _LEAST, each.change + _LEAST
+            if not ends[0] <= change <= ends[1]:
+                tied.add(_place(each))
+        return replace(self, tied=tied)
 
     @cached_property
     def asked(self) -> Sequence[Asked]:
@@ -64,6 +81,11 @@ class Comparison:
                 f"{self.confidence:.0%} confidence; run {enough}"
             )
         found += _failed_arms(results)
+        if self.tied is not None:
+            found.append(
+                f"ties decide {counted(len(self.tied), 'difference')}, outside the interval if "
+                "requests that arrive at the same moment do so in reverse order"
+            )
         for workload in results.workloads:
             runs = {
                 arm: some
@@ -102,7 +124,7 @@ class Comparison:
                 }
                 for name in dict.fromkeys(each.measure for each in self.differences)
             },
-            "differences": [_described(each) for each in self.differences],
+            "differences": [self._described(each) for each in self.differences],
             "limits": self.limits,
             "split": [each.document() for each in splits(results)],
             "asked": [each.document() for each in self.asked],
@@ -122,21 +144,21 @@ class Comparison:
             "chosen": [dict(each) for each in results.chosen],
         }
 
-
-def _described(each: Difference) -> dict[str, Any]:
-    return {
-        "arm": each.arm,
-        "workload": each.workload,
-        "measure": each.measure,
-        "base": each.base,
-        "value": each.value,
-        "change": each.change,
-        "unit": each.unit,
-        "low": each.low if each.has_interval else None,
-        "high": each.high if each.has_interval else None,
-        "moved": each.moved,
-        "verdict": each.verdict,
-    }
+    def _described(self, each: Difference) -> dict[str, Any]:
+        return {
+            "arm": each.arm,
+            "workload": each.workload,
+            "measure": each.measure,
+            "base": each.base,
+            "value": each.value,
+            "change": each.change,
+            "unit": each.unit,
+            "low": each.low if each.has_interval else None,
+            "high": each.high if each.has_interval else None,
+            "moved": each.moved,
+            "verdict": each.verdict,
+            "ties": _place(each) in (self.tied or ()),
+        }
 
 
 def _failed_arms(results: Results) -> Iterator[str]:
@@ -197,7 +219,7 @@ def print_differences(
         own = [each for each in found.differences if each.workload == workload]
         differing = {each.measure for each in own if not each.is_equal}
         rows = [
-            _row(each, found.results)
+            _row(each, found)
             for each in own
             if each.measure in differing and (is_shown is None or each.verdict in is_shown)
         ]
@@ -251,8 +273,12 @@ _SATURATED = {
 }
 
 
-def _row(each: Difference, results: Results) -> list[str]:
-    arms = each.arm, each.compared_with
+def _place(each: Difference) -> tuple[str, str, str]:
+    return each.arm, each.workload, each.measure
+
+
+def _row(each: Difference, found: Comparison) -> list[str]:
+    arms, results = (each.arm, each.compared_with), found.results
     return [
         *(f"{arm} (over)" if results.is_over(arm, each.workload) else arm for arm in arms),
         MEASURES[each.measure].title,
@@ -260,5 +286,5 @@ def _row(each: Difference, results: Results) -> list[str]:
         value_text(each.measure, each.value),
         each.change_text,
         each.interval_text if each.has_interval and not each.is_equal else "",
-        each.verdict,
+        f"{each.verdict}, by ties" if _place(each) in (found.tied or ()) else each.verdict,
     ]

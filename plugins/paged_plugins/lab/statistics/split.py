@@ -97,7 +97,11 @@ def print_splits(results: Results) -> None:
     found = list(splits(results))
     columns = ("arm", "workload", "completion mean", *PARTS)
     rows = [
-        [each.arm, each.workload, *(f"{n:+,.3g} ms" for n in (each.change, *each.parts.values()))]
+        [
+            each.arm,
+            each.workload,
+            *(f"{round(n, 6):+,.3g} ms" for n in (each.change, *each.parts.values())),
+        ]
         for each in found
     ]
     if rows:

@@ -89,6 +89,8 @@ class Study:
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     """By the label of an arm, the components of its baseline that arms vary: decisions of these are
     counted, and compared."""
+    reverses_ties: bool = False
+    """As in :class:`~paged_plugins.lab.tasks.task.Task`."""
 
     def tasks(self) -> Iterator[Task]:
         """Yield every run: all arms on one workload with one seed before the next ones, and with
@@ -105,6 +107,7 @@ class Study:
                         seed=seed,
                         num_replicas=self.num_replicas,
                         baseline=self.baselines.get(one.arm.label),
+                        reverses_ties=self.reverses_ties,
                     )
 
     def _settings(self, one: PlannedArm, workload: WorkloadSpec) -> EngineSettings:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from paged_plugins.lab.runs.shadows import Baseline
 from paged_plugins.lab.tasks.sources import Sources, digest, file_digest
 from paged_plugins.machine import cpu_model
 from paged_plugins.progress import errors_text
+from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.spec import WorkloadSpec
+from paged_plugins.workloads.workload import Workload
 
 SIMULATED = "simulated"
 """The executor without a model, on the virtual clock."""
@@ -39,6 +43,8 @@ class Task:
     """Engines behind a router; ``None``: one alone."""
     baseline: Baseline | None = None
     """Components whose decisions are counted; ``None``: of none."""
+    reverses_ties: bool = False
+    """True if requests that arrive at the same moment do so in reverse order."""
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -47,7 +53,10 @@ class Task:
 
     def serve(self, registry: Registry) -> RunRecord:
         """Run it in this process."""
-        asked = self.settings, registry, self.workload.build(), self.seed
+        workload: Workload = self.workload.build()
+        if self.reverses_ties:
+            workload = _ReversedTies(workload.name, workload)
+        asked = self.settings, registry, workload, self.seed
         if self.num_replicas is None:
             return run_workload(*asked, baseline=self.baseline)
         replicas = self.num_replicas
@@ -55,6 +64,18 @@ class Task:
 
     def __str__(self) -> str:
         return f"{self.arm}, {self.workload.name}, seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class _ReversedTies:
+    """A workload whose requests of one moment arrive in reverse order."""
+
+    name: str
+    inner: Workload
+
+    def draw(self, seed: int, /) -> Iterator[WorkloadRequest]:
+        for _, together in groupby(self.inner.draw(seed), key=attrgetter("at")):
+            yield from reversed(list(together))
 
 
 @dataclass(frozen=True, slots=True)
