@@ -29,6 +29,8 @@ _TRIED = {
     "evictor": tuple(Fractions(working_set=part) for part in (0.8, 0.5, 0.2)),
 }
 """Fractions that are tried, by slot, the mildest first."""
+_MOST_REPLICAS = 8
+"""Replicas of a cluster for which a load is searched: that of more takes long."""
 
 
 def with_remedies(study: Study, results: Results, runner: Runner) -> Results:
@@ -57,6 +59,8 @@ def _remedy(study: Study, run: Task, slot: str, runner: Runner) -> str:
         num_blocks={},
     )
     for fractions in _TRIED.get(slot, ()):
+        if fractions.load and (study.num_replicas or 1) > _MOST_REPLICAS:
+            continue
         try:
             trial = fitted(replace(one, fractions=fractions), runner, num_seeds=1)
         except (EngineError, SettingsError):

@@ -119,7 +119,5 @@ def print_asked(found: Sequence[Asked]) -> None:
 def rows_told(found: Sequence[Asked]) -> Iterator[str]:
     """Yield the rows of the table as sentences."""
     for arm, workload, noun, number, choices, differed in (e.row for e in found if e.had_choice):
-        yield (
-            f"{arm} on {workload}: {number} {noun} a run, {choices} with a choice; decided "
-            f"otherwise than the baseline's component would have: {differed}."
-        )
+        shared = "." if differed == "-" else f", {differed} not as the baseline's would decide."
+        yield f"{arm} on {workload}: {number} {noun} a run, {choices} with a choice{shared}"

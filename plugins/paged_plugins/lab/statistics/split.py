@@ -100,7 +100,7 @@ def print_splits(results: Results) -> None:
         [
             each.arm,
             each.workload,
-            *(f"{round(n, 6):+,.3g} ms" for n in (each.change, *each.parts.values())),
+            *(f"{round(n, 6) + 0.0:+,.3g} ms" for n in (each.change, *each.parts.values())),
         ]
         for each in found
     ]
