@@ -42,6 +42,7 @@ from paged_policies.preemption.modes import (
 from paged_policies.schedulers.iteration_level import IterationLevelSettings
 from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
 from paged_policies.schedulers.static_batch import StaticBatchSettings
+from paged_policies.schedulers.time_budget import TimeBudgetSettings
 from paged_policies.schedulers.token_budget import TokenBudgetSettings
 from paged_policies.victims.fewest_computed import FewestComputedSettings
 from paged_policies.victims.lowest_priority import LowestPrioritySettings
@@ -109,6 +110,11 @@ _COMPONENTS: dict[str, tuple[Row, ...]] = {
             TokenBudgetSettings,
             "TokenBudgetScheduler",
             "one token budget a step for decodes and prompt chunks (vLLM V1)",
+        ),
+        (
+            TimeBudgetSettings,
+            "TimeBudgetScheduler",
+            "decodes, and prompts up to a limit on the step's predicted time (Sarathi-Serve)",
         ),
         (
             StaticBatchSettings,

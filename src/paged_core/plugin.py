@@ -44,7 +44,8 @@ _COMMANDS = (
 def paged_core_slots() -> Iterator[Slot]:
     for key, interface, default, summary in _SLOTS:
         path, many = f"paged_core.interfaces.{interface}", isinstance(default, tuple)
-        yield Slot(key, path, default, many=many, auto=default == "auto", summary=summary)
+        auto = default == "auto"
+        yield Slot(key, path, default, many, summary=summary, auto=auto, makeable=False)
 
 
 @hookimpl

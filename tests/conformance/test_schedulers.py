@@ -22,6 +22,10 @@ class TestTokenBudget(SchedulerConformance):
     component = "token_budget"
 
 
+class TestTimeBudget(SchedulerConformance):
+    component = "time_budget"
+
+
 @long(*INHERITED)
 class TestIterationLevel(SchedulerConformance):
     """``token_budget`` with whole prompts: that option is drawn there too."""

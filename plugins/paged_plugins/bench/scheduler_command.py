@@ -241,6 +241,7 @@ class SteadyState:
         limits = {
             "max_num_seqs": self.num_running,
             "max_num_batched_tokens": self.num_running * self.context,
+            "max_step_seconds": 1_000_000,  # as a cost model predicts them
         }
         return {option: value for option, value in limits.items() if option in known}
 

@@ -20,7 +20,7 @@ def paged_core_slots() -> Iterator[Slot]:
         "cost_model",
         "paged_plugins.lab.cost_model:CostModel",
         "roofline",
-        summary="how long a step of a simulation takes",
+        summary="how long a step takes",
     )
 
 

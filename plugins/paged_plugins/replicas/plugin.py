@@ -37,12 +37,14 @@ def paged_core_slots() -> Iterator[Slot]:
         "paged_plugins.routing.router:Router",
         summary="which of several replicas serves a request",
         version=VERSION,
+        makeable=False,
     )
     yield Slot(
         "replicas",
         "paged_plugins.replicas.replicas:Replicas",
         "routed",
         summary="how many engines AsyncLLM and serve start, and what chooses between them",
+        makeable=False,
     )
 
 

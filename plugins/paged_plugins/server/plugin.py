@@ -126,6 +126,7 @@ def paged_core_slots() -> Iterator[Slot]:
         "paged_plugins.server.server:Server",
         "http",
         summary="how requests come in from outside",
+        makeable=False,
     )
     yield Slot(
         "routes",
@@ -133,6 +134,7 @@ def paged_core_slots() -> Iterator[Slot]:
         ("openai", "responses", "anthropic", "page"),
         many=True,
         summary="what the server answers",
+        makeable=False,
     )
     yield Slot(
         "tool_parser",
@@ -140,6 +142,7 @@ def paged_core_slots() -> Iterator[Slot]:
         "auto",
         auto=True,
         summary="how the model writes calls of tools; auto: as its chat template does",
+        makeable=False,
     )
     yield Slot(
         "reasoning_parser",
@@ -147,6 +150,7 @@ def paged_core_slots() -> Iterator[Slot]:
         "auto",
         auto=True,
         summary="how the model marks its thoughts; auto: as its chat template does",
+        makeable=False,
     )
 
 

@@ -94,13 +94,14 @@ class TokenBudgetScheduler(Scheduler):
         if planner.quanta.exist:
             self._end_quanta()
         planner.grow(self._running)
-        while self._swapped and not self._overtakes() and planner.resume(self._swapped[0]):
-            del self._swapped[0]
-        self._admit()
+        self._start()
         return planner.plan
 
-    def _admit(self) -> None:
+    def _start(self) -> None:
+        """Resume and admit groups while they fit."""
         waiting, planner = self._waiting, self.planner
+        while self._swapped and not self._overtakes() and planner.resume(self._swapped[0]):
+            del self._swapped[0]
         if not waiting or not self._may_admit() or planner.is_full:
             return  # whichever is the head: an order that changes need not be sorted
         waiting.refresh(planner.now)

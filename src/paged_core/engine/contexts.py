@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # listing components imports this, and is to be quick
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Makes components of the slots that packages bring, as settings choose them."""
+    """Makes components as settings choose them, of slots that are ``makeable``."""
 
     settings: EngineSettings
     registry: Registry
@@ -39,9 +39,7 @@ class Maker:
         """As :meth:`Context.make`."""
         registry = self.registry
         registry.of(slot)  # or there is none
-        owner = next(plugin for plugin in registry.plugins if registry.slots[slot] in plugin.slots)
-        core = next(plugin for plugin in registry.plugins if plugin.name == "core")
-        if owner.distribution == core.distribution:
+        if not registry.slots[slot].makeable:
             raise PluginError(
                 f"make({slot!r}): paged-core itself makes components of this slot; ask for one of "
                 "a slot that a package brings"
@@ -56,13 +54,13 @@ class Maker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Base of contexts: makes components of slots that packages bring."""
+    """Base of contexts: makes components of other slots."""
 
     maker: Maker | None = None
     """``None``: it was made by hand, without settings."""
 
     def make(self, slot: str, /) -> Any:
-        """Make what the settings choose for a slot that a package brings.
+        """Make what the settings choose for ``cost_model`` or a slot that a package brings.
 
         The result is a component of the caller's own; a list, where the slot is of ``many``;
         ``None``, where nothing is chosen.

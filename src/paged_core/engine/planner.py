@@ -166,8 +166,9 @@ class Planner:
                 "compute in this step; preempt before admitting"
             )
         self.running.remove(group)
+        num_planned = sum(self.plan.num_tokens)
         self.preemptor.preempt(self.plan, group, self.now)
-        self.limits.tokens_left = self.limits.num_tokens - sum(self.plan.num_tokens)
+        self.limits.tokens_left += num_planned - sum(self.plan.num_tokens)
         self.limits.leaves()
         self._requeue(group)
 

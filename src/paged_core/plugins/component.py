@@ -122,6 +122,8 @@ class Slot:
     summary: str = ""
     auto: bool = False
     """True where settings may name ``auto``, see :class:`AutoSettings`."""
+    makeable: bool = True
+    """False if its components need more than ``context.make`` gives them."""
 
     def __post_init__(self) -> None:
         if not self.key.isidentifier() or "__" in self.key or self.key != self.key.lower():

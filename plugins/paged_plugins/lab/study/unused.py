@@ -56,7 +56,7 @@ def refuse_unused(
     if any(dict(settings).get("router") is not None for settings in arms):
         given["router"] = None
     for key in given:
-        reasons = [_unused(key, settings, num_replicas) for settings in arms]
+        reasons = [_unused(key, settings, registry, num_replicas) for settings in arms]
         if all(reasons):
             raise SettingsError(f"{key} has no effect here: {reasons[0]}")
     is_simulated = all(settings.executor.name == SIMULATED for settings in arms)
@@ -139,12 +139,19 @@ class _WatchedRegistry(Registry):
         return component
 
 
-def _unused(key: str, settings: EngineSettings, num_replicas: int | None) -> str | None:
+def _unused(
+    key: str, settings: EngineSettings, registry: Registry, num_replicas: int | None
+) -> str | None:
     """Return why a setting has no effect, and what to do; ``None``: it has one."""
     if key == "router" and (num_replicas or 1) < 2:
         return "one engine serves all requests; give --replicas 2 or more (in a file: `replicas`)"
     if settings.executor.name != SIMULATED:
-        return "a model runs, in real time; leave it out" if key == "cost_model" else None
+        if key != "cost_model":
+            return None
+        memory = registry.get("executor", "memory").settings.model_validate({})
+        policies = settings.model_copy(update={"executor": memory})
+        asked = _made(policies, registry, {key})
+        return None if key in asked else "a model runs, in real time; leave it out"
     cost_model = dict(settings)["cost_model"].name
     if key == "model":
         return "a simulation runs no model; its times are those of cost_model.model"
