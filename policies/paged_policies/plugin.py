@@ -23,6 +23,9 @@ from paged_policies.evictors.s3_fifo import S3FifoSettings
 from paged_policies.evictors.sieve import SieveSettings
 from paged_policies.evictors.slru import SlruSettings
 from paged_policies.evictors.two_q import TwoQSettings
+from paged_policies.length_predictors.history import HistorySettings
+from paged_policies.length_predictors.none import NoneSettings
+from paged_policies.length_predictors.oracle import OracleSettings
 from paged_policies.orders.edf import EdfSettings
 from paged_policies.orders.fair import FairSettings
 from paged_policies.orders.fcfs import FcfsSettings
@@ -99,6 +102,11 @@ _COMPONENTS: dict[str, tuple[Row, ...]] = {
         (LeastLaxitySettings, "LeastLaxityOrder", "least time to spare before its deadline first"),
         (QoeSettings, "QoeOrder", "most gain for its reader per token of context first (Andes)"),
         (MlfqSettings, "MlfqOrder", "levels that a request sinks through when served (FastServe)"),
+    ),
+    "length_predictor": (
+        (NoneSettings, "NoPredictor", "no prediction: policies go by max_tokens"),
+        (OracleSettings, "OraclePredictor", "the true length with a given error; simulations only"),
+        (HistorySettings, "HistoryPredictor", "earlier answers to like prompts and to the tenant"),
     ),
     "scheduler": (
         (

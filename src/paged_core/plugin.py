@@ -17,6 +17,12 @@ _SLOTS: tuple[tuple[str, str, str | tuple[str, ...], str], ...] = (
     ),
     ("evictor", "evictor:Evictor", "lru", "which idle cached block is evicted first"),
     ("queue_order", "queue_order:QueueOrder", "fcfs", "which waiting request is admitted first"),
+    (
+        "length_predictor",
+        "length_predictor:LengthPredictor",
+        "none",
+        "how many tokens a request is expected to generate",
+    ),
     ("scheduler", "scheduler:Scheduler", "token_budget", "what each step computes, and for whom"),
     ("victim", "victim:Victim", "newest", "which request is preempted when blocks run out"),
     ("preemption", "preemption:Preemption", "recompute", "how a preempted request is restored"),

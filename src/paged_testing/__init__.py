@@ -33,6 +33,7 @@ from paged_testing.evictor import EvictorConformance
 from paged_testing.evictor_model import IdleBlock
 from paged_testing.executor import ExecutorConformance
 from paged_testing.grammar import GrammarConformance
+from paged_testing.length_predictor import LengthPredictorConformance
 from paged_testing.observer import ObserverConformance
 from paged_testing.options import component_options
 from paged_testing.preemption import PreemptionConformance, VictimConformance
@@ -53,6 +54,7 @@ __all__ = [
     "FailingExecutor",
     "GrammarConformance",
     "IdleBlock",
+    "LengthPredictorConformance",
     "ObserverConformance",
     "PreemptionConformance",
     "QueueOrderConformance",

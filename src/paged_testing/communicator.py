@@ -16,7 +16,8 @@ from uuid import uuid4
 
 import pytest
 
-from paged_core.engine.contexts import CommunicatorContext, RankGroup
+from paged_core.engine.contexts import CommunicatorContext
+from paged_core.interfaces.communicator import RankGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.named_memory import check_no_memory_left, named_memory
 from paged_testing.ranks import RankPool, RankProcess, tensor_of, values_of

@@ -28,6 +28,7 @@ from paged_testing import (
     EvictorConformance,
     ExecutorConformance,
     GrammarConformance,
+    LengthPredictorConformance,
     ObserverConformance,
     PreemptionConformance,
     QueueOrderConformance,
@@ -46,6 +47,7 @@ from unit import faulty_grammars as grammars
 from unit import faulty_observers as observers
 from unit import faulty_parsers as parsers
 from unit import faulty_policies as policies
+from unit import faulty_predictors as predictors
 from unit import faulty_runners as runners
 from unit import faulty_schedulers as schedulers
 from unit import faulty_settings as settings
@@ -84,6 +86,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
     (policies, "Quantum", QueueOrderConformance, _PLAIN),
     (policies, "Victim", VictimConformance, _PLAIN),
     (policies, "Preemption", PreemptionConformance, _PLAIN),
+    (predictors, "Predictor", LengthPredictorConformance, _PLAIN),
     (schedulers, "Scheduler", SchedulerConformance, _BUDGET),
     (observers, "Observer", ObserverConformance, _PLAIN),
     (executors, "Executor", ExecutorConformance, executors.FaultyMemorySettings),

@@ -19,6 +19,7 @@ from paged_core.settings.layers import Entry, Origin, Text
 from paged_core.settings.schema import Resolved, load_settings, settings_class
 from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.evictors.lru import LruSettings
+from paged_policies.length_predictors.none import NoneSettings
 from paged_policies.orders.fcfs import FcfsSettings
 from paged_policies.preemption.modes import RecomputeSettings
 from paged_policies.victims.newest import NewestSettings
@@ -53,6 +54,7 @@ PARTS: Mapping[str, tuple[type[ComponentSettings], ...]] = {
     "evictor": (LruSettings,),
     "queue_order": (FcfsSettings,),
     "scheduler": (BudgetSettings, PhasesSettings),
+    "length_predictor": (NoneSettings,),
     "victim": (NewestSettings,),
     "preemption": (RecomputeSettings,),
     "attention": (TorchSettings,),

@@ -19,8 +19,9 @@ from paged_backends.communication import nccl
 from paged_backends.communication.gloo import GlooCommunicator
 from paged_backends.communication.settings import GlooSettings, NcclSettings, ShmSettings
 from paged_backends.communication.shared_memory import ShmCommunicator
-from paged_core.engine.contexts import CommunicatorContext, ExecutorContext, RankGroup
+from paged_core.engine.contexts import CommunicatorContext, ExecutorContext
 from paged_core.errors import ExecutorLost, SettingsError, UnsupportedModel
+from paged_core.interfaces.communicator import RankGroup
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 
@@ -99,7 +100,8 @@ _OVER_TCP = """
     import torch
     from paged_backends.communication.gloo import GlooCommunicator
     from paged_backends.communication.settings import GlooSettings
-    from paged_core.engine.contexts import CommunicatorContext, RankGroup
+    from paged_core.engine.contexts import CommunicatorContext
+    from paged_core.interfaces.communicator import RankGroup
 
     group = RankGroup(name="tcp", host="0.0.0.0", port={port}, timeout={timeout})
     context = CommunicatorContext(group=group, rank={rank}, size={size}, device="cpu")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from architecture.snippets import ROOT
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.commands.studies import beginning
@@ -23,6 +24,21 @@ REGISTRY = Registry.discover()
 def labels(product: bool = False, base: dict[str, Any] | None = None, **axes: Any) -> list[str]:
     made = plan_arms([layer(base or {})], axes, REGISTRY, product=product)
     return [one.arm.label for one in made]
+
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        EXAMPLES / "ablation.yaml",
+        *EXAMPLES.glob("studies/*.yaml"),
+    ],
+    ids=lambda path: path.stem,
+)
+def test_studies_that_are_shown_can_be_run(path: Path) -> None:
+    assert read_ablation(path, REGISTRY)
 
 
 def test_one_axis_is_varied_at_a_time() -> None:

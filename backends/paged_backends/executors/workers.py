@@ -22,8 +22,9 @@ from typing import Any
 from paged_backends.executors.settings import WorkersOptions
 from paged_backends.executors.worker import Worker
 from paged_backends.executors.worker_main import COLLECT, START, STEP, Started
-from paged_core.engine.contexts import ExecutorContext, Maker, RankGroup
+from paged_core.engine.contexts import ExecutorContext, Maker
 from paged_core.errors import EngineError, ExecutorLost, RequestError, SettingsError
+from paged_core.interfaces.communicator import RankGroup
 from paged_core.interfaces.executor import (
     Capacity,
     Executor,

@@ -14,8 +14,9 @@ import typer
 
 from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import print_table
-from paged_core.engine.contexts import CommunicatorContext, RankGroup
+from paged_core.engine.contexts import CommunicatorContext
 from paged_core.errors import EngineError, SettingsError
+from paged_core.interfaces.communicator import RankGroup
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.processes.channel import ANSWER, ERROR, free_port

@@ -25,6 +25,7 @@ SUMMARIES = {
     "block_allocator": "keeps a free list, and reuses the block that was freed last, or first",
     "evictor": "evicts the least recently used block, but popular ones last",
     "queue_order": "admits short prompts first; waiting makes up for length",
+    "length_predictor": "expects what earlier answers to prompts of a like length had",
     "scheduler": "computes prompts in chunks beside decoding, and preempts when blocks run out",
     "victim": "preempts the newest request, but none too often",
     "preemption": "swaps victims with many computed tokens, and recomputes the others",
@@ -116,6 +117,8 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
         raise PluginError(f"{name!r} cannot be the name of the package: {taken}; choose another")
     noun = registry.slots[slot].noun.replace("_", " ")
     setting = f"{slot}: {package}"
+    if slot == "length_predictor":
+        setting += "\nqueue_order: sjf"
     if template == OWN_SLOT:
         setting += "\nadmission_control: {name: tenant_limit, limit: 8}"
     return {

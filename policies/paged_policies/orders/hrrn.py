@@ -34,8 +34,9 @@ class HrrnOrder(QueueOrder):
 
     def __init__(self, options: HrrnSettings, context: OrderContext, /) -> None:
         self._tokens_per_second = options.tokens_per_second
-        self._kv_cache = context.kv_cache
+        self._kv_cache, self._lengths = context.kv_cache, context.length_predictor
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
-        service = max(1, num_tokens_left(group, self._kv_cache)) / self._tokens_per_second
+        left = num_tokens_left(group, self._kv_cache, self._lengths)
+        service = max(1, left) / self._tokens_per_second
         return -(now - group.arrival) / service

@@ -10,7 +10,7 @@ from paged_core.engine.contexts import OrderContext
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
-from paged_policies.orders.job_size import num_tokens_left
+from paged_policies.orders.job_size import learns, num_tokens_left
 
 
 class SjfSettings(ComponentSettings):
@@ -23,7 +23,7 @@ class SjfSettings(ComponentSettings):
 
 
 class SjfOrder(QueueOrder):
-    """Shortest job first, by the tokens left to compute and to generate at most.
+    """Shortest job first, by the tokens left to compute and to generate, as predicted or at most.
 
     Tokens that a prefix hit would skip do not count: the smallest job is the one that is the least
     work now. With a prefix cache, waiting requests are therefore looked up in every step in which
@@ -35,8 +35,10 @@ class SjfOrder(QueueOrder):
 
     def __init__(self, options: SjfSettings, context: OrderContext, /) -> None:
         self._aging, self._kv_cache = options.aging, context.kv_cache
-        self.stable = not context.kv_cache.caches_prefixes
+        self._lengths = context.length_predictor
+        self.stable = not (context.kv_cache.caches_prefixes or learns(self._lengths))
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         # all waiting requests age alike, so only the differences in arrival matter
-        return num_tokens_left(group, self._kv_cache) + self._aging * group.arrival
+        left = num_tokens_left(group, self._kv_cache, self._lengths)
+        return left + self._aging * group.arrival

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from paged_core.errors import PluginError
 from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.executor import Capacity
+from paged_core.interfaces.length_predictor import ExpectedLength
 from paged_core.interfaces.preemption import PreemptionMode
+from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 
 MAX_BLOCKS = 1 << 27
@@ -60,6 +63,26 @@ class PreemptionAnswers:
             raise PluginError(
                 f"tokens_to_reserve() returned {num_tokens!r} for a sequence of {least} tokens; it "
                 "has to return None or as many tokens at least"
+            )
+
+
+class LengthAnswers:
+    """The answers of a length predictor: lengths that a sequence can have."""
+
+    def expect(self, expected: object, request: Request) -> None:
+        if expected is None:
+            return
+        if not (
+            isinstance(expected, ExpectedLength)
+            and isinstance(expected.tokens, int | float)
+            and isinstance(expected.deviation, int | float)
+            and 0 < expected.tokens < inf
+            and 0 <= expected.deviation < inf
+        ):
+            raise PluginError(
+                f"expect() returned {expected!r}; it has to return None or ExpectedLength(tokens, "
+                "deviation) with numbers, tokens above 0 "
+                "(paged_testing.LengthPredictorConformance tests it)"
             )
 
 

@@ -14,10 +14,11 @@ if TYPE_CHECKING:  # listing components imports this, and is to be quick
     from paged_core.cache.kv_cache import KVCache
     from paged_core.engine.preemptor import Preemptor
     from paged_core.interfaces.attention import AttentionBackend
-    from paged_core.interfaces.communicator import Communicator
+    from paged_core.interfaces.communicator import Communicator, RankGroup
     from paged_core.interfaces.evictor import Evictor
     from paged_core.interfaces.grammar import GrammarBackend, Vocabulary
     from paged_core.interfaces.layer import LayerSpec
+    from paged_core.interfaces.length_predictor import LengthPredictor
     from paged_core.interfaces.preemption import Preemption
     from paged_core.interfaces.queue_order import QueueOrder
     from paged_core.interfaces.runner import Runner
@@ -109,6 +110,8 @@ class OrderContext(Context):
     """Parts of a ``queue_order``."""
 
     kv_cache: KVCache
+    length_predictor: LengthPredictor | None = None
+    """Shared by an engine's policies; ``None``: nothing is known, in a context made by hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,24 +148,6 @@ class AttentionContext(Context):
     settings: EngineSettings
     registry: Registry | None = None
     """Where a backend made of others finds them; ``None``: among what is installed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankGroup:
-    """The ranks that compute each step together, as data that each of them gets."""
-
-    name: str
-    """Name of the group: no other on these machines has it."""
-    host: str
-    """Where rank 0 listens while the group is made, on :attr:`port`."""
-    port: int
-    timeout: float
-    """Seconds that an operation waits for the other ranks."""
-
-    @property
-    def is_on_one_machine(self) -> bool:
-        """True if all ranks are: rank 0 listens where no other machine can reach it."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
-from paged_core.checked.answers import AllocatorAnswers, PreemptionAnswers, VictimAnswers
+from paged_core.checked.answers import (
+    AllocatorAnswers,
+    LengthAnswers,
+    PreemptionAnswers,
+    VictimAnswers,
+)
 from paged_core.checked.calls import guarded
 from paged_core.engine.contexts import (
     AllocatorContext,
@@ -16,6 +21,7 @@ from paged_core.engine.contexts import (
     OrderContext,
     PreemptionContext,
     SchedulerContext,
+    SlotContext,
     VictimContext,
 )
 from paged_core.engine.preemptor import Preemptor
@@ -23,6 +29,7 @@ from paged_core.errors import SettingsError
 from paged_core.interfaces.allocator import BlockAllocator, SupportsReservation
 from paged_core.interfaces.evictor import Evictor
 from paged_core.interfaces.executor import Capacity
+from paged_core.interfaces.length_predictor import LengthPredictor
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder, SupportsService
 from paged_core.interfaces.scheduler import Scheduler
@@ -45,6 +52,9 @@ class Policies:
         self._future = future
         self._maker = Maker(settings, registry)
         self.demand = Demand()
+        self.lengths: LengthPredictor = self._make(
+            "length_predictor", SlotContext(settings=settings)
+        )
 
     def make_kv_cache(self, capacity: Capacity) -> KVCache:
         """Return an empty cache.
@@ -77,7 +87,9 @@ class Policies:
         self, kv_cache: KVCache, max_model_len: int
     ) -> tuple[Scheduler, SupportsService | None]:
         """Return a scheduler that holds nothing, and its queue order if that counts service."""
-        order: QueueOrder = self._make("queue_order", OrderContext(kv_cache=kv_cache))
+        lengths = guarded(self.lengths, "length_predictor", LengthPredictor, LengthAnswers())
+        parts = OrderContext(kv_cache=kv_cache, length_predictor=lengths)
+        order: QueueOrder = self._make("queue_order", parts)
         victim = self._make("victim", VictimContext(kv_cache=kv_cache))
         preemption = self.make_preemption()
         context = SchedulerContext(

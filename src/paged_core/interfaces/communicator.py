@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """The ranks that compute each step together, as data that each of them gets."""
+
+    name: str
+    """Name of the group: no other on these machines has it."""
+    host: str
+    """Where rank 0 listens while the group is made, on :attr:`port`."""
+    port: int
+    timeout: float
+    """Seconds that an operation waits for the other ranks."""
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """True if all ranks are: rank 0 listens where no other machine can reach it."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
 class Communicator(ABC):

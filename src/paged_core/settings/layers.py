@@ -103,7 +103,8 @@ def _by_option(layer: Layer, slots: Mapping[str, Slot]) -> dict[tuple[str, ...],
     for entry in layer:
         slot = slots.get(entry.path[0])
         is_component = slot is not None and not slot.many and len(entry.path) == 1
-        for one in _options(entry) if is_component else (entry,):
+        may_be_null = slot is not None and slot.default is None  # else "none" is a name
+        for one in _options(entry, may_be_null) if is_component else (entry,):
             other = found.setdefault(one.path, one)
             if other is not one and other.value != one.value:
                 raise SettingsError(
@@ -113,8 +114,8 @@ def _by_option(layer: Layer, slots: Mapping[str, Slot]) -> dict[tuple[str, ...],
     return found
 
 
-def _options(entry: Entry) -> Iterator[Entry]:
-    value = None if entry.is_null else entry.value
+def _options(entry: Entry, may_be_null: bool) -> Iterator[Entry]:
+    value = None if entry.is_null and may_be_null else entry.value
     if isinstance(value, str) and value.startswith("{"):
         value = entry.decoded()
     if isinstance(value, str):

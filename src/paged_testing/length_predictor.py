@@ -1,0 +1,134 @@
+"""Conformance of length predictors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+from paged_core.checked.answers import LengthAnswers
+from paged_core.engine.contexts import SlotContext
+from paged_core.interfaces.length_predictor import ExpectedLength, LengthPredictor
+from paged_core.interfaces.observer import Observer
+from paged_core.request import FinishReason, Request
+from paged_core.sequence import SequenceGroup
+from paged_testing.component import ServesEveryWorkload
+from paged_testing.engines import memory_settings
+from paged_testing.policy_subjects import untouched, waiting_groups, written_requests
+from paged_testing.use import instructions
+
+
+class LengthPredictorConformance(ServesEveryWorkload):
+    """Subclass it for a length predictor. State what it must expect by :meth:`expected`::
+
+    class TestHalf(LengthPredictorConformance):
+        component = "half"
+
+        def expected(self, request):
+            return ExpectedLength(request.sampling.max_tokens / 2)
+    """
+
+    slot: ClassVar[str] = "length_predictor"
+    settings: ClassVar[Mapping[str, Any]] = {"queue_order": "sjf"}
+
+    def expected(self, request: Request, /) -> ExpectedLength | None:
+        """Return what is expected before any request has ended; ``None``: not specified."""
+        return None
+
+    def make(self) -> LengthPredictor:
+        """A fresh predictor."""
+        values = {**self.settings, self.slot: self._table}
+        made = self.build(SlotContext(settings=memory_settings(self.registry, **values)))
+        assert isinstance(made, LengthPredictor)
+        return made
+
+    def test_expects_lengths_of_written_requests(self) -> None:
+        self.check_answers([])
+        predictor = self.make()
+        for request in _requests():
+            wanted = self.expected(request)
+            got = predictor.expect(request)
+            assert wanted is None or got == wanted, f"of {request} it expects {got}, not {wanted}"
+
+    def test_expects_lengths_after_requests_have_ended(self) -> None:
+        self.check_answers(_ended(40))
+
+    def test_a_call_costs_the_same_after_few_requests_and_many(self) -> None:
+        costs = []
+        for count in (8, 256):
+            predictor, ended = self.make(), _ended(count)
+            _tell(predictor, ended[:-4])
+            ask = partial(_ask, predictor, [group.request for group in ended[-4:]])
+            tell = partial(_tell, predictor, ended[-4:])
+            costs.append(instructions(ask) + instructions(tell))
+        assert costs[1] <= 2 * costs[0] + 8, (
+            f"it takes {costs[0]} instructions after 8 requests, {costs[1]} after 256"
+        )
+
+    def check_answers(self, ended: Sequence[SequenceGroup]) -> None:
+        """Check that answers are lengths which follow from the request and what ended alone."""
+        predictor, twin = self.make(), self.make()
+        requests = _requests()
+        before = _ask(predictor, requests)
+        with untouched(ended):
+            for each in (predictor, twin):
+                _tell(each, ended)
+        answers = _ask(predictor, requests)
+        assert predictor.learns or answers == before, (
+            "its answers have changed since other requests ended; set learns = True, or a queue "
+            "keeps the order of earlier ones"
+        )
+        assert not predictor.learns or isinstance(predictor, Observer), (
+            "learns is True, and it is no Observer: the engine tells it nothing"
+        )
+        again = _ask(predictor, requests[::-1])[::-1]
+        assert again == answers, f"asked again it expects {again}, before {answers}"
+        of_twin = _ask(twin, requests)
+        assert of_twin == answers, (
+            f"it expects {answers}, a second one {of_twin}: runs cannot be repeated"
+        )
+
+    def check_written(self) -> None:
+        super().check_written()
+        self.check_answers([])
+        self.check_answers(_ended(40))
+
+
+def _requests() -> list[Request]:
+    """Requests that differ in all that a predictor may look at; half of them ignore ends."""
+    written = written_requests()
+    exact = [
+        replace(each, id=f"{each.id}x", sampling=replace(each.sampling, ignore_eos=True))
+        for each in written
+    ]
+    endless = replace(
+        written[0], id="endless", sampling=replace(written[0].sampling, max_tokens=None)
+    )
+    return [*written, *exact, endless]
+
+
+def _ended(count: int) -> list[SequenceGroup]:
+    """Requests that have ended: by a stop, by their length, by an error, and aborted ones."""
+    written, reasons = written_requests(), list(FinishReason)
+    requests = [replace(written[n % 8], id=f"e{n}") for n in range(count)]
+    groups = waiting_groups(requests)
+    for number, group in enumerate(groups):
+        (sequence,) = group.sequences
+        sequence.tokens += [7] * (number * 5 % 13)
+        sequence.finish_reason = reasons[number // 8 % len(reasons)]
+        group.live.clear()
+    return groups
+
+
+def _ask(predictor: LengthPredictor, requests: Sequence[Request]) -> list[ExpectedLength | None]:
+    answers = [predictor.expect(request) for request in requests]
+    for answer, request in zip(answers, requests, strict=True):
+        LengthAnswers().expect(answer, request)
+    return answers
+
+
+def _tell(predictor: LengthPredictor, ended: Sequence[SequenceGroup]) -> None:
+    if isinstance(predictor, Observer):
+        for group in ended:
+            predictor.on_request(group, "finished")

@@ -1,0 +1,78 @@
+"""Length predictors that are wrong on purpose: the conformance class must catch each."""
+
+from __future__ import annotations
+
+from itertools import count
+from math import nan
+from random import random
+from time import monotonic
+from typing import Any
+
+from paged_core.interfaces.length_predictor import ExpectedLength, LengthPredictor
+from paged_core.interfaces.observer import Observer
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup
+from unit.faulty_settings import with_another
+
+
+class _Right(LengthPredictor):
+    def __init__(self, options: Any, context: Any, /) -> None:
+        self.asked = count()
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        return ExpectedLength(len(request.prompt))
+
+
+class _Learning(_Right, Observer):
+    learns = True
+
+    def __init__(self, options: Any, context: Any, /) -> None:
+        super().__init__(options, context)
+        self.last = 1
+        self.ended: list[int] = []
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        return ExpectedLength(self.last)
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            self.last = 1 + len(group.sequences[0].output)
+
+
+def _keep(own: _Learning, group: SequenceGroup, event: str, /) -> None:
+    own.ended.extend([len(group.request.prompt)] * 100)
+
+
+def _sum(own: _Learning, request: Request, /) -> ExpectedLength:
+    total = 1
+    for length in own.ended[::100]:
+        total += length
+    return ExpectedLength(total)
+
+
+def _touch(own: _Learning, group: SequenceGroup, event: str, /) -> None:
+    group.num_preemptions += 1
+
+
+WRONG_ANSWERS = {
+    "NumberPredictor": lambda own, request: 7,
+    "ZeroPredictor": lambda own, request: ExpectedLength(len(request.prompt) - 1),
+    "NanPredictor": lambda own, request: ExpectedLength(5, nan),
+    "TextPredictor": lambda own, request: ExpectedLength("5"),  # type: ignore[arg-type]
+    "CountingPredictor": lambda own, request: ExpectedLength(1 + next(own.asked)),
+    "ClockPredictor": lambda own, request: ExpectedLength(1 + monotonic()),
+    "DicePredictor": lambda own, request: ExpectedLength(1 + random()),
+    "HashPredictor": lambda own, request: ExpectedLength(1 + hash(request.id) % 90),
+    "EndlessPredictor": lambda own, request: ExpectedLength(request.sampling.max_tokens),
+}
+globals().update(with_another(__name__, _Right, "expect", WRONG_ANSWERS))
+globals().update(with_another(__name__, _Learning, "learns", {"QuietPredictor": False}))
+globals().update(with_another(__name__, _Right, "learns", {"DeafPredictor": True}))
+globals().update(with_another(__name__, _Learning, "on_request", {"TouchingPredictor": _touch}))
+
+
+class KeepingPredictor(_Learning):
+    """Keeps all that has ended, and looks through it each time."""
+
+    on_request = _keep
+    expect = _sum
