@@ -19,6 +19,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import product
 
 from gpu_bench import (
@@ -75,7 +76,17 @@ def all_stages(session: Session) -> Iterator[Stage]:
     yield tests("runners", 40, "native_runner", "onnxruntime_runner", at_once=True)
     yield tests("bench", 25, "bench_on_cuda")
     yield from peers(session)
+    yield from inside_vllm()
     yield from tools(session)
+
+
+def inside_vllm() -> Iterator[Stage]:
+    """Policies in the asynchronous scheduler of a vLLM that is installed: the same answers."""
+    if find_spec("vllm") is not None:
+        package = ROOT / "examples" / "third_party" / "paged-core-vllm"
+        file = str(package / "tests" / "with_vllm" / "test_served.py")
+        how = options("-m pytest -v --tb=short -p no:cacheprovider -k offline")
+        yield Stage("policies in vLLM", [*how, file], 120)
 
 
 def tests(name: str, limit: float, *files: str, at_once: bool = False) -> Stage:

@@ -5,6 +5,7 @@ In a page, a comment before a fenced block says what the block is::
     <!-- run -->            a ``python`` block is executed, a ``console`` block's commands are run
     <!-- run with MODULE -->  likewise, where that module is installed
     <!-- file: NAME -->     the block is the content of a file that later blocks use
+    <!-- copy: PATH -->     no block: a file of the repository that blocks use by its name
 
 Blocks of a page share a folder and, if they are Python, their names. In a ``console`` block, lines
 that start with ``$`` are commands and the others what they print, standard error included; a line
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -80,6 +82,8 @@ def run_page(page: Path, folder: Path, path: Sequence[str | Path] = ()) -> None:
         path: where installed packages are looked for first.
     """
     names: dict[str, Any] = {"__name__": "snippet"}
+    for copied in re.findall(r"^<!-- copy: (\S+) -->$", page.read_text("utf-8"), re.MULTILINE):
+        shutil.copy(ROOT / copied, folder)
     for block in blocks(page):
         if block.file:
             write(block, folder)

@@ -68,6 +68,9 @@ VLLM_BENCH = """{"prompt": "What is the capital of India?", "output_tokens": 10}
 
 {"prompt": "xyz"}
 """
+VLLM_RESULT = """{"endpoint_type": "openai", "num_prompts": 8, "completed": 7, \
+"total_input_tokens": 401, "start_times": [2283.418, 2283.726, 2284.146, 2283.951], \
+"input_lens": [81, 68, 61, 46], "output_lens": [5, 11, 0, 12]}"""
 
 
 def read(path: Path, text: str, **trace: Any) -> list[WorkloadRequest]:
@@ -121,6 +124,11 @@ class TestPublicTraces:
         assert (first.num_new, first.output) == (8, 10)
         assert (second.num_new, second.output) == (1, 256)
 
+    def test_a_result_of_vllm_bench(self, tmp_path: Path) -> None:
+        requests = read(tmp_path / "result.json", VLLM_RESULT)
+        assert [(each.num_new, each.output) for each in requests] == [(81, 5), (68, 11), (46, 12)]
+        assert [each.at for each in requests] == pytest.approx([0.0, 0.308, 0.533])
+
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
@@ -147,6 +155,9 @@ class TestPublicTraces:
             (MOONCAKE + SIX_HUNDRED % "[1, 2, 3]", "`hash_ids` names 3; give one id for each"),
             (MOONCAKE + "[1]\n", "line 4: it is no JSON object"),
             (MOONCAKE + '{"a":' + "[" * 9000 + "\n", "line 4: it is not JSON"),
+            (VLLM_RESULT.replace("start_times", "x"), "no `start_times`; use --save-detailed"),
+            (VLLM_RESULT.replace("[5, ", "["), "are not of one length"),
+            (f"{VLLM_RESULT}\n{VLLM_RESULT}", "other results follow"),
             (VLLM_BENCH + '{"prompt": ["a"]}\n', "line 4: `prompt` is no text"),
             (
                 VLLM_BENCH + '{"prompt": "a", "output_tokens": "9"}\n',

@@ -41,6 +41,8 @@ class FairOrder(QueueOrder):
         """The counter of the tenant admitted last; it never falls."""
         self._known: dict[str, int] = {}
         """Waiting and running requests, and how many of their prompt tokens were charged."""
+        self._generating: dict[str, str] = {}
+        """The tenant of each request whose prompt was charged."""
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         tenant = group.request.tenant
@@ -51,15 +53,21 @@ class FairOrder(QueueOrder):
 
     def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
         """Charge the tenant for tokens that were scheduled; repeated work costs again."""
-        tenant, options = group.request.tenant, self._options
-        charged = self._known.get(group.id, 0)
-        if not charged:
-            self._level = max(self._level, self._counters[tenant])
-        as_input = min(num_tokens, max(0, len(group.request.prompt) - charged))
-        self._known[group.id] = charged + as_input
+        options, tenant = self._options, self._generating.get(group.id)
+        as_input = 0
+        if tenant is None:
+            tenant, charged = group.request.tenant, self._known.get(group.id, 0)
+            if not charged:
+                self._level = max(self._level, self._counters[tenant])
+            length = len(group.request.prompt)
+            as_input = min(num_tokens, length - charged)
+            self._known[group.id] = charged + as_input
+            if charged + as_input == length:
+                self._generating[group.id] = tenant
         cost = as_input * options.input_weight + (num_tokens - as_input) * options.output_weight
         self._counters[tenant] += cost / options.weights.get(tenant, 1.0)
 
     def left(self, group: SequenceGroup, /) -> None:
         """Forget a request that has ended."""
         self._known.pop(group.id, None)
+        self._generating.pop(group.id, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.interfaces.length_predictor import LengthPredictor
-from paged_core.requests.waiting import uncached_tokens
+from paged_core.requests.waiting import hit_tokens
 from paged_core.sequence import SequenceGroup, Status
 
 
@@ -37,7 +37,4 @@ def num_tokens_left(
         left = prompt_length + group.num_seqs * (end - prompt_length)
     else:
         left = sum(end - sequence.num_computed for sequence in group.live)
-    if group.status is not Status.WAITING or not kv_cache.caches_prefixes:
-        return left
-    length = sum(sequence.num_tokens for sequence in group.live)
-    return left - length + uncached_tokens(group, kv_cache)
+    return left - hit_tokens(group, kv_cache) if group.status is Status.WAITING else left

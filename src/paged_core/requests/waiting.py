@@ -18,11 +18,15 @@ def uncached_tokens(group: SequenceGroup, kv_cache: KVCache) -> int:
     """
     if group.status is not Status.WAITING:
         return sum(sequence.num_tokens - sequence.num_computed for sequence in group.live)
-    total = sum(sequence.num_tokens for sequence in group.live)
+    return sum(sequence.num_tokens for sequence in group.live) - hit_tokens(group, kv_cache)
+
+
+def hit_tokens(group: SequenceGroup, kv_cache: KVCache) -> int:
+    """Tokens that a prefix hit would skip, if the waiting group were admitted now."""
     if not kv_cache.caches_prefixes:
-        return total
+        return 0
     hits = [kv_cache.lookup(each, each.num_tokens - 1) for each in group.live]
-    return total - sum(len(hit.blocks) for hit in hits) * kv_cache.block_size
+    return sum(len(hit.blocks) for hit in hits) * kv_cache.block_size
 
 
 class Demand:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +41,7 @@ def request(name: str, prompt: list[int] = PROMPT, answer: int = 3) -> Any:
     made: Any = FakeRequest(name, prompt, answer, arrival_time=5.0)
     made.output_token_ids = made.output = list(range(7, 7 + answer))
     tokens = made.all_token_ids
-    made.num_tokens, made.num_output_tokens = len(tokens), answer
+    made.num_output_tokens = answer
     made.block_hashes = [repr(tokens[:end]).encode() for end in range(4, len(tokens) + 1, 4)]
     return made
 
@@ -131,8 +132,9 @@ def test_a_disk_that_fills_up_ends_the_recording_alone(
         raise OSError(28, "No space left on device")
 
     made._lines._file = SimpleNamespace(write=full)  # type: ignore[assignment]
-    serve(made, request("a"))
-    serve(made, request("b"))
+    with caplog.at_level(logging.ERROR, "vllm.paged_core"):
+        serve(made, request("a"))
+        serve(made, request("b"))
     assert [record.getMessage() for record in caplog.records] == [
         f"recording {tmp_path / 't.jsonl'} has ended: No space left on device"
     ]

@@ -75,3 +75,13 @@ def test_without_vllm_it_says_so(
     monkeypatch.setattr(surface, "installed_release", lambda: None)
     assert cli.main(["check"]) == 1
     assert "no vLLM is installed" in capsys.readouterr().out
+
+
+def test_a_choice_that_vllm_cannot_have_fails_the_check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surface, "ATTRIBUTES", ())
+    monkeypatch.setattr(surface, "installed_release", lambda: "9.9")
+    monkeypatch.setenv("PAGED_CORE_VLLM__QUEUE_ORDER", "mlfq")
+    assert cli.main(["check"]) == 1
+    assert "'mlfq' cannot be carried over to vLLM: it has quanta" in capsys.readouterr().out

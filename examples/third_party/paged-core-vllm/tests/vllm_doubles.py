@@ -29,6 +29,7 @@ class FakeRequest:
     num_output_placeholders: int = 0
     num_in_flight_tokens: int = 0
     num_preemptions: int = 0
+    skip_reading_prefix_cache: bool = False
     output: list[int] = field(default_factory=list)
     status: Any = field(default_factory=lambda: SimpleNamespace(name="WAITING"))
 
@@ -43,6 +44,13 @@ class FakeRequest:
     @property
     def all_token_ids(self) -> list[int]:
         return self.prompt_token_ids + self.output
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    def __post_init__(self) -> None:
+        self.block_hashes: Any = self.request_id  # by which FakeManager finds what a test says
 
     def is_finished(self) -> bool:
         return bool(self.status.name.startswith("FINISHED"))
@@ -68,8 +76,11 @@ class FakeManager:
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         return (self.held.get(request_id, []),)
 
-    def get_computed_blocks(self, request: FakeRequest) -> tuple[None, int, int]:
-        return None, self.found.get(request.request_id, 0), 0
+    @property
+    def coordinator(self) -> Any:
+        return SimpleNamespace(
+            find_longest_cache_hit=lambda name, most: (None, self.found.get(name, 0), 0)
+        )
 
 
 class SettableView(GroupView):

@@ -1,4 +1,4 @@
-"""The formats of public traces: Azure, BurstGPT, Mooncake, ShareGPT, vllm bench."""
+"""The formats of public traces: Azure, BurstGPT, Mooncake, ShareGPT, vllm bench and its results."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ _MOONCAKE_BLOCK = 512
 """Tokens of a block."""
 _SHAREGPT_ANSWERS = ("gpt", "assistant", "chatgpt", "bing", "bard")
 """Who answers; all others ask."""
+MAX_RESULT = 2**28
+"""Bytes of a result of ``vllm bench serve``, which is one line."""
 _VLLM_BENCH_OUTPUT = 256
 """Tokens of an answer whose length is not given: the default of ``--custom-output-len``."""
 
@@ -243,3 +245,42 @@ def read_vllm_bench(path: Path, count_tokens: TokenCount) -> Iterator[WorkloadRe
         content = (own.take(max(1, count_tokens(prompt))),)
         name = str(index)
         yield WorkloadRequest(id=name, prompt=content, output=output, session=name)
+
+
+class _VllmResult(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    start_times: list[Annotated[float, Field(ge=0, le=1e12)]]
+    input_lens: list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]]
+    output_lens: list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]]
+
+
+def read_vllm_result(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
+    """Yield the requests of a result of ``vllm bench serve``, when they were sent.
+
+    JSON, as ``--save-result --save-detailed`` write it: ``start_times`` in seconds, ``input_lens``
+    and ``output_lens``, an entry for each request. Those that failed, and so generated nothing, are
+    left out.
+
+    Raises:
+        TraceError: it lacks one of these lists, they differ in length, or other results follow.
+    """
+    own = ContentIds(FIRST_OWN_ID)
+    lines = json_lines(path, MAX_RESULT)
+    number, values = next(lines)
+    if "start_times" not in values:
+        raise TraceError(path, number, "it has no `start_times`; use --save-detailed")
+    found = checked(path, number, values, _VllmResult)
+    columns = found.start_times, found.input_lens, found.output_lens
+    if len(set(map(len, columns))) > 1:
+        raise TraceError(path, number, "its lists of requests are not of one length")
+    if next(lines, None) is not None:
+        raise TraceError(path, number, "other results follow (--append-result); keep one")
+    start = min(found.start_times, default=0.0)
+    for index, (at, num_prompt, num_output) in enumerate(sorted(zip(*columns, strict=True))):
+        if num_prompt and num_output:
+            name = str(index)
+            prompt = (own.take(num_prompt),)
+            yield WorkloadRequest(
+                id=name, at=at - start, prompt=prompt, output=num_output, session=name
+            )

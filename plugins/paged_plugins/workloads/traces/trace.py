@@ -19,11 +19,13 @@ from paged_plugins.workloads.traces.files import (
     text_lines,
 )
 from paged_plugins.workloads.traces.public import (
+    MAX_RESULT,
     read_azure,
     read_burstgpt,
     read_mooncake,
     read_sharegpt,
     read_vllm_bench,
+    read_vllm_result,
 )
 from paged_plugins.workloads.traces.request_lines import read_requests
 
@@ -31,6 +33,7 @@ _BY_KEY = {
     "output": "requests",
     "output_length": "mooncake",
     "prompt": "vllm_bench",
+    "total_input_tokens": "vllm_result",
     "contexttokens": "azure",
     "request tokens": "burstgpt",
 }
@@ -43,7 +46,14 @@ class Trace(SpecModel):
     file: Path
     """Seen from the working directory."""
     format: Literal[
-        "auto", "requests", "sharegpt", "azure", "burstgpt", "mooncake", "vllm_bench"
+        "auto",
+        "requests",
+        "sharegpt",
+        "azure",
+        "burstgpt",
+        "mooncake",
+        "vllm_bench",
+        "vllm_result",
     ] = "auto"
     scale: Annotated[float, Field(gt=0, le=1e9)] = 1.0
     """Its times are multiplied by it: 0.5 replays twice as fast."""
@@ -98,6 +108,7 @@ FORMATS: Mapping[str, TraceFormat] = {
     "burstgpt": TraceFormat(read_burstgpt),
     "mooncake": TraceFormat(read_mooncake),
     "vllm_bench": TraceFormat(read_vllm_bench, has_text=True),
+    "vllm_result": TraceFormat(read_vllm_result),
 }
 
 
@@ -115,7 +126,7 @@ def recognise(path: Path) -> TraceFormat:
     if begin == b"[":
         return FORMATS["sharegpt"]
     if begin == b"{":
-        _, keys = next(json_lines(path))
+        _, keys = next(json_lines(path, MAX_RESULT))
     else:
         _, header = next(text_lines(path), (1, ""))
         keys = dict.fromkeys(field.strip().lower() for field in header.split(","))

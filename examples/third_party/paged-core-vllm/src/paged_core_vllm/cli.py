@@ -10,34 +10,35 @@ from typing import Any
 
 from paged_core.engine.contexts import EvictorContext, OrderContext, VictimContext
 from paged_core.errors import PagedCoreError
-from paged_core.plugins.component import Component
+from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 
 from paged_core_vllm import __version__, surface
-from paged_core_vllm.policies import make
+from paged_core_vllm.policies import make, refusal
 from paged_core_vllm.settings import CARRIED, STAYS, load_settings
 from paged_core_vllm.views import CacheView
 
 
 def components(registry: Registry) -> Iterator[tuple[str, str, str | None]]:
     """Yield slot, name and, unless it can be carried over, the reason of each component."""
+    for slot in CARRIED:
+        for name, component in registry.of(slot).items():
+            yield slot, name, _reason(registry, slot, component.settings.model_validate({}))
+    for slot, (own, reason) in STAYS.items():
+        for name in registry.of(slot):
+            yield slot, name, None if name == own else reason
+
+
+def _reason(registry: Registry, slot: str, chosen: ComponentSettings) -> str | None:
+    """Return why a component cannot decide inside vLLM, or ``None``."""
     cache: Any = CacheView(None, 16, caches_prefixes=True)
     contexts = {
         "queue_order": OrderContext(kv_cache=cache),
         "victim": VictimContext(kv_cache=cache),
         "evictor": EvictorContext(num_blocks=64, block_size=16, seed=0),
     }
-    for slot in CARRIED:
-        for name, component in registry.of(slot).items():
-            yield slot, name, _reason(registry, component, contexts[slot])
-    for slot, (own, reason) in STAYS.items():
-        for name in registry.of(slot):
-            yield slot, name, None if name == own else reason
-
-
-def _reason(registry: Registry, component: Component, context: Any) -> str | None:
     try:
-        make(registry, component.slot, component.settings.model_validate({}), context)
+        make(registry, slot, chosen, contexts[slot])
     except PagedCoreError as error:
         return str(error)
     return None
@@ -75,6 +76,11 @@ def report() -> dict[str, Any]:
             for key, value in loaded.settings.model_dump(mode="json").items()
             if key not in STAYS
         }
+        for slot in CARRIED:
+            chosen = getattr(loaded.settings, slot)
+            if reason := _reason(registry, slot, chosen):
+                where = origins[f"{slot}.name"].suffix
+                told["error"] = told["error"] or refusal(slot, chosen.name, reason, where)
     except PagedCoreError as error:
         told["error"] = str(error)
     told["components"] = [

@@ -37,6 +37,11 @@ def make(registry: Registry, slot: str, options: ComponentSettings, context: Any
     return made
 
 
+def refusal(slot: str, name: str, reason: str, where: str) -> str:
+    """Say that a component cannot be carried over to vLLM."""
+    return f"{slot} {name!r} cannot be carried over to vLLM: {reason}{where}"
+
+
 class Policies:
     """Queue order, victim and evictor of one scheduler.
 
@@ -101,7 +106,7 @@ class Policies:
     def _refusal(self, slot: str, reason: str) -> SettingsError:
         name = getattr(self._loaded.settings, slot).name
         where = self._loaded.origins[f"{slot}.name"].suffix
-        return SettingsError(f"{slot} {name!r} cannot be carried over to vLLM: {reason}{where}")
+        return SettingsError(refusal(slot, name, reason, where))
 
     def chosen(self) -> dict[str, Any]:
         """Return the components that decide, with their options, by slot."""
@@ -130,10 +135,10 @@ class Policies:
     def served(self, views: Mapping[str, GroupView], tokens: Mapping[str, int]) -> None:
         """Tell the order what a step gives to each request."""
         assert self._service is not None
-        now = self._clock()
+        now, served = self._clock(), self._service.served
         for name, count in tokens.items():
             try:
-                self._service.served(views[name], count, now)
+                served(views[name], count, now)
             except Exception as error:
                 self.tally.fault("queue_order", self._order, error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,6 +78,7 @@ class Loaded:
     registry: Registry
 
 
+@cache
 def settings_class(registry: Registry) -> type[PolicySettings]:
     """Return the settings with a field for each slot, for the components that are installed."""
     fields: dict[str, Any] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -24,6 +25,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _POOL = "vllm.v1.core.block_pool:BlockPool"
 _FREE = "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue"
 _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
+_COORDINATOR = "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator"
 _QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue"
 _REQUEST = "vllm.v1.request:Request"
 
@@ -143,9 +145,15 @@ ATTRIBUTES = (
         _MANAGER,
         "asked",
         ("get_block_ids", ("request_id",)),
-        ("get_computed_blocks", ("request",)),
         ("evict_blocks", ("block_ids",)),
     ),
+    Attribute(
+        _COORDINATOR,
+        "find_longest_cache_hit",
+        "asked",
+        ("block_hashes", "max_cache_hit_length"),
+    ),
+    Attribute(_MANAGER, "coordinator", "read", is_made=True),
     *_of(
         _REQUEST,
         "read",
@@ -155,7 +163,7 @@ ATTRIBUTES = (
                 *("request_id", "priority", "arrival_time", "prompt_token_ids"),
                 *("num_prompt_tokens", "num_computed_tokens", "num_output_placeholders"),
                 *("num_preemptions", "all_token_ids", "block_hashes", "sampling_params"),
-                *("max_tokens", "cache_salt", "status"),
+                *("max_tokens", "cache_salt", "status", "skip_reading_prefix_cache"),
             )
         ),
         is_made=True,
@@ -204,7 +212,7 @@ def _owner(path: str) -> Any:
 
 def _look(attribute: Attribute, owner: Any) -> Finding:
     if attribute.is_made:
-        sources = "".join(inspect.getsource(vars(each)["__init__"]) for each in _classes(owner))
+        sources = "".join(_source(vars(each)["__init__"]) for each in _classes(owner))
         found = f"self.{attribute.name} =" in sources or f"self.{attribute.name}:" in sources
         return Finding(attribute, None if found else "it is not there")
     member = inspect.getattr_static(owner, attribute.name, None)
@@ -215,9 +223,13 @@ def _look(attribute: Attribute, owner: Any) -> Finding:
     signature = inspect.signature(member)
     if problem := _misfit(attribute, signature):
         return Finding(attribute, problem, str(signature))
-    source = inspect.getsource(member) if attribute.words else ""
+    source = _source(member) if attribute.words else ""
     lacks = [words for words in attribute.words if words not in source]
     return Finding(attribute, f"it does not say {lacks[0]!r}" if lacks else None, str(signature))
+
+
+_source = cache(inspect.getsource)
+"""The text of a function, looked for once: that takes longer than the rest of the check."""
 
 
 def _classes(owner: type) -> Iterator[type]:

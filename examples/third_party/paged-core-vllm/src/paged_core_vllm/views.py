@@ -47,9 +47,13 @@ class CacheView:
         return sum(map(len, self._manager.get_block_ids(group.id)))
 
     def lookup(self, sequence: SequenceState, num_tokens: int, **_: Any) -> Any:
-        """Return what the prefix cache has of a sequence; nothing is taken."""
-        assert isinstance(sequence, SequenceView)
-        found = self._manager.get_computed_blocks(sequence.inner)[1]
+        """Return what the prefix cache has of a sequence; nothing is taken, and no event sent."""
+        inner = sequence.inner  # type: ignore[attr-defined]
+        if inner.skip_reading_prefix_cache:
+            found = 0
+        else:
+            find = self._manager.coordinator.find_longest_cache_hit
+            found = find(inner.block_hashes, inner.num_tokens - 1)[1]
         count = min(found, num_tokens) // self.block_size
         return SimpleNamespace(blocks=range(count), num_committed=count)
 
@@ -141,9 +145,10 @@ class GroupView(SequenceGroup):
 
     @property
     def status(self) -> Status:  # type: ignore[override]
-        if self.inner.is_finished():
-            return Status.FINISHED
-        return Status.RUNNING if self.inner.status.name == "RUNNING" else Status.WAITING
+        name = self.inner.status.name
+        if name == "RUNNING":
+            return Status.RUNNING
+        return Status.FINISHED if name.startswith("FINISHED") else Status.WAITING
 
     @property
     def num_preemptions(self) -> int:  # type: ignore[override]

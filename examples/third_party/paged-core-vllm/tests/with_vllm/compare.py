@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from driver import Driver
-from paged_core.plugins.registry import Registry
+from driver import REGISTRY, Driver
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
 from scenarios import scenario
 
 FIRST_SEED = 100_001
-REGISTRY = Registry.discover()
 
 
 def both(seed: int, policies: Mapping[str, Any], against: str) -> tuple[list[Any], list[Any]]:

