@@ -272,7 +272,7 @@ def read_vllm_result(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
         raise TraceError(path, number, "it has no `start_times`; use --save-detailed")
     found = checked(path, number, values, _VllmResult)
     columns = found.start_times, found.input_lens, found.output_lens
-    if len(set(map(len, columns))) > 1:
+    if len({len(each) for each in columns}) > 1:
         raise TraceError(path, number, "its lists of requests are not of one length")
     if next(lines, None) is not None:
         raise TraceError(path, number, "other results follow (--append-result); keep one")
