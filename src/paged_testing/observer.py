@@ -39,7 +39,7 @@ class ObserverConformance(ComponentConformance):
     slot: ClassVar[str] = "observers"
     num_uses: ClassVar[int] = 320
     bytes_free: ClassVar[int] = 24 << 10
-    """What is not yet written of a text file takes so much."""
+    """Room for the part of a text file that is not yet written."""
 
     @pytest.fixture(autouse=True)
     def _in_a_folder_of_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

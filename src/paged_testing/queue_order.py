@@ -39,7 +39,7 @@ _ANOTHER: Sequence[tuple[str, Any]] = (
     *((field, "b") for field in ("tenant", "session", "cache_salt")),
     *(("sampling", SamplingParams(**{"max_tokens": 4, **more})) for more in _SAMPLED),
 )
-"""What a request may have of its own, beside another one."""
+"""Fields in which a request may differ from another one."""
 _ASKED: Mapping[str, Sequence[float]] = {
     "key": (9.0,),
     "quantum_over": (9.0,),
