@@ -90,12 +90,14 @@ def instructions(
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
-        if event == "call" and not counts(frame):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        if count > most:
-            raise _TooMany
+        if event == "opcode":
+            count += 1
+            if count > most:
+                raise _TooMany
+        elif event == "call":
+            if not counts(frame):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return trace
 
     before = sys.gettrace()

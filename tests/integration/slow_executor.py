@@ -11,9 +11,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, Literal
 
-from paged_backends.communication.gloo import GlooCommunicator
 from paged_backends.communication.settings import GlooSettings, ShmSettings
-from paged_backends.communication.shared_memory import ShmCommunicator
 from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import MemorySettings
 from paged_core.engine.contexts import CommunicatorContext, ExecutorContext
@@ -116,6 +114,10 @@ class DyingCommunicator(Communicator):
     """Kills its process before, soon after the start of, or after one call of another one."""
 
     def __init__(self, options: DyingSettings, context: CommunicatorContext, /) -> None:
+        # here, or every rank of every test would import PyTorch
+        from paged_backends.communication.gloo import GlooCommunicator
+        from paged_backends.communication.shared_memory import ShmCommunicator
+
         self.rank, self.size, self._options, self._call = context.rank, context.size, options, 0
         self._inner: Communicator = (
             GlooCommunicator(GlooSettings(), context)

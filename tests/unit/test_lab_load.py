@@ -111,6 +111,7 @@ def test_equal_seeds_find_equal_capacities_and_each_counts() -> None:
     assert list(found.rates) == [0, 1]
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_within_limits_the_rate_is_lower_and_they_hold_there() -> None:
     spec, limits = queue(), {"ttft_ms_p99": 8000.0}
     free, found = capacity(spec, (0,)), capacity(spec, (0,), limits=limits)
@@ -140,7 +141,7 @@ def test_where_requests_fail_nothing_is_concluded() -> None:
 
 
 def test_where_requests_end_with_errors_nothing_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workload: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     def broken(*_: object) -> None:
         raise LookupError("a deliberate failure")
@@ -149,7 +150,7 @@ def test_where_requests_end_with_errors_nothing_is_chosen(
     said = "a request failed: scheduler 'token_budget' raised LookupError"
     with pytest.raises(EngineError, match=said):
         capacity(queue(), (0,))
-    argv = ["compare", "few_shot", "--vary", "evictor=lru,fifo", "--cache", "0.5"]
+    argv = ["compare", workload, "--vary", "evictor=lru,fifo", "--cache", "0.5"]
     assert main([*argv, "--seeds", "1", "--workers", "1"], {}) == FAILED
     assert said in capsys.readouterr().err
 
@@ -176,12 +177,10 @@ def test_a_trace_that_is_too_short_is_refused_and_a_long_one_has_a_capacity(tmp_
 
 @pytest.mark.usefixtures("_coarse")
 def test_the_command_prints_a_rate_with_its_interval_or_json(
-    tmp_path: Path, capsys: Capture
+    workload: str, capsys: Capture
 ) -> None:
-    path = tmp_path / "queue.yaml"
-    path.write_text(yaml.safe_dump(QUEUE))
-    small = ["--cost-model", json.dumps({"name": "linear", "fixed": 1}), "--workers", "1"]
-    command = ["lab", "capacity", str(path), *small, "--seeds", "2"]
+    linear = ["--cost-model", json.dumps({"name": "linear", "fixed": 1})]
+    command = ["lab", "capacity", workload, *linear, *SMALL, "--seeds", "2"]
     assert main(command, {}) == OK
     printed = capsys.readouterr().out
     assert printed.startswith("queue: requests/s that can be served: ")
