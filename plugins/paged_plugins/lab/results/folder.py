@@ -15,14 +15,11 @@ from pydantic import Field
 
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
-from paged_plugins.decision_count import DecisionCount
 from paged_plugins.files import read_file
-from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.results.results import Results, RunResult, run_result
+from paged_plugins.lab.measures import ServiceLevel, measures
+from paged_plugins.lab.results.results import Results, RunFacts, RunResult
 from paged_plugins.lab.results.store import RUNS, RecordFile, write_measures
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.runs.saturation import Saturation
-from paged_plugins.lab.runs.spent import Spent
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
 from paged_plugins.lab.tasks.sources import Sources, digest
@@ -40,7 +37,7 @@ _LOCK = "lock"
 _PACKAGES = (*("paged-core", "numpy", "pydantic", "torch", "transformers", "ray", "triton"),)
 
 
-class RunEntry(Strict):
+class RunEntry(RunFacts):
     """A run, and where its record is."""
 
     arm: str
@@ -49,19 +46,6 @@ class RunEntry(Strict):
     key: Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
     problem: str | None = None
     """Why there is no record."""
-    failure: str | None = None
-    """Message to the first request that was refused or ignored."""
-    requests: int = 0
-    errors: int = 0
-    """Requests that ended with an error."""
-    error: str | None = None
-    """Message to the first of them."""
-    asked: dict[str, DecisionCount] = Field(default_factory=dict)
-    """Decisions by slot, of those that were watched."""
-    saturation: Saturation | None = None
-    """Growth of its queue, if it is known."""
-    spent: Spent | None = None
-    """Where the time of its requests went, if it is known."""
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -261,17 +245,9 @@ def _finish(folder: Path, manifest: Manifest, entries: _Entries) -> None:
             if record is None:
                 ended.append(entry)
                 continue
-            told = {
-                "failure": record.failure,
-                "requests": len(record.requests),
-                "errors": record.num_errors,
-                "error": record.error,
-                "asked": record.asked,
-                "saturation": Saturation.of(record),
-                "spent": Spent.of(record),
-            }
-            ended.append(entry.model_copy(update=told))
-            yield run_result(place, record, manifest.slo)
+            facts = RunFacts.of(record)
+            ended.append(entry.model_copy(update=dict(facts)))
+            yield RunResult(*place, measures(record, manifest.slo), facts)
 
     write_measures(folder, results())
     update = {"runs": tuple(ended), "finished": _now()}

@@ -10,8 +10,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from paged_core.errors import SettingsError
 from paged_core.settings.documents import read_text
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results.folder import MANIFEST, MAX_SIZE, Manifest, RunEntry
-from paged_plugins.lab.results.results import Results, RunResult
+from paged_plugins.lab.results.folder import MANIFEST, MAX_SIZE, Manifest
+from paged_plugins.lab.results.results import Results, RunFacts, RunResult
 from paged_plugins.lab.results.store import RUNS, RecordFile
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict
@@ -62,7 +62,10 @@ def load_results(folder: Path) -> Results:
         arms=manifest.arms,
         workloads=names,
         seeds=manifest.seeds,
-        runs=[_result(place, found, entries.get(place)) for place, found in measured.items()],
+        runs=[
+            RunResult(*place, found, entries.get(place, RunFacts()))
+            for place, found in measured.items()
+        ],
         problems={run.place: run.problem for run in manifest.runs if run.problem is not None},
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
@@ -70,24 +73,6 @@ def load_results(folder: Path) -> Results:
         is_exact=manifest.is_exact,
         chosen=manifest.chosen,
         record=record,
-    )
-
-
-def _result(
-    place: tuple[str, str, int], measures: dict[str, float], entry: RunEntry | None
-) -> RunResult:
-    if entry is None:
-        return RunResult(*place, measures=measures)
-    return RunResult(
-        *place,
-        measures=measures,
-        failure=entry.failure,
-        num_requests=entry.requests,
-        num_errors=entry.errors,
-        error=entry.error,
-        asked=entry.asked,
-        saturation=entry.saturation,
-        spent=entry.spent,
     )
 
 

@@ -9,13 +9,15 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from pydantic import Field
+
 from paged_plugins.decision_count import DecisionCount
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.saturation import Saturation, together
 from paged_plugins.lab.runs.spent import Spent
 from paged_plugins.lab.study.arms import Arm
-from paged_plugins.lab.study.study import Study
+from paged_plugins.lab.study.study import Strict, Study
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.progress import counted, errors_text
 
@@ -27,6 +29,37 @@ FAILED = "failed"
 """Text in the place of a number of an arm that failed."""
 
 
+class RunFacts(Strict):
+    """Facts kept of a run beside its measures."""
+
+    failure: str | None = None
+    """Message to the first request that was refused or ignored."""
+    requests: int = 0
+    errors: int = 0
+    """Requests that ended with an error."""
+    error: str | None = None
+    """Message to the first of them."""
+    asked: dict[str, DecisionCount] = Field(default_factory=dict)
+    """Decisions by slot, of those that were watched."""
+    saturation: Saturation | None = None
+    """Growth of its queue, if it is known."""
+    spent: Spent | None = None
+    """Where the time of its requests went, if it is known."""
+
+    @classmethod
+    def of(cls, record: RunRecord) -> RunFacts:
+        """Return that of a run."""
+        return cls(
+            failure=record.failure,
+            requests=len(record.requests),
+            errors=record.num_errors,
+            error=record.error,
+            asked=record.asked,
+            saturation=Saturation.of(record),
+            spent=Spent.of(record),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """Measures of one run."""
@@ -36,19 +69,7 @@ class RunResult:
     seed: int
     measures: Mapping[str, float]
     """By the names of :mod:`paged_plugins.lab.measures`."""
-    failure: str | None = None
-    """Message to the first request that was refused or ignored; ``None``: none was."""
-    num_requests: int = 0
-    num_errors: int = 0
-    """Requests that ended with an error."""
-    error: str | None = None
-    """Message to the first of them."""
-    asked: Mapping[str, DecisionCount] = field(default_factory=dict)
-    """Decisions by slot, of those that were watched."""
-    saturation: Saturation | None = None
-    """Growth of the queue; ``None``: it has none, as requests arrive at once or are too few."""
-    spent: Spent | None = None
-    """Where the time of its requests went; ``None``: it is not told."""
+    facts: RunFacts = field(default_factory=RunFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +141,12 @@ class Results:
         found = {}
         for label in (arm.label for arm in self.arms):
             runs = [run for name in self.workloads for run in self.runs_of.get((label, name), ())]
-            num_errors = sum(run.num_errors for run in runs)
+            num_errors = sum(run.facts.errors for run in runs)
             if num_errors or label in problems:
                 found[label] = Failure(
                     num_errors,
-                    sum(run.num_requests for run in runs),
-                    next((run.error for run in runs if run.error), None),
+                    sum(run.facts.requests for run in runs),
+                    next((run.facts.error for run in runs if run.facts.error), None),
                     problems[label],
                 )
         return found
@@ -134,7 +155,7 @@ class Results:
     def saturation(self) -> Mapping[tuple[str, str], Saturation]:
         """Growth of the queue by arm and workload, over all seeds, where it is known."""
         grown = {
-            place: together([run.saturation for run in runs if run.saturation is not None])
+            place: together([each for run in runs if (each := run.facts.saturation)])
             for place, runs in self.runs_of.items()
         }
         return {place: each for place, each in grown.items() if each is not None}
@@ -147,7 +168,7 @@ class Results:
     @property
     def is_nothing(self) -> bool:
         """Return whether no run served a request."""
-        return all(run.num_requests <= run.measures.get("failed", 0) for run in self.runs)
+        return all(run.facts.requests <= run.measures.get("failed", 0) for run in self.runs)
 
     def mean(self, arm: str, workload: str, measure: str) -> float | None:
         """Return a measure of an arm, over the seeds that have it; ``None``: none has."""
@@ -176,7 +197,9 @@ def run_study(
         if ran.record is None:
             problems[place] = ran.problem or "the cause is not known"
         else:
-            runs[place] = run_result(place, ran.record, study.slo)
+            runs[place] = RunResult(
+                *place, measures(ran.record, study.slo), RunFacts.of(ran.record)
+            )
             if keeps_records:
                 records[place] = ran.record
         advance(1)
@@ -191,23 +214,4 @@ def run_study(
         is_exact=study.is_exact,
         chosen=study.chosen,
         record=lambda *place: records.get(place),
-    )
-
-
-def run_result(place: _Place, record: RunRecord, slo: ServiceLevel) -> RunResult:
-    """Return what a run measured.
-
-    Args:
-        place: its arm, workload and seed.
-    """
-    return RunResult(
-        *place,
-        measures=measures(record, slo),
-        failure=record.failure,
-        num_requests=len(record.requests),
-        num_errors=record.num_errors,
-        error=record.error,
-        asked=record.asked,
-        saturation=Saturation.of(record),
-        spent=Spent.of(record),
     )

@@ -95,10 +95,11 @@ def asked(results: Results) -> Iterator[Asked]:
 
 def _counted(results: Results, arm: str, workload: str, slot: str) -> DecisionCount | None:
     """Return the decisions of an arm over all seeds; ``None``: they were not watched."""
-    runs = [each.asked for each in results.runs_of.get((arm, workload), ()) if slot in each.asked]
+    asked = (each.facts.asked for each in results.runs_of.get((arm, workload), ()))
+    runs = [each[slot] for each in asked if slot in each]
     total = DecisionCount()
     for each in runs:
-        total.add(each[slot])
+        total.add(each)
     return total if runs else None
 
 

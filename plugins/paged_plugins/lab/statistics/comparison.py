@@ -134,9 +134,9 @@ class Comparison:
                     "workload": run.workload,
                     "seed": run.seed,
                     "measures": dict(run.measures),
-                    "requests": run.num_requests,
-                    "errors": run.num_errors,
-                    "saturation": run.saturation and run.saturation.document(),
+                    "requests": run.facts.requests,
+                    "errors": run.facts.errors,
+                    "saturation": (each := run.facts.saturation) and each.document(),
                 }
                 for run in results.runs
             ],
@@ -173,13 +173,15 @@ def _refusals(workload: str, runs: Mapping[str, Sequence[RunResult]]) -> Iterato
     else.
     """
     counts = [
-        fmean(run.measures.get("failed", 0.0) - run.num_errors for run in some)
+        fmean(run.measures.get("failed", 0.0) - run.facts.errors for run in some)
         for some in runs.values()
     ]
     means = sorted(filter(None, counts))
     if means:
         least, most = (value_text("failed", each) for each in (means[0], means[-1]))
-        first = next((run.failure for some in runs.values() for run in some if run.failure), None)
+        first = next(
+            (s for some in runs.values() for run in some if (s := run.facts.failure)), None
+        )
         yield (
             f"{workload}: {least if least == most else f'{least} to {most}'} requests a run were "
             "refused or ignored in "

@@ -59,7 +59,7 @@ def splits(results: Results) -> Iterator[Split]:
             continue
         for workload in results.workloads:
             ours, theirs = (
-                {run.seed: run.spent for run in results.runs_of.get((label, workload), ())}
+                {run.seed: run.facts.spent for run in results.runs_of.get((label, workload), ())}
                 for label in (arm.label, arm.compared_with)
             )
             pairs = [(a, b) for seed, a in theirs.items() if a and (b := ours.get(seed))]
