@@ -10,7 +10,7 @@ from typing import Any
 from paged_core.checked.calls import guarded
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.interfaces.scheduler import Schedule, Scheduler
+from paged_core.interfaces.scheduler import Scheduler
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Plugin, Registry
 
@@ -31,18 +31,17 @@ class SubstitutingRegistry(Registry):
         self.memo["substitutes"] = substitutes
 
     def get(self, slot: str, name: str, /) -> Component:
-        component = super().get(slot, name)
-        substitute = self.memo["substitutes"].get(slot)
-        if substitute is None:
+        component, plain = super().get(slot, name), Registry(self.plugins)
+        if (substitute := self.memo["substitutes"].get(slot)) is None:
             return component
-        plain = Registry(self.plugins)
 
-        def checked(made: Any, options: ComponentSettings, context: Any) -> Any:
+        def make(options: ComponentSettings, context: Any) -> Any:
+            made = component.load()(options, context)
             plain.refuse_misfit(slot, name, made)
             return substitute(made, options, context)
 
         values = {each.name: getattr(component, each.name) for each in fields(component)}
-        return _Replaced(**values, substitute=checked)
+        return _Replaced(**values, make=make)
 
     def provider(self, slot: str, name: str, /) -> Plugin:
         return Registry(self.plugins).provider(slot, name)
@@ -50,17 +49,12 @@ class SubstitutingRegistry(Registry):
 
 @dataclass(frozen=True, kw_only=True)
 class _Replaced(Component):
-    """A component whose factory makes the substitute."""
+    """A component with another factory."""
 
-    substitute: Substitute
+    make: Callable[..., Any]
 
     def load(self) -> Any:
-        make, substitute = Component.load(self), self.substitute
-
-        def made(options: ComponentSettings, context: Any) -> Any:
-            return substitute(make(options, context), options, context)
-
-        return made
+        return self.make
 
 
 def watched_scheduler(
@@ -73,13 +67,7 @@ def watched_scheduler(
     """
     passing: Any = guarded(made, "scheduler", Scheduler, answers)
     schedule = passing.schedule
-
-    def watched(now: float) -> Schedule:
-        begin(now)
-        plan: Schedule = schedule(now)
-        return plan
-
-    passing.schedule = watched
+    passing.schedule = lambda now: (begin(now), schedule(now))[1]
     return passing
 
 

@@ -94,7 +94,7 @@ def test_the_same_component_decides_the_same(slot: str) -> None:
         ("5", "victim=most_blocks", "victim decides nothing in this step; it does in 4"),
         ("4", "scheduler=token_budget", "with one of victim, preemption, queue_order, evictor"),
         ("4", "victim=nobody", "no victim is called"),
-        ("4", "victim={name: newest, sort: 1}", "sort: Extra inputs"),
+        ("4", "victim={name: newest, sort: 1}", "victim.sort: newest has no such option"),
         ("0", "queue_order=fair", "it decides by what it was told before"),
         ("6", "evictor=belady", "belady rehearses"),
         ("4", "preemption=swap", "no blocks on the host"),

@@ -43,7 +43,7 @@ def with_remedies(study: Study, results: Results, runner: Runner) -> Results:
     remedies = dict(results.remedies)
     for each in asked(results):
         place = each.workload, each.slot
-        if each.sentence is not None and place not in remedies:
+        if each.never is not None and place not in remedies:
             base = next(task for task in study.tasks() if task.place[:2] == (each.arm, place[0]))
             remedies[place] = _remedy(study, base, each.slot, runner)
     return replace(results, remedies=remedies)

@@ -13,14 +13,8 @@ from paged_core.cli.output import show
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import LATENCIES, MEASURES, Measure, value_text
 from paged_plugins.lab.results.results import FAILED, Results
-from paged_plugins.lab.statistics.asked import never_asked, rows_told
-from paged_plugins.lab.statistics.comparison import (
-    DECIDED,
-    Comparison,
-    saturation_sentences,
-)
+from paged_plugins.lab.statistics.comparison import DECIDED, Comparison, saturation_sentences
 from paged_plugins.lab.statistics.differences import Difference, minimum_seeds
-from paged_plugins.lab.statistics.split import splits
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted
@@ -207,9 +201,9 @@ def contents(told: Comparison) -> Contents:
         title=_title(results, kinds),
         scope=_scope(results, told.differences),
         limits=[
-            *never_asked(told.asked),
+            *told.never_asked,
             *saturation_sentences(results),
-            *(each.sentence for each in splits(results) if each.sentence),
+            *(each.sentence for each in told.splits if each.sentence),
             *told.limits,
         ],
         decided=[
@@ -219,7 +213,7 @@ def contents(told: Comparison) -> Contents:
         ],
         notes=[
             *notes(results, told.confidence, len(found)),
-            *rows_told(told.asked),
+            *(each.told for each in told.asked if each.row),
         ],
         tables=_tables(results, kinds, found, [each for each in MEASURES.values() if each.shown]),
         full_tables=_tables(results, kinds, found, MEASURES.values()),
@@ -255,10 +249,7 @@ def group_title(results: Results, workload: str, family: Family | None = None) -
 def over_text(results: Results, workload: str) -> str:
     """Name the arms that are given more of a workload than they can serve; empty: none is."""
     over = [arm.label for arm in results.arms if results.is_over(arm.label, workload)]
-    if not over:
-        return ""
-    who = "all arms" if len(over) == len(results.arms) else ", ".join(over)
-    return f"over what can be served: {who}"
+    return f"over what can be served: {results.who(over)}" if over else ""
 
 
 def _title(results: Results, kinds: Sequence[Family]) -> str:

@@ -93,8 +93,7 @@ def _picture(
     for arm, group in groupby(rows, key=lambda each: each.arm):
         own = list(group)
         number = len(own)
-        if any(results.is_over(arm, each.workload) for each in own):
-            arm += " (over)"
+        arm = max((results.marked(arm, each.workload) for each in own), key=len)
         height = max(_ROW * (number + 0.8), _LABEL)
         middle = top + height / 2
         labels[arm] = [middle + _ROW * (each - (number - 1) / 2) for each in range(number)]

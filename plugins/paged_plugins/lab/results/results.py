@@ -165,6 +165,14 @@ class Results:
         found = self.saturation.get((arm, workload))
         return found is not None and found.label == "over"
 
+    def marked(self, arm: str, workload: str) -> str:
+        """Return the label of an arm, marked where it is given more than it can serve."""
+        return f"{arm} (over)" if self.is_over(arm, workload) else arm
+
+    def who(self, some: Sequence[str]) -> str:
+        """Name some of the arms."""
+        return "all arms" if len(some) == len(self.arms) else ", ".join(some)
+
     @property
     def is_nothing(self) -> bool:
         """Return whether no run served a request."""

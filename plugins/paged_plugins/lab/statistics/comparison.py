@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from statistics import fmean
 from typing import Any
 
 from paged_core.cli.output import echo, print_table
 from paged_plugins.lab.measures import MEASURES, value_text
 from paged_plugins.lab.results.results import Results, RunResult
-from paged_plugins.lab.statistics.asked import Asked, asked, print_asked
+from paged_plugins.lab.statistics import asked, split
 from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds
-from paged_plugins.lab.statistics.split import print_splits, splits
 from paged_plugins.progress import counted
 
 _LEAST = 0.01
@@ -59,9 +59,19 @@ class Comparison:
         return replace(self, tied=tied)
 
     @cached_property
-    def asked(self) -> Sequence[Asked]:
+    def asked(self) -> Sequence[asked.Asked]:
         """Decisions of the components that arms vary, where they were watched."""
-        return list(asked(self.results))
+        return list(asked.asked(self.results))
+
+    @cached_property
+    def splits(self) -> Sequence[split.Split]:
+        """Parts of the differences in the mean completion time."""
+        return list(split.splits(self.results))
+
+    @property
+    def never_asked(self) -> list[str]:
+        """Say of each component that never had a choice that it had none."""
+        return list(dict.fromkeys(each.never for each in self.asked if each.never))
 
     @cached_property
     def limits(self) -> list[str]:
@@ -126,7 +136,7 @@ class Comparison:
             },
             "differences": [self._described(each) for each in self.differences],
             "limits": self.limits,
-            "split": [each.document() for each in splits(results)],
+            "split": [each.document() for each in self.splits],
             "asked": [each.document() for each in self.asked],
             "runs": [
                 {
@@ -214,7 +224,11 @@ def print_differences(
     """
     if heading:
         echo(heading)
-    print_asked(found.asked)
+    for told in found.never_asked:
+        echo(told)
+    if told_rows := [each.row for each in found.asked if each.row]:
+        print_table("", asked.COLUMNS, told_rows)
+        echo("")
     for told in saturation_sentences(found.results):
         echo(told)
     for workload in found.results.workloads:
@@ -243,7 +257,11 @@ def print_differences(
             others = " that did not fail" if found.results.failures else ""
             of = f"{workload}: " if several else ""
             echo(f"{of}equal in all arms{others}: {', '.join(equal)}")
-    print_splits(found.results)
+    if found.splits:
+        title = "\nWhere it comes from, a request"
+        print_table(title, split.COLUMNS, [each.row for each in found.splits])
+    for told in filter(None, (each.sentence for each in found.splits)):
+        echo(told)
     if len(found.results.arms) == 1:
         echo("there is one arm, so nothing is compared")
     elif not found.differences and not found.results.failures:
@@ -258,21 +276,16 @@ def _titles(some: Sequence[Difference]) -> dict[str, str]:
 
 def saturation_sentences(results: Results) -> Iterator[str]:
     """Say of each arm that is near or over what can be served that it is, arms alike together."""
-    for workload in results.workloads:
-        for label, meaning in _SATURATED.items():
-            arms = [arm.label for arm in results.arms]
-            found = {a: s for a in arms if (s := results.saturation.get((a, workload)))}
-            alike = {arm: each for arm, each in found.items() if each.label == label}
-            if alike:
-                first = next(iter(alike.values()))
-                who = "all arms" if len(alike) == len(arms) else ", ".join(alike)
-                yield f"{workload}: {who}: {first}{meaning}"
-
-
-_SATURATED = {
-    "near": "",
-    "over": ", so that latencies depend on the length of the run",
-}
+    for workload, label in product(results.workloads, ("near", "over")):
+        found = {
+            arm.label: each
+            for arm in results.arms
+            if (each := results.saturation.get((arm.label, workload))) and each.label == label
+        }
+        if found:
+            far = ", so that latencies depend on the length of the run" if label == "over" else ""
+            first = next(iter(found.values()))
+            yield f"{workload}: {results.who(list(found))}: {first}{far}"
 
 
 def _place(each: Difference) -> tuple[str, str, str]:
@@ -280,9 +293,8 @@ def _place(each: Difference) -> tuple[str, str, str]:
 
 
 def _row(each: Difference, found: Comparison) -> list[str]:
-    arms, results = (each.arm, each.compared_with), found.results
     return [
-        *(f"{arm} (over)" if results.is_over(arm, each.workload) else arm for arm in arms),
+        *(found.results.marked(arm, each.workload) for arm in (each.arm, each.compared_with)),
         MEASURES[each.measure].title,
         value_text(each.measure, each.base),
         value_text(each.measure, each.value),

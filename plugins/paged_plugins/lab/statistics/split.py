@@ -8,11 +8,11 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from paged_core.cli.output import echo, print_table
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.runs.spent import Spent
 
-PARTS: Final = ("imbalance", "waiting", "hits", "recomputation", "pace")
+_PARTS: Final = ("imbalance", "waiting", "hits", "recomputation", "pace")
+COLUMNS: Final = ("arm", "workload", "completion mean", *_PARTS)
 _ALMOST_ALL = 0.85
 _ERRORS = 3.0
 """Standard errors over the seeds from which on a difference is not chance."""
@@ -46,6 +46,12 @@ class Split:
             "another replica had nothing waiting"
         )
 
+    @property
+    def row(self) -> list[str]:
+        """Its :data:`COLUMNS`."""
+        numbers = (round(each, 6) + 0.0 for each in (self.change, *self.parts.values()))
+        return [self.arm, self.workload, *(f"{each:+,.3g} ms" for each in numbers)]
+
     def document(self) -> dict[str, Any]:
         """Return it as plain data."""
         told = {"arm": self.arm, "workload": self.workload, "change_ms": self.change}
@@ -72,7 +78,7 @@ def splits(results: Results) -> Iterator[Split]:
                     compared_with=arm.compared_with,
                     workload=workload,
                     change=fmean(changes),
-                    parts={part: fmean(each[part] for each in found) for part in PARTS},
+                    parts={part: fmean(each[part] for each in found) for part in _PARTS},
                     is_chance=abs(fmean(changes)) < _ERRORS * error,
                 )
 
@@ -90,22 +96,3 @@ def _parts(base: Spent, other: Spent) -> dict[str, float]:
         "recomputation": recomputation,
         "pace": running - hits - recomputation,
     }
-
-
-def print_splits(results: Results) -> None:
-    """Print what the differences in the mean completion time come from."""
-    found = list(splits(results))
-    columns = ("arm", "workload", "completion mean", *PARTS)
-    rows = [
-        [
-            each.arm,
-            each.workload,
-            *(f"{round(n, 6) + 0.0:+,.3g} ms" for n in (each.change, *each.parts.values())),
-        ]
-        for each in found
-    ]
-    if rows:
-        print_table("\nWhere it comes from, a request", columns, rows)
-    for each in found:
-        if each.sentence:
-            echo(each.sentence)
