@@ -29,10 +29,3 @@ class DecisionCount:
         if had_choice and differed is not None:
             self.compared += 1
             self.differed += differed
-
-    def add(self, other: DecisionCount) -> None:
-        """Add the counts of another run."""
-        self.decisions += other.decisions
-        self.choices += other.choices
-        self.compared += other.compared
-        self.differed += other.differed

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from paged_core.cli import OK, main
+from paged_plugins.lab.runs.queueing import Saturation, together
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
-from paged_plugins.lab.runs.saturation import Saturation, together
 
 
 def queue(load: float, count: int, seed: int = 0) -> RunRecord:

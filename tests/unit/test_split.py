@@ -10,8 +10,8 @@ import pytest
 
 from paged_core.cli import OK, main
 from paged_plugins.lab.measures import ServiceLevel, measures
+from paged_plugins.lab.runs.queueing import Spent
 from paged_plugins.lab.runs.run_record import ReplicaTotals, RequestRecord, RunRecord
-from paged_plugins.lab.runs.spent import Spent
 
 
 def request(replica: int, arrival: float, admitted: float, finished: float) -> RequestRecord:

@@ -33,9 +33,9 @@ from paged_plugins.lab.commands.options import (
 )
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures, value_text
+from paged_plugins.lab.runs.queueing import Saturation
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
-from paged_plugins.lab.runs.saturation import Saturation
 from paged_plugins.lab.study.arms import Arm, PlannedArm
 from paged_plugins.lab.study.study import Fractions, Study
 from paged_plugins.lab.study.unused import refuse_unused

@@ -68,8 +68,8 @@ def _remedy(study: Study, run: Task, slot: str, runner: Runner) -> str:
         records = {ran.task.workload.name: ran.record for ran in runner(list(trial.tasks()))}
         for told in trial.chosen:
             record = records.get(told["workload"])
-            count = None if record is None else record.asked.get(slot)
-            if count is not None and count.choices:
+            count = record and record.asked.get(slot)
+            if count and count.choices:
                 times = counted(count.choices, "time")
                 return f"with {_options(told)} it has a choice {times} in a run"
     return ""
@@ -77,10 +77,7 @@ def _remedy(study: Study, run: Task, slot: str, runner: Runner) -> str:
 
 def _options(told: Mapping[str, Any]) -> str:
     """Return options of ``compare`` that choose a load and a cache."""
-    parts = []
-    if load := told.get("load"):
-        parts.append(f"--load {load['fraction']:g}")
-    if cache := told.get("cache"):
-        option = "--cache" if cache["of"] == "peak_blocks" else "--working-set"
-        parts.append(f"{option} {cache['fraction']:g}")
-    return " ".join(parts)
+    load, cache = told.get("load"), told.get("cache")
+    option = "--cache" if cache and cache["of"] == "peak_blocks" else "--working-set"
+    given = (("--load", load), (option, cache))
+    return " ".join(f"{name} {each['fraction']:g}" for name, each in given if each)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from paged_core.checked.calls import guarded
 from paged_core.engine.contexts import Context
@@ -46,7 +47,6 @@ _ASKED: Mapping[str, tuple[type, Mapping[str, Callable[..., bool]]]] = {
 """By slot, the interface, and whether a decision had a choice, by the method that is called."""
 _FREE, _EARNED = 20_000, 8
 """Elements that shadows may be shown at first, and for each call of what they shadow."""
-_Answer = TypeVar("_Answer")
 
 
 class DecisionWatch:
@@ -97,9 +97,10 @@ class _Shadow:
     def __init__(self, make: Callable[[], Any] | None) -> None:
         self._make = make
         self._made: Any = None
-        self._left = _FREE
+        self.left = _FREE
+        """Elements that it may be shown."""
 
-    def ask(self, what: Callable[[Any], _Answer], *, fresh: bool = False) -> _Answer | None:
+    def ask(self, what: Callable[[Any], Any], *, fresh: bool = False) -> Any:
         """Return what the shadow answers; ``None``: there is none, or it has raised.
 
         Args:
@@ -115,48 +116,34 @@ class _Shadow:
             self._make = None
             return None
 
-    def earn(self) -> None:
-        """Note a call of what it shadows."""
-        self._left += _EARNED
-
     def affords(self, num_elements: int) -> bool:
         """Return whether it may be shown so many elements now, and count them."""
-        is_affordable = self._make is not None and num_elements <= self._left
-        if is_affordable:
-            self._left -= num_elements
+        is_affordable = self._make is not None and num_elements <= self.left
+        self.left -= num_elements if is_affordable else 0
         return is_affordable
 
 
+@dataclass
 class _Asked:
     """Counts the calls that decide; the shadow is told of all others, too."""
 
-    def __init__(
-        self,
-        asked: Mapping[str, Callable[..., bool]],
-        count: DecisionCount | None,
-        shadow: _Shadow,
-        ranking: DecisionCount | None,
-    ) -> None:
-        self._asked, self._count, self._shadow, self._ranking = asked, count, shadow, ranking
+    _asked: Mapping[str, Callable[..., bool]]
+    _count: DecisionCount | None
+    _shadow: _Shadow
+    _ranking: DecisionCount | None
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return partial(self._called, name, self._asked.get(name))
+        return partial(self._called, name)
 
-    def _called(
-        self, name: str, has_choice: Callable[..., bool] | None, answer: Any, *asked: Any
-    ) -> None:
-        other = self._shadow.ask(lambda shadow: (getattr(shadow, name, _ignore)(*asked),))
-        if has_choice is None:
+    def _called(self, name: str, answer: Any, *asked: Any) -> None:
+        other = self._shadow.ask(lambda each: (getattr(each, name, lambda *_: None)(*asked),))
+        if (has_choice := self._asked.get(name)) is None:
             return
         had_choice = has_choice((answer, *(other or ())), *asked)
         if self._ranking is not None:
             self._ranking.decided(had_choice, None)
         if self._count is not None and (had_choice or answer is not None):
             self._count.decided(had_choice, None if other is None else other[0] != answer)
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing."""
 
 
 class _Evictions(IdleBlocks):
@@ -166,13 +153,13 @@ class _Evictions(IdleBlocks):
 
     def add(self, _: None, block: BlockId, info: BlockInfo) -> None:
         super().add(_, block, info)
-        self._shadow.earn()
+        self._shadow.left += _EARNED
 
     def evict(self, block: BlockId) -> None:
-        idle, other = self.blocks, None
-        if len(idle) > 1 and self._shadow.affords(len(idle)):
+        had_choice, other = len(self.blocks) > 1, None
+        if had_choice and self._shadow.affords(len(self.blocks)):
             other = self._shadow.ask(self._evicted, fresh=True)
-        self._count.decided(len(idle) > 1, None if other is None else other != block)
+        self._count.decided(had_choice, None if other is None else other != block)
         super().evict(block)
 
     def _evicted(self, evictor: Evictor) -> BlockId | None:
@@ -209,7 +196,7 @@ class _Queue:
     def begin_step(self, now: float) -> None:
         """Sort the queue before a step is planned."""
         self._now, count = now, len(self._waiting)
-        self._shadow.earn()
+        self._shadow.left += _EARNED
         self._is_sorted = self._is_stable or count < 2
         if not self._is_sorted and self._shadow.affords(count):
             self._is_sorted = True

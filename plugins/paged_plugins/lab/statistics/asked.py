@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import product
 from typing import Any, Final
 
@@ -70,21 +70,17 @@ def asked(results: Results) -> Iterator[Asked]:
             differed = f"{share:.0%} of {count.compared:,}" if count.compared else "-"
             row = [arm.label, workload, noun, *a_run, differed]
         elif arm.label != arm.compared_with:
-            verb = "was never asked"
-            if count.decisions:
-                verb = f"never had a choice in {count.decisions:,} {noun}"
-            remedy = results.remedies.get((workload, slot))
+            told = f"never had a choice in {count.decisions:,} {noun}"
+            told = told if count.decisions else "was never asked"
             never = (
-                f"{workload}: {settings_text(own)} {verb}: {why}, so that it makes "
-                f"no difference{f'; {remedy}' if remedy else ''}"
+                f"{workload}: {settings_text(own)} {told}: {why}, so that it makes no difference"
             )
+            never += f"; {remedy}" if (remedy := results.remedies.get((workload, slot))) else ""
         yield Asked(arm=arm.label, workload=workload, slot=slot, count=count, never=never, row=row)
 
 
 def _counted(results: Results, arm: str, workload: str, slot: str) -> DecisionCount | None:
     """Return the decisions of an arm over all seeds; ``None``: they were not watched."""
-    runs = [each.facts.asked for each in results.runs_of.get((arm, workload), ())]
-    total = DecisionCount()
-    for each in runs:
-        total.add(each.get(slot, DecisionCount()))
-    return total if any(slot in each for each in runs) else None
+    asked = (run.facts.asked.get(slot) for run in results.runs_of.get((arm, workload), ()))
+    counts = [astuple(each) for each in asked if each is not None]
+    return DecisionCount(*map(sum, zip(*counts, strict=True))) if counts else None

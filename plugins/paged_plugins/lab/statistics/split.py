@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any, Final
 
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.runs.spent import Spent
+from paged_plugins.lab.runs.queueing import Spent
 
 _PARTS: Final = ("imbalance", "waiting", "hits", "recomputation", "pace")
 COLUMNS: Final = ("arm", "workload", "completion mean", *_PARTS)

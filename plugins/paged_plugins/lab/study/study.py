@@ -136,23 +136,18 @@ class Study:
 
     def watched(self, registry: Registry) -> Study:
         """Return it with the decisions counted of all components that its arms vary."""
-        made = {
-            one.arm.label: {slot: self._options(one, slot, registry) for slot in WATCHED}
-            for one in self.arms
-        }
+        made: dict[str, dict[str, ComponentSettings]] = {}
+        for one in self.arms:
+            own = dict(one.settings)
+            made[one.arm.label] = {slot: own[slot] for slot in WATCHED if slot != "router"}
+            if self.num_replicas:
+                made[one.arm.label]["router"] = router_options(one.settings, registry)
         first, *others = made.values()
-        varied = [s for s in WATCHED if any(each[s] != first[s] for each in others)]
-        baselines = {}
-        for arm in (one.arm for one in self.arms):
-            base = made.get(arm.compared_with, first)
-            baselines[arm.label] = {s: each for s in varied if (each := base[s]) is not None}
-        return replace(self, baselines=baselines if varied else {})
-
-    def _options(self, one: PlannedArm, slot: str, registry: Registry) -> ComponentSettings | None:
-        if slot != "router":
-            options: ComponentSettings = getattr(one.settings, slot)
-            return options
-        return router_options(one.settings, registry) if self.num_replicas else None
+        varied = [slot for slot in first if any(each[slot] != first[slot] for each in others)]
+        arms = [one.arm for one in self.arms] if varied else []
+        bases = {arm.label: made.get(arm.compared_with, first) for arm in arms}
+        baselines = {label: {slot: base[slot] for slot in varied} for label, base in bases.items()}
+        return replace(self, baselines=baselines)
 
     @property
     def chooses_blocks(self) -> bool:
