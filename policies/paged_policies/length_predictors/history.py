@@ -63,13 +63,14 @@ class HistoryPredictor(LengthPredictor, Observer):
 
     def __init__(self, options: HistorySettings, context: SlotContext, /) -> None:
         self._options = options
+        self._least = min(options.min_answers, options.window)
         self._answers: dict[Hashable, _Answers] = {}
         """By what requests have in common, the one that learned last at the end."""
 
     def expect(self, request: Request, /) -> ExpectedLength | None:
         for key in self._keys(request):
             found = self._answers.get(key)
-            if found is not None and found.count >= min(self._options.min_answers, self._window):
+            if found is not None and found.count >= self._least:
                 return ExpectedLength(max(found.mean, 1.0), sqrt(found.variance))
         return None
 
@@ -77,16 +78,11 @@ class HistoryPredictor(LengthPredictor, Observer):
         if event == "finished":
             lengths = [len(e.output) for e in group.sequences if e.finish_reason in _ENDED]
             for key in self._keys(group.request) if lengths else ():
-                known = self._answers.pop(key, None) or _Answers()
-                self._answers[key] = known
+                known = self._answers[key] = self._answers.pop(key, _Answers())
                 for length in lengths:
-                    known.add(length, self._window)
+                    known.add(length, self._options.window)
             while len(self._answers) > self._options.max_entries:
                 del self._answers[next(iter(self._answers))]
-
-    @property
-    def _window(self) -> int:
-        return self._options.window
 
     def _keys(self, request: Request) -> Iterator[Hashable]:
         yield request.tenant, request.prompt[: self._options.prefix_tokens]

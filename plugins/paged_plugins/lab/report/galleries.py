@@ -144,8 +144,6 @@ What = TypeVar("What")
 
 RateSweep = Sequence[tuple[float, str]]
 """One workload at several rates: requests per second and its name, ascending."""
-Values = Mapping[tuple[str, str], Sequence[Mapping[str, float]]]
-"""The measures of every seed, by arm and workload."""
 
 
 # ---------------------------------------------------------------------- over requests
@@ -240,13 +238,10 @@ def load(results: Results, families: Sequence[Family], most: int) -> Gallery:
     Args:
         most: groups to draw.
     """
-    values: dict[tuple[str, str], list[Mapping[str, float]]] = {}
-    for run in results.runs:
-        values.setdefault((run.arm, run.workload), []).append(run.measures)
 
     def against_rate(name: str, sweep: RateSweep, family: Family) -> Iterator[str | None]:
         for kind in _AGAINST_RATE:
-            yield _against_rate(f"{name}-{kind}", kind, sweep, family, values, results.is_over)
+            yield _against_rate(f"{name}-{kind}", kind, sweep, family, results)
 
     return _gallery(
         "What does the rate of requests do to latency?",
@@ -292,17 +287,16 @@ def _against_rate(
     kind: str,
     sweep: RateSweep,
     family: Family,
-    values: Values,
-    is_over: Callable[[str, str], bool],
+    results: Results,
 ) -> str | None:
     """Return the picture of a measure against the rate; ``None``: nothing was drawn."""
     figure, axes = new_axes(2.9)
     told = []
     for label, style in zip(family.labels, STYLES, strict=False):
         points = [
-            (rate, np.array(found), is_over(label, workload))
+            (rate, np.array(found), results.is_over(label, workload))
             for rate, workload in sweep
-            if (found := [run[kind] for run in values.get((label, workload), ()) if kind in run])
+            if (found := results.values(label, workload, kind))
         ]
         if points:
             means = [float(found.mean()) for _, found, _ in points]

@@ -10,9 +10,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from paged_core.errors import SettingsError
 from paged_core.settings.documents import read_text
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results.folder import MANIFEST, MAX_SIZE, Manifest
+from paged_plugins.lab.results.folder import MANIFEST, MAX_SIZE, Manifest, RunEntry
 from paged_plugins.lab.results.results import Results, RunFacts, RunResult
-from paged_plugins.lab.results.store import RUNS, RecordFile
+from paged_plugins.lab.results.store import RUNS
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict
 
@@ -44,8 +44,7 @@ def load_results(folder: Path) -> Results:
             f"--output {folder}`"
         )
     rows = _read(folder / RUNS, TypeAdapter(list[_Measured]))
-    files: dict[Any, RecordFile] = {run.place: run.file(folder) for run in manifest.runs}
-    entries = {run.place: run for run in manifest.runs}
+    entries: dict[Any, RunEntry] = {run.place: run for run in manifest.runs}
     labels = [arm.label for arm in manifest.arms]
     names = [str(workload.get("name", "")) for workload in manifest.workloads]
     measured: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -55,8 +54,8 @@ def load_results(folder: Path) -> Results:
         measured.setdefault((row.arm, row.workload, row.seed), {})[row.measure] = row.value
 
     def record(*place: Any) -> RunRecord | None:
-        file = files.get(place)
-        return file.read() if file and file.path.is_file() else None
+        entry = entries.get(place)
+        return entry.file(folder).read() if entry and entry.file(folder).path.is_file() else None
 
     return Results(
         arms=manifest.arms,

@@ -177,10 +177,14 @@ class Results:
         """Return whether no run served a request."""
         return all(run.facts.requests <= run.measures.get("failed", 0) for run in self.runs)
 
-    def mean(self, arm: str, workload: str, measure: str) -> float | None:
-        """Return a measure of an arm, over the seeds that have it; ``None``: none has."""
+    def values(self, arm: str, workload: str, measure: str) -> list[float]:
+        """Return a measure of an arm, of each seed that has it."""
         runs = self.runs_of.get((arm, workload), ())
-        values = [run.measures[measure] for run in runs if measure in run.measures]
+        return [run.measures[measure] for run in runs if measure in run.measures]
+
+    def mean(self, arm: str, workload: str, measure: str) -> float | None:
+        """Return the mean of these values; ``None``: there are none."""
+        values = self.values(arm, workload, measure)
         return fmean(values) if values else None
 
 
