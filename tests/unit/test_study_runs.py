@@ -88,7 +88,7 @@ def test_what_requests_were_told_that_failed_is_kept(tmp_path: Path) -> None:
     path = write(tmp_path, seeds=1, base={"max_model_len": 8}, axes={"victim": ["newest"]})
     assert run(path, tmp_path / "results") == 0
     (only,) = load_results(tmp_path / "results").runs
-    assert "leaves no room to generate within max_model_len=8" in str(only.failure)
+    assert "leaves no room to generate within max_model_len=8" in str(only.facts.failure)
 
 
 def start(path: Path, output: Path, *options: str) -> psutil.Popen:
@@ -166,7 +166,7 @@ def test_a_worker_that_dies_fails_its_run_alone() -> None:
 
 
 def test_what_a_run_raises_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*arguments: Any) -> Any:
+    def fails(*arguments: Any, **options: Any) -> Any:
         raise ZeroDivisionError("a typo")
 
     monkeypatch.setattr("paged_plugins.lab.tasks.task.run_workload", fails)
