@@ -57,6 +57,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         sys.modules.pop(module, None)
 
 
+SLOT = """
+@hookimpl
+def paged_core_slots():
+    yield Slot("turns", "x:Turns", {})
+"""
+
+
 def found(name: str, **options: list[str]) -> Plugin:
     (plugin,) = [p for p in Registry.discover(**options).plugins if p.name == name]
     return plugin
@@ -100,6 +107,17 @@ def test_a_plugin_is_found_with_what_it_brings(install: Install) -> None:
             "built for interface 2, this is 1",
         ),
         (
+            COMPONENT.replace('"scheduler"', '"turns"') + SLOT.format('"t_none"'),
+            "slot 'turns' has no component 't_none', its default; correct it, or use "
+            "--block-plugin bad; there are: round_robin",
+        ),
+        (
+            COMPONENT.replace('"scheduler"', '"turns"')
+            + SLOT.format('("round_robin", "round_robi"), many=True'),
+            "slot 'turns' has no component 'round_robi', its default; correct it, or use "
+            "--block-plugin bad; did you mean 'round_robin'?",
+        ),
+        (
             COMPONENT.replace("nowhere:RoundRobin", "nowhere.RoundRobin"),
             "scheduler.round_robin: 'nowhere.RoundRobin' is not 'package.module:name'",
         ),
@@ -118,6 +136,7 @@ def test_a_broken_plugin_says_why_and_the_others_load(
     registry = Registry.discover()
     assert "round_robin" not in registry.of("scheduler")
     assert "scheduler" in registry.slots
+    assert settings_class(registry)().scheduler.name
     with pytest.raises(PluginError, match=r"note: plugin 'bad' \(dist-bad 1\.2\) is broken"):
         registry.get("scheduler", "nothing_like_it")
 

@@ -261,25 +261,39 @@ def _call_hooks(plugin: object) -> dict[str, tuple[Any, ...]]:
 
 
 def _all_checked(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
-    """Mark as broken plugins with components that fit no slot; a broken one brings no slot."""
-    slots = Registry(plugins).slots
+    """Mark as broken plugins whose records do not fit; a broken one brings no slot."""
+    registry = Registry(plugins)
     blocked = any(plugin.status == "blocked" for plugin in plugins)
-    checked = tuple(_checked(plugin, slots, blocked=blocked) for plugin in plugins)
+    checked = tuple(_checked(plugin, registry, blocked=blocked) for plugin in plugins)
     return checked if checked == plugins else _all_checked(checked)
 
 
-def _checked(plugin: Plugin, slots: Mapping[str, Slot], *, blocked: bool) -> Plugin:
-    for part in plugin.components if plugin.status == "active" else ():
+def _checked(plugin: Plugin, registry: Registry, *, blocked: bool) -> Plugin:
+    if plugin.status != "active":
+        return plugin
+    slots, missing = registry.slots, ""
+    for part in plugin.components:
         slot = slots.get(part.slot)
         if slot is None:
             slot_name = f"{part.slot!r}{did_you_mean(part.slot, slots)}"
-            reason = f"{part.name!r} is for a slot that nothing declares, {slot_name}"
-            status: Any = "blocked" if blocked else "broken"  # what declares it may be blocked
-            return replace(plugin, status=status, reason=reason)
-        if part.interface_version != slot.version:
+            missing = f"{part.name!r} is for a slot that nothing declares, {slot_name}"
+        elif part.interface_version != slot.version:
             found = part.interface_version
             return plugin.broken(f"built for interface {found}, this is {slot.version}")
-    return plugin
+    for slot in plugin.slots:
+        if slot.interface.startswith(_OWN):
+            continue  # nothing works without it; settings say what is missing
+        names = (*registry.of(slot.key), *["auto"] * slot.auto)
+        for name in (slot.default,) if isinstance(slot.default, str) else slot.default or ():
+            if name not in names:
+                missing = (
+                    f"slot {slot.key!r} has no component {name!r}, its default; correct it, or "
+                    f"use --block-plugin {plugin.name}{did_you_mean(name, names)}"
+                )
+    if not missing:
+        return plugin
+    status: Any = "blocked" if blocked else "broken"  # what brings it may be blocked
+    return replace(plugin, status=status, reason=missing)
 
 
 def _by_name(records: Iterable[Any], name: str = "name") -> dict[str, Any]:
