@@ -8,7 +8,7 @@ from typing import Any
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_plugins.lab.cost_models.linear import PARTS
-from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload
@@ -33,3 +33,14 @@ def asks(name: str, length: int, output: int, **more: Any) -> WorkloadRequest:
     """A request with a prompt of its own."""
     first = 1000 * (1 + sum(name.encode()) * 31 % 1009)
     return WorkloadRequest(id=name, prompt=(range(first, first + length),), output=output, **more)
+
+
+def served(
+    name: str, arrival: float, admitted: float, finished: float, **more: Any
+) -> RequestRecord:
+    """The record of a request of one token."""
+    sizes = {"num_prompt": 10, "num_cached": 4, "num_output": 1, "num_preemptions": 0}
+    return RequestRecord(
+        **{"id": name, "arrival": arrival, "admitted": admitted, "first_token": finished},
+        **{"finished": finished, "finish_reason": "length", **sizes, **more},
+    )

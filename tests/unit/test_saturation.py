@@ -10,7 +10,8 @@ import pytest
 
 from paged_core.cli import OK, main
 from paged_plugins.lab.runs.queueing import Saturation, together
-from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
+from paged_plugins.lab.runs.run_record import RunRecord
+from unit.lab_runs import served
 
 
 def queue(load: float, count: int, seed: int = 0) -> RunRecord:
@@ -19,20 +20,7 @@ def queue(load: float, count: int, seed: int = 0) -> RunRecord:
     arrivals = np.random.default_rng(seed).exponential(1 / load, count).cumsum().tolist()
     for number, arrival in enumerate(arrivals):
         ended = max(ended, arrival) + 1
-        requests.append(
-            RequestRecord(
-                id=str(number),
-                arrival=arrival,
-                admitted=ended - 1,
-                first_token=ended,
-                finished=ended,
-                num_prompt=1,
-                num_cached=0,
-                num_output=1,
-                num_preemptions=0,
-                finish_reason="length",
-            )
-        )
+        requests.append(served(str(number), arrival, ended - 1, ended))
     return RunRecord(requests=requests)
 
 

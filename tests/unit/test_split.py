@@ -12,22 +12,11 @@ from paged_core.cli import OK, main
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.queueing import Spent
 from paged_plugins.lab.runs.run_record import ReplicaTotals, RequestRecord, RunRecord
+from unit.lab_runs import served
 
 
 def request(replica: int, arrival: float, admitted: float, finished: float) -> RequestRecord:
-    return RequestRecord(
-        id=f"{replica}-{arrival}",
-        arrival=arrival,
-        admitted=admitted,
-        first_token=finished,
-        finished=finished,
-        num_prompt=10,
-        num_cached=4,
-        num_output=1,
-        num_preemptions=0,
-        finish_reason="length",
-        replica=replica,
-    )
+    return served(f"{replica}-{arrival}", arrival, admitted, finished, replica=replica)
 
 
 def test_waiting_is_imbalance_while_another_replica_has_nothing_to_wait() -> None:

@@ -12,7 +12,6 @@ from paged_core.errors import SettingsError
 from paged_core.interfaces.evictor import Evictor, SupportsDemand
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, SupportsService
-from paged_core.interfaces.scheduler import Scheduler
 from paged_core.interfaces.victim import Victim
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
@@ -66,7 +65,10 @@ def counterfactual(
         raise SettingsError(f"--instead: {_REHEARSED} rehearses a replay; choose another")
 
     def run(switch: _Switch) -> tuple[list[dict[str, Any]], Outcome]:
-        watched: dict[str, Substitute] = {"scheduler": switch.scheduler, slot: switch.component}
+        watched: dict[str, Substitute] = {
+            "scheduler": lambda made, *_: watched_scheduler(made, switch.begin),
+            slot: switch.component,
+        }
         outcome = Outcome()
         trace = replay(scenario, SubstitutingRegistry(registry, watched), outcome, settings)
         return list(trace), outcome
@@ -140,11 +142,8 @@ class _Switch:
     asked: set[int] = field(default_factory=set)
     """Plans in which the slot decided."""
 
-    def scheduler(self, made: Scheduler, *_: object) -> Any:
-        """Return one that counts plans."""
-        return watched_scheduler(made, self._begin)
-
-    def _begin(self, now: float) -> None:
+    def begin(self, now: float) -> None:
+        """Note that another step is planned."""
         self.planned += 1
 
     def component(self, made: Any, _: ComponentSettings, context: Any) -> Any:

@@ -195,9 +195,8 @@ def simulate_cluster(
             "leave `async_scheduling` out"
         )
     settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
-    watch = DecisionWatch(baseline or {}, registry)
-    if baseline:
-        registry = watch.registry
+    watch = DecisionWatch(baseline, registry)
+    registry = watch.registry
     with ExitStack() as stack:
         router = make_router(settings, registry)
         if router.wants_block_events:

@@ -151,13 +151,12 @@ class Results:
         return found
 
     @cached_property
-    def saturation(self) -> Mapping[tuple[str, str], Saturation]:
-        """Growth of the queue by arm and workload, over all seeds, where it is known."""
-        grown = {
+    def saturation(self) -> Mapping[tuple[str, str], Saturation | None]:
+        """Growth of the queue by arm and workload, over all seeds; ``None``: it is not known."""
+        return {
             place: together([each for run in runs if (each := run.facts.saturation)])
             for place, runs in self.runs_of.items()
         }
-        return {place: each for place, each in grown.items() if each is not None}
 
     def is_over(self, arm: str, workload: str) -> bool:
         """Return whether an arm is given more than it can serve."""

@@ -259,7 +259,7 @@ def run_workload(
         EngineError: the scheduler plans nothing although requests wait.
     """
     settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
-    watch = DecisionWatch(baseline or {}, registry)
+    watch = DecisionWatch(baseline, registry)
 
     def run(
         settings: EngineSettings,
@@ -269,10 +269,9 @@ def run_workload(
         advance: Callable[[int], None] = lambda count: None,
     ) -> RunRecord:
         collector = RunCollector(max_samples)
-        is_watched = bool(baseline) and future is not None  # else it is a rehearsal
         engine = build_engine(
             settings,
-            watch.registry if is_watched else registry,
+            registry if future is None else watch.registry,  # nothing is counted in a rehearsal
             clock=clock,
             observers=[collector, observer],
             future=future,

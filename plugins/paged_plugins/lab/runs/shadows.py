@@ -57,16 +57,16 @@ class DecisionWatch:
     need a look at all candidates are asked so rarely that they cost a bounded share of a run.
     """
 
-    def __init__(self, baseline: Baseline, registry: Registry) -> None:
-        self.counts = {slot: DecisionCount() for slot in WATCHED if slot in baseline}
-        self._baseline, self._plain = baseline, registry
+    def __init__(self, baseline: Baseline | None, registry: Registry) -> None:
+        self._baseline, self._plain = baseline or {}, registry
+        self.counts = {slot: DecisionCount() for slot in WATCHED if slot in self._baseline}
         self._order = _Shadow(None)
         """Shadow of the order of the scheduler that is made next."""
         slots = set(self.counts)
         if "queue_order" in slots:
             slots |= {"scheduler", "victim"}  # which ask it
         made: dict[str, Substitute] = {slot: partial(self._watched, slot) for slot in slots}
-        self.registry = SubstitutingRegistry(registry, made)
+        self.registry = SubstitutingRegistry(registry, made) if made else registry
 
     def _watched(self, slot: str, made: Any, options: ComponentSettings, context: Context) -> Any:
         base = self._baseline.get(slot, options)
