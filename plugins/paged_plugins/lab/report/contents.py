@@ -237,19 +237,16 @@ def _tables(
 
 
 def group_title(results: Results, workload: str, family: Family | None = None) -> str:
-    """Return the title of what is about a workload, and a family; empty if there is no other."""
+    """Return the title of what is about a workload, and a family: which it is, if there is another,
+    and which arms are given more of it than they can serve.
+    """
+    over = [arm.label for arm in results.arms if results.is_over(arm.label, workload)]
     parts = (
         workload if len(results.workloads) > 1 else "",
         family.title if family else "",
-        over_text(results, workload),
+        f"over what can be served: {results.who(over)}" if over else "",
     )
     return " · ".join(filter(None, parts))
-
-
-def over_text(results: Results, workload: str) -> str:
-    """Name the arms that are given more of a workload than they can serve; empty: none is."""
-    over = [arm.label for arm in results.arms if results.is_over(arm.label, workload)]
-    return f"over what can be served: {results.who(over)}" if over else ""
 
 
 def _title(results: Results, kinds: Sequence[Family]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from paged_plugins.lab.measures import MEASURES, Measure, value_text
-from paged_plugins.lab.report.contents import Contents, Family, Found, over_text
+from paged_plugins.lab.report.contents import Contents, Family, Found, group_title
 from paged_plugins.lab.report.drawing import (
     BLUE,
     INK,
@@ -163,16 +163,12 @@ def distributions(results: Results, families: Sequence[Family], most: int) -> Ga
                 limit = results.slo.limits.get(kind)
                 yield _distribution(f"{name}-{kind}", kind, found, limit)
 
-    several = len(results.workloads) > 1
     return _gallery(
         "How are latencies distributed over requests?",
         "Height: the share of all requests, of all seeds, that took at most so long; further "
         "left is faster. A line that ends below 100% had requests that failed. Vertical line: "
         "the service level, where it is near.",
-        [
-            (" · ".join(filter(None, (name if several else "", over_text(results, name)))), name)
-            for name in results.workloads
-        ],
+        [(group_title(results, name), name) for name in results.workloads],
         families,
         draw,
         name="spread",

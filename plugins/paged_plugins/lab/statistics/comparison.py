@@ -20,6 +20,7 @@ from paged_plugins.progress import counted
 
 _LEAST = 0.01
 """Percent or points by which an exact difference may change."""
+_COLUMNS = ("arm", "compared with", "measure", "reference", "value", "change", "interval", "")
 DECIDED = frozenset({"better", "worse", "differs"})
 """Verdicts that claim a difference."""
 
@@ -127,11 +128,7 @@ class Comparison:
                 for arm in results.arms
             ],
             "measures": {
-                name: {
-                    "title": MEASURES[name].title,
-                    "unit": MEASURES[name].unit,
-                    "better": MEASURES[name].better,
-                }
+                name: {key: getattr(MEASURES[name], key) for key in ("title", "unit", "better")}
                 for name in dict.fromkeys(each.measure for each in self.differences)
             },
             "differences": [self._described(each) for each in self.differences],
@@ -155,14 +152,8 @@ class Comparison:
         }
 
     def _described(self, each: Difference) -> dict[str, Any]:
-        return {
-            "arm": each.arm,
-            "workload": each.workload,
-            "measure": each.measure,
-            "base": each.base,
-            "value": each.value,
-            "change": each.change,
-            "unit": each.unit,
+        told = ("arm", "workload", "measure", "base", "value", "change", "unit")
+        return {key: getattr(each, key) for key in told} | {
             "low": each.low if each.has_interval else None,
             "high": each.high if each.has_interval else None,
             "moved": each.moved,
@@ -241,17 +232,7 @@ def print_differences(
         ]
         several = len(found.results.workloads) > 1
         if rows:
-            columns = (
-                "arm",
-                "compared with",
-                "measure",
-                "reference",
-                "value",
-                "change",
-                "interval",
-                "",
-            )
-            print_table(f"\n{workload}" if several else "", columns, rows)
+            print_table(f"\n{workload}" if several else "", _COLUMNS, rows)
         equal = [title for name, title in _titles(own).items() if name not in differing]
         if equal:
             others = " that did not fail" if found.results.failures else ""
