@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
@@ -22,6 +23,7 @@ _LONGEST = 300
 _OF_PYDANTIC = {*get_args(ErrorType)} - {"value_error", "assertion_error", "missing"}
 """Types of mistakes whose message does not say what was given."""
 
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _WANTED = {
     **dict.fromkeys(("list_type", "tuple_type"), "give a list"),
     **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "give a table"),
@@ -133,7 +135,7 @@ def mistakes(
         elif item["type"] == "union_tag_invalid":
             tags = str(item["ctx"]["expected_tags"]).replace("'", "").split(", ")
             tag = str(item["ctx"]["tag"])
-            problem = f"no kind is called {tag!r:.80}{did_you_mean(tag, tags)}"
+            problem = f"no kind is called {tag!r:.80}{_written_out(tag) or did_you_mean(tag, tags)}"
             written.append(tag)
         elif item["type"] in _OF_PYDANTIC:
             problem += _not(item["input"])
@@ -146,17 +148,26 @@ def mistakes(
 
 def _not(given: object) -> str:
     if isinstance(given, str | int | float | None):
-        return f", not {given!r:.80}"
+        return f", not {given!r:.80}{_written_out(given)}"
     kinds = {"list": list | tuple, "table": Mapping}
     return next((f", not a {name}" for name, kind in kinds.items() if isinstance(given, kind)), "")
+
+
+def _written_out(given: object) -> str:
+    """Return what to append where a number is written as YAML 1.1 reads none; empty: it is not."""
+    if not isinstance(given, str) or not _EXPONENT.fullmatch(given):
+        return ""
+    return ", which is a text in YAML; write the number out, or as in 1.0e+6"
 
 
 def _written(content: object, path: Sequence[str | int]) -> list[str | int]:
     """Return of a path those parts that lead to something in ``content``: pydantic also names the
     kinds and the functions that it passes.
     """
-    found = []
+    found: list[str | int] = []
     for part in path:
+        if isinstance(content, str) and part == content:  # as in `arrivals: poisson`
+            found.append(part)
         is_item = isinstance(content, list | tuple) and part in range(len(content))
         if is_item or (isinstance(content, Mapping) and part in content):
             found.append(part)

@@ -1,11 +1,14 @@
-"""A victim that takes its process down."""
+"""Components that fail every run."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, Literal, NoReturn
 
+from paged_core.ids import BlockId
+from paged_core.interfaces.evictor import BlockInfo
 from paged_core.plugins.component import Component, ComponentSettings
+from paged_policies.evictors.lru import LruEvictor
 
 
 class DeadlySettings(ComponentSettings):
@@ -19,4 +22,18 @@ def die(options: Any, parts: Any, /) -> NoReturn:
     os._exit(9)
 
 
+class FaultySettings(ComponentSettings):
+    """Options of :class:`FaultyEvictor`."""
+
+    name: Literal["faulty"] = "faulty"
+
+
+class FaultyEvictor(LruEvictor):
+    """Raises when it is given a block."""
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        raise ValueError("planted")
+
+
+FAULTY = Component("evictor", FaultySettings, "unit.study_faults:FaultyEvictor")
 DEADLY = Component("victim", DeadlySettings, "unit.study_faults:die")

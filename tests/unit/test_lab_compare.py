@@ -246,7 +246,8 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--vary", "evictor"], "write KEY=A,B"),
         (["--vary", "evictor=lru"], "one value varies nothing"),
-        (["--vary", "evictor=lru,slru,lru"], "'lru' is given twice"),
+        (["--vary", "evictor=lru,slru,lru"], "--vary evictor: 'lru' is given twice"),
+        (["--vary", "replicas=2,4"], "--vary replicas: all arms have as many; give --replicas N"),
         (["--vary", "num_blocks=64,+64"], "are the same settings"),
         (["--vary", "num_blocks=64,0100"], "leading zeros can mean"),
         (["--vary", "scheduler={name: token_budget, max_num_seqs: 010},orca"], "leading zeros"),
@@ -302,15 +303,23 @@ def test_a_seed_has_an_effect_where_something_draws(burst: str) -> None:
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request in it"),
         ("a.jsonl", '{"prompt": 1, "output": 1, "id": "a"}\n{"id": 1}', "line 2"),
         ("a.yaml", "{lengths: {prompt: 60, output: 20}, max_tokens: 40}", "max_tokens 40"),
-        ("a.yaml", "{arrivals: {replay: none.csv}}", "none.csv: it cannot be read"),
+        ("a.yaml", "{arrivals: {replay: none.csv}}", "seen from the working directory, "),
+        ("a.folder", None, "a.folder is a folder; give"),
     ],
-    ids=["empty", "broken", "impossible", "missing"],
+    ids=["empty", "broken", "impossible", "missing", "folder"],
 )
 def test_a_workload_that_cannot_be_drawn_is_refused_before_anything_runs(
-    name: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    content: str | None,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / name
-    path.write_text(content)
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content)
     study = write(tmp_path, workloads=[str(path)])
     results = tmp_path / "results"
     for command in (

@@ -114,8 +114,10 @@ def test_equal_seeds_find_equal_capacities_and_each_counts() -> None:
 @pytest.mark.usefixtures("_coarse")
 def test_within_limits_the_rate_is_lower_and_they_hold_there() -> None:
     spec, limits = queue(), {"ttft_ms_p99": 8000.0}
-    free, found = capacity(spec, (0,)), capacity(spec, (0,), limits=limits)
+    free, found = capacity(spec), capacity(spec, limits=limits)
     assert found.rate < free.rate
+    assert found.high is not None
+    assert found.rate <= found.high <= (free.high or free.rate)
 
     def at(rate: float) -> float:
         faster = spec.faster(rate / 0.1).model_copy(update={"requests": found.num_requests})
@@ -123,15 +125,15 @@ def test_within_limits_the_rate_is_lower_and_they_hold_there() -> None:
         assert ran.record is not None
         return SteadyState.of(ran.record, faster, 0).measures()["ttft_ms_p99"]
 
-    assert at(found.rate) <= 8000
-    assert at(1.02 * found.rate) > 8000
+    assert at(found.rates[0]) <= 8000
+    assert at(1.02 * found.rates[0]) > 8000
 
 
 @pytest.mark.usefixtures("_coarse")
 def test_a_limit_that_no_rate_meets_is_refused() -> None:
     with pytest.raises(SettingsError, match="no rate is low enough"):
         capacity(queue(), (0,), limits={"ttft_ms_p50": 1.0})
-    with pytest.raises(SettingsError, match="--limit missed_deadlines: no request"):
+    with pytest.raises(SettingsError, match="no request of the workload has it; give its"):
         capacity(queue(), (0,), limits={"missed_deadlines": 0.5})
 
 
@@ -419,6 +421,8 @@ def test_a_study_has_replicas_a_load_and_a_cache_and_its_report_says_so(tmp_path
         (["--cache", "0.5", "--vary", "block_size=8,16"], "block_size: `cache` counts blocks"),
         (["--cache", "0.5", "--working-set", "0.5"], "cache and working_set both choose the"),
         (["--working-set", "1", "--num-blocks", "9"], "num_blocks: `working_set` chooses the"),
+        (["--cache", "nan"], "'nan' is no share; give numbers from 0.01 to 4"),
+        (["--working-set", "5"], "'5.0' is no share"),
         (["--load", "0.5,0.50"], "load: a fraction is given twice"),
         (["--load", "0.5", "--real", "--executor", "memory"], "load: what it is a fraction of"),
         (["--replicas", "2", "--real", "--executor", "memory"], "--real: a cluster is simulated"),
@@ -446,6 +450,10 @@ def test_what_contradicts_is_refused(
         (["--router", "session"], "router has no effect here"),
         (["--vary", "model=demo,other"], "its times are those of cost_model.model"),
         (["--vary", "attention=auto,torch"], "attention has no effect here: a simulation runs no"),
+        (
+            ["--vary", "evictor=lru,slru", "--block-allocator", "uncached"],
+            "evictor has no effect here: block_allocator uncached evicts nothing",
+        ),
         (["--threads", "2"], "threads has no effect here"),
         (["--cost-model", "linear", "--vary", "dtype=float32,float16"], "dtype has no effect here"),
         (["--vary", "grammar=llguidance,xgrammar"], "grammar has no effect here: nothing in these"),

@@ -75,6 +75,8 @@ def test_files_that_were_kept_are_read_since_the_last_start(tmp_path: Path) -> N
     (tmp_path / "t.jsonl.1").unlink()
     cut = read_recording(path)
     assert (cut.is_whole, cut.unknown, list(cut.requests)) == (False, 2, ["c"])
+    with pytest.raises(TraceError, match="its only line is cut short"):
+        read_recording(write(tmp_path / "c.jsonl", [], '{"recording'))
 
 
 @pytest.mark.parametrize(

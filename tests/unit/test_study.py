@@ -115,6 +115,7 @@ def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
         ({"axes": {"num_blocks": [0]}}, "not 0 (arm num_blocks=0, line 6)"),
         ({"base": {"num_block": 3}}, "num_block: no such setting; did you mean"),
         ({"base": {"executor": "simulated"}}, "write `executor` beside `base`, not in it"),
+        ({"axes": {"replicas": [2, 4]}}, "axes.replicas: all arms have as many; write `replicas"),
         ({"seeds": 0}, "seeds: give 1 to"),
         ({"seeds": [1, 0, 0]}, "seeds: 0 is given twice; leave one out (line"),
         ({"seeds": "two"}, "seeds: give a number of seeds, or a list of them, not 'two'"),
@@ -185,6 +186,10 @@ def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None
         (
             "base:\n  block_sise: 3\naxes: {evictor: [lru]}\nworkloads: [chat]\n",
             "did you mean 'block_size'? (base, line 2)",
+        ),
+        (
+            "base: {block_size: 8}\ncost_model:\n  name: rofline\naxes: {}\nworkloads: [chat]\n",
+            "did you mean 'roofline'? (cost_model, line 2)",
         ),
         (
             "axes: {evictor: [lru]}\nworkloads:\n- chatt\n",

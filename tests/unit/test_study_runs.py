@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from paged_core.cli.logs import configure_logs
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.results.load_results import load_results
@@ -24,7 +25,7 @@ from paged_plugins.lab.tasks.pool import num_workers, open_runner
 from paged_plugins.lab.tasks.task import Task
 from paged_plugins.lab.tasks.task import run as execute
 from unit.studies import ABLATION, WORKLOAD, leave_partials, run, tables, write
-from unit.study_faults import DEADLY
+from unit.study_faults import DEADLY, FAULTY
 
 pytestmark = pytest.mark.heavy
 
@@ -163,6 +164,23 @@ def test_a_worker_that_dies_fails_its_run_alone() -> None:
     assert re.match(
         r"its process \(pid \d+\) ended with exit status 9", str(ran[failed[0]].problem)
     )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_fault_of_all_runs_is_logged_once(
+    workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan, registry = Ablation.model_validate(ABLATION), REGISTRY.extended(FAULTY)
+    layers = [*plan.layers(), layer({"evictor": "faulty"})]
+    settings = plan_arms(layers, {}, registry)[0].settings
+    tasks = [
+        Task(arm="a", settings=settings, workload=plan.workloads[0], seed=seed) for seed in range(3)
+    ]
+    configure_logs("warning", {})
+    with open_runner(registry, workers=workers) as runner:
+        assert all("planted" in str(ran.failure) for ran in runner(tasks))
+    told = capfd.readouterr().err
+    assert told.count("Traceback") == told.count("policies_restarted") == 1
 
 
 def test_what_a_run_raises_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

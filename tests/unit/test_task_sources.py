@@ -53,6 +53,7 @@ def _install(site: Path, name: str, project: Path | None) -> Path:
         f"{name}/plugin.py": _PLUGIN.format(name=name),
         f"{name}/choice.py": _CHOICE,
         f"{name}/table.json": "{}",
+        f"{name}/.tables/.weights.json": "{}",
         f"{name}_shared/__init__.py": "from . import deep",
         f"{name}_shared/deep.py": "",
     }
@@ -109,6 +110,7 @@ def test_a_run_is_done_again_where_a_source_that_it_uses_has_changed(home: Path)
         home / "my_victim" / "choice.py",
         home / "my_victim" / "plugin.py",
         home / "my_victim" / "table.json",
+        home / "my_victim" / ".tables" / ".weights.json",
         home / "my_victim_shared" / "deep.py",
     ):
         _appended(path)
@@ -273,6 +275,8 @@ def test_what_runs_leave_beside_sources_is_none(home: Path) -> None:
     before = _digest("my_victim")
     (home / "my_victim" / "__pycache__").mkdir(exist_ok=True)
     (home / "my_victim" / "__pycache__" / "choice.cpython-311.pyc").write_bytes(b"x")
+    (home / "my_victim" / ".ruff_cache").mkdir()
+    (home / "my_victim" / ".ruff_cache" / "CACHEDIR.TAG").write_bytes(b"x")
     (home / "my_victim" / ".choice.py.swp").write_bytes(b"x")
     assert _digest("my_victim") == before
 

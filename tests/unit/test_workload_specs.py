@@ -68,6 +68,12 @@ class TestSpec:
                 "system.0.count: give a whole",
             ),
             ({"arrivals": {"poisson": {}}}, "arrivals.poisson.rate: give it"),
+            ({"arrivals": "poisson"}, "arrivals.poisson.rate: give it"),
+            (
+                {"lengths": {"prompt": "1e12", "output": 1}},
+                "'1e12', which is a text in YAML; write",
+            ),
+            ({"requests": 10**9}, "requests: Input should be less than or equal to 10000000"),
             ({"requests": 2.5}, "requests: give a whole number, not 2.5"),
             (
                 {"arrivals": {"poisson": {"rate:4": None}}},

@@ -123,6 +123,9 @@ class TestPublicTraces:
         first, second = read(tmp_path / "custom.jsonl", VLLM_BENCH)
         assert (first.num_new, first.output) == (8, 10)
         assert (second.num_new, second.output) == (1, 256)
+        note = parse_spec({"trace": str(tmp_path / "custom.jsonl")}, "").check()
+        assert note is not None
+        assert note.startswith("note: 1 of 2 lines of ")
 
     def test_a_result_of_vllm_bench(self, tmp_path: Path) -> None:
         requests = read(tmp_path / "result.json", VLLM_RESULT)
@@ -138,6 +141,7 @@ class TestPublicTraces:
             (AZURE_2023 + "yesterday,1,1\n", "line 6: 'yesterday' is no time"),
             (AZURE_2023 + "2023-11-16 18:17:09,-1,1\n", "line 6: '-1' is no number of tokens"),
             (AZURE_2023 + "2023-11-16 18:17:09,1\n", "line 6: the row has fewer fields"),
+            (AZURE_2023 + "2023-11-16 18:17:09,1,1,1\n", "line 6: the row has more fields"),
             (AZURE_2023 + "2023-11-16 18:17:09,1,99999999999\n", "no number of tokens up to"),
             (
                 AZURE_2023 + "2023-11-16 18:17:05,1,1\n",
@@ -158,6 +162,7 @@ class TestPublicTraces:
             (VLLM_RESULT.replace("start_times", "x"), "no `start_times`; use --save-detailed"),
             (VLLM_RESULT.replace("[5, ", "["), "are not of one length"),
             (f"{VLLM_RESULT}\n{VLLM_RESULT}", "other results follow"),
+            (VLLM_BENCH + '{"prompt": "a", "output_token": 9}\n', "did you mean 'output_tokens'?"),
             (VLLM_BENCH + '{"prompt": ["a"]}\n', "line 4: `prompt` is no text"),
             (
                 VLLM_BENCH + '{"prompt": "a", "output_tokens": "9"}\n',

@@ -238,7 +238,8 @@ def read_recording(path: Path) -> Recording:
             else:
                 _take(made, part, number, line)
     if made is None:
-        raise TraceError(path, None, "it is empty")
+        is_cut = any(text_lines(path, MAX_LINE))
+        raise TraceError(path, None, "its only line is cut short" if is_cut else "it is empty")
     return made
 
 

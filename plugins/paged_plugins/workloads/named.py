@@ -132,6 +132,10 @@ def workload_spec(name_or_path: str) -> WorkloadSpec:
             f"no workload is called {name_or_path!r:.80}, and there is no such file"
             f"{did_you_mean(name_or_path, _DEFINITIONS)}"
         )
+    if path.is_dir():
+        raise SettingsError(
+            f"{name_or_path:.80} is a folder; give the name of a workload, or a file"
+        )
     document = read_document(path) if path.suffix in _YAML else None
     values = document.content if document else {"trace": str(path)}
     if isinstance(values, dict):

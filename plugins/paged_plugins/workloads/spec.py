@@ -23,7 +23,8 @@ from paged_plugins.workloads.traces.files import TokenCount, estimated_tokens
 from paged_plugins.workloads.traces.trace import Trace, TraceSpec
 from paged_plugins.workloads.workload import DrawnWorkload, TraceWorkload, Workload
 
-MAX_REQUESTS = 10**9
+MAX_REQUESTS = 10_000_000
+"""More is taken for a typing error."""
 DEFAULT_REQUESTS = 100
 
 
@@ -106,7 +107,7 @@ class WorkloadSpec(RequestClass):
         """Draw a request, or all of them where files or classes bound how many there are.
 
         Returns:
-            A note, if there are fewer than ``requests``.
+            A note, if there are fewer than ``requests``, or a trace leaves lengths out.
 
         Raises:
             SettingsError: there is none, the lengths contradict each other, or a file is broken.
@@ -117,11 +118,13 @@ class WorkloadSpec(RequestClass):
             count += sum(1 for _ in first.family())
             if not is_bounded:
                 return None
-        if self.requests is None or count >= self.requests:
-            return None
-        return (
-            f"note: {self.name} has {count:,} requests, and not the {self.requests:,} it asks for"
-        )
+        notes = list(filter(None, (trace.note() for trace in self.traces())))
+        if self.requests is not None and count < self.requests:
+            notes.append(
+                f"note: {self.name} has {count:,} requests, and not the {self.requests:,} it asks "
+                "for"
+            )
+        return "\n".join(notes) or None
 
     def rate(self) -> float | None:
         """Return the mean rate at which first requests arrive, a second; ``None``: all arrive at

@@ -81,11 +81,17 @@ Load = Annotated[
         callback=_shares,
     ),
 ]
+
+
+def _share(value: float | None) -> float | None:
+    _shares(None if value is None else str(value))
+    return value
+
+
 WorkingSet = Annotated[
     float | None,
     typer.Option(
-        min=0.01,
-        max=4,
+        callback=_share,
         metavar="SHARE",
         help="Blocks, as a share of the distinct ones of the workload (see `lab workload`).",
     ),
@@ -93,8 +99,7 @@ WorkingSet = Annotated[
 Cache = Annotated[
     float | None,
     typer.Option(
-        min=0.01,
-        max=4,
+        callback=_share,
         metavar="SHARE",
         help="Blocks, as a share of the most that the first arm holds without a limit.",
     ),

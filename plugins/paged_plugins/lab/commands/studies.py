@@ -168,6 +168,11 @@ def compare_command(
     below = executor_layer("compare", given.registry, real=real, replicas=replicas)
     if any(each.key.partition(".")[0] == "observers" for each in variations):
         raise SettingsError(_NO_OBSERVERS)
+    if any(each.key == "replicas" for each in variations):
+        raise SettingsError(
+            "--vary replicas: all arms have as many; give --replicas N, and compare the results of "
+            "one number with those of another"
+        )
     arms = varied_arms(variations, given, below)
     engines = _engines(peer or (), arms, temperature)
     if replicas is not None and real:

@@ -15,7 +15,7 @@ from paged_plugins.command_options import check_writable
 from paged_plugins.workloads.distinct_blocks import DistinctBlocks
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.spec import WorkloadSpec
+from paged_plugins.workloads.spec import MAX_REQUESTS, WorkloadSpec
 from paged_plugins.workloads.traces.files import (
     CHARACTERS_PER_TOKEN,
     TokenCount,
@@ -112,7 +112,10 @@ def workload_command(
     ],
     seed: Annotated[int, typer.Option(min=0, help="Equal seeds draw equal requests.")] = 0,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Requests in all (default: as the workload says).")
+        int | None,
+        typer.Option(
+            min=1, max=MAX_REQUESTS, help="Requests in all (default: as the workload says)."
+        ),
     ] = None,
     output: Annotated[
         Path | None,

@@ -77,6 +77,7 @@ class Capacity:
     low: float | None
     """Lower end of the 95% confidence interval; ``None``: one seed, or all seeds give the same."""
     high: float | None
+    """Upper end; with limits at most that of the capacity without."""
     rates: Mapping[int, float]
     """By seed."""
     written_rate: float
@@ -153,6 +154,9 @@ def find_capacity(
     num_runs += _search(more, runner, advance)
     rates = {seed: one.found for seed, one in (found | more).items()}
     low, high = _interval([*rates.values()])
+    served = [one.served for one in (found | more).values()]
+    if high is not None:
+        high = min(high, _interval(served)[1] or served[0])
     return Capacity(
         rate=exp(fmean(map(log, rates.values()))),
         low=low,
@@ -213,8 +217,8 @@ class _SeedSearch:
     ) -> None:
         self.served_at = start
         """The run by which the capacity without limits is known, in the end."""
-        self.found = 0.0
-        """Rate that was found, in the end."""
+        self.found = self.served = 0.0
+        """Rate that was found, and the capacity without limits, in the end."""
         self.is_done = False
         self.has_followers = False
         self._searched = searched
@@ -247,7 +251,8 @@ class _SeedSearch:
 
     def _sought(self, start: _Trial, is_known: bool) -> _Trials[None]:
         name = self._searched.workload.name
-        self.served_at, self.found = yield from _served(start, name, is_known=is_known)
+        self.served_at, self.served = yield from _served(start, name, is_known=is_known)
+        self.found = self.served
         if limits := self._searched.limits:
             most = _Trial(self.found, self.served_at.num_requests)
             self.found = yield from _within_limits(most, limits)
@@ -302,7 +307,10 @@ def _within_limits(most: _Trial, limits: Mapping[str, float]) -> _Trials[float]:
         seen = (yield trial).measures()
         missing = [name for name in limits if name not in seen]
         if missing:
-            raise SettingsError(f"--limit {missing[0]}: no request of the workload has it")
+            deadlines = "; give its requests a `deadline`" * (missing[0] == "missed_deadlines")
+            raise SettingsError(
+                f"--limit {missing[0]}: no request of the workload has it{deadlines}"
+            )
         broken = [name for name, limit in limits.items() if seen[name] > limit]
         if not broken:
             low = trial.rate

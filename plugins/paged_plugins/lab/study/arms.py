@@ -254,11 +254,11 @@ def parse_variation(text: str) -> Variation:
     if not key or not equals or not all(texts):
         raise SettingsError(f"--vary {text:.80}: write KEY=A,B, as in --vary evictor=lru,slru")
     if len(texts) < 2:
-        raise SettingsError(f"--vary {text:.80}: one value varies nothing; give two or more")
+        raise SettingsError(f"--vary {key}: one value varies nothing; give two or more")
     names = [named[1] if (named := _LABELLED.fullmatch(each)) else each for each in texts]
     for number, each in enumerate(names):
         if each in names[:number]:
-            raise SettingsError(f"--vary {text:.80}: {each!r} is given twice; leave one out")
+            raise SettingsError(f"--vary {key}: {each!r} is given twice; leave one out")
     path, origin = tuple(key.split(".")), Origin("cli", f"--vary {key}")
     values = [_value(key, each) for each in texts]
     given = [

@@ -322,7 +322,7 @@ class Ablation(Strict):
     product: bool = False
     """True if all combinations are arms, instead of one axis at a time around the base."""
     workloads: tuple[OneWorkload, ...]
-    seeds: Seeds = (0, 1, 2, 3, 4)
+    seeds: Seeds = tuple(range(6))
     executor: str | dict[str, Any] = SIMULATED
     cost_model: str | dict[str, Any] | None = None
     """Cost model of simulated steps; ``None``: the executor's own choice."""
@@ -365,6 +365,8 @@ class Ablation(Strict):
         for key in ("executor", "cost_model"):
             if key in self.base:
                 raise ValueError(f"write `{key}` beside `base`, not in it")
+        if "replicas" in self.axes:
+            raise ValueError("axes.replicas: all arms have as many; write `replicas: N` beside it")
         for key in (*self.base, *self.axes):
             if key.partition(".")[0] == "observers":
                 raise ValueError(
@@ -398,7 +400,7 @@ class Ablation(Strict):
         if (self.replicas or 1) > 1:
             own["router"] = DEFAULT_ROUTER
         return [
-            layer(own, "executor", line),
+            *(layer({key: value}, key, line) for key, value in own.items()),
             layer(self.base, "base", lambda key: line("base", key)),
         ]
 

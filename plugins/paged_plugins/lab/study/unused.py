@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 
 from paged_core.errors import SettingsError
+from paged_core.interfaces.allocator import SupportsPrefixCache
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
@@ -145,6 +146,11 @@ def _unused(
     """Return why a setting has no effect, and what to do; ``None``: it has one."""
     if key == "router" and (num_replicas or 1) < 2:
         return "one engine serves all requests; give --replicas 2 or more (in a file: `replicas`)"
+    if key == "evictor":
+        allocator = registry.get("block_allocator", settings.block_allocator.name)
+        made = allocator.load()
+        if isinstance(made, type) and not issubclass(made, SupportsPrefixCache):
+            return f"block_allocator {allocator.name} evicts nothing; leave it out, or vary that"
     if settings.executor.name != SIMULATED:
         if key != "cost_model":
             return None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import select
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Self
+from typing import Any, Self
 
+import structlog
+
+from paged_core.cli.logs import configure_logs
 from paged_core.errors import error_text
 from paged_core.plugins.registry import Registry
 from paged_core.processes.channel import ANSWER
@@ -35,10 +39,38 @@ def open_runner(registry: Registry, *, workers: int) -> Iterator[Runner]:
         workers: runs at a time; with 1, tasks run in this process, in their order.
     """
     if workers <= 1:
-        yield lambda tasks: (run(task, registry) for task in tasks)
+        with _faults_told_once():
+            yield lambda tasks: (run(task, registry) for task in tasks)
         return
     with _Processes(workers, registry) as processes:
         yield processes.run
+
+
+@contextmanager
+def _faults_told_once(*, tells: bool = True) -> Iterator[None]:
+    """Let the log of a command name a fault once: runs fail alike, and results count them.
+
+    Args:
+        tells: false: not at all, as another process does.
+    """
+    told = set[str]()
+
+    def once(_logger: object, _method: str, event: Any) -> Any:
+        reason = event.get("reason")
+        if reason and (not tells or reason in told):
+            raise structlog.DropEvent
+        told.add(reason)
+        return event
+
+    if not structlog.is_configured():  # not in a command: the program's own log
+        yield
+        return
+    processors = structlog.get_config()["processors"]
+    structlog.configure(processors=[once, *processors])
+    try:
+        yield
+    finally:
+        structlog.configure(processors=processors)
 
 
 def num_workers(num_tasks: int, asked: int | None, *, is_real: bool) -> int:
@@ -79,7 +111,7 @@ class _Processes:
 
     def _begin(self, task: Task) -> _Worker:
         if not self._idle:
-            self._idle.append(_Worker(self._registry))
+            self._idle.append(_Worker(self._registry, tells=not self._workers))
             self._workers.append(self._idle[-1])
         worker = self._idle.pop()
         worker.begin(task)
@@ -110,10 +142,10 @@ class _Processes:
 class _Worker:
     """A process that runs tasks, one after the other."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, *, tells: bool) -> None:
         self.child = PythonChild(f"{__name__}:main", name="its process", reads=True)
         self._channel = self.child.channels[0]
-        self._channel.send(_REGISTRY, pickle.dumps(registry))
+        self._channel.send(_REGISTRY, pickle.dumps((registry, tells)))
 
     def fileno(self) -> int:
         """Return what can be read once there is a result, or the process has ended."""
@@ -136,12 +168,14 @@ class _Worker:
 def main(parent: Parent) -> None:
     """Run tasks until the channel is closed."""
     channel = parent.channels[0]
+    configure_logs(None, os.environ)
     with suppress(EOFError, OSError):
-        registry = pickle.loads(channel.receive()[1])
-        while True:
-            task = pickle.loads(channel.receive()[1])
-            try:
-                ran = run(task, registry)
-            except Exception as error:  # noqa: BLE001 - the other tasks go on
-                ran = Ran(task, None, error_text(error))
-            channel.send(ANSWER, pickle.dumps(ran, pickle.HIGHEST_PROTOCOL))
+        registry, tells = pickle.loads(channel.receive()[1])
+        with _faults_told_once(tells=tells):
+            while True:
+                task = pickle.loads(channel.receive()[1])
+                try:
+                    ran = run(task, registry)
+                except Exception as error:  # noqa: BLE001 - the other tasks go on
+                    ran = Ran(task, None, error_text(error))
+                channel.send(ANSWER, pickle.dumps(ran, pickle.HIGHEST_PROTOCOL))

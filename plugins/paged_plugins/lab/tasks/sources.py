@@ -35,6 +35,16 @@ _IMPORT = re.compile(
 """Statements that import modules, and functions that are given the name of one."""
 _LONGEST_PATH = 200
 """Characters of a text in a module that may name a file beside it."""
+_NO_SOURCES = frozenset(
+    {
+        *(".git", ".hg", ".svn", ".jj", ".venv", ".tox", ".nox", ".idea", ".vscode", ".DS_Store"),
+        *("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"),
+        *(".cache", ".ipynb_checkpoints"),
+    }
+)
+"""Names of what tools keep beside sources."""
+_SWAP = (".swp", ".swo")
+"""Ends of the names of what an editor keeps of an open file."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _AUTO = "auto"
 """The name of a choice that is made on the machine that runs it: of any component of the slot."""
@@ -102,7 +112,7 @@ class _Package:
 
     @cached_property
     def files(self) -> Mapping[str, Path]:
-        """Its files by name, without caches and what is hidden."""
+        """Its files by name, without those of tools."""
         return dict(sorted(self._files()))
 
     def _files(self) -> Iterator[tuple[str, Path]]:
@@ -137,20 +147,18 @@ class _Package:
 
 
 def _files_under(place: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """Yield a file, or those of a folder and of those that links in it lead to; no caches, nothing
-    hidden.
-    """
+    """Yield a file, or those of a folder and of those that links in it lead to, not tools' own."""
     if place.is_file():
         yield name, place
     seen = set[str]()
     for folder, inner, files in os.walk(place, followlinks=True):
         is_new = (real := os.path.realpath(folder)) not in seen
         seen.add(real)
-        inner[:] = [each for each in inner if is_new and each != "__pycache__" and each[0] != "."]
+        inner[:] = [each for each in inner if is_new and each not in _NO_SOURCES]
         within = Path(folder).relative_to(place).as_posix()
         for each in files if is_new else ():
             path = Path(folder, each)
-            if each[0] != "." and path.is_file():
+            if each not in _NO_SOURCES and not each.endswith(_SWAP) and path.is_file():
                 yield f"{name}/{within}/{each}", path
 
 

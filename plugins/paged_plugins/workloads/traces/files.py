@@ -53,7 +53,8 @@ def check_file(path: Path) -> None:
         if not S_ISREG(path.stat().st_mode):
             raise TraceError(path, None, "it is no ordinary file; write it to one")
     except OSError as error:
-        raise TraceError(path, None, f"it cannot be read: {error.strerror}") from None
+        seen = "" if path.is_absolute() else f", seen from the working directory, {Path.cwd()}"
+        raise TraceError(path, None, f"it cannot be read: {error.strerror}{seen}") from None
 
 
 def text_lines(path: Path, most: int | None = None) -> Iterator[tuple[int, str]]:
@@ -148,7 +149,8 @@ def csv_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
         optional: columns that a file may lack; its fields are then empty.
 
     Raises:
-        TraceError: the file cannot be read, lacks a column, or a row lacks a field.
+        TraceError: the file cannot be read, lacks a column, or a row has fewer fields than it
+            has columns, or more.
     """
     places: list[int | None] | None = None
     num_fields = 0
@@ -164,8 +166,9 @@ def csv_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
                 missing = columns[places.index(None)]
                 raise TraceError(path, number, f"the header has no column {missing!r}")
             num_fields = len(fields)
-        elif len(fields) < num_fields:
-            raise TraceError(path, number, "the row has fewer fields than the header")
+        elif len(fields) != num_fields:
+            than = "fewer" if len(fields) < num_fields else "more"
+            raise TraceError(path, number, f"the row has {than} fields than the header")
         else:
             found = ["" if place is None else fields[place].strip() for place in places]
             yield CsvRow(path, number, found)

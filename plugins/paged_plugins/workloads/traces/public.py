@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
@@ -237,6 +238,8 @@ def read_vllm_bench(path: Path, count_tokens: TokenCount) -> Iterator[WorkloadRe
     """
     own = ContentIds(FIRST_OWN_ID)
     for index, (number, values) in enumerate(json_lines(path)):
+        if "output_tokens" not in values and (near := get_close_matches("output_tokens", values)):
+            raise TraceError(path, number, f"{near[0]}: no such key; did you mean 'output_tokens'?")
         prompt, output = values.get("prompt"), values.get("output_tokens", _VLLM_BENCH_OUTPUT)
         if not isinstance(prompt, str) or not prompt:
             raise TraceError(path, number, "`prompt` is no text")
@@ -245,6 +248,17 @@ def read_vllm_bench(path: Path, count_tokens: TokenCount) -> Iterator[WorkloadRe
         content = (own.take(max(1, count_tokens(prompt))),)
         name = str(index)
         yield WorkloadRequest(id=name, prompt=content, output=output, session=name)
+
+
+def vllm_bench_note(path: Path) -> str | None:
+    """Return how many lines leave the length of the answer out; ``None``: none does."""
+    lines = ["output_tokens" in values for _, values in json_lines(path)]
+    if all(lines):
+        return None
+    return (
+        f"note: {lines.count(False):,} of {len(lines):,} lines of {path} have no `output_tokens`: "
+        f"{_VLLM_BENCH_OUTPUT} are taken"
+    )
 
 
 class _VllmResult(BaseModel):

@@ -26,6 +26,7 @@ from paged_plugins.workloads.traces.public import (
     read_sharegpt,
     read_vllm_bench,
     read_vllm_result,
+    vllm_bench_note,
 )
 from paged_plugins.workloads.traces.request_lines import read_requests
 
@@ -78,6 +79,11 @@ class Trace(SpecModel):
         """
         return self._format().has_text
 
+    def note(self) -> str | None:
+        """Return what to say of what the file leaves out; ``None``: nothing."""
+        note = self._format().note
+        return note(self.file) if note else None
+
     def _format(self) -> TraceFormat:
         check_file(self.file)
         return recognise(self.file) if self.format == "auto" else FORMATS[self.format]
@@ -99,6 +105,8 @@ class TraceFormat:
     """Yields the requests that follow no other, by their time."""
     has_text: bool = False
     """Lengths are counted in its texts; otherwise they are in the file."""
+    note: Callable[[Path], str | None] | None = None
+    """Returns what to say of what a file leaves out."""
 
 
 FORMATS: Mapping[str, TraceFormat] = {
@@ -107,7 +115,7 @@ FORMATS: Mapping[str, TraceFormat] = {
     "azure": TraceFormat(read_azure),
     "burstgpt": TraceFormat(read_burstgpt),
     "mooncake": TraceFormat(read_mooncake),
-    "vllm_bench": TraceFormat(read_vllm_bench, has_text=True),
+    "vllm_bench": TraceFormat(read_vllm_bench, has_text=True, note=vllm_bench_note),
     "vllm_result": TraceFormat(read_vllm_result),
 }
 
