@@ -239,7 +239,7 @@ def test_errors_of_the_start_are_those_of_the_inner_executor(tmp_path: Path) -> 
     with pytest.raises(CheckpointError):
         build(registry, executor="process", model=str(tmp_path))
     with pytest.raises(UnsupportedModel, match="ranks"):
-        build(registry, executor={"name": "workers", "ranks": 4})
+        build(registry, executor={"name": "workers", "ranks": 3})
 
 
 def test_processors_that_another_process_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
