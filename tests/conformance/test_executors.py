@@ -50,6 +50,7 @@ class TestProcess(TestWorkers):
     "test_a_block_may_be_appended_to_a_table",
     "test_a_sequence_in_few_chunks_samples_the_same_as_in_many",
     "test_a_prefix_that_others_computed_may_be_shared",
+    "test_written_requests_have_the_same_output_alone_and_in_a_batch",
 )
 class TestTensorParallel(ExecutorConformance):
     """Two ranks get every step, and all of them answer it; its content is as in `TestWorkers`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from marks import long
 from paged_plugins.server.parsers.testing import (
     ReasoningParserConformance,
     ToolParserConformance,
@@ -43,6 +44,11 @@ BARE: Sequence[tuple[str, Any]] = (
 """Arguments alone."""
 MISTRAL = ("[ARGS]", "[CALL_ID]123456789[ARGS]")
 KIMI = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+WORK = (
+    "test_the_work_grows_in_proportion_to_the_text",
+    "test_what_it_holds_is_not_copied_at_each_letter",
+)
+"""Cases that take the most time."""
 SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 
 
@@ -144,6 +150,7 @@ PYTHON: Mapping[str, Sequence[tuple[str, Any]]] = {
 }
 
 
+@long(*WORK)  # as in `TestPythonic`
 class TestLlama4Pythonic(ToolParserConformance):
     component = "llama4_pythonic"
     written = PYTHON
@@ -255,6 +262,7 @@ class TestDeepseekV3(ToolParserConformance):
     broken = DEEPSEEK_BROKEN
 
 
+@long(*WORK)  # as in `TestDeepseekV3`, which reads both forms, too
 class TestDeepseekV31(ToolParserConformance):
     component = "deepseek_v31"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {WITHOUT_TYPE: DEEPSEEK}

@@ -14,6 +14,7 @@ from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
+import yaml
 
 from paged_plugins.scaffold.new_plugin import SUMMARIES
 
@@ -29,6 +30,14 @@ PARTS = {
 MADE = {slot: f"made-{slot.replace('_', '-')}" for slot in SUMMARIES}
 """Slots, and packages fresh from the template."""
 PROMPTS = ("What is a block table?", "What is preemption?")
+MAKE = """
+import json, sys
+from paged_core.cli import main
+
+for slot, name in json.loads(sys.argv[1]).items():
+    assert main(["new-plugin", name, "--slot", slot]) == 0
+"""
+"""Writes packages from the template, all in one process."""
 BUILD = """
 import os, sys
 from hatchling.build import build_wheel
@@ -84,8 +93,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("third_party")
     place = Place(folder / "sources", folder / "site-packages")
     copytree(EXAMPLE, place.sources / EXAMPLE.name, ignore=ignore_patterns(".*", "__pycache__"))
-    for slot, name in MADE.items():
-        place.paged_core("new-plugin", name, "--slot", slot, bare=True)
+    place.run("-c", MAKE, json.dumps(MADE), bare=True)
     wheels = folder / "wheels"
     wheels.mkdir()
     place.run("-c", BUILD, wheels, *sorted(place.sources.iterdir()), bare=True)
@@ -141,8 +149,11 @@ def test_installing_activates_nothing(place: Place, tmp_path: Path) -> None:
         "  - {id: C, step: 2, prompt: 20, output: 4}\n",
         "utf-8",
     )
-    for args in (["config", "--json"], ["replay", str(scenario), "--json"]):
-        assert place.paged_core(*args) == place.paged_core(*args, bare=True)
+    program = (
+        "import sys; from paged_core.cli import main\n"
+        "assert main(['config', '--json']) == main(['replay', sys.argv[1], '--json']) == 0"
+    )
+    assert place.run("-c", program, scenario) == place.run("-c", program, scenario, bare=True)
 
 
 # ---------------------------------------------------------------------- used by name
@@ -166,9 +177,12 @@ def test_the_example_runs_by_yaml_and_the_text_stays(place: Place, tmp_path: Pat
 
 def test_fresh_plugins_run_by_yaml_together(place: Place, tmp_path: Path) -> None:
     """Each has an ``engine.yaml`` that names it; here all of them are in one file."""
-    lines = [(place.sources / name / "engine.yaml").read_text("utf-8") for name in MADE.values()]
+    settings: dict[str, Any] = {}
+    for slot, name in MADE.items():  # beside its own slot one may name another, which asks it
+        given = yaml.safe_load((place.sources / name / "engine.yaml").read_text("utf-8"))
+        settings = {**given, **settings, **{key: given[key] for key in given if key == slot}}
     config = tmp_path / "engine.yaml"
-    config.write_text("".join(lines), "utf-8")
+    config.write_text(json.dumps(settings), "utf-8")
     prompts = json.dumps([[1, 2, 3, 4, 5, 6, 7, number] for number in range(6)])
     program = (
         "import json, sys; from paged_core import LLM, SamplingParams\n"

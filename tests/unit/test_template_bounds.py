@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from paged_backends.text import template_bounds
 from paged_backends.text.chat_template import ChatTemplate
 from paged_backends.text.template_bounds import BoundedEnvironment
 from paged_core.errors import RequestError
@@ -142,7 +143,7 @@ def test_a_long_conversation_is_no_endless_loop() -> None:
     assert len(render("{% for m in messages %}{{ m.content }}{% endfor %}", turns)) == 5_000_000
 
 
-def test_messages_have_a_bound() -> None:
+def test_messages_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     nested: list[Any] = ["x"]
     for _ in range(60):
         nested = [nested, nested]
@@ -151,6 +152,8 @@ def test_messages_have_a_bound() -> None:
     for content in (nested, endless):
         with pytest.raises(RequestError, match=r"too large|nested"):
             render("x", [{"role": "user", "content": content}])
+    monkeypatch.setattr(template_bounds, "_MAX_DATA", 10**6)
+    for content in (nested, endless):
         with pytest.raises(RequestError, match=r"too large|nested"):
             render("x", tools=[{"a": content}])
 
