@@ -33,6 +33,8 @@ pytestmark = pytest.mark.heavy
 
 SETTINGS = {"num_blocks": 256, "max_model_len": 256, "threads": 1}
 FOREVER = SamplingParams(max_tokens=240, ignore_eos=True)
+Test = Callable[[AsyncLLM, ProcessClient], Awaitable[None]]
+Losing = Callable[[Test], None]
 PROMPTS = ["What is a block table?", "Hello", "3 + 4 ="]
 CASES = {
     "greedy": SamplingParams(max_tokens=16),
@@ -66,7 +68,7 @@ def make_client(**options: Any) -> ProcessClient:
     return ProcessClient(settings_class(registry)(**SETTINGS), registry, **options)
 
 
-def served(test: Callable[[AsyncLLM, ProcessClient], Awaitable[Any]], **options: Any) -> Any:
+def served(test: Test, **options: Any) -> Any:
     async def main() -> Any:
         client = make_client(**options)
         async with AsyncLLM.from_client(client) as llm:
@@ -90,6 +92,21 @@ def shared() -> Iterator[tuple[Loop, AsyncLLM]]:
     finally:
         loop.run(llm.close())
         loop.stop()
+
+
+@pytest.fixture
+def losing(shared: tuple[Loop, AsyncLLM], monkeypatch: pytest.MonkeyPatch) -> Losing:
+    """The same engine, ready before each test that loses it, and never given up."""
+    monkeypatch.setattr(backoff, "_PAUSES", (0.1,) * 30)
+    loop, llm = shared
+
+    async def tried(test: Test) -> None:
+        assert isinstance(llm.client, ProcessClient)
+        while not llm.client.is_ready:
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(test(llm, llm.client), 300)
+
+    return lambda test: loop.run(tried(test), 400)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +169,7 @@ def test_a_reader_that_leaves_frees_its_blocks(shared: tuple[Loop, AsyncLLM]) ->
 PIN = "What is a block table? " * 6
 
 
-def test_a_killed_engine_is_started_again() -> None:
+def test_a_killed_engine_is_started_again(losing: Losing) -> None:
     """An answer that was read ends with an error, the others go on; pins are held again."""
 
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
@@ -193,7 +210,7 @@ def test_a_killed_engine_is_started_again() -> None:
         found = await llm.get_metrics()
         assert found.num_free_blocks == found.num_blocks == 256
 
-    served(test)
+    losing(test)
 
 
 def test_pins_whose_time_has_ended_are_not_kept_for_engines_to_come() -> None:
@@ -239,7 +256,7 @@ def test_an_engine_that_was_not_asked_does_not_hang(
 
 
 def test_whatever_a_start_raises_another_is_tried_and_deadlines_pass_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
+    losing: Losing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no descriptors")
@@ -258,11 +275,11 @@ def test_whatever_a_start_raises_another_is_tried_and_deadlines_pass_meanwhile(
         assert (await asked[1]).finished
         assert client.is_ready
 
-    served(test)
+    losing(test)
 
 
 def test_whatever_looking_at_an_engine_raises_it_is_started_again(
-    monkeypatch: pytest.MonkeyPatch,
+    losing: Losing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: EngineProcess) -> Any:
         raise OSError("no descriptors")
@@ -278,7 +295,7 @@ def test_whatever_looking_at_an_engine_raises_it_is_started_again(
             await asyncio.sleep(0.01)
         assert (await last(llm.generate("Hello"))).finished
 
-    served(test)
+    losing(test)
 
 
 def test_an_engine_that_nothing_watches_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +304,7 @@ def test_an_engine_that_nothing_watches_has_failed(monkeypatch: pytest.MonkeyPat
 
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         monkeypatch.setattr(client._backoff, "pause", refuse)
+        os.kill(client.pid or 0, signal.SIGSTOP)  # or it might answer before it is killed
         asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
         await asyncio.sleep(0)
         os.kill(client.pid or 0, signal.SIGKILL)
@@ -299,6 +317,7 @@ def test_an_engine_that_nothing_watches_has_failed(monkeypatch: pytest.MonkeyPat
 
 def test_draining_outranks_a_restart() -> None:
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
+        os.kill(client.pid or 0, signal.SIGSTOP)  # or it might answer before it is killed
         asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
         await asyncio.sleep(0)
         os.kill(client.pid or 0, signal.SIGKILL)
@@ -362,6 +381,7 @@ def test_an_engine_that_cannot_be_started_again_is_given_up(
 
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         monkeypatch.setattr(sys, "executable", "/bin/false")
+        os.kill(client.pid or 0, signal.SIGSTOP)  # or it might answer before it is killed
         asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
         await asyncio.sleep(0)
         os.kill(client.pid or 0, signal.SIGKILL)

@@ -229,7 +229,7 @@ def test_those_that_cannot_start_say_why() -> None:
 
 
 def test_whatever_making_an_engine_raises_it_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
+    serving: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("no descriptors")
@@ -243,7 +243,7 @@ def test_whatever_making_an_engine_raises_it_is_tried_again(
             )
         await all_ready(client)
 
-    with_replicas(test)
+    serving(test)
 
 
 def test_one_that_is_given_up_leaves_and_then_all_have_failed(

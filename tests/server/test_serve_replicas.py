@@ -128,8 +128,10 @@ def states(port: int) -> list[str]:
     return [each["state"] for each in ask(port, "GET", "/replicas")[1]["replicas"]]
 
 
-def test_an_engine_is_drained_and_started_over_http() -> None:
-    with serve_process(*SMALL, "--replicas", "2") as served, ThreadPoolExecutor(3) as pool:
+def test_an_engine_is_drained_and_started_over_http_and_a_server_ends_meanwhile() -> None:
+    """Even if the client that asked has gone."""
+    options = ("--replicas", "2", "--server.grace-period", "1")
+    with serve_process(*SMALL, *options) as served, ThreadPoolExecutor(3) as pool:
         port = served.port()
         wait_for_all(port)
         before = engines_of(served.process.pid)
@@ -162,12 +164,6 @@ def test_an_engine_is_drained_and_started_over_http() -> None:
             assert (status, "0 to 1" in found["error"]["message"]) == (404, True)
         check_engines_that_are_not_there(port, "0 to 1")
 
-
-def test_a_server_ends_while_an_engine_is_drained_and_the_client_that_asked_is_gone() -> None:
-    options = ("--replicas", "2", "--server.grace-period", "1")
-    with serve_process(*SMALL, *options) as served:
-        port = served.port()
-        wait_for_all(port)
         streams = [open_stream(port, LONG) for _ in range(2)]
         wait_until(lambda: ask(port, "GET", "/load")[1]["num_unfinished"] == 2, "none is taken")
         with socket.create_connection(("127.0.0.1", port)) as asking:
