@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -79,11 +80,17 @@ def test_weights_in_a_pickle(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "llama, linear rope, tied"])
-def test_a_checkpoint_of_the_bare_decoder(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_bare_decoder_or_of_its_embedding_as_the_head(
+    name: str, tmp_path: Path
+) -> None:
     tiny_models.save(name, tmp_path)
-    expected = answers(tmp_path)
-    model = transformers.AutoModel.from_pretrained(tmp_path)
-    model.save_pretrained(tmp_path)
+    expected, path = answers(tmp_path), tmp_path / "model.safetensors"
+    weights = load_file(path)
+    transformers.AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert answers(tmp_path) == expected
+    tables = (".embed_tokens.weight", ".wte.weight")
+    weights["lm_head.weight"] = weights.pop(next(each for each in weights if each.endswith(tables)))
+    save_file(weights, path, {"format": "pt"})
     assert answers(tmp_path) == expected
 
 

@@ -93,6 +93,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3_moe": of(
         "Qwen3Moe", head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
     ),
+    "granitemoehybrid": of(  # of which other layers are recurrent
+        "GraniteMoeHybrid",
+        layer_types=["attention"] * 2,
+        num_local_experts=4,
+        mamba_n_heads=4,
+        mamba_expand=1,
+        shared_intermediate_size=48,
+    ),
     "deepseek_v3": of(
         "DeepseekV3",
         num_key_value_heads=4,

@@ -431,6 +431,18 @@ def test_an_added_token_is_its_text(tmp_path: Path) -> None:
         assert "".join(pieces_of(made, [], [[each] for each in made.encode(text)])) == text
 
 
+def test_a_special_token_that_is_normalised_is_hidden_where_transformers_hides_it(
+    tmp_path: Path,
+) -> None:
+    tokenizer = byte_fallback()
+    tokenizer.add_special_tokens([AddedToken("<x>", normalized=True), AddedToken("<y>")])
+    folder = save(tmp_path / "model", tokenizer)
+    made, ids = load(folder), tokenizer.encode("the<x> a<y>").ids
+    expected = AutoTokenizer.from_pretrained(folder).decode(ids, skip_special_tokens=True)
+    assert made.decode(ids) == expected
+    assert "".join(pieces_of(made, [], [[each] for each in ids])) == expected
+
+
 def test_a_prompt_is_never_truncated_or_padded(tmp_path: Path) -> None:
     tokenizer = byte_level()
     tokenizer.enable_truncation(3)

@@ -153,11 +153,7 @@ def _served(
     return CheckpointTokenizer(
         codec.encode,
         codec.decode,
-        special_ids=frozenset(
-            token_id
-            for token_id, token in added.items()
-            if token.special or fast.decode([token_id]) != fast.decode([token_id], False)
-        ),
+        special_ids=_skipped(fast),
         byte_ids=_byte_ids(fast.get_vocab()),
         template=template,
         vocab_size=fast.get_vocab_size(),
@@ -166,6 +162,15 @@ def _served(
         id_to_token=token_of,
         reach=reach(fast),
     )
+
+
+def _skipped(fast: FastTokenizer) -> frozenset[int]:
+    """Return the added tokens that the library leaves out of a text, whatever their flags say."""
+    decoder, fast.decoder = fast.decoder, None
+    skipped = (token for token in fast.get_added_tokens_decoder() if not fast.decode([token]))
+    found = frozenset(skipped)
+    fast.decoder = decoder
+    return found
 
 
 def _add_tokens(fast: FastTokenizer, named: Iterable[Any], config: Mapping[str, Any]) -> None:

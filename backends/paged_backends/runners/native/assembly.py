@@ -157,8 +157,11 @@ class Assembly:
         self._config, self._local, self._share = source.config, source.local, source.share
         self._group_size = group_size
         self._tokens = self._share.units(self._config.vocab_size)
-        self._names = weight_names(source.checkpoint)
-        self._weights = source.weights
+        self._weights, names = source.weights, weight_names(source.checkpoint)
+        has = self._weights.has
+        missing = self._config.tied and not has(f"{names.embedding}.weight")
+        only_head = missing and has(f"{names.head}.weight")
+        self._names = replace(names, embedding=names.head) if only_head else names
         self._dtype, self._device = source.dtype, source.device
         self._ops = ops
         self._linears = LinearMaker(source, ops, linear)

@@ -227,6 +227,10 @@ def _decoder_name(model: Any) -> str | None:
     return next((name for name in names if name in model._modules), None)
 
 
+_STATELESS = {"attention", "full_attention", "sliding_attention", "mlp", "moe"}
+"""Types of layers, of models that may have others, which keep keys and values at most."""
+
+
 def _check_shape(model: Any) -> None:
     name = model.config.model_type
     refusal = f"{name} cannot be served: "
@@ -235,7 +239,8 @@ def _check_shape(model: Any) -> None:
             f"{refusal}it chooses the keys that a token sees by an index (sparse attention), whose "
             "own keys are not paged; choose a model that sees all of them, or those in a window"
         )
-    if getattr(model, "_is_stateful", False):
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or [""]
+    if getattr(model, "_is_stateful", False) and not _STATELESS.issuperset(kinds):
         raise UnsupportedModel(
             f"{refusal}it carries a recurrent state from token to token (Mamba or linear "
             "attention), which is not paged; choose a model that only has attention"
