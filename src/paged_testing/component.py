@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
@@ -277,6 +277,8 @@ def _first_line(made: Any) -> int:
     return min(methods, default=1)
 
 
+_OURS = ("paged_core.", "paged_plugins.")
+"""Packages of the interfaces of which the slots have a conformance class."""
 _AT = "the code of the component"
 _LAST = ("test_keeps_nothing_of_what_has_left", "test_not_every_case_is_skipped")
 _OF_AVAILABILITY = ("test_can_be_imported", "test_not_every_case_is_skipped")
@@ -311,18 +313,34 @@ class VariesOptions(ComponentConformance):
     def check_with_other_options(self) -> None:
         """Check written cases with a few other options."""
         kind, registry = type(self), self.registry
-        tables = list(other_options(type(self.options), self._table))
-        tried = "\n".join(map(str, tables)) or "none: its settings class has nothing to vary"
+        varied = [
+            {"component": table} for table in other_options(type(self.options), self._table)
+        ] + [{"settings": {**self.settings, **more}} for more in self._other_parts()]
+        tried = "\n".join(str(*each.values()) for each in varied)
+        tried = tried or "none: its settings class has nothing to vary"
         if self._request is not None:
             self._request.node.add_report_section("call", "options that were tried", tried)
         members = {"_registry": registry, "expected": lambda self, *_: None}
-        for table in tables:
-            other = type(kind.__name__, (kind,), {**members, "component": table})()
+        for each in varied:
+            (table,) = each.values()
+            other = type(kind.__name__, (kind,), {**members, **each})()
             try:
                 other.check_written()
             except RAISED as error:
+                if isinstance(error, SettingsError) and "" in table.values():
+                    continue  # which texts are names is known when it is made
                 error.add_note(f"with the options {table}; these were tried:\n{tried}")
                 raise
+
+    def _other_parts(self) -> Iterator[dict[str, Any]]:
+        """Settings with other options of what a component may ask for of a package's own slot."""
+        for key, slot in self.registry.slots.items():
+            named = self.settings.get(key, slot.default)
+            table = {"name": named} if isinstance(named, str) else named
+            if slot.interface.startswith(_OURS) or not isinstance(table, Mapping):
+                continue
+            kind = self.registry.get(key, table["name"]).settings
+            yield from ({key: other} for other in other_options(kind, table))
 
     def check_written(self) -> None:
         """Check written cases, without what a test expects of the options that it names."""

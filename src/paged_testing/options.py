@@ -26,6 +26,8 @@ _KNOWN: Mapping[str, Sequence[Any]] = {
     "promote_after": [None, 3.0, 20.0],
 }
 """Options of which it is known what puts the small engines of the kit to the test."""
+_LEAST: Mapping[type, Sequence[Any]] = {int: (0, -1), float: (0.0, -1.0), str: ("",)}
+"""Values that an option of a type has, unless its bounds refuse them."""
 
 
 def component_options(
@@ -47,14 +49,27 @@ def component_options(
 def other_options(
     kind: type[ComponentSettings], fixed: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Tables that differ in what is not ``fixed``: the two smallest values, the three largest.
+    """Tables that differ in what is not ``fixed``: the two smallest values, the three largest; and
+    in one option each, which is 0, negative or an empty text.
 
     Those that the settings class refuses are left out.
     """
     values = {name: each for name, each in _values(kind).items() if name not in fixed}
     seen = [kind(**fixed)]
-    for number in (0, 1, -3, -2, -1):
-        table = {**fixed, **{name: each[number % len(each)] for name, each in values.items()}}
+    varied = [
+        {name: each[number % len(each)] for name, each in values.items()}
+        for number in (0, 1, -3, -2, -1)
+    ]
+    varied += [
+        {name: each}
+        for name, field in kind.model_fields.items()
+        if name not in (*fixed, "name")
+        for inner, _ in _alternatives(field.annotation, field.metadata)
+        for each in _LEAST.get(inner, ())
+        if each not in values.get(name, ())
+    ]
+    for more in varied:
+        table = {**fixed, **more}
         try:
             made = kind(**table)
         except ValidationError:
