@@ -43,10 +43,13 @@ def decisions(
             engine = build_memory_engine(registry, **values)
             if beside:
                 other = build_memory_engine(registry, **values)
-                for request_id in ("beside", first.id):
+                asked = [request for _, request in situation.workload.requests]
+                for request in (replace(first, id="beside"), *asked):
                     with suppress(RequestError):
-                        other.add(replace(first, id=request_id, tenant="b"))
-                for _ in range(4):
+                        other.add(replace(request, tenant="b"))
+                for step in range(24):
+                    if step >= 4 and other.scheduler.queues().swapped:
+                        break
                     other.step()
             watched = WatchedScheduler.install(engine, None, None)
             serve(engine, situation.workload)

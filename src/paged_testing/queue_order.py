@@ -244,7 +244,11 @@ class QueueOrderCases(ComponentConformance):
             assert all(isinstance(answer, bool) for answer in answers), f"{answers}: not bools"
             for each in (order, twin):
                 _tell(each, groups[:-1] * len(served), list(served) * len(groups))
+            keys = [order.key(group, now) for group in groups]
             answers = [order.quantum_over(group, now) for group in groups]
+            assert [order.key(group, now) for group in groups] == keys, (
+                "quantum_over() changes keys: it is asked any number of times"
+            )
             again = [order.quantum_over(group, now) for group in reversed(groups)]
         assert again == answers[::-1], "a second call returns something else"
         assert [twin.quantum_over(group, now) for group in groups] == answers, (

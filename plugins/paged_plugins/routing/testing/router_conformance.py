@@ -205,9 +205,10 @@ def routes(
     members = {"component": settings[slot], "settings": settings, "_registry": registry}
     kit = type("Routes", (RouterConformance,), members)()
     requests = [*varied_requests(), *islice(unrelated_requests(), 100)]
-    scene, other = (kit.scene(5, seed=7) for _ in range(2))
+    scene, other = (kit.scene(5, 100, seed=7) for _ in range(2))
     if beside:
-        other.route_all(requests[7:])
+        other.leave(0)
+        other.route_all(reversed(requests))
     return {"written requests": scene.route_all(requests)}
 
 
@@ -312,6 +313,14 @@ class RouterConformance(Repeats, VariesOptions):
             f"a replica gets {max(counts)} of {num_requests} unrelated requests, and may get "
             f"{most:.0f}"
         )
+
+    def test_requests_of_no_session_have_none_in_common(self) -> None:
+        """Where sessions matter, they are not routed as those of one session."""
+        each, one, none = (
+            self.scene(8, 24, 7).route_all(islice(unrelated_requests(session), 100))
+            for session in ("session {}", "one", "")
+        )
+        assert none != one or one == each, "requests without a session are routed as one session"
 
     def test_bounds_the_requests_of_a_replica(self) -> None:
         scene = self.scene(8, 160)
