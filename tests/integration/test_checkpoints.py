@@ -241,6 +241,12 @@ def test_unknown_architecture(folder: Path) -> None:
         load_runner(folder)
 
 
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(UnsupportedModel, match=r"is an adapter.*merge"):
+        load_runner(tmp_path)
+
+
 def test_code_from_the_checkpoint_is_not_run_unasked(folder: Path) -> None:
     change(folder / "config.json", model_type="own", auto_map={"AutoConfig": "own.Config"})
     (folder / "own.py").write_text("raise SystemExit('ran')")

@@ -335,6 +335,30 @@ def test_slopes_on_scores_are_refused_by_all_runners_alike(
         serve(tmp_path, runner)
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "phimoe"])
+@pytest.mark.parametrize("short", [True, False])
+def test_an_expert_that_is_not_as_the_others_is_named(
+    kind: str, short: bool, tmp_path: Path
+) -> None:
+    path = tiny_models.save(kind, tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if ".experts.2." in name)
+    weight = weights.pop(name)
+    save_file(weights | ({name: weight[:-1].contiguous()} if short else {}), path, {"format": "pt"})
+    refused(tmp_path, "transformers", rf"{name} (has the shape .*|is missing), and those")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("return_dict", False), *(("dtype", each) for each in ("torch.float32", "int8", "half"))],
+)
+def test_keys_that_only_the_library_minds_are_no_hindrance(
+    folder: Path, name: str, value: Any
+) -> None:
+    change(folder / "config.json", **{name: value})
+    assert serve(folder, "transformers") == serve(folder, "native")
+
+
 def test_experts_of_a_token_are_no_more_than_there_are(tmp_path: Path) -> None:
     folder = tiny_models.save("mixtral", tmp_path)
     change(folder / "config.json", num_experts_per_tok=7)

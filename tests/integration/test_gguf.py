@@ -309,8 +309,13 @@ def test_what_a_file_may_not_say(values: dict[str, Any], reason: str, tmp_path: 
         load_runner(path, "native")
 
 
-def test_layers_may_each_say_the_same(tmp_path: Path) -> None:
-    made = make("llama", **{"llama.attention.head_count_kv": [2, 2]})
+@pytest.mark.parametrize(
+    "values", [{"attention.head_count_kv": [2, 2]}, {"attention.sliding_window": 0}], ids=str
+)
+def test_layers_may_each_say_the_same_and_zero_is_no_window(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    made = make("llama", **{f"llama.{name}": value for name, value in values.items()})
     check(made, tmp_path / "model.gguf")
 
 

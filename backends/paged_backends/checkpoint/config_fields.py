@@ -229,6 +229,13 @@ SMALL_BYTES = 64 << 20
 """Weights that take no more than this as float32 fit the caches of a CPU."""
 
 
+def stated_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
+    """Return the dtype of a configuration, or ``None``: it names none that is computed in."""
+    stated = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
+    dtype = getattr(torch, stated.removeprefix("torch."), None)
+    return dtype if dtype in (torch.float32, torch.float16, torch.bfloat16) else None
+
+
 def choose_dtype(setting: str, checkpoint: Checkpoint, device: torch.device) -> Any:
     """Return what ``from_pretrained`` takes as ``dtype``: a torch dtype, or ``"auto"``.
 
@@ -239,9 +246,9 @@ def choose_dtype(setting: str, checkpoint: Checkpoint, device: torch.device) -> 
     """
     if setting != "auto":
         return getattr(torch, setting)
-    own = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
-    if device.type != "cpu" or own.removeprefix("torch.") not in {"bfloat16", "float16"}:
+    own = stated_dtype(checkpoint)
+    if device.type != "cpu" or own not in {torch.bfloat16, torch.float16}:
         return "auto"
     num_bytes = 4 * checkpoint.num_weights
-    apt = own.endswith("bfloat16") and torch.cpu._is_avx512_bf16_supported()
+    apt = own is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
     return "auto" if apt and num_bytes > SMALL_BYTES else torch.float32

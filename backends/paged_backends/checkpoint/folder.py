@@ -187,6 +187,11 @@ class Checkpoint:
         if not path.exists():
             if (graph := _foreign_graph(folder)) is not None:
                 raise _graph_refused(graph)
+            if (folder / "adapter_config.json").exists():
+                raise UnsupportedModel(
+                    f"{folder} is an adapter (LoRA) to another model, which cannot be served by "
+                    "itself; merge the two (`merge_and_unload` of peft), and save the result"
+                )
             raise CheckpointError(
                 f"{folder} has no config.json, so it is not a model; give the folder that "
                 "`save_pretrained` wrote, a GGUF file (one of the hub: ID:NAME.gguf), or a hub id"

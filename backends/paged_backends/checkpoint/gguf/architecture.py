@@ -210,9 +210,9 @@ def _divisors(header: GgufHeader, count: int) -> Sequence[float]:
 
 def _llama(header: GgufHeader) -> Config:
     """Return the fields of a llama, or of a mistral: that is a llama with a window."""
-    shape, window = _shape(header), "attention.sliding_window"
-    if _keys(header).optional(window) is not None:
-        return shape | {"model_type": "mistral", "sliding_window": _keys(header).integer(window)}
+    shape = _shape(header)
+    if window := _keys(header).integer("attention.sliding_window", 0, least=0):
+        return shape | {"model_type": "mistral", "sliding_window": window}
     return shape | {
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,

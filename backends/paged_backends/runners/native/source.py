@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 import torch
 
-from paged_backends.checkpoint.config_fields import choose_dtype
+from paged_backends.checkpoint.config_fields import choose_dtype, stated_dtype
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.quantized.layout import layout_of
 from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights
@@ -147,8 +147,7 @@ def _open(
     chosen = settings.dtype
     if not made_up or chosen != "auto":
         chosen = choose_dtype(chosen, checkpoint, device)
-    named = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
-    own = getattr(torch, named.removeprefix("torch."), None) if chosen == "auto" else chosen
+    own = stated_dtype(checkpoint) if chosen == "auto" else chosen
     if made_up:
         dtype = own if own in DTYPE_NAMES else torch.float32
         return RandomWeights(dtype, settings.seed), dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from math import prod
@@ -12,14 +12,19 @@ import torch
 import transformers  # which imports a module when a name of it is asked for
 from safetensors import SafetensorError
 
-from paged_backends.checkpoint.config_fields import ConfigFields, choose_dtype, refuse_biased
+from paged_backends.checkpoint.config_fields import (
+    ConfigFields,
+    choose_dtype,
+    refuse_biased,
+    stated_dtype,
+)
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.json_file import one_line, read_json_object
+from paged_backends.checkpoint.json_file import damaged, one_line, read_json_object
 from paged_backends.checkpoint.quantized.formats import check_effects, check_types
-from paged_backends.checkpoint.weights import StoredWeights, check_unused, open_weights
+from paged_backends.checkpoint.weights import Shape, StoredWeights, check_unused, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_backends.runners.transformers.odd_fields import blamed
-from paged_backends.runners.transformers.stored_parts import check_parts
+from paged_backends.runners.transformers.stored_parts import check_parts, odd_expert
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 from paged_core.settings.schema import EngineSettings
@@ -69,14 +74,15 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
     except KeyError as error:
         if error.args == (IMPLEMENTATION,):
             raise _outside(checkpoint.model_type) from error
-        raise _unloadable(checkpoint, error) from error
+        raise _unloadable(checkpoint, error, weights) from error
     except Exception as error:  # each architecture has its own checks
-        raise _unloadable(checkpoint, error) from error
+        raise _unloadable(checkpoint, error, weights) from error
     text = model.config.get_text_config()
     if not checkpoint.config.get("quantization_config"):
         own = model.state_dict().items()
         weights.check_dtypes({n.rpartition(".")[2] for n, t in own if not t.is_floating_point()})
-    _check_report(checkpoint, report, tied=bool(getattr(text, "tie_word_embeddings", False)))
+    tied = bool(getattr(text, "tie_word_embeddings", False))
+    _check_report(checkpoint, report, weights.shapes, tied=tied)
     return model.eval().requires_grad_(False).to(device)
 
 
@@ -100,11 +106,17 @@ def _check_index(checkpoint: Checkpoint) -> None:
     )
 
 
-def _unloadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+def _unloadable(
+    checkpoint: Checkpoint, error: Exception, weights: StoredWeights
+) -> CheckpointError:
+    if (odd := odd_expert(weights.shapes)) is not None:
+        return damaged(f"in {checkpoint.folder}, {odd}")
+    again = "compare config.json with that of its source, or download it again"
+    if (method := checkpoint.quantized_as) is not None:
+        again = f"take another quantisation of the model than {shown(method)}, or {again}"
     return blamed(checkpoint, error) or CheckpointError(
         f"the checkpoint {checkpoint.folder} ({checkpoint.model_type}) cannot be loaded: "
-        f"transformers raised {type(error).__name__} ({one_line(error, 300)}); compare config.json "
-        "with that of its source, or download it again"
+        f"transformers raised {type(error).__name__} ({one_line(error, 300)}); {again}"
     )
 
 
@@ -200,7 +212,10 @@ def _check_quantization(checkpoint: Checkpoint) -> None:
 def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(
-            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+            checkpoint.folder,
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            dtype=stated_dtype(checkpoint),
         )
     except ImportError:
         raise
@@ -209,6 +224,7 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
             f"{checkpoint.config_path} does not describe a model of type {checkpoint.model_type}: "
             f"{one_line(error, 300)}"
         ) from error
+    config.return_dict = True  # as outputs are read
     if checkpoint.quantized_as in ("compressed-tensors", "mxfp4"):
         # at once: not in the first call of the whole model, whose parts are called here, and not
         # where some package for its kernels is installed
@@ -219,10 +235,14 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
     return config
 
 
-def _check_report(checkpoint: Checkpoint, report: dict[str, Any], *, tied: bool) -> None:
+def _check_report(
+    checkpoint: Checkpoint, report: dict[str, Any], shapes: Mapping[str, Shape], *, tied: bool
+) -> None:
     """Refuse what the library accepts: weights made up at random, and weights left out."""
     folder = checkpoint.folder
     if report.get("mismatched_keys"):
+        if (odd := odd_expert(shapes)) is not None:
+            raise damaged(f"in {folder}, {odd}")
         names = sorted(str(entry[0]) for entry in report["mismatched_keys"])
         raise CheckpointError(
             f"config.json in {folder} says other shapes than those that are stored of "

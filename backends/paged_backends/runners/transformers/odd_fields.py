@@ -153,7 +153,7 @@ def _most(name: str, values: Mapping[str, Any]) -> object:
         return values.get("num_local_experts", values.get("num_experts"))
     if name in ("num_attention_heads", "n_head"):
         return values.get("hidden_size", values.get("n_embd"))
-    count = values.get("vocab_size") if name.endswith("_token_id") else None
+    count = values.get("vocab_size") if name == "pad_token_id" else None  # a row of the embedding
     return count - 1 if is_integer(count, 1) else None
 
 

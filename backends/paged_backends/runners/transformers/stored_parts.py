@@ -6,6 +6,8 @@ to any dtype, and does not miss scales.
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from paged_backends.checkpoint.config_fields import ConfigFields
@@ -14,6 +16,29 @@ from paged_backends.checkpoint.weight_files import StoredTensor, read_headers
 from paged_core.errors import CheckpointError
 
 _Shape = tuple[int, ...]
+
+
+_EXPERT = re.compile(r"^(.+\.experts\.)(\d+)(\..+)$")
+
+
+def odd_expert(shapes: Mapping[str, _Shape]) -> str | None:
+    """Return what an expert's weight lacks beside those of the others, if any does.
+
+    Args:
+        shapes: of the weights, by name.
+    """
+    found: dict[tuple[str, str], dict[str, _Shape]] = defaultdict(dict)
+    for name, shape in shapes.items():
+        if parts := _EXPERT.match(name):
+            found[parts[1], parts[3]][parts[2]] = shape
+    numbers = sorted({number for stored in found.values() for number in stored}, key=int)
+    for (before, after), stored in found.items():
+        usual = Counter(stored.values()).most_common(1)[0][0]
+        for number in numbers:
+            if stored.get(number) != usual:
+                odd = f"has the shape {stored[number]}" if number in stored else "is missing"
+                return f"{before}{number}{after} {odd}, and those of other experts are {usual}"
+    return None
 
 
 def check_parts(checkpoint: Checkpoint) -> None:
