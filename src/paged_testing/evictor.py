@@ -91,6 +91,30 @@ class EvictorCases(ComponentConformance):
         evictor.add(BlockId(1), BlockInfo(4, 1, 9))
         assert sorted(evictor.evict() for _ in range(4)) == [0, 1, 2, 3]
 
+    def test_content_that_comes_back_is_known_by_its_key(self) -> None:
+        """Whatever block it comes back in; and what has no key is no content that was there."""
+        known, elsewhere = (self._evicted_after(5, (5, 6, 7), at) for at in ((0, 1, 2), (2, 0, 1)))
+        assert known == elsewhere, (
+            f"contents 5, 6 and 7, after 5 was evicted: {known} are evicted in blocks 0, 1 and 2, "
+            f"{elsewhere} in blocks 2, 0 and 1: what was evicted is known by its content key"
+        )
+        other, none = (self._evicted_after(gone, (None, 6, 7), (0, 1, 2)) for gone in (99, None))
+        assert other == none, (
+            f"a block without a content key, 6 and 7: {other} are evicted, {none} after another "
+            "block without a key was: that is not the same content"
+        )
+
+    def _evicted_after(
+        self, gone: int | None, keys: Sequence[int | None], blocks: Sequence[int]
+    ) -> list[int | None]:
+        """Return in which order these contents are evicted after another one was, from block 0."""
+        evictor = self.make()
+        evictor.add(BlockId(0), BlockInfo(4, 0, 1, 1, gone, 1))
+        evictor.evict()
+        for now, (block, key) in enumerate(zip(blocks, keys, strict=True), 2):
+            evictor.add(BlockId(block), BlockInfo(4, 0, now, now, key, now))
+        return [keys[blocks.index(evictor.evict())] for _ in keys]
+
     def test_two_evictors_share_nothing(self) -> None:
         one, other = self.make(), self.make()
         one.add(BlockId(1), BlockInfo(4, 0, 1))

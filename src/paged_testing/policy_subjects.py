@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
@@ -12,7 +13,7 @@ from paged_core.ids import SeqId
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_core.sequence import SequenceGroup, Status
+from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_testing.engines import memory_settings, start_memory_engine
 
 _FACTS: Sequence[tuple[int, int, int, float | None, str, int, float]] = (
@@ -46,8 +47,8 @@ def written_requests() -> list[Request]:
     ]
 
 
-WRITTEN_SHARES = (3, 15, 0, 8, 2, 11, 1, 4)
-"""For :func:`running_groups`: some have their whole prompt computed, some have just begun."""
+WRITTEN_SHARES = (3, 13, 0, 9, 2, 11, 1, 4)
+"""For :func:`running_groups`: of one the whole prompt is computed, in forks; some just began."""
 
 
 def empty_cache(registry: Registry, num_blocks: int = 64) -> KVCache:
@@ -74,19 +75,28 @@ def running_groups(
 ) -> list[SequenceGroup]:
     """Running groups of these requests, partly prefilled, as many as the cache has blocks for.
 
+    Those whose whole prompt is computed have forked.
+
     Args:
         computed: for each request, a number that determines how much of its prompt is computed.
     """
-    groups = []
+    groups, more = [], count(len(requests))
     for group, share in zip(waiting_groups(requests), computed, strict=False):
         (sequence,) = group.live
-        count = 1 + share % len(sequence.tokens)
+        num_computed = 1 + share % len(sequence.tokens)
         try:
-            cache.admit(sequence, count)
+            cache.admit(sequence, num_computed)
         except OutOfBlocks:
             break
-        sequence.num_scheduled = sequence.num_computed = count
+        sequence.num_scheduled = sequence.num_computed = num_computed
         group.status = Status.RUNNING
+        if num_computed == len(sequence.tokens):
+            for index in range(1, group.num_seqs):
+                child = SequenceState(SeqId(next(more)), group, index, list(sequence.tokens))
+                group.sequences.append(child)
+                group.live.append(child)
+                cache.fork(sequence, child)
+            group.forked = True
         groups.append(group)
     return groups
 
