@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     RepositoryNotFoundError,
 )
+from structlog.testing import capture_logs
 from transformers.utils import logging
 
 from integration import tiny_models
@@ -241,10 +242,14 @@ def test_unknown_architecture(folder: Path) -> None:
         load_runner(folder)
 
 
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+def test_an_adapter_is_no_model_and_not_applied_to_one(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with capture_logs() as logs:
+        load_runner(folder)
+    assert [entry["event"] for entry in logs].count("adapter_not_applied") == 1
+    (folder / "config.json").unlink()
     with pytest.raises(UnsupportedModel, match=r"is an adapter.*merge"):
-        load_runner(tmp_path)
+        load_runner(folder)
 
 
 def test_code_from_the_checkpoint_is_not_run_unasked(folder: Path) -> None:

@@ -133,6 +133,8 @@ DEMO = "demo"
 
 _GRAPHS = ("genai_config.json", "*.onnx", "onnx/*.onnx")
 """Files of exported graphs: of onnxruntime-genai, optimum and others."""
+ADAPTER = "adapter_config.json"
+"""File of peft, beside weights that are to be added to those of a model."""
 _GPTQ_FILE = "quantize_config.json"
 """File of AutoGPTQ, from before its content was a part of ``config.json``."""
 _MAX_NAME = 100
@@ -187,7 +189,7 @@ class Checkpoint:
         if not path.exists():
             if (graph := _foreign_graph(folder)) is not None:
                 raise _graph_refused(graph)
-            if (folder / "adapter_config.json").exists():
+            if (folder / ADAPTER).exists():
                 raise UnsupportedModel(
                     f"{folder} is an adapter (LoRA) to another model, which cannot be served by "
                     "itself; merge the two (`merge_and_unload` of peft), and save the result"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.checkpoint.config_fields import check_sizes
-from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.folder import ADAPTER, Checkpoint
 from paged_backends.checkpoint.gguf.tensors import MappedGguf, QuantizedTensor
 from paged_backends.checkpoint.json_file import damaged
 from paged_backends.checkpoint.quantized.layout import Layout, QuantizedModules
@@ -31,6 +31,7 @@ from paged_backends.checkpoint.tensor_files import WHOLE, Part, PickleFile, Safe
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import Shape as MatrixShape
 from paged_core.errors import CheckpointError, UnsupportedModel
+from paged_core.log import get_logger
 
 _COMPUTED = re.compile(
     r"(^|\.)("
@@ -211,6 +212,10 @@ def open_weights(
         UnsupportedModel: they are quantised and in pickle form.
     """
     checkpoint.check_weights(allow_pickle=allow_pickle)
+    if (checkpoint.folder / ADAPTER).exists():
+        get_logger().warning(
+            "adapter_not_applied", folder=str(checkpoint.folder), remedy="merge it"
+        )
     files: Sequence[_File]
     if checkpoint.gguf is not None:
         files = [MappedGguf(checkpoint.gguf, checkpoint.config, dtype)]
