@@ -76,22 +76,33 @@ class WholeParser(_Parser):
 
     kinds: tuple[type, ...] = (dict,)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+
     def feed(self, text: str, /) -> Sequence[Piece]:
-        self.text += text
-        if self.text.startswith(MARK) or MARK.startswith(self.text):
+        self.parts.append(text)
+        self.text += text[: len(MARK) - len(self.text)]
+        if MARK.startswith(self.text):
             return []
-        text, self.text = self.text, ""
-        return [Text(text)]
+        self.text = ""
+        return [Text(self.whole())]
+
+    def whole(self) -> str:
+        text = "".join(self.parts)
+        self.parts.clear()
+        return text
 
     def end(self) -> Sequence[Piece]:
-        inside, _, after = self.text.removeprefix(MARK).partition("</tool_call>")
+        text = self.whole()
+        inside, _, after = text.removeprefix(MARK).partition("</tool_call>")
         try:
             call = json.loads(inside)
             if not isinstance(call["arguments"], self.kinds):
                 raise TypeError(call)
             made = CallBegins(call["name"]), Arguments(json.dumps(call["arguments"]))
         except (ValueError, LookupError, TypeError):
-            return [Text(self.text)] if self.text else []
+            return [Text(text)] if text else []
         return [*made, *([Text(after)] if after.strip() else [])]
 
 
@@ -210,7 +221,7 @@ class TrimmingParser(WholeParser):
     """Takes white space off what turns out to be text."""
 
     def end(self) -> Sequence[Piece]:
-        self.text = self.text.rstrip("\u00a0")
+        self.parts = [self.whole().rstrip("\u00a0")]
         return super().end()
 
 
@@ -219,6 +230,29 @@ class NewlineParser(_Parser):
 
     def feed(self, text: str, /) -> Sequence[Piece]:
         return super().feed(text.replace("\r\n", "\n"))
+
+
+class HalfParser(_Parser):
+    """Takes the beginning of a mark for text if another comes just before it."""
+
+    last = ""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        pieces: list[Piece] = []
+        for letter in text:
+            again = self.last == letter == "<"
+            pieces += [*super().end(), Text(letter)] if again else super().feed(letter)
+            self.last = letter
+        return pieces
+
+
+class ManyFormat(HermesFormat):
+    """Forces as many calls as a model likes."""
+
+    def grammar(
+        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
+    ) -> str:
+        return super().grammar(functions, parallel=True, tokens=tokens)
 
 
 class FirstOnlyFormat(HermesFormat):
@@ -247,6 +281,7 @@ PARSERS = {
     for kind in (
         *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
         *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser),
+        *(HalfParser,),
     )
 }
 

@@ -68,6 +68,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     **dict.fromkeys(("WalkingQuantum", "GatheringQuantum"), r"8 calls of quantum_over\(\) take"),
     "CountingEvictor": "no faster than the logarithm",
     "ForeseeingEvictor": "as in a live engine",
+    "UnclosedObserver": "close.. leaves files open: unclosed.txt",
+    "WordyObserver": "grows for ever",
     "BoundlessObserver": "characters after",
     "ReferringObserver": "an earlier report has changed",
     "SetObserver": "no plain data",
@@ -94,6 +96,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "WholeParserFormat": "RecursionError",
     "WordyFormat": "'nothing' gives",
     "ListParserFormat": "are no object",
+    "HalfParserFormat": "after '<' a call may begin",
+    "ManyFormat": "accepts two calls or more",
     "FirstOnlyFormat": "the grammar does not accept",
     "EmptyingFormat": "changed the functions",
     **dict.fromkeys(

@@ -254,22 +254,33 @@ class ToolParserConformance(_ParserConformance):
         for text, calls in {**self.written, **self.also_read}.items():
             for pieces in ([text], list(text)):
                 found = self.parsed(*pieces)
-                assert _calls(found) == list(calls), text
+                assert _calls(found) == list(calls), (
+                    f"{text!r} in {len(pieces)} pieces gives {found}, `written` says {calls}"
+                )
                 assert not any(isinstance(piece, Text) for piece in found), found
 
     @pytest.mark.parametrize("text", PLAIN)
     def test_text_passes_unchanged(self, text: str) -> None:
         for pieces in ([text], list(text)):
-            assert self.parsed(*pieces) == ([Text(text)] if text else [])
+            self.check_text(text, pieces)
 
     def test_what_only_looks_like_a_call_is_text(self) -> None:
         for text in self.broken:
             for pieces in ([text], list(text)):
-                assert self.parsed(*pieces) == [Text(text)]
+                self.check_text(text, pieces)
+
+    def check_text(self, text: str, pieces: Sequence[str]) -> None:
+        """Check that what has no call in it is read as text."""
+        found = self.parsed(*pieces)
+        assert found == ([Text(text)] if text else []), (
+            f"{text!r} has no call, and is to be text as it is; in {len(pieces)} pieces it gives "
+            f"{found}"
+        )
 
     def test_plain_text_is_not_held_back(self) -> None:
         parser = self.build().parser(self.functions)
-        assert _joined([*parser.feed("Hello"), *parser.feed(" you")]) == [Text("Hello you")]
+        found = _joined([*parser.feed("Hello"), *parser.feed(" you")])
+        assert found == [Text("Hello you")], f"'Hello' and ' you' give {found} before the end"
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
         for pieces in cut_texts(list(self.written)):
@@ -301,11 +312,20 @@ class ToolParserConformance(_ParserConformance):
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
             check_linear(partial(_by_letters, self.parsed, begin), texts, self.package)
 
-    def test_reads_what_is_nested_too_deep(self) -> None:
-        """Without an error, as a call or as text."""
-        for text, mark in product(self.written, "[{("):
-            for at in {text.find(after) + 1 for after in ("{", "(", "=", ": [", ": {", ":")}:
-                self.parsed(text[:at] + mark * DEEP + text[at:])
+    def test_half_a_mark_before_a_call_is_text(self) -> None:
+        """And hides no call, where other text just before it hides none."""
+        made = self.build()
+        for text, calls in self.written.items():
+            if _calls(self.parsed(f"\u4e16{text}")) != list(calls):
+                continue
+            marks = [*filter(text.startswith, made.marks)] or [text[: text.find(calls[0][0])]]
+            for end in range(1, len(marks[0])):
+                half = marks[0][:end]
+                found = self.parsed(half + text)
+                said = "".join(piece.text for piece in found if isinstance(piece, Text))
+                assert (said, _calls(found)) == (half, list(calls)), (
+                    f"{half + text!r} gives {found}; after {half!r} a call may begin"
+                )
 
     def test_what_it_holds_is_not_copied_at_each_letter(self) -> None:
         made = self.build()
@@ -318,14 +338,44 @@ class ToolParserConformance(_ParserConformance):
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
             check_copies(partial(begun, begin), [*self.broken, *PLAIN, *_MARKS])
 
+    def test_reads_what_is_nested_too_deep(self) -> None:
+        """Without an error, as a call or as text."""
+        for text, (mark, close) in product(self.written, map(tuple, ("[]", "{}", "()"))):
+            nests = mark * DEEP, mark * DEEP + close * DEEP
+            for at in {text.find(after) + 1 for after in ("{", "(", "=", ": [", ": {", ":")}:
+                for nest in nests:
+                    self.check_deep(text, text[:at] + nest + text[at:])
+            for whole in _with_instead(text, f'{{"a": {nests[1]}}}'):
+                self.check_deep(text, whole)
+
+    def check_deep(self, text: str, whole: str) -> None:
+        """Check that a text with nests in it is read without an error."""
+        try:
+            self.parsed(whole)
+        except RecursionError:
+            raise AssertionError(
+                f"{text!r} with {DEEP:,} brackets in each other raises RecursionError, as "
+                "json.loads does: catch it, and take what was read for text"
+            ) from None
+        except pytest.fail.Exception as error:
+            raise AssertionError(
+                f"{text!r} with {DEEP:,} brackets in each other: {error}; the work for a "
+                "letter, or what it copies, grows with the letters before it"
+            ) from None
+
     # ------------------------------------------------------------------ forced calls
 
     def grammar(
-        self, parameters: Mapping[str, Mapping[str, Any]], tokens: Mapping[str, int] = _NO_TOKENS
+        self,
+        parameters: Mapping[str, Mapping[str, Any]],
+        tokens: Mapping[str, int] = _NO_TOKENS,
+        *,
+        parallel: bool = True,
     ) -> tuple[GrammarCases, CompiledGrammar]:
         """Compile the grammar of calls of functions with these parameters, as a server does.
 
         Args:
+            parallel: whether it may be several calls.
             tokens: ids of marks that are special tokens, the next ones of the vocabulary.
         """
         cases = GrammarCases()
@@ -337,13 +387,25 @@ class ToolParserConformance(_ParserConformance):
         functions = [Function(*each) for each in parameters.items()]
         made = self.build()
         made.grammar([Function("other", {})], parallel=True, tokens=tokens)  # of another request
-        grammar = made.grammar(functions, parallel=True, tokens=tokens)
+        grammar = made.grammar(functions, parallel=parallel, tokens=tokens)
         given = [(each.name, each.parameters) for each in functions]
         assert given == [*parameters.items()], "it changed the functions that it was given"
         return cases, cases.make().compile(StructuredOutputs(grammar=grammar))
 
     def test_the_grammar_accepts_the_calls_that_are_written(self) -> None:
         self.check_grammar(self.written, {})
+
+    def test_the_grammar_refuses_a_second_call_unless_they_are_parallel(self) -> None:
+        for text, calls in self.written.items():
+            grammar = self.grammar({name: {} for name in self.functions}, parallel=False)[1]
+            for whole in [text] if len(calls) > 1 else [text * 2, f"{text}\n{text}"]:
+                matcher = grammar.matcher()
+                with suppress(ValueError):
+                    for token in VOCABULARY.encode(whole):
+                        matcher.accept(token)
+                    assert not matcher.is_at_end, (
+                        f"grammar(parallel=False) accepts two calls or more, {whole!r}"
+                    )
 
     def test_the_grammar_has_marks_that_are_special_tokens(self) -> None:
         marks = self.build().marks
@@ -395,8 +457,8 @@ class ToolParserConformance(_ParserConformance):
     def check_cuts(self, pieces: Sequence[str]) -> None:
         """Check that pieces give what the whole gives, and that arguments are as they should."""
         whole = "".join(pieces)
-        found = self.parsed(whole)
-        assert self.parsed(*pieces) == found
+        found, cut = self.parsed(whole), self.parsed(*pieces)
+        assert cut == found, f"{whole!r} gives {found}, in the pieces {pieces} {cut}"
         if not any(isinstance(piece, CallBegins) for piece in found):
             assert found == ([Text(whole)] if whole else []), "text was lost, or added"
         for piece, after in pairwise(found):
@@ -448,7 +510,10 @@ class ReasoningParserConformance(_ParserConformance):
         for (prompt, text), (thoughts, rest) in self.written.items():
             expected = [Thought(thoughts, is_reasoning=True), Thought(rest, is_reasoning=False)]
             for pieces in ([text], list(text)):
-                assert self.parsed(prompt, *pieces) == [each for each in expected if each.text]
+                found = self.parsed(prompt, *pieces)
+                assert found == [each for each in expected if each.text], (
+                    f"{text!r} in {len(pieces)} pieces gives {found}, `written` says {expected}"
+                )
 
     def test_thoughts_that_do_not_end_are_kept(self) -> None:
         """And passed on as they come: an answer may be as long as is allowed before they end."""
@@ -483,8 +548,8 @@ class ReasoningParserConformance(_ParserConformance):
     def check_cuts(self, pieces: Sequence[str], prompt: str) -> None:
         """Check that pieces give what the whole gives, and that the letters are all there."""
         whole = "".join(pieces)
-        found = self.parsed(prompt, whole)
-        assert self.parsed(prompt, *pieces) == found
+        found, cut = self.parsed(prompt, whole), self.parsed(prompt, *pieces)
+        assert cut == found, f"{whole!r} gives {found}, in the pieces {pieces} {cut}"
         joined = "".join(each.text for each in found)
         marks = whole.count("<think>") + whole.count("</think>")
         assert marks or "".join(joined.split()) == "".join(whole.split()), "text was lost"
