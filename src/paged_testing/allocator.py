@@ -48,7 +48,10 @@ class AllocatorCases(ComponentConformance):
         (block,) = allocator.allocate(1)
         allocator.share([block])
         allocator.free([block, block])
-        assert allocator.num_free == 3
+        assert allocator.num_free == 3, (
+            "a block that was allocated and shared is freed twice in one call, and "
+            f"{allocator.num_free} of 3 blocks are free"
+        )
 
     def test_takes_iterators(self) -> None:
         allocator = self.make(3)

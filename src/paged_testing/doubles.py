@@ -11,6 +11,7 @@ from pydantic import Field
 from paged_core.cache.kv_cache import KVCache
 from paged_core.engine.contexts import OrderContext
 from paged_core.engine.engine import Engine
+from paged_core.engine.planner import Planner
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
@@ -196,6 +197,8 @@ class WatchedScheduler(Scheduler):
         self._kv = kv_cache
         self._budget = budget
         self._max_num_seqs = max_num_seqs
+        planner = inner.planner
+        self._order = planner._order if isinstance(planner, Planner) else None
         self.decisions: list[tuple[Any, ...]] = []
         """The decisions of each step: ids and numbers that can be compared."""
         self.preempted: set[str] = set()
@@ -256,13 +259,32 @@ class WatchedScheduler(Scheduler):
 
     def _checked(self, now: float) -> Schedule:
         before = self.inner.queues()
+        order = [list(queue) for queue in (before.running, before.waiting, before.swapped)]
         status_before = {
             group: group.status for group in (*before.running, *before.waiting, *before.swapped)
         }
-        in_flight = [group for group in before.running if group.awaits_step]
+        in_flight = [group for group in order[0] if group.awaits_step]
+        planner = self.inner.planner
+        running = list(planner.running) if isinstance(planner, Planner) else []
         plan = self.inner.schedule(now)
+        for name, queue, was in zip(
+            ("running", "waiting", "swapped"),
+            order,
+            (before.running, before.waiting, before.swapped),
+            strict=True,
+        ):
+            assert list(was) == queue, (
+                f"schedule() changes `{name}` of an earlier queues(): return a copy, or a tuple"
+            )
+        if isinstance(planner, Planner):
+            stayed = [group for group in planner.running if group in running]
+            was = [group for group in running if group in stayed]
+            assert stayed == was or stayed == self._in_order(stayed, now), (
+                f"schedule() puts {was}, its list of running groups, in the order {stayed}: "
+                "neither that of admission nor the queue order; sort a copy"
+            )
         self._check_batch(plan)
-        self._check_queues(plan, list(before.waiting))
+        self._check_queues(plan, order[1])
         self._check_moves(plan, status_before)
         for group in in_flight:
             assert group.status is Status.RUNNING, (
@@ -271,6 +293,10 @@ class WatchedScheduler(Scheduler):
         self.decisions.append(comparable(plan))
         self.preempted.update(group.id for group in (*plan.preempted, *plan.swapped_out))
         return plan
+
+    def _in_order(self, groups: list[SequenceGroup], now: float) -> list[SequenceGroup]:
+        order = self._order
+        return groups if order is None else sorted(groups, key=lambda group: order.key(group, now))
 
     def _check_batch(self, plan: Schedule) -> None:
         assert len(plan.sequences) == len(plan.num_tokens), "sequences and num_tokens are parallel"
@@ -369,3 +395,12 @@ def comparable(plan: Schedule) -> tuple[Any, ...]:
         [group.id for group in plan.swapped_in],
         [(group.id, reason) for group, reason in plan.ignored],
     )
+
+
+def described(decided: Any) -> str:
+    """Return what of a decision is not empty, by name."""
+    names = ("sequences", "num_tokens", "blocks", "admitted", "preempted", "swapped_out")
+    if not isinstance(decided, tuple) or len(decided) != len(names) + 2:
+        return str(decided)
+    named = zip((*names, "swapped_in", "ignored"), decided, strict=True)
+    return str({name: value for name, value in named if value})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
-from itertools import count
+from io import FileIO
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +25,7 @@ from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import BOTH_PREEMPTIONS, build_memory_engine, serve, serves_again
 from paged_testing.served import check_served
+from paged_testing.use import bytes_after
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request
 
 
@@ -62,6 +65,28 @@ class ObserverConformance(ComponentConformance):
     def uses(self) -> Callable[[int], object]:
         """Events of three requests, each from its arrival to its end."""
         return serves_again(self._small_engine())
+
+    def test_what_it_keeps_does_not_grow_with_its_use(self) -> None:
+        """Not by a few bytes a step either: what fills, such as a buffer, is emptied at times."""
+        use, numbers, times = self.uses(), count(), self.num_uses // 8
+
+        def go_on() -> None:
+            for _ in range(times):
+                use(next(numbers))
+
+        grown = [b - a for a, b in pairwise(bytes_after([go_on] * 10))][1:]
+        assert min(grown) < _BYTES_A_USE * times, (
+            f"each time that three requests are served {times} times more, it takes more memory, "
+            f"by {grown} bytes: what it keeps grows for ever"
+        )
+
+    def test_closes_its_files(self) -> None:
+        before = _open_files()
+        engine, _ = self.watched_engine()
+        serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
+        self.check_closes(engine)
+        names = sorted(str(file.name) for file in _open_files() - before)
+        assert not names, f"close() leaves files open: {', '.join(names)}"
 
     def _small_engine(self) -> Engine:
         engine = build_memory_engine(
@@ -163,6 +188,14 @@ class ObserverConformance(ComponentConformance):
             assert event == other, f"event {number} is {event}, without the observer {other}"
         count, expected = len(watched.events), len(alone.events)
         assert count == expected, f"{count} events with the observer, {expected} without it"
+
+
+_BYTES_A_USE = 16
+
+
+def _open_files() -> set[FileIO]:
+    gc.collect()
+    return {e for e in gc.get_objects() if issubclass(type(e), FileIO) and not e.closed}
 
 
 def _reports(observer: SupportsReport) -> Iterator[tuple[object, str]]:

@@ -15,7 +15,7 @@ from paged_core.interfaces.schedule import Schedule
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
-from paged_core.sequence import SequenceGroup
+from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings
 from paged_testing.component import Repeats, VariesOptions
 from paged_testing.doubles import (
@@ -26,6 +26,7 @@ from paged_testing.doubles import (
     FailingExecutor,
     WatchedScheduler,
     comparable,
+    described,
 )
 from paged_testing.engines import (
     build_memory_engine,
@@ -48,6 +49,8 @@ SMALL: Mapping[str, int] = {"max_num_batched_tokens": 6, "max_num_seqs": 3}
 UNCHUNKED_BUDGET = 30
 """The same for schedulers that compute a prompt in one step."""
 
+_STREAM = 80
+"""Steps of small requests."""
 DISTURBED = (
     "a forked group that is swapped outgrows the cache",
     "a forked group outgrows the cache without prefixes",
@@ -330,6 +333,28 @@ class SchedulerConformance(Repeats, VariesOptions):
             if admitted.count("B") > 1:
                 assert admitted.index("C") > 2, f"{admitted}: C came after B, which was preempted"
 
+    # ------------------------------------------------------------------ what is swapped out
+
+    def test_what_is_swapped_out_goes_on_while_others_keep_coming(self) -> None:
+        """A large request is swapped out, and two small ones come in each step from then on."""
+        values: dict[str, Any] = {"num_blocks": 16, "block_size": 2, "num_host_blocks": 40}
+        engine = self.make_engine(preemption="swap", watermark=0.0, max_model_len=32, **values)
+        large = [engine.add(simple_request(name, n, 10)) for name, n in (("A", 6), ("B", 20))]
+        for step in range(_STREAM):
+            swapped = list(engine.scheduler.queues().swapped)
+            for place, size in enumerate((2, 2 + step % 5) if step > 4 else ()):
+                with suppress(RequestError):
+                    num_tokens = 3 + (5 * step + 4 * place) % 11
+                    engine.add(simple_request(f"{step}.{place}", size, num_tokens))
+            engine.step()
+            back = {group for group in swapped if group.status is not Status.SWAPPED}
+            by_arrival = sorted(swapped, key=lambda group: group.number)
+            assert back in ({*swapped[: len(back)]}, {*by_arrival[: len(back)]}), (
+                f"step {step}: {back} go on, though others of {swapped} are to be the next"
+            )
+        late = [group for group in large if group.live]
+        assert not late, f"{late} have not ended in {_STREAM} steps, and small ones go before them"
+
     # ------------------------------------------------------------------ orders that have quanta
 
     def test_a_request_that_is_alone_is_not_preempted(self) -> None:
@@ -388,7 +413,10 @@ def check_after_failures(engine: Engine, groups: Iterable[SequenceGroup]) -> Non
 def check_same(first: Sequence[object], again: Sequence[object]) -> None:
     """Check that the decisions of two runs are the same."""
     for step, (one, other) in enumerate(zip(first, again, strict=True)):
-        assert one == other, f"in step {step} it decides {other}, {one} the first time"
+        assert one == other, (
+            f"in step {step} it decides {described(other)}, {described(one)} the first time: "
+            "what it decides follows from the calls, `now` and the order of the groups at `now`"
+        )
 
 
 def preempted_in(engine: Engine) -> set[str]:

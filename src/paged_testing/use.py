@@ -175,14 +175,21 @@ def bytes_left(function: Callable[[], object], warm_up: Callable[[], object] = i
     Args:
         warm_up: called first; what it has left may go in the call.
     """
+    before, after = bytes_after((warm_up, function))
+    return after - before
+
+
+def bytes_after(calls: Iterable[Callable[[], object]]) -> list[int]:
+    """Return how much memory is allocated after each of the calls, in tensors, too."""
+    allocated = []
     tracemalloc.start()
     try:
-        warm_up()
-        before = _in_tensors() + tracemalloc.get_traced_memory()[0]
-        function()
-        return _in_tensors() + tracemalloc.get_traced_memory()[0] - before
+        for call in calls:
+            call()
+            allocated.append(_in_tensors() + tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
+    return allocated
 
 
 def _in_tensors() -> int:

@@ -89,6 +89,23 @@ class BufferingObserver(_Observer):
         self.file.close()
 
 
+class UnclosedObserver(_Observer):
+    """Leaves its file open."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        if self.file is None:
+            self.file = Path("unclosed.txt").open("w", encoding="utf-8")  # noqa: SIM115
+
+
+class WordyObserver(_Observer):
+    """Keeps a line for each step."""
+
+    text = ""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.text += f"{step.number}\n"
+
+
 class KeepingObserver(_Observer):
     """Keeps the ids of all requests."""
 

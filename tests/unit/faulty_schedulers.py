@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from paged_core.engine.planner import Planner
 from paged_core.engine.preemptor import Quanta
 from paged_core.interfaces.preemption import PreemptionMode
-from paged_core.interfaces.scheduler import Schedule
+from paged_core.interfaces.scheduler import Queues, Schedule
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 from unit.faulty_settings import FaultyBudgetSettings, with_another
@@ -38,6 +38,38 @@ class PickyScheduler(TokenBudgetScheduler):
 
     def refuse(self, group: SequenceGroup, /) -> str | None:
         return "no" if len(group.request.prompt) == 7 else super().refuse(group)
+
+
+class LiveQueuesScheduler(TokenBudgetScheduler):
+    """Hands out the list that it goes on to change."""
+
+    def queues(self) -> Queues:
+        return Queues(self._running, self._waiting.ordered(), self._swapped)
+
+
+class ReversingScheduler(TokenBudgetScheduler):
+    """Turns the planner's list of running groups around."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        self._running.reverse()
+        return super().schedule(now)
+
+
+class OvertakenScheduler(TokenBudgetScheduler):
+    """Admits requests whatever is swapped out."""
+
+    def _may_admit(self) -> bool:
+        return True
+
+
+class UnorderedScheduler(TokenBudgetScheduler):
+    """Resumes first what was swapped out last."""
+
+    def _start(self) -> None:
+        for group in self._swapped[::-1]:
+            if self.planner.resume(group):
+                self._swapped.remove(group)
+        super()._start()
 
 
 class ForgettingScheduler(TokenBudgetScheduler):
