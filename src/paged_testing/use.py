@@ -8,7 +8,7 @@ import random
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from functools import partial
@@ -179,17 +179,15 @@ def bytes_left(function: Callable[[], object], warm_up: Callable[[], object] = i
     return after - before
 
 
-def bytes_after(calls: Iterable[Callable[[], object]]) -> list[int]:
-    """Return how much memory is allocated after each of the calls, in tensors, too."""
-    allocated = []
+def bytes_after(calls: Iterable[Callable[[], object]]) -> Generator[int, None, None]:
+    """Yield how much memory is allocated after each of the calls, in tensors, too."""
     tracemalloc.start()
     try:
         for call in calls:
             call()
-            allocated.append(_in_tensors() + tracemalloc.get_traced_memory()[0])
+            yield _in_tensors() + tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    return allocated
 
 
 def _in_tensors() -> int:
