@@ -14,12 +14,13 @@ import pytest
 
 from architecture.kits import first_party
 from paged_core.cli import main
-from paged_core.errors import PluginError
+from paged_core.errors import PluginError, SettingsError
 from paged_core.interfaces.observer import Observer
 from paged_core.plugins.component import Component, load
 from paged_core.plugins.fit import misfit
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
+from paged_testing import build_memory_engine, registry_with
 from unit.faulty_settings import FaultySettings, registry_of
 
 
@@ -101,11 +102,12 @@ def members(slot: str) -> dict[str, Any]:
 
 def kind_of(slot: str, *bases: type, **own: Any) -> type:
     """Return a class whose members take all, but for some."""
+    values = {name: each for name, each in getmembers_static(INTERFACES[slot]) if name[0] != "_"}
     found = {
         name: property(takes_all) if isinstance(each, property) else takes_all
         for name, each in members(slot).items()
     }
-    given = {"__init__": takes_all, "__len__": takes_all, **found, **own}
+    given = {"__init__": takes_all, "__len__": takes_all, **values, **found, **own}
     return type("Faulty", bases, {name: each for name, each in given.items() if each is not ...})
 
 
@@ -175,3 +177,49 @@ def test_no_component_of_ours_is_refused(component: Component) -> None:
     with suppress(PluginError):  # it cannot be imported here
         made = component.load()
         assert not isinstance(made, type) or misfit(made, INTERFACES[component.slot]) is None
+
+
+def refuses() -> str | None:
+    return "no such device" if Registry else None
+
+
+def fails() -> str | None:
+    raise LookupError("no such library")
+
+
+class TakesOptions:
+    def __init__(self, options: Any, /) -> None:
+        pass
+
+
+def takes_more(options: Any, context: Any, more: Any, /) -> None: ...
+
+
+class FollowsNothing:
+    """An order of no base class, without ``stable``."""
+
+    def __init__(self, options: Any, context: Any, /) -> None:
+        pass
+
+    def key(self, group: Any, now: float, /) -> float:
+        return now
+
+
+@pytest.mark.parametrize(
+    ("factory", "check", "message"),
+    [
+        (FollowsNothing, refuses, "'faulty' cannot be used here: no such device"),
+        (FollowsNothing, fails, "its check failed: LookupError: no such library"),
+        (TakesOptions, None, r"test_component_fit.py:\d+: TakesOptions\(options, /\) cannot be"),
+        (takes_more, None, r"test_component_fit.py:\d+: .*\(options, context, /\): missing .*more"),
+        (FollowsNothing, None, "queue_order 'faulty'.*FollowsNothing lacks stable"),
+    ],
+)
+def test_what_is_named_says_why_it_cannot_be_made(
+    factory: Any, check: Callable[[], str | None] | None, message: str
+) -> None:
+    where = f"{__name__}:"
+    parts: dict[str, Any] = {"check": where + check.__name__} if check else {}
+    part = Component("queue_order", FaultySettings, where + factory.__name__, **parts)
+    with pytest.raises((PluginError, SettingsError), match=message):
+        build_memory_engine(registry_with(part), queue_order="faulty")

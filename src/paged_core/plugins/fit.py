@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
 from inspect import (
     Parameter,
@@ -37,11 +37,33 @@ def misfit(made: object, interface: type) -> str | None:
     wanted = next((k for k in interface.__mro__ if k in known and k not in _BASES), interface)
     missing = list(getattr(kind, "__abstractmethods__", ()))
     if wanted not in known and kind is not made:
-        names = (name for name, _ in _members(wanted) if not _has(kind, name))
-        missing += [name for name in names if not hasattr(made, name)]
+        public = (name for name in dir(wanted) if not name.startswith("_"))
+        names = {*public, *(name for name, _ in _members(wanted))}
+        missing += [name for name in names if not (_has(kind, name) or hasattr(made, name))]
     if missing:
         return f"{_place(kind)}: {kind.__name__} lacks {', '.join(sorted(missing))}"
     return _wrong_member(kind, wanted)
+
+
+def uncallable(factory: Any, given: Collection[str]) -> str | None:
+    """Return where a factory is and why it cannot be called with what is ``given``, in order.
+
+    ``None``: it can, or how it is called is known to it alone.
+    """
+    try:
+        found = signature(factory)
+    except (TypeError, ValueError):
+        return None
+    try:
+        found.bind(*given)
+    except TypeError as error:
+        made_by = factory if isfunction(factory) else getattr(factory, "__init__", factory)
+        name, asked = getattr(factory, "__name__", factory), f"({', '.join(given)}, /)"
+        return (
+            f"{_place(factory, made_by)}: {name}{_plain(found)} cannot be called with {asked}: "
+            f"{error}"
+        )
+    return None
 
 
 @lru_cache(maxsize=1024)

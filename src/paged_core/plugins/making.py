@@ -14,6 +14,7 @@ from paged_core.errors import (
     error_text,
 )
 from paged_core.log import get_logger
+from paged_core.plugins.fit import uncallable
 
 if TYPE_CHECKING:
     from paged_core.plugins.component import ComponentSettings
@@ -34,13 +35,20 @@ def make_component(
 
     Raises:
         PluginError: it cannot be imported, its own code raised an error that is not ours, or its
-            methods cannot be called as the slot's interface says.
+            factory or its methods cannot be called as the slot's interface says.
+        SettingsError: its check gives a reason, or raises.
     """
-    factory = registry.get(slot, options.name).load()
+    record = registry.get(slot, options.name)
+    if record.check and (reason := record.unavailable_reason(options)):
+        raise SettingsError(f"{slot} {options.name!r} cannot be used here: {reason}")
+    factory = record.load()
     if isinstance(factory, type):
         registry.refuse_misfit(slot, options.name, factory)
+    given = {"options": options} if context is ... else {"options": options, "context": context}
     with blaming(registry, slot, options, "made"):
-        made = factory(options) if context is ... else factory(options, context)
+        if problem := uncallable(factory, given):
+            raise TypeError(problem)
+        made = factory(*given.values())
     registry.refuse_misfit(slot, options.name, made)
     return made
 
