@@ -112,7 +112,7 @@ class EvictorCases(ComponentConformance):
         evictor.add(BlockId(0), BlockInfo(4, 0, 1, 1, gone, 1))
         evictor.evict()
         for now, (block, key) in enumerate(zip(blocks, keys, strict=True), 2):
-            evictor.add(BlockId(block), BlockInfo(4, 0, now, now, key, now))
+            evictor.add(BlockId(block), BlockInfo(4 * now, now, now, now, key, now))  # no ties
         return [keys[blocks.index(evictor.evict())] for _ in keys]
 
     def test_two_evictors_share_nothing(self) -> None:
