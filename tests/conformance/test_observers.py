@@ -66,4 +66,5 @@ class TestSpans(ObserverConformance):
     def collector(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with collecting() as (address, _):
             monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+            monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # it is emptied while it is watched
             yield

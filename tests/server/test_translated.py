@@ -19,7 +19,7 @@ from paged_plugins.server.anthropic import protocol as messages_api
 from paged_plugins.server.openai.protocol import TokenLogprob
 from paged_plugins.server.responses import protocol as responses_api
 from paged_plugins.server.responses.events import tokens_of
-from server.served import LONG, SCHEMA, Served, bias_to, open_request, read_until
+from server.served import SCHEMA, Served, bias_to, open_request, read_until
 from server.streams import message_of, named_events, response_of
 
 pytestmark = pytest.mark.heavy
@@ -370,7 +370,7 @@ def test_an_aborted_answer_ends_with_an_error(served: Served) -> None:
 def test_silence_is_filled_with_pings_and_what_fails_before_it_began_is_told_whole() -> None:
     with (
         Served({"ping_interval": 0.05}, scheduler={"max_num_seqs": 1}) as served,
-        open_request(served, LONG) as first,
+        open_request(served, {**ENDLESS[MESSAGES], "stream": True}, MESSAGES) as first,
     ):
         read_until(first, b"data: ")
         waits = {"stream": True, "deadline": 0.5}

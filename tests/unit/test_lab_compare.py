@@ -304,7 +304,7 @@ def test_a_seed_has_an_effect_where_something_draws(burst: str) -> None:
         ("a.jsonl", '{"prompt": 1, "output": 1, "id": "a"}\n{"id": 1}', "line 2"),
         ("a.yaml", "{lengths: {prompt: 60, output: 20}, max_tokens: 40}", "max_tokens 40"),
         ("a.yaml", "{arrivals: {replay: none.csv}}", "seen from the working directory, "),
-        ("a.folder", None, "a.folder is a folder; give"),
+        ("a.folder", None, " is a folder; give the name of a workload"),
     ],
     ids=["empty", "broken", "impossible", "missing", "folder"],
 )

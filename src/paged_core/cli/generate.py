@@ -249,7 +249,8 @@ class _Report(ABC):
             self._ready.pop(place)()
         sys.stdout.flush()
         unfinished = sum(not generation.finished for generation in generations)
-        sys.stderr.write(f"interrupted: {unfinished} of {len(self._tasks)} unfinished\n")
+        left = f": {unfinished} of {len(self._tasks)} unfinished" if unfinished else ""
+        sys.stderr.write(f"interrupted{left}\n")
 
     @abstractmethod
     def show(self, generation: Generation) -> None:

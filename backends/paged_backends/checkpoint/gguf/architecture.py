@@ -114,7 +114,7 @@ def config_of(header: GgufHeader) -> Config:
     return {
         "model_type": architecture.model_type,
         "dtype": _dtype(header),
-        "vocab_size": table.shape[0] if table else None,
+        **({"vocab_size": table.shape[0]} if table else {}),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "eos_token_id": _end_tokens(header),
         **described,

@@ -101,7 +101,7 @@ Cache = Annotated[
     typer.Option(
         callback=_share,
         metavar="SHARE",
-        help="Blocks, as a share of the most that the first arm holds without a limit.",
+        help="A share of the most blocks that the first arm holds.",
     ),
 ]
 CpuTime = Annotated[

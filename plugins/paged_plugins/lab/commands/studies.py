@@ -145,8 +145,7 @@ def compare_command(
         bool,
         typer.Option(
             "--ties",
-            help="Run all again with requests that arrive at the same moment in reverse order, and "
-            "mark the differences that leave their intervals.",
+            help="Mark differences that simultaneous arrivals decide.",
         ),
     ] = False,
     slo_ttft_ms: Limit = None,

@@ -50,7 +50,7 @@ class Asked:
 
 
 def asked(results: Results) -> Iterator[Asked]:
-    """Yield what was asked of the components that arms vary, where it was watched."""
+    """Yield what was asked of components that arms vary, where it was watched and none failed."""
     for arm, workload, slot in product(results.arms, results.workloads, _WORDS):
         own = {
             key: value
@@ -60,7 +60,7 @@ def asked(results: Results) -> Iterator[Asked]:
         count, base = (
             _counted(results, label, workload, slot) for label in (arm.label, arm.compared_with)
         )
-        if not own or count is None:
+        if not own or count is None or arm.label in results.failures:
             continue
         (noun, why), never, row = _WORDS[slot], None, list[str]()
         if count.choices or (base and base.choices):
