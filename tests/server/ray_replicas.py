@@ -125,6 +125,10 @@ def test_the_end_waits_for_a_call_that_goes_on(
     closed = Cluster("test")
     child = RayChild("time:sleep", 0, name="late", options={"num_cpus": 9, "num_gpus": 0})
     assert calling.wait(30)
+    with monkeypatch.context() as patch:
+        patch.setattr("paged_core.processes.ray_child.TOLD", 0.1)
+        closed.close()
+        assert ray.is_initialized(), "a call that may never return is not waited for"
     closed.close()
     with pytest.raises(EngineError, match="the connection with Ray has ended"):
         child.meet(30)

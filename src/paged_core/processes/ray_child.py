@@ -101,11 +101,17 @@ class Cluster:
 
     def close(self) -> None:
         """Leave it, once no call of it goes on; one that was started here ends."""
-        if self._is_ours and _calls.acquire(timeout=TOLD):
-            try:
-                self.ray.shutdown()
-            finally:
-                _calls.release()
+        if not self._is_ours:
+            return
+        if not _calls.acquire(timeout=TOLD):
+            _log.warning(
+                "ray_connection_left", reason=f"a call of Ray did not return in {TOLD:g} s"
+            )
+            return
+        try:
+            self.ray.shutdown()
+        finally:
+            _calls.release()
 
 
 @contextmanager
