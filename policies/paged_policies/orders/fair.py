@@ -42,7 +42,7 @@ class FairOrder(QueueOrder):
         self._known: dict[str, int] = {}
         """Waiting and running requests, and how many of their prompt tokens were charged."""
         self._generating: dict[str, str] = {}
-        """The tenant of each request whose prompt was charged."""
+        """The tenant of each request whose prompt was charged: a decode asks for nothing else."""
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         tenant = group.request.tenant
