@@ -1,60 +1,70 @@
-"""A registry with substitutes for components, which are made of the components themselves, and what
-an evictor is told."""
+"""Substitutes for the components of a registry, each made of the component itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from paged_core.checked.calls import guarded
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.interfaces.scheduler import Scheduler
-from paged_core.plugins.component import Component, ComponentSettings
-from paged_core.plugins.registry import Plugin, Registry
+from paged_core.plugins.component import Component, ComponentSettings, load
+from paged_core.plugins.registry import Registry
 
 Substitute = Callable[[Any, ComponentSettings, Any], Any]
 """Called with a component that was just made, its options and its context; returns what is used
 instead."""
 
 
-class SubstitutingRegistry(Registry):
-    """A registry of the same plugins; components of some slots are replaced as they are made.
+def substituted(plain: Registry, substitutes: Mapping[str, Substitute]) -> Registry:
+    """Return a registry of the same plugins, whose components are replaced as they are made.
 
     Args:
-        substitutes: by slot.
+        substitutes: by slot; those of other slots are left as they are.
     """
 
-    def __init__(self, plain: Registry, substitutes: Mapping[str, Substitute]) -> None:
-        super().__init__(plain.plugins)
-        self.memo["substitutes"] = substitutes
-
-    def get(self, slot: str, name: str, /) -> Component:
-        component, plain = super().get(slot, name), Registry(self.plugins)
-        if (substitute := self.memo["substitutes"].get(slot)) is None:
+    def replaced(component: Component) -> Component:
+        if (substitute := substitutes.get(component.slot)) is None:
             return component
-
-        def make(options: ComponentSettings, context: Any) -> Any:
-            made = component.load()(options, context)
-            plain.refuse_misfit(slot, name, made)
-            return substitute(made, options, context)
-
         values = {each.name: getattr(component, each.name) for each in fields(component)}
-        return _Replaced(**values, make=make)
+        return _Replaced(**values, plain=plain, substitute=substitute)
 
-    def provider(self, slot: str, name: str, /) -> Plugin:
-        return Registry(self.plugins).provider(slot, name)
+    return Registry(
+        tuple(
+            replace(plugin, components=tuple(map(replaced, plugin.components)))
+            for plugin in plain.plugins
+        )
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Replaced(Component):
     """A component with another factory."""
 
-    make: Callable[..., Any]
+    plain: Registry
+    substitute: Substitute
 
     def load(self) -> Any:
-        return self.make
+        factory = super().load()
+
+        def make(options: ComponentSettings, context: Any) -> Any:
+            made = factory(options, context)
+            self.plain.refuse_misfit(self.slot, self.name, made)
+            return self.substitute(made, options, context)
+
+        return make
+
+
+def passing(made: Any, slot: str, registry: Registry, answers: object = None) -> Any:
+    """Return an object that passes all on to a component of a slot.
+
+    Args:
+        answers: of :func:`~paged_core.checked.calls.guarded`.
+    """
+    interface = load(registry.slots[slot].interface, f"interface of slot {slot!r}")
+    return guarded(made, slot, interface, answers)
 
 
 def watched_scheduler(
@@ -65,10 +75,10 @@ def watched_scheduler(
     Args:
         answers: of :func:`~paged_core.checked.calls.guarded`.
     """
-    passing: Any = guarded(made, "scheduler", Scheduler, answers)
-    schedule = passing.schedule
-    passing.schedule = lambda now: (begin(now), schedule(now))[1]
-    return passing
+    watched: Any = guarded(made, "scheduler", Scheduler, answers)
+    schedule = watched.schedule
+    watched.schedule = lambda now: (begin(now), schedule(now))[1]
+    return watched
 
 
 class IdleBlocks:

@@ -35,6 +35,18 @@ def test_the_growth_of_a_queue_gives_its_label(load: float, label: str) -> None:
     assert found.low - 0.01 <= max(0.0, 1 - 1 / load) <= found.high + 0.01
 
 
+@pytest.mark.parametrize(
+    ("count", "quantile"), [(4, 3.182), (6, 2.571), (10, 2.262), (20, 2.093), (101, 1.984)]
+)
+def test_the_interval_of_several_runs_is_that_of_student(count: int, quantile: float) -> None:
+    growths = np.arange(count) / 100
+    some = [Saturation(growth=each, low=each, high=each) for each in growths.tolist()]
+    found = together(some)
+    assert found is not None
+    error = growths.std(ddof=1) / np.sqrt(count)
+    assert (found.high - found.low) / 2 == pytest.approx(quantile * error, rel=0.01)
+
+
 def test_too_few_requests_and_those_that_arrive_at_once_have_none() -> None:
     assert Saturation.of(RunRecord()) is None
     assert Saturation.of(queue(1, 30)) is None

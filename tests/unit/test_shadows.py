@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from paged_core.cli import OK, main
 from paged_core.plugins.component import ComponentSettings
 from paged_core.settings.schema import EngineSettings
-from paged_plugins.decision_count import DecisionCount
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
-from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.runs.run_record import DecisionCount, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.runs.shadows import WATCHED
 from paged_plugins.workloads.request import WorkloadRequest

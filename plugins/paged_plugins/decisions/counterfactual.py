@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from paged_core.checked.calls import guarded
 from paged_core.errors import SettingsError
-from paged_core.interfaces.evictor import Evictor, SupportsDemand
-from paged_core.interfaces.preemption import Preemption
-from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, SupportsService
-from paged_core.interfaces.victim import Victim
+from paged_core.interfaces.evictor import SupportsDemand
+from paged_core.interfaces.queue_order import SupportsQuantum, SupportsService
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
@@ -25,17 +22,18 @@ from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.substitutes import (
     IdleBlocks,
     Substitute,
-    SubstitutingRegistry,
+    passing,
+    substituted,
     watched_scheduler,
 )
 
 _DECIDES: Final = {
-    "victim": (Victim, ("choose",)),
-    "preemption": (Preemption, ("mode", "tokens_to_reserve")),
-    "queue_order": (QueueOrder, ("key",)),
-    "evictor": (Evictor, ("evict",)),
+    "victim": ("choose",),
+    "preemption": ("mode", "tokens_to_reserve"),
+    "queue_order": ("key",),
+    "evictor": ("evict",),
 }
-"""Interface and deciding methods of the slots of which one decision can be taken otherwise."""
+"""Deciding methods of the slots of which one decision can be taken otherwise."""
 _REHEARSED = "belady"
 _SHOWN = ("scheduled", "cached", "preempted", "swapped_out", "swapped_in", "evicted")
 """Keys of a step of a trace that say what was decided in it."""
@@ -70,7 +68,7 @@ def counterfactual(
             slot: switch.component,
         }
         outcome = Outcome()
-        trace = replay(scenario, SubstitutingRegistry(registry, watched), outcome, settings)
+        trace = replay(scenario, substituted(registry, watched), outcome, settings)
         return list(trace), outcome
 
     first = _Switch(slot, options, registry)
@@ -148,7 +146,7 @@ class _Switch:
 
     def component(self, made: Any, _: ComponentSettings, context: Any) -> Any:
         """Return one that decides as ``made``, or in the one step as the other."""
-        (interface, names), idle = _DECIDES[self.slot], IdleBlocks()
+        names, idle = _DECIDES[self.slot], IdleBlocks()
         make = partial(make_component, self.registry, self.slot, self.options, context)
         other, start = make(), f"--instead {self.slot}={self.options.name}: "
         if isinstance(other, SupportsService | SupportsQuantum | SupportsDemand):
@@ -161,19 +159,20 @@ class _Switch:
                 f"{start}there are no blocks on the host to swap to; choose preemption auto or "
                 "swap, and replay that"
             )
-        passing: Any = guarded(made, self.slot, interface, idle if "evict" in names else None)
+        answers = idle if "evict" in names else None
+        asked = passing(made, self.slot, self.registry, answers)
 
         def evict() -> Any:
             block = idle.evicted_by(make())
-            passing.remove(block)
+            asked.remove(block)
             return block
 
         for name in names:
             instead = evict if name == "evict" else getattr(other, name)
-            setattr(passing, name, partial(self._ask, getattr(passing, name), instead))
+            setattr(asked, name, partial(self._ask, getattr(asked, name), instead))
         if self.slot == "queue_order":
-            type(passing).stable = False  # so that the queue is sorted again in each step
-        return passing
+            type(asked).stable = False  # so that the queue is sorted again in each step
+        return asked
 
     def _ask(self, one: Any, other: Any, *args: Any) -> Any:
         self.asked.add(self.planned)

@@ -16,7 +16,7 @@ from paged_core.cli.output import echo, print_table
 from paged_core.errors import SettingsError
 from paged_core.settings.schema import Resolved
 from paged_plugins.decisions.counterfactual import counterfactual
-from paged_plugins.decisions.diff import first_difference, listed, show_difference
+from paged_plugins.decisions.diff import first_difference, listed, show_difference, side_by_side
 from paged_plugins.decisions.replay import check_settings, replay, settings_layer
 from paged_plugins.decisions.replay_run import Outcome, RequestTimes
 from paged_plugins.decisions.scenario import Case, find_cases, read_case
@@ -122,12 +122,12 @@ def _otherwise(run: Run, at: int, instead: str, as_json: bool) -> int:
         echo(json.dumps(found))
         return OK
     was, other = found["decided"]
-    rows = [(key, _told(was[key]), _told(other[key])) for key in was if was[key] != other[key]]
     echo(f"{run.name}: step {at}, decided by {instead} instead")
-    if not rows:
+    if was == other:
         echo("it decides as was decided, and nothing changes")
         return OK
-    print_table("", (f"step {at}", "as it was", "instead"), rows)
+    for text in side_by_side(("as it was", "instead"), (was, other)):
+        echo(text)
     for key, what in (("measures", "in all"), ("requests", "request ends, s")):
         changed = [
             (name, f"{one:,.6g}", f"{two:,.6g}", f"{two - one:+,.6g}")
@@ -136,12 +136,6 @@ def _otherwise(run: Run, at: int, instead: str, as_json: bool) -> int:
         if changed:
             print_table("", (what, "as it was", "instead", "change"), changed)
     return OK
-
-
-def _told(value: Any) -> str:
-    if isinstance(value, dict):
-        value = [f"{name}:{count}" for name, count in value.items() if count]
-    return " ".join(map(str, value)) or "-"
 
 
 def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from math import inf, isfinite, nan
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -57,15 +57,15 @@ Replicas = Annotated[
 ]
 
 
-def _shares(text: str | None) -> str | None:
-    for each in (text or "1").split(","):
+def _shares(given: Any) -> Any:
+    for each in () if given in (None, "") else str(given).split(","):
         try:
             is_share = 0.01 <= float(each) <= 4
         except ValueError:
             is_share = False
         if not is_share:
             raise typer.BadParameter(f"{each!r:.40} is no share; give numbers from 0.01 to 4")
-    return text
+    return given
 
 
 def shares(text: str | None) -> tuple[float, ...]:
@@ -83,15 +83,10 @@ Load = Annotated[
 ]
 
 
-def _share(value: float | None) -> float | None:
-    _shares(None if value is None else str(value))
-    return value
-
-
 WorkingSet = Annotated[
     float | None,
     typer.Option(
-        callback=_share,
+        callback=_shares,
         metavar="SHARE",
         help="Blocks, as a share of the distinct ones of the workload (see `lab workload`).",
     ),
@@ -99,7 +94,7 @@ WorkingSet = Annotated[
 Cache = Annotated[
     float | None,
     typer.Option(
-        callback=_share,
+        callback=_shares,
         metavar="SHARE",
         help="A share of the most blocks that the first arm holds.",
     ),

@@ -7,25 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from paged_core.checked.calls import guarded
 from paged_core.engine.contexts import Context
 from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
-from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import SupportsService
 from paged_core.interfaces.scheduler import Schedule
-from paged_core.interfaces.victim import Victim
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
-from paged_plugins.decision_count import DecisionCount
-from paged_plugins.routing.router import Router
+from paged_plugins.lab.runs.run_record import DecisionCount
 from paged_plugins.substitutes import (
     IdleBlocks,
     Substitute,
-    SubstitutingRegistry,
+    passing,
+    substituted,
     watched_scheduler,
 )
 
@@ -33,18 +30,15 @@ Baseline = Mapping[str, ComponentSettings]
 """Options of the baseline's component, by the slot to be watched."""
 WATCHED = ("scheduler", "queue_order", "victim", "preemption", "evictor", "router")
 """Slots whose decisions are counted."""
-_ASKED: Mapping[str, tuple[type, Mapping[str, Callable[..., bool]]]] = {
-    "victim": (Victim, {"choose": lambda answers, candidates, now: len(candidates) > 1}),
-    "preemption": (
-        Preemption,
-        {
-            "mode": lambda answers, group: True,
-            "tokens_to_reserve": lambda answers, group: any(each is not None for each in answers),
-        },
-    ),
-    "router": (Router, {"route": lambda answers, *asked: len(asked[-1]) > 1}),
+_ASKED: Mapping[str, Mapping[str, Callable[..., bool]]] = {
+    "victim": {"choose": lambda answers, candidates, now: len(candidates) > 1},
+    "preemption": {
+        "mode": lambda answers, group: True,
+        "tokens_to_reserve": lambda answers, group: any(each is not None for each in answers),
+    },
+    "router": {"route": lambda answers, *asked: len(asked[-1]) > 1},
 }
-"""By slot, the interface, and whether a decision had a choice, by the method that is called."""
+"""By slot, whether a decision had a choice, by the method that is called."""
 _FREE, _EARNED = 20_000, 8
 """Elements that shadows may be shown at first, and for each call of what they shadow."""
 
@@ -66,7 +60,7 @@ class DecisionWatch:
         if "queue_order" in slots:
             slots |= {"scheduler", "victim"}  # which ask it
         made: dict[str, Substitute] = {slot: partial(self._watched, slot) for slot in slots}
-        self.registry = SubstitutingRegistry(registry, made) if made else registry
+        self.registry = substituted(registry, made) if made else registry
 
     def _watched(self, slot: str, made: Any, options: ComponentSettings, context: Context) -> Any:
         base = self._baseline.get(slot, options)
@@ -80,11 +74,10 @@ class DecisionWatch:
             queue = _Queue(*counts, self._order)
             return watched_scheduler(made, queue.begin_step, queue)
         if slot == "evictor":
-            return guarded(made, slot, Evictor, _Evictions(self.counts[slot], shadow))
-        interface, asked = _ASKED[slot]
+            return passing(made, slot, self._plain, _Evictions(self.counts[slot], shadow))
         ranking = self.counts.get("queue_order") if slot == "victim" else None
-        watch = _Asked(asked, self.counts.get(slot), shadow, ranking)
-        return guarded(made, slot, interface, watch)
+        watch = _Asked(_ASKED[slot], self.counts.get(slot), shadow, ranking)
+        return passing(made, slot, self._plain, watch)
 
 
 class _Shadow:

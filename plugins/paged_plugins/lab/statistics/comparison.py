@@ -18,8 +18,6 @@ from paged_plugins.lab.statistics import asked, split
 from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds
 from paged_plugins.progress import counted
 
-_LEAST = 0.01
-"""Percent or points by which an exact difference may change."""
 _COLUMNS = ("arm", "compared with", "measure", "reference", "value", "change", "interval", "")
 DECIDED = frozenset({"better", "worse", "differs"})
 """Verdicts that claim a difference."""
@@ -50,13 +48,11 @@ class Comparison:
         """Return it with those differences marked that lie outside their intervals in ``other``,
         whose ties are broken the other way."""
         changes = {_place(each): each.change for each in other.differences}
-        tied = set()
-        for each in self.differences:
-            change, ends = changes.get(_place(each), each.change), (each.low, each.high)
-            if each.is_exact:
-                ends = each.change - _LEAST, each.change + _LEAST
-            if not ends[0] <= change <= ends[1]:
-                tied.add(_place(each))
+        tied = {
+            place
+            for each in self.differences
+            if (place := _place(each)) in changes and not each.holds(changes[place])
+        }
         return replace(self, tied=tied)
 
     @cached_property

@@ -174,6 +174,11 @@ class Difference(Pair):
         """Return whether there are two seeds at least."""
         return isfinite(self.low)
 
+    def holds(self, change: float) -> bool:
+        """Return whether a change is within the interval, or as good as an exact one."""
+        slack = _LEAST_CHANGE if self.is_exact else 0.0
+        return self.low - slack <= change <= self.high + slack
+
     @property
     def is_better(self) -> bool | None:
         """Return whether the change is for the better; ``None``: it is neither better nor worse."""

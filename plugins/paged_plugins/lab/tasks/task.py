@@ -59,8 +59,7 @@ class Task:
         asked = self.settings, registry, workload, self.seed
         if self.num_replicas is None:
             return run_workload(*asked, baseline=self.baseline)
-        replicas = self.num_replicas
-        return simulate_cluster(*asked, num_replicas=replicas, baseline=self.baseline)
+        return simulate_cluster(*asked, num_replicas=self.num_replicas, baseline=self.baseline)
 
     def __str__(self) -> str:
         return f"{self.arm}, {self.workload.name}, seed {self.seed}"
