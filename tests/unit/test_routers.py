@@ -27,7 +27,7 @@ from paged_plugins.routing.router import (
     SupportsBlockEvents,
 )
 from paged_plugins.routing.testing import RouterConformance
-from paged_plugins.routing.testing.router_conformance import make_request, unrelated_requests
+from paged_plugins.routing.testing.scene import make_request, unrelated_requests
 from unit.faulty_routers import FAULTY, FaultyRouter
 from unit.faulty_settings import FaultyLimitSettings, FaultySettings
 from unit.mutants import Mutant, first_failure, recorded

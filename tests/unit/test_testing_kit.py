@@ -124,7 +124,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "check_that_refuses": "every case was skipped: it never runs",
     "LimitedVictim": "IndexError",
     "DisturbingScheduler": "has nothing pending: it waits for a step in flight",
-    "PilingEvictor": "removed and added again left [0-9]+ bytes",
+    "PilingEvictor": "3000 hits among 16 blocks left [0-9]+ bytes",
     "GreedyScheduler": "is the budget of a step",
     "TooManySequencesScheduler": "sequences run",
     "ForgettingScheduler": "remove\\(\\)",

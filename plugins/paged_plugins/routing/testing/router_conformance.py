@@ -1,201 +1,34 @@
-"""The conformance class of routers, and a scene without engines to route requests in."""
+"""The conformance class of routers."""
 
 from __future__ import annotations
 
-import gc
 import random
-import tracemalloc
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from random import Random
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.ids import content_digests
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
-from paged_core.sampling_params import SamplingParams
-from paged_plugins.routing.load_book import LoadBook, RoutedRequest
-from paged_plugins.routing.router import (
-    BlockChange,
-    ReplicaLoad,
-    Router,
-    RouterContext,
-    SupportsBlockEvents,
+from paged_plugins.routing.load_book import LoadBook
+from paged_plugins.routing.router import Router, RouterContext
+from paged_plugins.routing.testing.scene import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    Scene,
+    WatchedRouter,
+    make_request,
+    unrelated_requests,
+    varied_requests,
 )
 from paged_testing.component import Repeats, VariesOptions
-from paged_testing.use import instructions
+from paged_testing.use import bytes_left, instructions
 
-_BLOCK_SIZE = 4
-_NUM_BLOCKS = 64
 _MAX_GROWTH = 4 * 1024
 """Bytes that a router may have allocated more after many requests than after some."""
-
-
-class WatchedRouter(Router):
-    """Checks every answer of a router, and that it changes no load."""
-
-    def __init__(self, inner: Router) -> None:
-        self.inner = inner
-        self.joined, self.left = inner.joined, inner.left  # type: ignore[method-assign]
-        self.finished = inner.finished  # type: ignore[method-assign]
-
-    def route(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad], /) -> int:
-        before = [_values(load) for load in replicas.values()]
-        chosen = self.inner.route(request, session, MappingProxyType(replicas))
-        assert type(chosen) is int, f"route() returned {chosen!r}, which is no int"
-        assert chosen in replicas, (
-            f"route() returned {chosen}, and the replicas that take requests are {list(replicas)}"
-        )
-        after = [_values(load) for load in replicas.values()]
-        assert after == before, f"route() changed the loads from {before} to {after}"
-        return chosen
-
-
-class Scene:
-    """Routes requests, checks every answer, and ends requests in the order of their arrival.
-
-    A router that wants to know what prefix caches hold is told of caches that hold the blocks used
-    most recently.
-
-    Args:
-        num_live: requests that are served at once, over all replicas; older ones end.
-    """
-
-    def __init__(self, router: Router, num_replicas: int, num_live: int) -> None:
-        self.book = LoadBook(WatchedRouter(router))
-        self.counts: Counter[int] = Counter()
-        """Requests sent to each replica so far."""
-        self.most_live = 0
-        """Requests that one replica has had at once, at most."""
-        self._num_live = num_live
-        self._live: deque[RoutedRequest] = deque()
-        self._events = router if isinstance(router, SupportsBlockEvents) else None
-        self._caches: dict[int, OrderedDict[int, None]] = {}
-        for number in range(num_replicas):
-            self.join(number)
-
-    def join(self, number: int) -> None:
-        """A replica joins, and takes requests."""
-        self._caches[number] = OrderedDict()
-        self.book.joined(number, _NUM_BLOCKS)
-        self.book.offer(number)
-
-    def leave(self, number: int) -> None:
-        """A replica leaves; its requests end later."""
-        del self._caches[number]
-        self.book.left(number)
-
-    def move(self, number: int, move: str) -> None:
-        """Let a replica ``leave``, ``join``, ``pause`` or ``go on``, where that is possible."""
-        if not move:
-            return
-        is_last = list(self.book.offered) == [number]
-        if number not in self.book.loads:
-            self.join(number)
-        elif move == "leave" and not is_last:
-            self.leave(number)
-        elif move == "pause" and not is_last:
-            self.book.withhold(number)
-        elif move == "go on":
-            self.book.offer(number)
-
-    def route(self, request: Request, session: str) -> int:
-        """Route a request and check the answer; end the oldest one if there are too many."""
-        routed = self.book.route(request, session)
-        chosen = routed.replica
-        self.counts[chosen] += 1
-        self.most_live = max(self.most_live, self.book.loads[chosen].num_requests)
-        self._compute(request, chosen)
-        self._live.append(routed)
-        if len(self._live) > self._num_live:
-            self.end_oldest()
-        return chosen
-
-    def route_all(self, requests: Iterable[tuple[Request, str]]) -> list[int]:
-        """Route requests in order; return where they were sent."""
-        return [self.route(request, session) for request, session in requests]
-
-    def end_oldest(self) -> None:
-        """End the request that arrived first of those that have not ended."""
-        self._live.popleft().ended()
-
-    def end_all(self) -> None:
-        """End all requests."""
-        while self._live:
-            self.end_oldest()
-
-    def _compute(self, request: Request, replica: int) -> None:
-        """A replica computes a prompt: the router is told, if it wants to know."""
-        if self._events is None:
-            return
-        cache, changes = self._caches[replica], list[BlockChange]()
-        if not self.counts[replica] % 8:
-            cache.clear()
-            changes.append(("cleared", []))
-        for key in content_digests(request.prompt, _BLOCK_SIZE, request.cache_salt)[:_NUM_BLOCKS]:
-            if key not in cache:
-                changes.append(("stored", [key]))
-            cache[key] = None
-            cache.move_to_end(key)
-        while len(cache) > _NUM_BLOCKS:
-            changes.append(("removed", [cache.popitem(last=False)[0]]))
-        self._events.blocks_changed(replica, changes)
-
-
-def _values(load: ReplicaLoad) -> tuple[int, int, int, int]:
-    return load.number, load.num_requests, load.num_tokens, load.num_routed
-
-
-def unrelated_requests(
-    session: str = "session {}", first: int = 0
-) -> Iterator[tuple[Request, str]]:
-    """Yield requests of equal length that have no token and no session in common, without end."""
-    for number in count(first):
-        prompt = range(48 * number, 48 * number + 48)
-        yield make_request(number, prompt), session.format(number)
-
-
-def varied_requests(first: int = 0) -> list[tuple[Request, str]]:
-    """Requests as workloads have them: shared prefixes, conversations, and what is unusual.
-
-    Args:
-        first: the number of the first of them.
-    """
-    shared = range(10**6, 10**6 + 64)
-    prompts: list[tuple[Sequence[int], str]] = [
-        ([1], ""),
-        (range(3), ""),
-        (range(4), "one"),
-        (range(4), "one"),
-        ([*shared], ""),
-        ([*shared, 1, 2, 3, 4, 5], "two"),
-        ([*shared, 1, 2, 3, 4, 5, *range(100, 140)], "two"),
-        ([*shared, 6], "x" * 1000),
-        (range(5000), "long"),
-        ([7] * 64, "\N{SNOWMAN}"),
-    ]
-    numbers = count(first)
-    made = [(make_request(next(numbers), prompt), name) for prompt, name in 2 * prompts]
-    salted = make_request(next(numbers), shared, cache_salt="salt")
-    salted = replace(salted, sampling=SamplingParams(max_tokens=None, n=2))
-    return [*made[: len(prompts)], (salted, "two"), *made[len(prompts) :]]
-
-
-def make_request(number: int, prompt: Sequence[int], cache_salt: str | None = None) -> Request:
-    """Return a request for 8 tokens."""
-    return Request(
-        id=f"r{number}",
-        prompt=tuple(prompt),
-        sampling=SamplingParams(max_tokens=8, ignore_eos=True),
-        arrival=float(number),
-        cache_salt=cache_salt,
-    )
 
 
 def routes(
@@ -227,7 +60,7 @@ class RouterConformance(Repeats, VariesOptions):
 
     def make(self, seed: int = 0) -> Router:
         """A fresh component, which no replica has joined."""
-        made = self.build(RouterContext(block_size=_BLOCK_SIZE, seed=seed))
+        made = self.build(RouterContext(block_size=BLOCK_SIZE, seed=seed))
         assert isinstance(made, Router)
         return made
 
@@ -356,7 +189,7 @@ class RouterConformance(Repeats, VariesOptions):
         router = self.make()
         book = LoadBook(WatchedRouter(router))
         for number in range(4):
-            book.joined(number, _NUM_BLOCKS)
+            book.joined(number, NUM_BLOCKS)
             book.offer(number)
         requests = [make_request(number, range(20)) for number in range(6)]
         for routed in reversed([book.route(request, "s") for request in requests]):
@@ -394,17 +227,14 @@ class RouterConformance(Repeats, VariesOptions):
         turn: Callable[[int], None],
     ) -> None:
         """Check that memory does not grow from turn to turn."""
-        tracemalloc.start()
-        try:
-            scene.route_all(islice(requests, 120))
-            turn(0)
-            before = self._allocated(scene)
-            for number in range(1, 5):
-                scene.route_all(islice(requests, 80))
+
+        def go_on(turns: range, num_requests: int) -> None:
+            for number in turns:
+                scene.route_all(islice(requests, num_requests))
                 turn(number)
-            growth = self._allocated(scene) - before
-        finally:
-            tracemalloc.stop()
+            scene.end_all()
+
+        growth = bytes_left(partial(go_on, range(1, 5), 80), partial(go_on, range(1), 120))
         assert growth < _MAX_GROWTH, (
             f"{what} left {growth} bytes allocated: what a router remembers is bounded by the "
             "replicas that are there, their blocks and the requests that have not ended"
@@ -437,12 +267,6 @@ class RouterConformance(Repeats, VariesOptions):
             )
             for scene in scenes:
                 scene.move(replica, move)
-
-    def _allocated(self, scene: Scene) -> int:
-        """Bytes allocated since tracing began, once all requests have ended."""
-        scene.end_all()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
 
 
 _Event = tuple[int, int, str, int, str]

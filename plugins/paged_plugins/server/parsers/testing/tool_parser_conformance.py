@@ -1,16 +1,15 @@
-"""Conformance of parsers: whatever the text is and wherever it is cut, nothing of it is lost."""
+"""The conformance class of tool parsers, and of the grammars that force their calls."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain, cycle, islice, pairwise, product, zip_longest
+from itertools import pairwise, product
 from json import JSONDecoder
-from random import Random
 from typing import Any, ClassVar
 
 import pytest
@@ -18,7 +17,16 @@ import pytest
 from paged_core.engine.contexts import GrammarContext
 from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Vocabulary
 from paged_core.structured_outputs import StructuredOutputs
-from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat, Thought
+from paged_plugins.server.parsers.testing.parser_cases import (
+    MARKS,
+    PLAIN,
+    ParserCases,
+    by_letters,
+    check_copies,
+    check_linear,
+    cut_texts,
+    read_together,
+)
 from paged_plugins.server.parsers.tool_parser import (
     Arguments,
     CallBegins,
@@ -27,41 +35,11 @@ from paged_plugins.server.parsers.tool_parser import (
     Text,
     ToolFormat,
 )
-from paged_testing import ComponentConformance, GrammarConformance
+from paged_testing import GrammarConformance
 from paged_testing.grammar import VOCABULARY
-from paged_testing.use import bytes_taken, instructions, letters_scanned
 
 NAMES = ("f", "weather", "getWeather2")
 OTHER_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {"f": {"properties": {"a": {"type": "string"}}}}
-_MARKS = (
-    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>"),
-    *('{"name": "f", "arguments": {"a": 1}}', '{"name": "weather", "parameters": {}}'),
-    *('{"name": "f"', '"arguments": ', '{"a": [tru', "[f(a=1)]", "[weather(", "f(x='y')"),
-    *("[", "]", "{", "}", ",", ";", " ", "\n", '"', "\\", "<", "te", "\u4e16", "1.5", "null", "("),
-)
-PLAIN = (
-    *("", "Hello.", "a < b and c > d", "1, 2, 3", "\n\n  indented\n", "\u4e16\u754c \U0001f600"),
-    *("\u00a0a\r\nb \r\n\u3000", "\ufeff\ta\u2028\x1c"),
-    *('{"city": "Paris"}', "[1, 2]", "<b>bold</b>", "tool_call", "an answer {"),
-)
-"""Texts without a call."""
-
-
-_SPACES = ("", " ", "\n", "\r\n", "\t", "\u00a0", "\u2028", "\u3000", "\ufeff", "\x1c")
-
-
-def cut_texts(written: Sequence[str] = ()) -> Iterator[list[str]]:
-    """Texts of marks, of beginnings of calls, of white space and other things, in pieces."""
-    drawn = Random(0)
-    for number in range(250 if written else 150):
-        begin = drawn.choice(written) if number >= 150 else ""
-        begin = begin[: drawn.randint(0, len(begin))]
-        whole = begin + "".join(drawn.choices(_MARKS, k=drawn.randint(0, 2 if begin else 10)))
-        whole += drawn.choice(_SPACES) if begin else ""
-        cuts = sorted(drawn.randint(0, len(whole)) for _ in range(drawn.randint(0, 8)))
-        yield [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-
-
 _NO_TOKENS: Mapping[str, int] = {}
 DEEP = 100_000
 """Brackets in each other, further than any recursion goes."""
@@ -76,120 +54,6 @@ PARAMETERS: Mapping[str, Any] = {
 }
 
 
-_SHORT = 24
-"""Letters of the shorter of two texts of which the work is compared, at least."""
-
-
-def check_linear(read: Callable[[str], object], texts: Iterable[str], package: str) -> None:
-    """Check that reading takes instructions in proportion to the length of a text."""
-    for text in filter(None, texts):
-        whole = text * -(-_SHORT // len(text))
-        short, long = whole, whole * 8
-        few = instructions(partial(read, short), package)
-        many = instructions(partial(read, long), package, most=20 * few + 1000)
-        assert many <= 16 * few + 400, (
-            f"{len(long)} letters of {text!r} in a row take {many} instructions or more, "
-            f"{len(short)} take {few}: the work may grow in proportion to the text"
-        )
-        few, many = (letters_scanned(partial(read, each), package) for each in (short, long))
-        assert many <= 16 * few + 4 * len(long), (
-            f"of {len(long)} letters of {text!r} in a row methods of texts look through {many}, "
-            f"of {len(short)} through {few}: each may be looked at only a few times"
-        )
-
-
-_HELD = (512, 2048)
-"""Letters that a parser has read when the memory of the next ones is compared."""
-
-
-def check_copies(make: Callable[[], Any], texts: Iterable[str]) -> None:
-    """Check that a letter does not make a parser copy those that it has read before."""
-    for text in filter(None, texts):
-        parser, letters, taken = make(), cycle(text), []
-        for held in (_HELD[0], _HELD[1] - _HELD[0] - 16):
-            for letter in islice(letters, held):
-                parser.feed(letter)
-            taken.append(bytes_taken(partial(parser.feed, each) for each in islice(letters, 16)))
-        assert taken[1] <= taken[0] + (_HELD[1] - _HELD[0]) / 2, (
-            f"in {text!r} in a row a letter after {_HELD[0]} others takes {taken[0]:.0f} bytes, "
-            f"after {_HELD[1]} others {taken[1]:.0f}: keep them in a list, and join it once"
-        )
-
-
-def _with_instead(text: str, other: str) -> Iterator[str]:
-    """Yield the text with something else in the place of each object of JSON."""
-    for at, letter in enumerate(text):
-        with suppress(ValueError):
-            _, end = JSONDecoder().raw_decode(text, at) if letter == "{" else (None, 0)
-            if end:
-                yield text[:at] + other + text[end:]
-
-
-def _by_letters(parsed: Callable[..., object], begin: str, text: str) -> object:
-    return parsed(begin, *text)
-
-
-class _ParserConformance(ComponentConformance):
-    written: ClassVar[Mapping[Any, Any]] = {}
-    example: ClassVar[str]
-    """Form of :attr:`written`, as code."""
-
-    def is_written(self, key: Any, value: Any) -> bool:
-        """Return whether an item of :attr:`written` has the form of the example."""
-        raise NotImplementedError
-
-    def test_written_has_answers_and_how_they_are_read(self) -> None:
-        kind = type(self).__name__
-        assert self.written, f"{kind} says nothing of the form: set `written`, {self.example}"
-        for item in self.written.items():
-            assert self.is_written(*item), f"`written` of {kind} has {item}: set {self.example}"
-
-    def build(self, parts: object = None) -> Any:
-        """Build the component: its factory gets the options alone."""
-        return self.record.load()(self.options)
-
-    def answers(self) -> Iterable[tuple[Any, str]]:
-        """Answers, each with what its parser is asked for with."""
-        raise NotImplementedError
-
-    num_uses: ClassVar[int] = 40
-    bytes_free: ClassVar[int] = 2 << 10
-
-    def uses(self) -> Callable[[int], object]:
-        made, answers = self.build(), list(self.answers())
-
-        def use(number: int) -> None:
-            for asked, text in answers:
-                parser = made.parser(asked)
-                parser.feed(f"{text} {number:06}")
-                parser.feed("")
-                parser.end()
-
-        return use
-
-    def test_answers_beside_each_other_are_read_as_alone(self) -> None:
-        """Parsers of one component share nothing: a server reads many answers at a time."""
-        made, answers = self.build(), list(self.answers())
-        alone = [_together(made, each)[0] for each in answers]
-        for one, other in product(range(len(answers)), repeat=2):
-            found = _together(made, answers[one], answers[other])
-            assert found == [alone[one], alone[other]], (
-                f"{answers[one]} is read otherwise while another parser reads {answers[other]}"
-            )
-
-
-def _together(made: Any, *answers: tuple[Any, str]) -> list[list[Any]]:
-    """Return the pieces of answers that come at a time, a letter of each in turn."""
-    turns = [_turns(made.parser(asked), text) for asked, text in answers]
-    rounds = zip_longest(*turns, fillvalue=())
-    return [list(chain(*pieces)) for pieces in zip(*rounds, strict=True)]
-
-
-def _turns(parser: Any, text: str) -> Iterator[Iterable[Any]]:
-    yield from map(parser.feed, text)
-    yield parser.end()
-
-
 class GrammarCases(GrammarConformance):
     """The grammar that servers force calls with."""
 
@@ -202,7 +66,7 @@ class GrammarCases(GrammarConformance):
         return made
 
 
-class ToolParserConformance(_ParserConformance):
+class ToolParserConformance(ParserCases):
     """Subclass it for a parser of calls, and say how it writes them::
 
     class TestMyParser(ToolParserConformance):
@@ -296,7 +160,7 @@ class ToolParserConformance(_ParserConformance):
         """As a call, which the server refuses, or as text."""
         made = self.build()
         for text, calls in self.written.items():
-            found = _joined(_together(made, ({"other": {}}, text))[0])
+            found = _joined(read_together(made, ({"other": {}}, text))[0])
             assert found == [Text(text)] or _calls(found) == list(calls), f"{text!r} gives {found}"
 
     def test_text_beside_calls_is_kept(self) -> None:
@@ -308,9 +172,9 @@ class ToolParserConformance(_ParserConformance):
                 assert (said.strip(), _calls(found)) in ((beside, list(calls)), (whole, [])), whole
 
     def test_the_work_grows_in_proportion_to_the_text(self) -> None:
-        texts = [*self.written, *self.broken, *PLAIN, *_MARKS]
+        texts = [*self.written, *self.broken, *PLAIN, *MARKS]
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
-            check_linear(partial(_by_letters, self.parsed, begin), texts, self.package)
+            check_linear(partial(by_letters, self.parsed, begin), texts, self.package)
 
     def test_half_a_mark_before_a_call_is_text(self) -> None:
         """And hides no call, where other text just before it hides none."""
@@ -336,7 +200,7 @@ class ToolParserConformance(_ParserConformance):
             return parser
 
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
-            check_copies(partial(begun, begin), [*self.broken, *PLAIN, *_MARKS])
+            check_copies(partial(begun, begin), [*self.broken, *PLAIN, *MARKS])
 
     def test_reads_what_is_nested_too_deep(self) -> None:
         """Without an error, as a call or as text."""
@@ -467,92 +331,13 @@ class ToolParserConformance(_ParserConformance):
                 assert after.text.lstrip()[:1] == "{", f"{after} of {whole!r} are no object"
 
 
-class ReasoningParserConformance(_ParserConformance):
-    """Subclass it for a parser of thoughts, and say how they are marked::
-
-    class TestMyParser(ReasoningParserConformance):
-        component = "my_parser"
-        written = {("", "[why]because[/why]so"): ("because", "so")}
-    """
-
-    slot: ClassVar[str] = "reasoning_parser"
-    written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {}
-    """By prompt and answer: the thoughts, and the rest."""
-    example = (
-        'such as {("", "[why]because[/why]so"): ("because", "so")}: by prompt and answer, both'
-    )
-
-    def is_written(self, key: Any, value: Any) -> bool:
-        """Return whether it is a prompt with an answer, and two texts."""
-        pairs = (key, value)
-        return all(type(p) is tuple and list(map(type, p)) == [str, str] for p in pairs)
-
-    def answers(self) -> Iterable[tuple[Any, str]]:
-        return (*self.written, *((prompt, "why</think>so") for prompt in ("", "x\n<think>\n")))
-
-    def parsed(self, prompt: str, *pieces: str) -> list[Thought]:
-        """Pieces that a parser makes of a text, those of a kind joined."""
-        made = self.build()
-        assert isinstance(made, ReasoningFormat)
-        parser, found = made.parser(prompt), list[Thought]()
-        for piece in pieces:
-            found += parser.feed(piece)
-        joined: list[Thought] = []
-        for each in [*found, *parser.end()]:
-            assert each.text, "a piece without text"
-            if joined and joined[-1].is_reasoning == each.is_reasoning:
-                joined[-1] = replace(each, text=joined[-1].text + each.text)
-            else:
-                joined.append(each)
-        return joined
-
-    def test_reads_the_thoughts_that_are_written(self) -> None:
-        for (prompt, text), (thoughts, rest) in self.written.items():
-            expected = [Thought(thoughts, is_reasoning=True), Thought(rest, is_reasoning=False)]
-            for pieces in ([text], list(text)):
-                found = self.parsed(prompt, *pieces)
-                assert found == [each for each in expected if each.text], (
-                    f"{text!r} in {len(pieces)} pieces gives {found}, `written` says {expected}"
-                )
-
-    def test_thoughts_that_do_not_end_are_kept(self) -> None:
-        """And passed on as they come: an answer may be as long as is allowed before they end."""
-        for (prompt, text), (thoughts, _) in self.written.items():
-            at = text.find(thoughts) if thoughts else -1
-            for said in (thoughts, thoughts[:-1], "word " * 40) if at >= 0 else ():
-                parser = self.build().parser(prompt)
-                given = [piece for letter in text[:at] + said for piece in parser.feed(letter)]
-                late = sum(len(piece.text) for piece in given) < len(said) - 100
-                assert not late, f"of {len(said)} letters of thoughts, {given} came before the end"
-                given += parser.end()
-                found = "".join(piece.text for piece in given if piece.is_reasoning)
-                assert found.strip() == said.strip(), f"{text[:at] + said!r} gives {given}"
-
-    def test_names_the_mark_at_the_end_of_thoughts(self) -> None:
-        made = self.build()
-        for (prompt, text), (thoughts, rest) in self.written.items():
-            mark = made.ends_with(prompt, surely=False) if thoughts and rest else None
-            assert mark is None or mark in text, f"ends_with() returns {mark!r}, not in {text!r}"
-
-    def test_the_work_grows_in_proportion_to_the_text(self) -> None:
-        """And none of it is copied at each letter."""
-        texts = [*(text for _, text in self.written), *PLAIN, *_MARKS]
-        for prompt in ("", "x\n<think>\n"):
-            check_linear(partial(_by_letters, self.parsed, prompt), texts, self.package)
-            check_copies(partial(self.build().parser, prompt), texts)
-
-    def test_where_a_text_is_cut_does_not_matter(self) -> None:
-        for pieces, prompt in product(cut_texts(), ("", "x\n<think>\n")):
-            self.check_cuts(pieces, prompt)
-
-    def check_cuts(self, pieces: Sequence[str], prompt: str) -> None:
-        """Check that pieces give what the whole gives, and that the letters are all there."""
-        whole = "".join(pieces)
-        found, cut = self.parsed(prompt, whole), self.parsed(prompt, *pieces)
-        assert cut == found, f"{whole!r} gives {found}, in the pieces {pieces} {cut}"
-        joined = "".join(each.text for each in found)
-        marks = whole.count("<think>") + whole.count("</think>")
-        assert marks or "".join(joined.split()) == "".join(whole.split()), "text was lost"
+def _with_instead(text: str, other: str) -> Iterator[str]:
+    """Yield the text with something else in the place of each object of JSON."""
+    for at, letter in enumerate(text):
+        with suppress(ValueError):
+            _, end = JSONDecoder().raw_decode(text, at) if letter == "{" else (None, 0)
+            if end:
+                yield text[:at] + other + text[end:]
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:

@@ -1,0 +1,143 @@
+"""Texts for parsers, and what holds for each parser, of calls or of thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, cycle, islice, product, zip_longest
+from random import Random
+from typing import Any, ClassVar
+
+from paged_testing import ComponentConformance
+from paged_testing.use import bytes_taken, instructions, letters_scanned
+
+MARKS = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>"),
+    *('{"name": "f", "arguments": {"a": 1}}', '{"name": "weather", "parameters": {}}'),
+    *('{"name": "f"', '"arguments": ', '{"a": [tru', "[f(a=1)]", "[weather(", "f(x='y')"),
+    *("[", "]", "{", "}", ",", ";", " ", "\n", '"', "\\", "<", "te", "\u4e16", "1.5", "null", "("),
+)
+PLAIN = (
+    *("", "Hello.", "a < b and c > d", "1, 2, 3", "\n\n  indented\n", "\u4e16\u754c \U0001f600"),
+    *("\u00a0a\r\nb \r\n\u3000", "\ufeff\ta\u2028\x1c"),
+    *('{"city": "Paris"}', "[1, 2]", "<b>bold</b>", "tool_call", "an answer {"),
+)
+"""Texts without a call."""
+_SPACES = ("", " ", "\n", "\r\n", "\t", "\u00a0", "\u2028", "\u3000", "\ufeff", "\x1c")
+
+
+def cut_texts(written: Sequence[str] = ()) -> Iterator[list[str]]:
+    """Texts of marks, of beginnings of calls, of white space and other things, in pieces."""
+    drawn = Random(0)
+    for number in range(250 if written else 150):
+        begin = drawn.choice(written) if number >= 150 else ""
+        begin = begin[: drawn.randint(0, len(begin))]
+        whole = begin + "".join(drawn.choices(MARKS, k=drawn.randint(0, 2 if begin else 10)))
+        whole += drawn.choice(_SPACES) if begin else ""
+        cuts = sorted(drawn.randint(0, len(whole)) for _ in range(drawn.randint(0, 8)))
+        yield [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+
+
+_SHORT = 24
+"""Letters of the shorter of two texts of which the work is compared, at least."""
+
+
+def check_linear(read: Callable[[str], object], texts: Iterable[str], package: str) -> None:
+    """Check that reading takes instructions in proportion to the length of a text."""
+    for text in filter(None, texts):
+        whole = text * -(-_SHORT // len(text))
+        short, long = whole, whole * 8
+        few = instructions(partial(read, short), package)
+        many = instructions(partial(read, long), package, most=20 * few + 1000)
+        assert many <= 16 * few + 400, (
+            f"{len(long)} letters of {text!r} in a row take {many} instructions or more, "
+            f"{len(short)} take {few}: the work may grow in proportion to the text"
+        )
+        few, many = (letters_scanned(partial(read, each), package) for each in (short, long))
+        assert many <= 16 * few + 4 * len(long), (
+            f"of {len(long)} letters of {text!r} in a row methods of texts look through {many}, "
+            f"of {len(short)} through {few}: each may be looked at only a few times"
+        )
+
+
+_HELD = (512, 2048)
+"""Letters that a parser has read when the memory of the next ones is compared."""
+
+
+def check_copies(make: Callable[[], Any], texts: Iterable[str]) -> None:
+    """Check that a letter does not make a parser copy those that it has read before."""
+    for text in filter(None, texts):
+        parser, letters, taken = make(), cycle(text), []
+        for held in (_HELD[0], _HELD[1] - _HELD[0] - 16):
+            for letter in islice(letters, held):
+                parser.feed(letter)
+            taken.append(bytes_taken(partial(parser.feed, each) for each in islice(letters, 16)))
+        assert taken[1] <= taken[0] + (_HELD[1] - _HELD[0]) / 2, (
+            f"in {text!r} in a row a letter after {_HELD[0]} others takes {taken[0]:.0f} bytes, "
+            f"after {_HELD[1]} others {taken[1]:.0f}: keep them in a list, and join it once"
+        )
+
+
+def by_letters(parsed: Callable[..., object], begin: str, text: str) -> object:
+    return parsed(begin, *text)
+
+
+class ParserCases(ComponentConformance):
+    written: ClassVar[Mapping[Any, Any]] = {}
+    example: ClassVar[str]
+    """Form of :attr:`written`, as code."""
+
+    def is_written(self, key: Any, value: Any) -> bool:
+        """Return whether an item of :attr:`written` has the form of the example."""
+        raise NotImplementedError
+
+    def test_written_has_answers_and_how_they_are_read(self) -> None:
+        kind = type(self).__name__
+        assert self.written, f"{kind} says nothing of the form: set `written`, {self.example}"
+        for item in self.written.items():
+            assert self.is_written(*item), f"`written` of {kind} has {item}: set {self.example}"
+
+    def build(self, parts: object = None) -> Any:
+        """Build the component: its factory gets the options alone."""
+        return self.record.load()(self.options)
+
+    def answers(self) -> Iterable[tuple[Any, str]]:
+        """Answers, each with what its parser is asked for with."""
+        raise NotImplementedError
+
+    num_uses: ClassVar[int] = 40
+    bytes_free: ClassVar[int] = 2 << 10
+
+    def uses(self) -> Callable[[int], object]:
+        made, answers = self.build(), list(self.answers())
+
+        def use(number: int) -> None:
+            for asked, text in answers:
+                parser = made.parser(asked)
+                parser.feed(f"{text} {number:06}")
+                parser.feed("")
+                parser.end()
+
+        return use
+
+    def test_answers_beside_each_other_are_read_as_alone(self) -> None:
+        """Parsers of one component share nothing: a server reads many answers at a time."""
+        made, answers = self.build(), list(self.answers())
+        alone = [read_together(made, each)[0] for each in answers]
+        for one, other in product(range(len(answers)), repeat=2):
+            found = read_together(made, answers[one], answers[other])
+            assert found == [alone[one], alone[other]], (
+                f"{answers[one]} is read otherwise while another parser reads {answers[other]}"
+            )
+
+
+def read_together(made: Any, *answers: tuple[Any, str]) -> list[list[Any]]:
+    """Return the pieces of answers that come at a time, a letter of each in turn."""
+    turns = [_turns(made.parser(asked), text) for asked, text in answers]
+    rounds = zip_longest(*turns, fillvalue=())
+    return [list(chain(*pieces)) for pieces in zip(*rounds, strict=True)]
+
+
+def _turns(parser: Any, text: str) -> Iterator[Iterable[Any]]:
+    yield from map(parser.feed, text)
+    yield parser.end()

@@ -1,0 +1,108 @@
+"""The conformance class of reasoning parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any, ClassVar
+
+from paged_plugins.server.parsers.reasoning_parser import ReasoningFormat, Thought
+from paged_plugins.server.parsers.testing.parser_cases import (
+    MARKS,
+    PLAIN,
+    ParserCases,
+    by_letters,
+    check_copies,
+    check_linear,
+    cut_texts,
+)
+
+
+class ReasoningParserConformance(ParserCases):
+    """Subclass it for a parser of thoughts, and say how they are marked::
+
+    class TestMyParser(ReasoningParserConformance):
+        component = "my_parser"
+        written = {("", "[why]because[/why]so"): ("because", "so")}
+    """
+
+    slot: ClassVar[str] = "reasoning_parser"
+    written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {}
+    """By prompt and answer: the thoughts, and the rest."""
+    example = (
+        'such as {("", "[why]because[/why]so"): ("because", "so")}: by prompt and answer, both'
+    )
+
+    def is_written(self, key: Any, value: Any) -> bool:
+        """Return whether it is a prompt with an answer, and two texts."""
+        pairs = (key, value)
+        return all(type(p) is tuple and list(map(type, p)) == [str, str] for p in pairs)
+
+    def answers(self) -> Iterable[tuple[Any, str]]:
+        return (*self.written, *((prompt, "why</think>so") for prompt in ("", "x\n<think>\n")))
+
+    def parsed(self, prompt: str, *pieces: str) -> list[Thought]:
+        """Pieces that a parser makes of a text, those of a kind joined."""
+        made = self.build()
+        assert isinstance(made, ReasoningFormat)
+        parser, found = made.parser(prompt), list[Thought]()
+        for piece in pieces:
+            found += parser.feed(piece)
+        joined: list[Thought] = []
+        for each in [*found, *parser.end()]:
+            assert each.text, "a piece without text"
+            if joined and joined[-1].is_reasoning == each.is_reasoning:
+                joined[-1] = replace(each, text=joined[-1].text + each.text)
+            else:
+                joined.append(each)
+        return joined
+
+    def test_reads_the_thoughts_that_are_written(self) -> None:
+        for (prompt, text), (thoughts, rest) in self.written.items():
+            expected = [Thought(thoughts, is_reasoning=True), Thought(rest, is_reasoning=False)]
+            for pieces in ([text], list(text)):
+                found = self.parsed(prompt, *pieces)
+                assert found == [each for each in expected if each.text], (
+                    f"{text!r} in {len(pieces)} pieces gives {found}, `written` says {expected}"
+                )
+
+    def test_thoughts_that_do_not_end_are_kept(self) -> None:
+        """And passed on as they come: an answer may be as long as is allowed before they end."""
+        for (prompt, text), (thoughts, _) in self.written.items():
+            at = text.find(thoughts) if thoughts else -1
+            for said in (thoughts, thoughts[:-1], "word " * 40) if at >= 0 else ():
+                parser = self.build().parser(prompt)
+                given = [piece for letter in text[:at] + said for piece in parser.feed(letter)]
+                late = sum(len(piece.text) for piece in given) < len(said) - 100
+                assert not late, f"of {len(said)} letters of thoughts, {given} came before the end"
+                given += parser.end()
+                found = "".join(piece.text for piece in given if piece.is_reasoning)
+                assert found.strip() == said.strip(), f"{text[:at] + said!r} gives {given}"
+
+    def test_names_the_mark_at_the_end_of_thoughts(self) -> None:
+        made = self.build()
+        for (prompt, text), (thoughts, rest) in self.written.items():
+            mark = made.ends_with(prompt, surely=False) if thoughts and rest else None
+            assert mark is None or mark in text, f"ends_with() returns {mark!r}, not in {text!r}"
+
+    def test_the_work_grows_in_proportion_to_the_text(self) -> None:
+        """And none of it is copied at each letter."""
+        texts = [*(text for _, text in self.written), *PLAIN, *MARKS]
+        for prompt in ("", "x\n<think>\n"):
+            check_linear(partial(by_letters, self.parsed, prompt), texts, self.package)
+            check_copies(partial(self.build().parser, prompt), texts)
+
+    def test_where_a_text_is_cut_does_not_matter(self) -> None:
+        for pieces, prompt in product(cut_texts(), ("", "x\n<think>\n")):
+            self.check_cuts(pieces, prompt)
+
+    def check_cuts(self, pieces: Sequence[str], prompt: str) -> None:
+        """Check that pieces give what the whole gives, and that the letters are all there."""
+        whole = "".join(pieces)
+        found, cut = self.parsed(prompt, whole), self.parsed(prompt, *pieces)
+        assert cut == found, f"{whole!r} gives {found}, in the pieces {pieces} {cut}"
+        joined = "".join(each.text for each in found)
+        marks = whole.count("<think>") + whole.count("</think>")
+        assert marks or "".join(joined.split()) == "".join(whole.split()), "text was lost"
