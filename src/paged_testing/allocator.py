@@ -148,8 +148,10 @@ class AllocatorCases(ComponentConformance):
     def _caches(self) -> bool:
         return isinstance(self.make(1), SupportsPrefixCache)
 
-    def _cache(self, num_blocks: int = 4) -> tuple[BlockAllocator, SupportsPrefixCache]:
-        allocator = self.make(num_blocks)
+    def _cache(
+        self, num_blocks: int = 4, evictor: Evictor | None = None
+    ) -> tuple[BlockAllocator, SupportsPrefixCache]:
+        allocator = self.make(num_blocks, evictor)
         if not isinstance(allocator, SupportsPrefixCache):
             pytest.skip("it caches no prefixes")
         return allocator, allocator
@@ -177,27 +179,23 @@ class AllocatorCases(ComponentConformance):
 
     def test_a_block_that_is_uncached_while_it_is_idle_stays_free(self) -> None:
         evictor = PlainEvictor()
-        allocator = self.make(2, evictor)
-        if not isinstance(allocator, SupportsPrefixCache):
-            pytest.skip("it caches no prefixes")
+        allocator, cache = self._cache(2, evictor)
         (block,) = allocator.allocate(1)
-        allocator.cache(block, BlockKey(None, (1, 2)))
+        cache.cache(block, BlockKey(None, (1, 2)))
         allocator.free([block])
-        allocator.uncache([block])
+        cache.uncache([block])
         assert (allocator.num_free, len(evictor)) == (2, 0)
-        allocator.uncache([block])
+        cache.uncache([block])
         assert sorted(allocator.allocate(2)) == [0, 1]
 
     def test_tells_the_evictor_of_blocks_as_they_are_freed(self) -> None:
         """Each once, in the order of the call, with the length of the prefix that it ends."""
         evictor = PlainEvictor()
-        allocator = self.make(4, evictor)
-        if not isinstance(allocator, SupportsPrefixCache):
-            pytest.skip("it caches no prefixes")
+        allocator, cache = self._cache(4, evictor)
         blocks, key = allocator.allocate(3), None
         for number, block in enumerate(blocks):
             key = BlockKey(key, (number, number))
-            allocator.cache(block, key)
+            cache.cache(block, key)
         allocator.free(reversed(blocks[1:]))
         first = list(evictor.held.items())
         assert [block for block, _ in first] == blocks[:0:-1]
@@ -212,42 +210,42 @@ class AllocatorCases(ComponentConformance):
 
     # ------------------------------------------------------------------ reservations
 
-    def test_reserves_blocks_that_are_adjacent(self) -> None:
-        allocator = self.make(6)
+    def _reserving(self, num_blocks: int) -> tuple[BlockAllocator, SupportsReservation]:
+        allocator = self.make(num_blocks)
         if not isinstance(allocator, SupportsReservation):
             pytest.skip("it makes no reservations")
-        run = allocator.reserve(4)
+        return allocator, allocator
+
+    def test_reserves_blocks_that_are_adjacent(self) -> None:
+        allocator, reserving = self._reserving(6)
+        run = reserving.reserve(4)
         assert run == list(range(run[0], run[0] + 4))
         assert allocator.num_free == 2
         with pytest.raises(OutOfBlocks):
-            allocator.reserve(3)
+            reserving.reserve(3)
         assert allocator.num_free == 2
         allocator.free(run)
         assert allocator.num_free == 6
 
     def test_what_can_be_reserved_is_adjacent_after_any_order_of_frees(self) -> None:
         for order in permutations(range(3)):
-            allocator = self.make(6)
-            if not isinstance(allocator, SupportsReservation):
-                pytest.skip("it makes no reservations")
-            runs = [allocator.reserve(2) for _ in range(3)]
+            allocator, reserving = self._reserving(6)
+            runs = [reserving.reserve(2) for _ in range(3)]
             allocator.free(runs[order[0]])
-            assert allocator.can_reserve(2)
-            assert not allocator.can_reserve(3)
+            assert reserving.can_reserve(2)
+            assert not reserving.can_reserve(3)
             allocator.free(runs[order[1]])
             together = abs(runs[order[0]][0] - runs[order[1]][0]) == 2
-            assert allocator.can_reserve(4) == together, "runs that are adjacent make a longer one"
+            assert reserving.can_reserve(4) == together, "runs that are adjacent make a longer one"
             allocator.free(runs[order[2]])
-            assert allocator.can_reserve(6)
-            assert sorted(allocator.reserve(6)) == list(range(6))
+            assert reserving.can_reserve(6)
+            assert sorted(reserving.reserve(6)) == list(range(6))
 
     def test_reserves_at_least_what_a_sequence_has(self) -> None:
-        allocator = self.make(64)
-        if not isinstance(allocator, SupportsReservation):
-            pytest.skip("it makes no reservations")
+        _, reserving = self._reserving(64)
         for num_tokens in range(1, 20):
             for longest in range(num_tokens, 20):
-                count = allocator.blocks_to_reserve(num_tokens, longest)
+                count = reserving.blocks_to_reserve(num_tokens, longest)
                 needed = -(-num_tokens // self.block_size)
                 assert count >= needed, f"{count} blocks for {num_tokens} tokens"
 

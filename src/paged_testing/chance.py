@@ -39,12 +39,12 @@ def decisions(
     found = {}
     for name, situation in FOR_EVERY_POLICY.items():
         with suppress(SettingsError):
-            values, first = situation.values(settings), situation.workload.requests[0][1]
+            values = situation.values(settings)
             engine = build_memory_engine(registry, **values)
             if beside:
                 other = build_memory_engine(registry, **values)
                 asked = [request for _, request in situation.workload.requests]
-                for request in (replace(first, id="beside"), *asked):
+                for request in (replace(asked[0], id="beside"), *asked):
                     with suppress(RequestError):
                         other.add(replace(request, tenant="b"))
                 for step in range(24):

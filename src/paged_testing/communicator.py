@@ -19,8 +19,14 @@ import pytest
 from paged_core.engine.contexts import CommunicatorContext
 from paged_core.interfaces.communicator import RankGroup
 from paged_testing.component import ComponentConformance
-from paged_testing.named_memory import check_no_memory_left, named_memory
-from paged_testing.ranks import RankPool, RankProcess, tensor_of, values_of
+from paged_testing.ranks import (
+    RankPool,
+    RankProcess,
+    check_no_memory_left,
+    named_memory,
+    tensor_of,
+    values_of,
+)
 
 Values = tuple[Any, ...]
 """A tensor: dtype, shape, bytes, whether it is transposed."""

@@ -22,7 +22,6 @@ from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.availability import RAISED, CannotBeTested, refusal, said
 from paged_testing.chance import decisions, decisions_elsewhere
-from paged_testing.doubles import described
 from paged_testing.engines import (
     BOTH_PREEMPTIONS,
     build_memory_engine,
@@ -377,8 +376,8 @@ class Repeats(ComponentConformance):
         for name, steps in here.items():
             for step, (one, other) in enumerate(zip(steps, there[name], strict=False)):
                 assert one == other, (
-                    f"{name}: in step {step} another process decides {described(other)}, this one "
-                    f"{described(one)}: what it decides may depend on no hash of a string, no "
+                    f"{name}: in step {step} another process decides {other}, this one "
+                    f"{one}: what it decides may depend on no hash of a string, no "
                     "order of a set and nothing that others keep in its class or module"
                 )
 

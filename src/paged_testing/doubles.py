@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -197,10 +197,9 @@ class WatchedScheduler(Scheduler):
         self._kv = kv_cache
         self._budget = budget
         self._max_num_seqs = max_num_seqs
-        planner = inner.planner
-        self._order = planner._order if isinstance(planner, Planner) else None
-        self.decisions: list[tuple[Any, ...]] = []
-        """The decisions of each step: ids and numbers that can be compared."""
+        self._planner = inner.planner if isinstance(inner.planner, Planner) else None
+        self.decisions: list[Decision] = []
+        """Decisions of each step."""
         self.preempted: set[str] = set()
         """Ids of requests that were preempted or swapped out in any step."""
 
@@ -259,44 +258,37 @@ class WatchedScheduler(Scheduler):
 
     def _checked(self, now: float) -> Schedule:
         before = self.inner.queues()
-        order = [list(queue) for queue in (before.running, before.waiting, before.swapped)]
-        status_before = {
-            group: group.status for group in (*before.running, *before.waiting, *before.swapped)
-        }
-        in_flight = [group for group in order[0] if group.awaits_step]
-        planner = self.inner.planner
-        running = list(planner.running) if isinstance(planner, Planner) else []
+        queues = {name: list(getattr(before, name)) for name in ("running", "waiting", "swapped")}
+        status_before = {group: group.status for queue in queues.values() for group in queue}
+        in_flight = [group for group in queues["running"] if group.awaits_step]
+        running = list(self._planner.running) if self._planner else []
         plan = self.inner.schedule(now)
-        for name, queue, was in zip(
-            ("running", "waiting", "swapped"),
-            order,
-            (before.running, before.waiting, before.swapped),
-            strict=True,
-        ):
-            assert list(was) == queue, (
+        for name, queue in queues.items():
+            assert list(getattr(before, name)) == queue, (
                 f"schedule() changes `{name}` of an earlier queues(): return a copy, or a tuple"
             )
-        if isinstance(planner, Planner):
-            stayed = [group for group in planner.running if group in running]
-            was = [group for group in running if group in stayed]
-            assert stayed == was or stayed == self._in_order(stayed, now), (
-                f"schedule() puts {was}, its list of running groups, in the order {stayed}: "
-                "neither that of admission nor the queue order; sort a copy"
-            )
+        self._check_running(running, now)
         self._check_batch(plan)
-        self._check_queues(plan, order[1])
+        self._check_queues(plan, queues["waiting"])
         self._check_moves(plan, status_before)
         for group in in_flight:
             assert group.status is Status.RUNNING, (
                 f"{group} is preempted, and has nothing pending: it waits for a step in flight"
             )
-        self.decisions.append(comparable(plan))
+        self.decisions.append(Decision.of(plan))
         self.preempted.update(group.id for group in (*plan.preempted, *plan.swapped_out))
         return plan
 
-    def _in_order(self, groups: list[SequenceGroup], now: float) -> list[SequenceGroup]:
-        order = self._order
-        return groups if order is None else sorted(groups, key=lambda group: order.key(group, now))
+    def _check_running(self, before: list[SequenceGroup], now: float) -> None:
+        """Check the order of the planner's list of running groups, which had this one."""
+        if self._planner is None:
+            return
+        stayed = [group for group in self._planner.running if group in before]
+        was, key = [group for group in before if group in stayed], self._planner._order.key
+        assert stayed == was or stayed == sorted(stayed, key=lambda group: key(group, now)), (
+            f"schedule() puts {was}, its list of running groups, in the order {stayed}: "
+            "neither that of admission nor the queue order; sort a copy"
+        )
 
     def _check_batch(self, plan: Schedule) -> None:
         assert len(plan.sequences) == len(plan.num_tokens), "sequences and num_tokens are parallel"
@@ -379,28 +371,33 @@ class WatchedScheduler(Scheduler):
                 )
 
 
-ADMITTED = 3
-"""Place in a decision of what is admitted, ids with their cached tokens."""
+class Decision(NamedTuple):
+    """A plan as ids and numbers, which compare and can be pickled."""
 
+    sequences: list[tuple[str, int]]
+    num_tokens: list[int]
+    blocks: list[list[int]]
+    admitted: list[tuple[str, int]]
+    """Ids, with their cached tokens."""
+    preempted: list[str]
+    swapped_out: list[str]
+    swapped_in: list[str]
+    ignored: list[tuple[str, str]]
 
-def comparable(plan: Schedule) -> tuple[Any, ...]:
-    """Return a plan as ids and numbers."""
-    return (
-        [(sequence.group.id, sequence.index) for sequence in plan.sequences],
-        list(plan.num_tokens),
-        [list(sequence.table.blocks) for sequence in plan.sequences],
-        [(group.id, cached) for group, cached in plan.admitted],
-        [group.id for group in plan.preempted],
-        [group.id for group in plan.swapped_out],
-        [group.id for group in plan.swapped_in],
-        [(group.id, reason) for group, reason in plan.ignored],
-    )
+    def __repr__(self) -> str:
+        """Return what is not empty, by name."""
+        return str({name: value for name, value in self._asdict().items() if value})
 
-
-def described(decided: Any) -> str:
-    """Return what of a decision is not empty, by name."""
-    names = ("sequences", "num_tokens", "blocks", "admitted", "preempted", "swapped_out")
-    if not isinstance(decided, tuple) or len(decided) != len(names) + 2:
-        return str(decided)
-    named = zip((*names, "swapped_in", "ignored"), decided, strict=True)
-    return str({name: value for name, value in named if value})
+    @classmethod
+    def of(cls, plan: Schedule, /) -> Self:
+        """Return what a plan decides."""
+        return cls(
+            [(sequence.group.id, sequence.index) for sequence in plan.sequences],
+            list(plan.num_tokens),
+            [list(sequence.table.blocks) for sequence in plan.sequences],
+            [(group.id, cached) for group, cached in plan.admitted],
+            [group.id for group in plan.preempted],
+            [group.id for group in plan.swapped_out],
+            [group.id for group in plan.swapped_in],
+            [(group.id, reason) for group, reason in plan.ignored],
+        )

@@ -1,14 +1,16 @@
-"""Processes that are ranks of a group: what the kit of communicators runs them in."""
+"""Processes that are ranks of a group, and the shared memory that must not outlive them."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -92,6 +94,39 @@ class RankPool:
         """End all."""
         while self._idle:
             self._idle.pop().close()
+
+
+# ---------------------------------------------------------------------------------- what they leave
+
+
+def named_memory() -> set[str]:
+    """Return the shared memory that has a name."""
+    return {str(path) for path in Path("/dev/shm").iterdir()}
+
+
+def check_no_memory_left(before: set[str]) -> None:
+    """Check that no shared memory has come since ``before`` and stayed that no process uses.
+
+    What other programs map is theirs, and a semaphore of theirs has a name for a moment.
+
+    Raises:
+        AssertionError: There is some after two seconds.
+    """
+    for _ in range(20):
+        left = named_memory() - before - _mapped_memory()
+        if not left:
+            return
+        sleep(0.1)
+    raise AssertionError(f"in /dev/shm there are still {sorted(left)}")
+
+
+def _mapped_memory() -> set[str]:
+    """Return the shared memory that a process has mapped."""
+    found = set[str]()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            found.update(re.findall(r"/dev/shm/\S+", maps.read_text("utf-8", "replace")))
+    return found
 
 
 # ---------------------------------------------------------------------------------- in the process

@@ -19,14 +19,12 @@ from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings
 from paged_testing.component import Repeats, VariesOptions
 from paged_testing.doubles import (
-    ADMITTED,
     ALWAYS_OVER,
     TURNING,
     BackgroundExecutor,
+    Decision,
     FailingExecutor,
     WatchedScheduler,
-    comparable,
-    described,
 )
 from paged_testing.engines import (
     build_memory_engine,
@@ -285,7 +283,7 @@ class SchedulerConformance(Repeats, VariesOptions):
 
     def decided(
         self, workload: Workload, table: Mapping[str, Any], **order: Any
-    ) -> Sequence[tuple[Any, ...]]:
+    ) -> Sequence[Decision]:
         """Return what is decided in few blocks, under an order whose keys change at a time.
 
         Nothing asks for the queues meanwhile, which would put them in order.
@@ -294,12 +292,12 @@ class SchedulerConformance(Repeats, VariesOptions):
         values = {"scheduler": table, "queue_order": {"name": "turning", **order}}
         small: dict[str, Any] = {"num_blocks": 12, "block_size": 2, "watermark": 0.0}
         engine = build_memory_engine(registry, **{**self.settings, **values, **small})
-        scheduler, decisions = engine.scheduler, list[tuple[Any, ...]]()
+        scheduler, decisions = engine.scheduler, list[Decision]()
         schedule = scheduler.schedule
 
         def noted(now: float) -> Schedule:
             plan = schedule(now)
-            decisions.append(comparable(plan))
+            decisions.append(Decision.of(plan))
             return plan
 
         scheduler.schedule = noted  # type: ignore[method-assign]
@@ -329,7 +327,7 @@ class SchedulerConformance(Repeats, VariesOptions):
             if self.decided(whole, table, at=0.0) == self.decided(whole, table, at=1e6):
                 continue  # it has an order of its own
             decisions = self.decided(workload, table, equal=True)
-            admitted = [name for step in decisions for name, _ in step[ADMITTED]]
+            admitted = [name for step in decisions for name, _ in step.admitted]
             if admitted.count("B") > 1:
                 assert admitted.index("C") > 2, f"{admitted}: C came after B, which was preempted"
 
@@ -414,7 +412,7 @@ def check_same(first: Sequence[object], again: Sequence[object]) -> None:
     """Check that the decisions of two runs are the same."""
     for step, (one, other) in enumerate(zip(first, again, strict=True)):
         assert one == other, (
-            f"in step {step} it decides {described(other)}, {described(one)} the first time: "
+            f"in step {step} it decides {other}, {one} the first time: "
             "what it decides follows from the calls, `now` and the order of the groups at `now`"
         )
 

@@ -30,9 +30,9 @@ _GLOBAL_RANDOM = random.random.__self__  # type: ignore[attr-defined]
 
 
 class Watched(int):
-    """An integer that counts comparisons and hashes of integers, inside built-ins too.
+    """An integer that counts its comparisons and hashes, inside built-ins too.
 
-    So do their instructions, and those of sums.
+    They and its sums are methods in Python, so :func:`instructions` counts what they execute.
     """
 
     touched = 0

@@ -41,7 +41,7 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import settings_class
 from paged_testing import registry_with
-from paged_testing.named_memory import check_no_memory_left, named_memory
+from paged_testing.ranks import check_no_memory_left, named_memory
 from unit.engines import without_place
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]

@@ -32,8 +32,6 @@ WRONG_SECONDS = {
     "FallingCostModel": lambda own, work: (
         _seconds(own, work) - (0.005 if work.decode_context > 200_000 else 0)
     ),
-}
-REMEMBERING = {
     # keeps the work of each step
     "KeepingCostModel": lambda own, work: own.works.append(work) or _seconds(own, work),
     # times go by the hash of a text
@@ -49,6 +47,6 @@ WRONG_LENGTHS = {
     "FloatLengthCostModel": property(lambda own: 4096.0),
     "UncalledCostModel": lambda own: 4096,
 }
-globals().update(with_another(__name__, _Right, "seconds", WRONG_SECONDS | REMEMBERING))
+globals().update(with_another(__name__, _Right, "seconds", WRONG_SECONDS))
 globals().update(with_another(__name__, _Right, "num_blocks", WRONG_BLOCKS))
 globals().update(with_another(__name__, _Right, "max_model_len", WRONG_LENGTHS))

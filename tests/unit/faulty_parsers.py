@@ -280,8 +280,7 @@ PARSERS = {
     kind.__name__ + "Format": _made(kind)
     for kind in (
         *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
-        *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser),
-        *(HalfParser,),
+        *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser, HalfParser),
     )
 }
 
