@@ -1,22 +1,10 @@
-"""Weights by name: views of memory-mapped safetensors files, of a pickle, or random.
-
-Of the weights of any architecture that a model does not use, these are ignored:
-
-- tables that are computed from the configuration: of rotary embeddings, of causal masks, of
-  position numbers, and the scalar that stands for a mask;
-- the version number that early OPT checkpoints carry;
-- a head that is the embedding;
-- the layers that predict further tokens (``num_nextn_predict_layers``, ``mtp``).
-"""
+"""Weights by name: views of memory-mapped safetensors files, of a pickle, or random."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from zlib import crc32
 
 import torch
@@ -28,85 +16,17 @@ from paged_backends.checkpoint.gguf.tensors import MappedGguf, QuantizedTensor
 from paged_backends.checkpoint.json_file import damaged
 from paged_backends.checkpoint.quantized.layout import Layout, QuantizedModules
 from paged_backends.checkpoint.tensor_files import WHOLE, Part, PickleFile, SafetensorsFile
+from paged_backends.checkpoint.weight_names import (
+    check_quantized,
+    check_unused,
+    is_computed,
+    layer_number,
+    other_layers,
+)
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import Shape as MatrixShape
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.log import get_logger
-
-_COMPUTED = re.compile(
-    r"(^|\.)("
-    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)"
-    r"|(attn|attention|self_attn)\.(bias|masked_bias)"
-    r"|position_ids|decoder\.version"
-    r")$"
-)
-_FURTHER_TOKENS = re.compile(r"(^|\.)mtp\.")
-_HEAD = "lm_head.weight"
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|blk)\.(\d+)\.")
-
-
-def check_unused(
-    names: Iterable[str], *, place: Path, config: Mapping[str, Any], tied: bool
-) -> None:
-    """Check weights that nothing took.
-
-    Args:
-        names: of the weights.
-        place: the folder, or the GGUF file.
-        config: the content of ``config.json``.
-        tied: the head is the embedding.
-
-    Raises:
-        CheckpointError: one of them would be missed.
-    """
-    num_layers = config.get("num_hidden_layers", config.get("n_layer"))
-    further = config.get("num_nextn_predict_layers")
-    first, last = (
-        (num_layers, num_layers + further)
-        if isinstance(num_layers, int) and isinstance(further, int)
-        else (0, 0)
-    )
-
-    def ignored(name: str) -> bool:
-        layer = layer_number(name)
-        return bool(
-            is_computed(name)
-            or _FURTHER_TOKENS.search(name)
-            or (tied and name == _HEAD)
-            or (layer is not None and first <= layer < last)
-        )
-
-    unknown = sorted(name for name in names if not ignored(name))
-    if not unknown:
-        return
-    layers = [layer for name in unknown if (layer := layer_number(name)) is not None]
-    if isinstance(num_layers, int) and max(layers, default=0) >= num_layers:
-        raise other_layers(place, num_layers, max(layers) + 1)
-    more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-    raise CheckpointError(
-        f"{place} holds weights that a model of its configuration does not use: "
-        f"{', '.join(name[:100] for name in unknown[:3])}{more}; the two do not belong together"
-    )
-
-
-def is_computed(name: str) -> bool:
-    """Return whether a tensor is a table that models compute themselves."""
-    return _COMPUTED.search(name) is not None
-
-
-def layer_number(name: str) -> int | None:
-    """Return the number of the layer to which a weight belongs."""
-    found = _LAYER.search(name)
-    return int(found[1][:9]) if found else None
-
-
-def other_layers(place: Path, num_layers: int, num_stored: int) -> CheckpointError:
-    """Return the error for weights of more or fewer layers than the configuration says."""
-    return CheckpointError(
-        f"the number of layers in {place} is {num_layers} by its configuration and {num_stored} by "
-        "its weights; the two do not belong together"
-    )
-
 
 Shape = tuple[int, ...]
 
@@ -223,34 +143,9 @@ def open_weights(
         files = [SafetensorsFile(path) for path in checkpoint.weight_files]
         files = files or [PickleFile(path) for path in checkpoint.pickle_files]
     weights = StoredWeights(checkpoint, files, layout)
-    _check_quantized(checkpoint, weights.shapes)
+    check_quantized(checkpoint, weights.shapes)
     check_sizes(checkpoint, weights.shapes)
     return weights
-
-
-_CODES = {"gptq": (".qweight",), "awq": (".qweight",)} | {
-    "compressed-tensors": (".weight_packed", ".weight_scale")
-}
-"""Ends of the names of tensors that there are of each quantised matrix, by method."""
-
-
-def _check_quantized(checkpoint: Checkpoint, names: Collection[str]) -> None:
-    """Refuse quantised tensors of which the configuration says nothing, and the other way round."""
-    method, path = checkpoint.quantized_as, checkpoint.config_path
-    ends = _CODES.get(method or "", tuple(chain(*_CODES.values())))
-    found = next((name for name in names if name.endswith(ends)), None)
-    if method is None and found is not None:
-        raise CheckpointError(
-            f"{found} in {checkpoint.place} is quantised, and {path} has no quantization_config "
-            "that says how; take it from where the checkpoint comes from (older tools wrote it to "
-            "quantize_config.json)"
-        )
-    if method in _CODES and found is None:
-        raise CheckpointError(
-            f"{path} has a quantization_config of {method}, and no weight is quantised: none is "
-            f"called *{' or *'.join(ends)}; delete the entry if the weights are plain, or download "
-            "the checkpoint again"
-        )
 
 
 class _File(Protocol):

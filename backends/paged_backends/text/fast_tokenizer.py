@@ -1,4 +1,4 @@
-"""Tokenizers of the ``tokenizers`` library, read from a file and checked for what they expand."""
+"""Files of the ``tokenizers`` library, checked for what they expand, and how far decoders look."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from paged_backends.text.tokenizer import library_errors
+from paged_backends.text.windowed_detokenizer import MAX_HELD, REPLACEMENT
 from paged_core.errors import CheckpointError
 
 _MAX_BYTES = 64 << 20
@@ -18,9 +19,6 @@ _MAX_TOKEN = 1 << 16
 """Characters."""
 _MAX_FACTOR = 100
 """By which a tokenizer may multiply the length of a text."""
-_REPLACEMENT = "\ufffd"
-_UNFINISHED = 3
-"""Characters U+FFFD that stand for one whose other bytes follow, at most."""
 
 
 def load_fast(path: Path) -> FastTokenizer:
@@ -66,9 +64,9 @@ def reach(fast: FastTokenizer) -> int | None:
             found += max(0, step["start"] - 1) if fused else 0
         elif kind == "Replace" and fused:
             text = step["pattern"].get("String")
-            if not text:
-                return None
-            found += len(text) - 1 + (_REPLACEMENT in text)
+            if not text or any(text.startswith(text[n:]) for n in range(1, len(text))):
+                return None  # whose matches depend on all text before them
+            found += len(text) - 1 + (REPLACEMENT in text)
         elif kind == "ByteFallback" and not fused and all(map(_spares_bytes, steps[:number])):
             continue
         elif fused or kind in ("Sequence", "ByteLevel", "ByteFallback", "Strip"):
@@ -77,7 +75,7 @@ def reach(fast: FastTokenizer) -> int | None:
             found += 1 + max(map(len, fast.get_vocab()), default=0)
         elif kind == "CTC":  # of which a window may hold no token that is shown
             found += 1
-    return (found + _UNFINISHED) * _growth(state) if found else 0
+    return (found + MAX_HELD) * _growth(state) if found else 0
 
 
 def _spares_bytes(step: Mapping[str, Any]) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-_REPLACEMENT = "\ufffd"
-_MAX_HELD = 3
+REPLACEMENT = "\ufffd"
+MAX_HELD = 3
 """A tail of up to three bytes may be an unfinished character, shown as that many U+FFFD at most."""
 _CONTEXT = 12
 """Tokens kept before new ones: more than the bytes that can be held back, so that none is lost."""
@@ -25,8 +25,8 @@ class WindowedDetokenizer:
     whose other bytes follow; and tokens for single bytes (SentencePiece's byte
     fallback), because a run of them is decoded as a whole, and invalid as a whole.
 
-    A decoder that looks across tokens has a ``reach``: so many characters are held back, and all
-    tokens are decoded each time, those of the prompt included.
+    A decoder that looks across tokens has a ``reach``: so many characters are held back, and the
+    window grows until its text is that of all tokens for twice as many before them.
     """
 
     __slots__ = (
@@ -56,8 +56,8 @@ class WindowedDetokenizer:
         self._reach = reach
         self._shows = shows
         self._byte_ids = byte_ids
-        self._context = _SHORT_CONTEXT if byte_ids else _CONTEXT
-        self._window = self._end_of(prompt)
+        self._context = (_SHORT_CONTEXT if byte_ids else _CONTEXT) + 3 * (reach or 0)
+        self._window = self._end_of(prompt) if reach == 0 else list(filter(shows, prompt))
         self._base = decode(self._window) if self._window else ""
         self._num_emitted: int | None = None
         """Characters of the window's text that were emitted, or are the prompt's; ``None``: the
@@ -72,13 +72,11 @@ class WindowedDetokenizer:
         text = self._decode(self._window)
         held = min(self._reach, len(text)) or _held(text)
         piece = self._advance(text, len(text) - held, ended=False)
-        if self._reach:
-            return piece
         if len(self._window) > 2 * self._context and self._num_emitted is not None:
-            window = self._window[-self._context :]
-            kept = self._decode(window)
-            if kept.endswith(text[len(text) - held :]):
-                self._window, self._num_emitted = window, len(kept) - held
+            window, left = self._end_of(self._window), len(text) - self._num_emitted
+            kept, same = self._decode(window), left + 2 * self._reach
+            if same <= len(text) and kept.endswith(text[len(text) - same :]):
+                self._window, self._num_emitted = window, len(kept) - left
         return piece
 
     def flush(self) -> str:
@@ -86,12 +84,10 @@ class WindowedDetokenizer:
         text = self._decode(self._window) if self._window else ""
         return self._advance(text, len(text), ended=True)
 
-    def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """Return the last shown tokens, from before any run of bytes that ends the prompt."""
-        if self._reach != 0:
-            return list(filter(self._shows, prompt))
+    def _end_of(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the last shown tokens, which do not begin within a run of bytes."""
         context: list[int] = []
-        for token_id in reversed(prompt):
+        for token_id in reversed(token_ids):
             if not self._shows(token_id):
                 continue
             if len(context) >= self._context and context[-1] not in self._byte_ids:
@@ -114,8 +110,8 @@ class WindowedDetokenizer:
 
 def _held(text: str) -> int:
     """Count the U+FFFD at the end, as far as they may be one unfinished character."""
-    tail = text[-_MAX_HELD:]
-    return len(tail) - len(tail.rstrip(_REPLACEMENT))
+    tail = text[-MAX_HELD:]
+    return len(tail) - len(tail.rstrip(REPLACEMENT))
 
 
 def _num_shared(base: str, text: str, end: int) -> int:

@@ -21,7 +21,8 @@ from paged_backends.checkpoint.config_fields import (
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.json_file import damaged, one_line, read_json_object
 from paged_backends.checkpoint.quantized.formats import check_effects, check_types
-from paged_backends.checkpoint.weights import Shape, StoredWeights, check_unused, open_weights
+from paged_backends.checkpoint.weight_names import check_unused
+from paged_backends.checkpoint.weights import Shape, StoredWeights, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_backends.runners.transformers.odd_fields import blamed
 from paged_backends.runners.transformers.stored_parts import check_parts, odd_expert

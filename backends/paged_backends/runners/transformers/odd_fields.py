@@ -71,7 +71,7 @@ def _named(
         inner = list(_named(value, usual, error, f"{path}.")) if isinstance(value, dict) else []
         if inner:
             yield from inner
-        elif isinstance(value, str | list) and lacking in _texts(value):
+        elif lacking in (value if isinstance(value, list) else [str(value)]):
             yield f"{path} is {shown(value)}, which transformers does not know"
         elif _mentions(text, name) or (name == "rope_scaling" and "rope_parameters" in text):
             yield _problem(name, path, value, values, usual) or f"{path} is {shown(value)}"
@@ -94,10 +94,6 @@ def _names(values: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_quoted(name: str, text: str) -> bool:
     return any(f"{quote}{name}{quote}" in text for quote in "`'")
-
-
-def _texts(value: str | list[Any]) -> list[Any]:
-    return [value] if isinstance(value, str) else value
 
 
 def _mentions(text: str, name: str) -> bool:

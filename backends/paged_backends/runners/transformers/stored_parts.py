@@ -1,7 +1,7 @@
-"""Checks of what quantised weights are stored as, where transformers multiplies whatever is there.
+"""Stored weights compared with others: scales with the codes they belong to, experts with experts.
 
-Of a matrix, there are codes and their scales, each by the name of the other. The library casts both
-to any dtype, and does not miss scales.
+Codes and scales of a matrix have each the name of the other. The library casts both to any dtype,
+multiplies whatever is there, and does not miss scales.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from paged_backends.checkpoint.weight_files import StoredTensor, read_headers
 from paged_core.errors import CheckpointError
 
 _Shape = tuple[int, ...]
-
-
 _EXPERT = re.compile(r"^(.+\.experts\.)(\d+)(\..+)$")
 
 
