@@ -157,7 +157,7 @@ class PrefixCacheModel(AllocatorModel):
         self.hits: Counter[BlockId] = Counter()
         """References that were added to each cached block."""
         self.others: Counter[BlockId] = Counter()
-        """References of its time with other content, or of a merge: they may count as hits, too."""
+        """References from before it was cached as it is, or of a merge: they may be hits."""
         self.content_keys: dict[Content, int] = {}
         self.last_use = -1
 

@@ -146,7 +146,7 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
 
 
 BOTH_PREEMPTIONS: Mapping[str, Any] = {"preemption": "swap", "num_host_blocks": 2}
-"""Settings under which they are swapped out, and computed again where the host is full."""
+"""Settings under which requests are swapped out, and recomputed where the host is full."""
 
 
 def serves_again(engine: Engine) -> Callable[[int], object]:

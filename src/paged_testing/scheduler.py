@@ -48,7 +48,7 @@ UNCHUNKED_BUDGET = 30
 """The same for schedulers that compute a prompt in one step."""
 
 _STREAM = 80
-"""Steps of small requests."""
+"""Steps in which small requests keep coming."""
 DISTURBED = (
     "a forked group that is swapped outgrows the cache",
     "a forked group outgrows the cache without prefixes",
