@@ -334,8 +334,9 @@ def load_settings(
 
     Args:
         registry: ``None``: what is installed, less what ``PAGED_CORE_BLOCK_PLUGIN`` names.
-        config, env_file, secrets_dir: ``None``: what ``PAGED_CORE_CONFIG``, ``PAGED_CORE_ENV_FILE``
-            and ``PAGED_CORE_SECRETS_DIR`` name, if set.
+        config: settings file; ``None``: what ``PAGED_CORE_CONFIG`` names, if set.
+        env_file: ``None``: what ``PAGED_CORE_ENV_FILE`` names, if set.
+        secrets_dir: ``None``: what ``PAGED_CORE_SECRETS_DIR`` names, if set.
         below: settings that the settings file and all above it override.
 
     Raises:
