@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import Field
 
+from paged_plugins.decision_count import DecisionCount
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.queueing import Saturation, Spent, together
-from paged_plugins.lab.runs.run_record import DecisionCount, RunRecord
+from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Strict, Study
 from paged_plugins.lab.tasks.pool import Runner

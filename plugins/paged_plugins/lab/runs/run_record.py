@@ -11,6 +11,7 @@ from pydantic import Field
 from paged_core.cache.kv_cache import KVCache
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
+from paged_plugins.decision_count import DecisionCount
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.time_histogram import BUCKETS
 from paged_plugins.workloads.request import WorkloadRequest
@@ -171,27 +172,6 @@ class ReplicaTotals:
     num_steps: int = 0
     busy_seconds: float = 0.0
     """In steps; the rest of the run was idle."""
-
-
-@dataclass(slots=True)
-class DecisionCount:
-    """Decisions of one component, compared with those of another."""
-
-    decisions: Count = 0
-    choices: Count = 0
-    """Decisions among more than one."""
-    compared: Count = 0
-    """Decisions among more than one that another component was asked about, too."""
-    differed: Count = 0
-    """Decisions among these that it would have made otherwise."""
-
-    def decided(self, had_choice: bool, differed: bool | None) -> None:
-        """Count a decision; ``None``: no other component was asked."""
-        self.decisions += 1
-        self.choices += had_choice
-        if had_choice and differed is not None:
-            self.compared += 1
-            self.differed += differed
 
 
 @dataclass(slots=True, kw_only=True)

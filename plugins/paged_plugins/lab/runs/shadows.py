@@ -17,7 +17,7 @@ from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
-from paged_plugins.lab.runs.run_record import DecisionCount
+from paged_plugins.decision_count import DecisionCount
 from paged_plugins.substitutes import (
     IdleBlocks,
     Substitute,

@@ -7,8 +7,8 @@ from dataclasses import asdict, astuple, dataclass
 from itertools import product
 from typing import Any, Final
 
+from paged_plugins.decision_count import DecisionCount
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.runs.run_record import DecisionCount
 from paged_plugins.lab.study.arms import settings_text
 
 _WORDS: Final = {

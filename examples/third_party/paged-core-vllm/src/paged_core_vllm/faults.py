@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paged_core.errors import PluginError, error_text
-from paged_plugins.lab.runs.run_record import DecisionCount
+from paged_plugins.decision_count import DecisionCount
 
 _log = logging.getLogger("vllm.paged_core")
 
