@@ -74,7 +74,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "BoundlessObserver": "characters after",
     "ReferringObserver": "an earlier report has changed",
     "SetObserver": "no plain data",
-    "PairingScheduler": "while 16 requests are there",
+    "PairingScheduler": "while 32 requests are there",
     "WalkingEvictor": "all but 8 of them in use",
     **dict.fromkeys(("HashingOrder", "SettingVictim"), "another process decides"),
     **dict.fromkeys(("ClockOrder", "DatedOrder"), r"faulty_policies.py:\d+ in .*asks the clock"),
