@@ -125,11 +125,11 @@ class LookingBackScheduler(TokenBudgetScheduler):
 class PairingScheduler(TokenBudgetScheduler):
     """Compares all that wait with each other."""
 
-    def _admit(self) -> None:
+    def _start(self) -> None:
         waiting = self._waiting.ordered()
         for group in waiting:
             sum(1 for other in waiting if other is group)
-        super()._admit()
+        super()._start()
 
 
 class RestlessScheduler(TokenBudgetScheduler):
@@ -147,9 +147,9 @@ class SeatLosingScheduler(TokenBudgetScheduler):
         super().__init__(options, parts)
         self._num_lost = 0
 
-    def _admit(self) -> None:
+    def _start(self) -> None:
         if len(self._running) + self._num_lost < self.planner.limits.num_seqs:
-            super()._admit()
+            super()._start()
 
     def remove(self, group: SequenceGroup, /) -> None:
         self._num_lost += group in self._waiting
@@ -240,10 +240,10 @@ EDITING = with_another(
 ADMITTING = with_another(
     __name__,
     TokenBudgetScheduler,
-    "_admit",
+    "_start",
     {
         # admits at random
-        "DicingScheduler": lambda self: random() > 0.7 or TokenBudgetScheduler._admit(self),
+        "DicingScheduler": lambda self: random() > 0.7 or TokenBudgetScheduler._start(self),
     },
 )
 
