@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from tests.server.served import serve_process
 
+from paged_plugins.notebook import watch
+
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed (extra `dev`)"
 )
-Page, Browser = Any, Any
+Page, Browser, expect = Any, Any, playwright.expect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -429,6 +431,23 @@ def test_shows_4096_blocks_and_flashes_only_where_motion_is_wanted(
     assert flashes == (0 if motion == "reduce" else 1)
     assert (held, number(page, "shared")) == (4095, 1)
     assert 0 < height <= 330
+
+
+def test_a_notebook_shows_a_run_step_by_step(browser: Browser, tmp_path: Path) -> None:
+    run = watch("chat", {"num_blocks": 128}, steps=range(100, 140))
+    (tmp_path / "run.html").write_text(f"<!doctype html>{run._repr_html_()}")
+    page, wrong = browser.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto((tmp_path / "run.html").as_uri())
+    shown, at = page.frame_locator("iframe"), page.frame_locator("iframe").locator("#at")
+    for number, key in ((100, "Home"), (139, "End"), (138, "ArrowLeft")):
+        at.press(key)
+        expect(shown.locator("#steps-info")).to_contain_text(f"Step {number}:")
+    totals = run.reports[38]["totals"]
+    expect(shown.locator("#s-evicted")).to_have_text(f"{totals['evictions']} evictions")
+    used = int(shown.locator("#s-used").inner_text())
+    assert (used, wrong) == (128 - totals["free_blocks"], [])
+    page.close()
 
 
 MARKDOWN = """async (text) => {

@@ -24,7 +24,7 @@ from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.results.results import Results, run_study
 from paged_plugins.lab.statistics.comparison import Comparison, print_differences
 from paged_plugins.lab.study.arms import PlannedArm, block_size_note, parse_variation, varied_arms
-from paged_plugins.lab.study.study import Study, read_ablation
+from paged_plugins.lab.study.study import Study, read_study
 from paged_plugins.lab.study.unused import draws
 from paged_plugins.lab.tasks.pool import open_runner
 from paged_plugins.workloads.spec import parse_spec
@@ -188,7 +188,7 @@ def test_arms_may_have_labels(
     assert main(["compare", burst, *vary], {}) == BAD_USAGE
     assert "'tight' is given twice" in capsys.readouterr().err
     axes = {"scheduler": {"tight": parse_yaml(table)[0], "plain": {"name": "token_budget"}}}
-    (base, tight) = read_ablation(write(tmp_path, axes=axes), REGISTRY).arms
+    (base, tight) = read_study(write(tmp_path, axes=axes), REGISTRY).arms
     assert (base.arm.title, tight.arm.label) == ("scheduler=plain", "scheduler=tight")
     assert dict(tight.settings.scheduler)["max_num_seqs"] == 2
 

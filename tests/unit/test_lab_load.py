@@ -23,7 +23,7 @@ from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import BASE
-from paged_plugins.lab.study.study import read_ablation
+from paged_plugins.lab.study.study import read_study
 from paged_plugins.lab.study.unused import OF_MODELS, OF_ROOFLINES
 from paged_plugins.lab.tasks.pool import open_runner
 from paged_plugins.lab.tasks.task import Task
@@ -491,7 +491,7 @@ def test_it_is_refused_where_an_environment_or_a_file_of_a_study_has_it(
         {"executor": "local", "cost_model": "linear"},
     ):
         with pytest.raises(SettingsError, match="has no effect here") as error:
-            read_ablation(write(tmp_path, **changes), REGISTRY)
+            read_study(write(tmp_path, **changes), REGISTRY)
         assert str(error.value).startswith(str(tmp_path))
 
 

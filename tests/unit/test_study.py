@@ -12,7 +12,7 @@ from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.commands.studies import beginning
 from paged_plugins.lab.study.arms import layer, plan_arms
-from paged_plugins.lab.study.study import read_ablation
+from paged_plugins.lab.study.study import read_study
 from unit.studies import write
 
 pytestmark = pytest.mark.heavy
@@ -38,7 +38,7 @@ EXAMPLES = ROOT / "examples"
     ids=lambda path: path.stem,
 )
 def test_studies_that_are_shown_can_be_run(path: Path) -> None:
-    assert read_ablation(path, REGISTRY)
+    assert read_study(path, REGISTRY)
 
 
 def test_one_axis_is_varied_at_a_time() -> None:
@@ -150,7 +150,7 @@ def test_a_wrong_file_is_refused_in_one_line(
 ) -> None:
     path = write(tmp_path, **changes)
     with pytest.raises(SettingsError) as error:
-        read_ablation(path, REGISTRY)
+        read_study(path, REGISTRY)
     message = str(error.value)
     assert problem in message
     assert message.startswith(str(path))
@@ -162,16 +162,16 @@ def test_what_is_no_mapping_in_yaml_is_refused(tmp_path: Path, text: str) -> Non
     path = tmp_path / "study.yaml"
     path.write_text(text, "utf-8")
     with pytest.raises(SettingsError, match=r"study\.yaml"):
-        read_ablation(path, REGISTRY)
+        read_study(path, REGISTRY)
 
 
 def test_a_study_without_another_arm_says_so(tmp_path: Path) -> None:
-    study = read_ablation(write(tmp_path, axes={"victim": ["newest"]}), REGISTRY)
+    study = read_study(write(tmp_path, axes={"victim": ["newest"]}), REGISTRY)
     assert "nothing is compared, as no value of `axes` differs" in beginning(study, 2, 1)
 
 
 def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None:
-    study = read_ablation(write(tmp_path, executor="local"), REGISTRY)
+    study = read_study(write(tmp_path, executor="local"), REGISTRY)
     assert beginning(study, 6, 1).endswith("; one at a time, as they are timed on this machine")
     assert beginning(study, 6, 2).endswith("share the machine: their times are no measure")
 
@@ -207,5 +207,5 @@ def test_mistakes_in_a_file_have_their_line_and_a_suggestion(
     path = tmp_path / "ablation.yaml"
     path.write_text(text, "utf-8")
     with pytest.raises(SettingsError) as caught:
-        read_ablation(path, REGISTRY)
+        read_study(path, REGISTRY)
     assert message in str(caught.value)

@@ -53,7 +53,7 @@ from paged_plugins.lab.study.arms import (
     parse_variation,
     varied_arms,
 )
-from paged_plugins.lab.study.study import MAX_RUNS, Fractions, Study, read_ablation
+from paged_plugins.lab.study.study import MAX_RUNS, Fractions, Study, read_study
 from paged_plugins.lab.study.unused import refuse_unused
 from paged_plugins.lab.tasks.peers import (
     OURS,
@@ -340,7 +340,7 @@ def run_command(
     nor the environment change them.
     """
     refuse_settings(given, STUDY_FILE)
-    study = read_ablation(file, given.registry)
+    study = read_study(file, given.registry)
     _say(study.check_workloads())
     if shadow:
         if study.is_real:

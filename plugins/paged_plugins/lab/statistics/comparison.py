@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from paged_core.cli.output import echo, print_table
 from paged_plugins.lab.measures import MEASURES, value_text
@@ -36,7 +36,7 @@ class Comparison:
     @classmethod
     def of(
         cls, results: Results, measures: Collection[str] | None = None, confidence: float = 0.95
-    ) -> Comparison:
+    ) -> Self:
         """Return the comparison in some measures; the fewer, the narrower the intervals.
 
         Args:
@@ -44,7 +44,7 @@ class Comparison:
         """
         return cls(results, differences(results, confidence, measures=measures), confidence)
 
-    def with_ties(self, other: Comparison) -> Comparison:
+    def with_ties(self, other: Comparison) -> Self:
         """Return it with those differences marked that lie outside their intervals in ``other``,
         whose ties are broken the other way."""
         changes = {_place(each): each.change for each in other.differences}

@@ -431,13 +431,16 @@ class Ablation(Strict):
         return arms
 
 
-def read_ablation(path: Path, registry: Registry) -> Study:
+def read_study(path: Path, registry: Registry, text: str | None = None) -> Study:
     """Read the file of a study and check the settings of all of its arms.
+
+    Args:
+        text: its content; ``None``: it is read.
 
     Raises:
         SettingsError: the file or an arm is wrong; the message says where.
     """
-    text = read_file(path)
+    text = read_file(path) if text is None else text
     file, document = _parse(text, Ablation, path)
     try:
         with progress(file.most_arms, "checking arms", least=MANY) as advance:
