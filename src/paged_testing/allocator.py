@@ -118,7 +118,7 @@ class AllocatorCases(ComponentConformance):
                 for _ in range(2):
                     allocator.free(blocks)
 
-        return instructions(again) / 32
+        return instructions(again, self.package, everywhere=True) / 32
 
     def test_a_look_up_takes_instructions_in_proportion_to_the_keys(self) -> None:
         costs = []
@@ -128,7 +128,7 @@ class AllocatorCases(ComponentConformance):
             for block in allocator.allocate(length):
                 keys.append(BlockKey(keys[-1] if keys else None, (block, 0)))
                 cache.cache(block, keys[-1])
-            costs.append(instructions(partial(cache.look_up, keys)))
+            costs.append(instructions(partial(cache.look_up, keys), self.package, everywhere=True))
         assert costs[1] <= 16 * costs[0], (
             f"to find 16 blocks takes {costs[0]} instructions, {costs[1]} to find 128"
         )

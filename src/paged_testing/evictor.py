@@ -173,7 +173,9 @@ class EvictorCases(ComponentConformance):
 
     def _check_cost(self, number: type[int], what: str, num_held: int | None) -> None:
         """Eight times the blocks may cost twice as much, which leaves a margin."""
-        small, large = (evictor_cost(self.make, n, number, num_held or n) for n in (64, 512))
+        small, large = (
+            evictor_cost(self.make, n, number, num_held or n, self.package) for n in (64, 512)
+        )
         held = "" if num_held is None else f", all but {num_held} of them in use"
         assert large <= 2 * small + 8, (
             f"removing, adding, evicting and counting takes {small:.0f} {what} among 64 blocks"

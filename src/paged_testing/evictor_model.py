@@ -192,7 +192,11 @@ class EvictorModel:
 
 
 def evictor_cost(
-    make: Callable[[int], Evictor], num_blocks: int, number: type[int], num_held: int
+    make: Callable[[int], Evictor],
+    num_blocks: int,
+    number: type[int],
+    num_held: int,
+    package: str,
 ) -> float:
     """Return the cost of removing, adding, evicting and counting among ``num_held`` idle blocks.
 
@@ -202,6 +206,7 @@ def evictor_cost(
     Args:
         make: makes an evictor for a number of blocks.
         num_held: blocks that stay idle; the others were, and are in use again.
+        package: that of the evictor.
         number: the type of block numbers and of the fields of a block:
             :class:`Watched` counts comparisons, any other instructions.
     """
@@ -225,7 +230,7 @@ def evictor_cost(
         Watched.touched = 0
         remove_add_evict()
         return Watched.touched / num_blocks
-    return instructions(remove_add_evict) / num_blocks
+    return instructions(remove_add_evict, package, everywhere=True) / num_blocks
 
 
 def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> BlockInfo:

@@ -18,6 +18,8 @@ from statistics import median
 from types import FrameType
 from typing import Any
 
+from paged_testing.work import WORK_FILE, Work, told
+
 _OURS = ("paged_core", "paged_testing", "paged_backends", "paged_plugins", "paged_policies")
 _LOGS = ("logging", "structlog")
 """Packages that may look at the clock on behalf of any code."""
@@ -73,26 +75,37 @@ def package_of(frame: FrameType) -> str:
 
 
 def instructions(
-    function: Callable[[], object], package: str | None = None, *, most: float = inf
+    function: Callable[[], object],
+    package: str | None = None,
+    *,
+    most: float = inf,
+    everywhere: bool = False,
 ) -> int:
-    """Return the number of bytecode instructions that a call takes; a built-in counts as one.
+    """Return the number of bytecode instructions that a call takes.
+
+    A built-in that code of the package calls counts as one for each item that it goes through.
 
     Args:
         package: whose instructions count, with those of libraries that it calls; ``None``: all.
         most: after so many it is stopped.
+        everywhere: whether instructions of all other code count, too.
     """
-    count = 0
+    count, work_before = 0, Work.items
 
     def counts(frame: FrameType) -> bool:
         name, caller = package_of(frame), frame.f_back
+        if frame.f_code.co_filename == WORK_FILE:
+            return False
+        while caller is not None and caller.f_code.co_filename == WORK_FILE:
+            caller = caller.f_back
         is_called = caller is not None and caller.f_trace is not None and name not in _OURS
-        return package is None or name == package or is_called
+        return everywhere or package is None or name == package or is_called
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
         if event == "opcode":
             count += 1
-            if count > most:
+            if count + Work.items - work_before > most:
                 raise _TooMany
         elif event == "call":
             if not counts(frame):
@@ -101,14 +114,15 @@ def instructions(
         return trace
 
     before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    except _TooMany:
-        pass
-    finally:
-        sys.settrace(before)
-    return count
+    with told(package):
+        sys.settrace(trace)
+        try:
+            function()
+        except _TooMany:
+            pass
+        finally:
+            sys.settrace(before)
+    return count + Work.items - work_before
 
 
 def letters_scanned(function: Callable[[], object], package: str) -> int:

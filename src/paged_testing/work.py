@@ -1,0 +1,243 @@
+"""Work that built-ins do for a component, in items that they go through: they execute no bytecode.
+
+While it is counted, functions of the component's package have the code of a copy of their source
+in which calls, ``in``, slices, sums of containers and ``*`` tell of the sizes of their operands.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from heapq import heapify
+from itertools import accumulate, chain, islice
+from math import fsum, prod
+from operator import length_hint
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+WORK_FILE = __file__
+
+_HASHED = (dict, set, frozenset, type({}.keys()), type({}.items()))
+_CONTAINERS = (list, tuple, deque, str, bytes, bytearray, range, type({}.values()), *_HASHED)
+_LINEAR = {
+    *(sorted, min, max, sum, any, all, list, tuple, set, frozenset, dict, fsum, prod, heapify),
+    *(Counter, OrderedDict, defaultdict, deque, bytes, bytearray),
+}
+"""Functions and types that go through their arguments."""
+_LAZY = {map, filter, zip, enumerate, reversed, islice, chain, accumulate}
+"""Types that go through theirs when they are asked for more."""
+_METHODS = {
+    list: {"index", "remove", "count", "insert", "copy", "sort", "reverse"},
+    deque: {"index", "remove", "count", "insert", "copy", "reverse"},
+    tuple: {"index", "count"},
+    dict: {"copy"},
+    OrderedDict: {"copy"},
+    set: {"copy", "union", "difference", "symmetric_difference", "issubset"},
+    frozenset: {"union", "difference", "symmetric_difference", "issubset"},
+}
+"""Methods that go through their owner."""
+_TAKING = {"extend", "extendleft", "update", "join", "union", "issuperset", "intersection"}
+"""Methods of containers that go through their arguments."""
+_OF_THE_FRAME = {"super", "locals", "globals", "vars", "dir", "eval", "exec"}
+"""Functions that look at the frame in which they are called."""
+
+
+class Work:
+    """Counts what rewritten code tells."""
+
+    items = 0
+    """Items that built-ins have gone through so far."""
+
+    @classmethod
+    def call(cls, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function in the place of a component."""
+        kind = type(function)
+        if kind is type:
+            if function in _LAZY:
+                return cls._lazily(function(*args, **kwargs))
+            if function in _LINEAR:
+                cls.items += sum(map(_size, args))
+        elif kind is BuiltinFunctionType:
+            owner, name = function.__self__, function.__name__
+            if name in _METHODS.get(type(owner), ()) or (name, type(owner)) == ("pop", list):
+                cls.items += len(owner) if name != "pop" or (args and args[0] != -1) else 0
+            if function in _LINEAR if isinstance(owner, ModuleType) else name in _TAKING:
+                cls.items += sum(map(_size, args))
+        return function(*args, **kwargs)
+
+    @classmethod
+    def sized(cls, value: Any) -> Any:
+        """Return a value that is copied, if it is a container, or the copy."""
+        if isinstance(value, _CONTAINERS):
+            cls.items += len(value)
+        return value
+
+    @classmethod
+    def searched(cls, value: Any) -> Any:
+        """Return a value in which something is looked for."""
+        return value if isinstance(value, _HASHED) else cls.sized(value)
+
+    @classmethod
+    def spread(cls, value: Any) -> Any:
+        """Return a value after ``*`` or ``**``."""
+        cls.items += _size(value)
+        return value
+
+    @classmethod
+    def _lazily(cls, values: Iterable[Any]) -> Iterator[Any]:
+        for each in values:
+            cls.items += 1
+            yield each
+
+
+_TOLD = "_paged_testing_work"
+setattr(builtins, _TOLD, Work)  # where code of any module finds it
+
+
+def _size(value: Any) -> int:
+    is_plain = isinstance(value, _CONTAINERS) or type(value).__module__ == "builtins"
+    return length_hint(value, 0) if is_plain else 0
+
+
+class _Telling(ast.NodeTransformer):
+    """Rewrites code so that it tells of its work."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in _OF_THE_FRAME:
+            return node
+        return _told("call", node, node.func, *node.args, keywords=node.keywords)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        node.comparators = [
+            _told("searched", each, each) if isinstance(op, ast.In | ast.NotIn) else each
+            for op, each in zip(node.ops, node.comparators, strict=True)
+        ]
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Add | ast.BitOr | ast.Sub):
+            node.left, node.right = _sized(node.left), _sized(node.right)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        node.value = _sized(node.value)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        is_copy = isinstance(node.slice, ast.Slice) and isinstance(node.ctx, ast.Load)
+        return _sized(node) if is_copy else node
+
+    def visit_Starred(self, node: ast.Starred) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.ctx, ast.Load):
+            node.value = _told("spread", node.value, node.value)
+        return node
+
+    def visit_Dict(self, node: ast.Dict) -> ast.AST:
+        self.generic_visit(node)
+        node.values = [
+            value if key else _told("spread", value, value)
+            for key, value in zip(node.keys, node.values, strict=True)
+        ]
+        return node
+
+
+def _sized(node: ast.expr) -> ast.expr:
+    return node if isinstance(node, ast.Constant) else _told("sized", node, node)
+
+
+def _told(method: str, node: ast.expr, *args: ast.expr, keywords: Any = ()) -> ast.expr:
+    told = ast.Attribute(ast.Name(_TOLD, ast.Load()), method, ast.Load())
+    made = ast.copy_location(ast.Call(told, list(args), list(keywords)), node)
+    return ast.fix_missing_locations(made)
+
+
+_CODES: dict[str, list[tuple[FunctionType, CodeType]]] = {}
+"""By module: its functions, and the code of each that tells of its work."""
+
+
+@contextmanager
+def told(package: str | None) -> Iterator[None]:
+    """Let functions of a package's modules tell of their work."""
+    names = [name for name in sys.modules if name.partition(".")[0] == package]
+    for name in names:
+        if name not in _CODES:
+            _CODES[name] = list(_telling(sys.modules[name]))
+    changed = [(made, made.__code__, code) for name in names for made, code in _CODES[name]]
+    try:
+        for function, _, code in changed:
+            function.__code__ = code
+        yield
+    finally:
+        for function, code, _ in changed:
+            function.__code__ = code
+
+
+def _telling(module: ModuleType) -> Iterator[tuple[FunctionType, CodeType]]:
+    """Yield the functions of a module whose source is there, with their code that tells."""
+    found: dict[tuple[Any, ...], list[CodeType]] = {}
+    with suppress(OSError, SyntaxError, TypeError, ValueError):
+        file = str(module.__file__)
+        tree = _Telling().visit(ast.parse(Path(file).read_bytes()))
+        for code in _nested(compile(tree, file, "exec", dont_inherit=True)):
+            found.setdefault(_place(code), []).append(code)
+    for function in {id(each): each for each in _functions(module, vars(module), set())}.values():
+        codes = found.get(_place(function.__code__), ())
+        if len(codes) == 1 and codes[0].co_freevars == function.__code__.co_freevars:
+            yield function, codes[0]
+
+
+def _place(code: CodeType) -> tuple[Any, ...]:
+    return code.co_qualname, code.co_firstlineno, code.co_varnames[: code.co_argcount]
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each
+            yield from _nested(each)
+
+
+def _functions(module: ModuleType, names: Any, seen: set[int]) -> Iterator[FunctionType]:
+    """Yield functions of a module that its names, classes and closures hold."""
+    for value in list(names.values()):
+        for each in _unwrapped(value):
+            if id(each) in seen or getattr(each, "__module__", None) != module.__name__:
+                continue
+            seen.add(id(each))
+            if isinstance(each, FunctionType):
+                yield each
+                cells = dict(enumerate(map(_content, each.__closure__ or ())))
+                yield from _functions(module, cells, seen)
+            elif isinstance(each, type):
+                yield from _functions(module, vars(each), seen)
+
+
+def _content(cell: Any) -> object:
+    with suppress(ValueError):
+        return cell.cell_contents
+    return None
+
+
+def _unwrapped(value: Any) -> Iterator[Any]:
+    """Yield what a descriptor or a decorator holds, or the value itself."""
+    if isinstance(value, staticmethod | classmethod):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield from (value.fget, value.fset, value.fdel)
+    elif isinstance(value, cached_property | partial):
+        yield value.func
+    else:
+        yield value
+        yield getattr(value, "__wrapped__", None)
