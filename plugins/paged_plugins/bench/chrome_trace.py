@@ -59,7 +59,9 @@ class ChromeTrace(Observer):
             self._bar(f"request {group.id}", group.arrival, seconds, details, group.number)
 
     def close(self) -> None:
-        """Write the file."""
+        """Write the file, once."""
+        if self._events.closed:
+            return
         names = {1: "engine", 2: "requests"}
         labels = [
             {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "args": {"name": name}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
@@ -18,7 +18,7 @@ class RandomSettings(LeavesSettings):
     """Options of :class:`RandomEvictor`."""
 
     name: Literal["random"] = "random"
-    seed: int | None = Field(default=None, description="null: the engine's")
+    seed: NonNegativeInt | None = Field(default=None, description="null: the engine's")
 
 
 class RandomEvictor(Evictor):

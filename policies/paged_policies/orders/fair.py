@@ -19,7 +19,7 @@ class FairSettings(ComponentSettings):
     name: Literal["fair"] = "fair"
     input_weight: PositiveFloat = Field(default=1.0, description="cost of a prompt token")
     output_weight: PositiveFloat = Field(default=2.0, description="cost of a generated token")
-    weights: dict[str, float] = Field(
+    weights: dict[str, PositiveFloat] = Field(
         default_factory=dict, description="share of a tenant, by its name; 1 for the others"
     )
 

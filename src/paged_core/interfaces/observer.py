@@ -85,7 +85,7 @@ class Observer:
         """Change of what the prefix cache finds."""
 
     def close(self) -> None:
-        """The engine is closing; write what is buffered."""
+        """The engine is closing: write what is buffered. A second call changes nothing."""
 
 
 @runtime_checkable
