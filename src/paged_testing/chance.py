@@ -19,7 +19,7 @@ from paged_core.errors import RequestError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_testing.doubles import WatchedScheduler
 from paged_testing.engines import build_memory_engine, serve
-from paged_testing.workloads import FOR_EVERY_POLICY
+from paged_testing.workloads import FOR_EVERY_POLICY, Situation
 
 Decide = Callable[..., dict[str, list[Any]]]
 """A function at the top of a module, which takes the arguments of :func:`decisions`."""
@@ -28,39 +28,52 @@ _START = "import sys; sys.path[:] = {path!r}; from paged_testing.chance import a
 
 
 def decisions(
-    registry: Registry, slot: str, settings: Mapping[str, Any], *, beside: bool = False
+    registry: Registry,
+    slot: str,
+    settings: Mapping[str, Any],
+    *,
+    beside: Mapping[str, Any] | None = None,
 ) -> dict[str, list[Any]]:
     """Return what engines with a component decide in each step of written situations.
 
     Args:
         slot: that of the component, which the settings name.
-        beside: whether another engine is there that is in the midst of serving such requests.
+        beside: settings of another engine that is there, in the midst of serving such requests;
+            it is made before the engine in every other situation, and after it in the others.
     """
     found = {}
-    for name, situation in FOR_EVERY_POLICY.items():
+    for number, (name, situation) in enumerate(FOR_EVERY_POLICY.items()):
         with suppress(SettingsError):
-            values = situation.values(settings)
-            engine = build_memory_engine(registry, **values)
-            if beside:
-                other = build_memory_engine(registry, **values)
-                asked = [request for _, request in situation.workload.requests]
-                for request in (replace(asked[0], id="beside"), *asked):
-                    with suppress(RequestError):
-                        other.add(replace(request, tenant="b"))
-                for step in range(24):
-                    if step >= 4 and other.scheduler.queues().swapped:
-                        break
-                    other.step()
+            if beside and not number % 2:
+                _serve_beside(registry, situation, beside)
+            engine = build_memory_engine(registry, **situation.values(settings))
+            if beside and number % 2:
+                _serve_beside(registry, situation, beside)
             watched = WatchedScheduler.install(engine, None, None)
             serve(engine, situation.workload)
             found[name] = watched.decisions
     return found
 
 
+def _serve_beside(registry: Registry, situation: Situation, settings: Mapping[str, Any]) -> None:
+    """Serve some steps of a situation in another engine, if such settings are possible."""
+    with suppress(SettingsError):
+        other = build_memory_engine(registry, **situation.values(settings))
+        asked = [request for _, request in situation.workload.requests]
+        for request in (replace(asked[0], id="beside"), *asked):
+            with suppress(RequestError):
+                other.add(replace(request, tenant="b"))
+        for step in range(24):
+            if step >= 4 and other.scheduler.queues().swapped:
+                break
+            other.step()
+
+
 def decisions_elsewhere(
     decide: Decide, registry: Registry, slot: str, settings: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return what ``decide`` returns in a process whose hashes of strings are others.
+    """Return what ``decide`` returns in a process whose hashes of strings are others, and in which
+    no component has been made before, where processes can fork.
 
     Raises:
         AssertionError: the component cannot be imported there, or raises.
@@ -99,7 +112,7 @@ def _child() -> subprocess.Popen[bytes]:
 
 
 def answer() -> None:
-    """Answer in the other process, until its input ends."""
+    """Answer in copies of the other process, until its input ends."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a component prints is no answer
     while True:
@@ -107,6 +120,12 @@ def answer() -> None:
             about, asked = pickle.load(sys.stdin.buffer), pickle.load(sys.stdin.buffer)
         except EOFError:
             return
+        copy = os.fork() if hasattr(os, "fork") else 0
+        if copy:
+            if status := os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]):
+                pickle.dump(f"it ended with {status}", output)
+                output.flush()
+            continue
         try:
             sys.path[:], files = pickle.loads(about)
             for name, file in files.items():
@@ -117,6 +136,8 @@ def answer() -> None:
             found = format_exc()
         pickle.dump(found, output)
         output.flush()
+        if hasattr(os, "fork"):
+            os._exit(0)
 
 
 def _import(name: str, file: str | None) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
 from inspect import getsourcefile, getsourcelines, isfunction
+from itertools import chain
 from typing import Any, ClassVar
 
 import pytest
@@ -30,7 +31,7 @@ from paged_testing.engines import (
     serve,
     serves_again,
 )
-from paged_testing.options import other_options
+from paged_testing.options import other_options, unbounded
 from paged_testing.served import check_not_cut_short, check_served
 from paged_testing.use import chance_watched, growth, last_place
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation
@@ -236,7 +237,75 @@ class ComponentConformance:
                 pytrace=False,
             )
 
+    @_placed
+    def test_numbers_have_bounds(self) -> None:
+        """Or what was never thought of is accepted, such as a negative number."""
+        found = [
+            f"{name!r} of {self.record.settings.__name__}"
+            for name in unbounded(self.record.settings)
+        ]
+        for key, table in self._own_parts():
+            kind = self.registry.get(key, table["name"]).settings
+            found += [f"{name!r} of {kind.__name__}" for name in unbounded(kind)]
+        assert not found, (
+            f"nothing bounds the number {', '.join(found)} from below: write PositiveInt, "
+            "NonNegativeFloat or Field(ge=...), with a negative number where those mean something"
+        )
+
+    @_placed
+    def test_holds_with_other_options(self) -> None:
+        """Small and large numbers, and all choices, as far as its settings class permits them."""
+        if reason := self.refusal():
+            pytest.skip(reason)
+        kind, registry, others = type(self), self.registry, self.other_settings()
+        tried = "\n".join(str(*each.values()) for each in others)
+        tried = tried or "none: its settings class has nothing to vary"
+        if self._request is not None:
+            self._request.node.add_report_section("call", "options that were tried", tried)
+        members = {"_registry": registry, "expected": lambda self, *_: None}
+        for each in others:
+            (table,) = each.values()
+            other = type(kind.__name__, (kind,), {**members, **each})()
+            vars(other).update(vars(self))
+            try:
+                if refusal(registry, self.record, other.options) is None:
+                    other.check_written()
+            except RAISED as error:
+                if isinstance(error, SettingsError) and "" in table.values():
+                    continue  # which texts are names is known when it is made
+                error.add_note(
+                    f"with the options {table}; bound in the settings class what does not work, as "
+                    f"by Field(ge=..., le=...) or Literal; these were tried:\n{tried}"
+                )
+                raise
+
     # ------------------------------------------------------------------ for subclasses
+
+    def check_written(self) -> None:
+        """Check written cases, without what a test expects of the options that it names."""
+        with suppress(pytest.skip.Exception, SettingsError):
+            use = self.uses()
+            for number in range(3):
+                use(number)
+
+    def other_settings(self) -> list[dict[str, Any]]:
+        """Other options to try, each as an attribute of the class and its value: ``component``, or
+        ``settings`` with other options of what it may ask for of a package's own slot."""
+        own = [{"component": table} for table in other_options(type(self.options), self._table)]
+        for key, table in self._own_parts():
+            kind = self.registry.get(key, table["name"]).settings
+            own += [
+                {"settings": {**self.settings, key: each}} for each in other_options(kind, table)
+            ]
+        return own
+
+    def _own_parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Slots of packages of their own, with the tables of the components that are chosen."""
+        for key, slot in self.registry.slots.items():
+            named = self.settings.get(key, slot.default)
+            table = {"name": named} if isinstance(named, str) else named
+            if not slot.interface.startswith(_OURS) and isinstance(table, Mapping):
+                yield key, table
 
     def uses(self) -> Callable[[int], object]:
         """Return what uses the component once more, for requests of this number, to their end."""
@@ -280,7 +349,11 @@ def _first_line(made: Any) -> int:
 _OURS = ("paged_core.", "paged_plugins.")
 """Packages of the interfaces of which the slots have a conformance class."""
 _AT = "the code of the component"
-_LAST = ("test_keeps_nothing_of_what_has_left", "test_not_every_case_is_skipped")
+_LAST = (
+    "test_holds_with_other_options",
+    "test_keeps_nothing_of_what_has_left",
+    "test_not_every_case_is_skipped",
+)
 _OF_AVAILABILITY = ("test_can_be_imported", "test_not_every_case_is_skipped")
 
 
@@ -307,45 +380,6 @@ def _only_skipped(request: pytest.FixtureRequest | None) -> str | None:
     return reasons[-1] if reasons else None
 
 
-class VariesOptions(ComponentConformance):
-    """Base of classes that also try other options than those that the test names."""
-
-    def check_with_other_options(self) -> None:
-        """Check written cases with a few other options."""
-        kind, registry = type(self), self.registry
-        varied = [
-            {"component": table} for table in other_options(type(self.options), self._table)
-        ] + [{"settings": {**self.settings, **more}} for more in self._other_parts()]
-        tried = "\n".join(str(*each.values()) for each in varied)
-        tried = tried or "none: its settings class has nothing to vary"
-        if self._request is not None:
-            self._request.node.add_report_section("call", "options that were tried", tried)
-        members = {"_registry": registry, "expected": lambda self, *_: None}
-        for each in varied:
-            (table,) = each.values()
-            other = type(kind.__name__, (kind,), {**members, **each})()
-            try:
-                other.check_written()
-            except RAISED as error:
-                if isinstance(error, SettingsError) and "" in table.values():
-                    continue  # which texts are names is known when it is made
-                error.add_note(f"with the options {table}; these were tried:\n{tried}")
-                raise
-
-    def _other_parts(self) -> Iterator[dict[str, Any]]:
-        """Settings with other options of what a component may ask for of a package's own slot."""
-        for key, slot in self.registry.slots.items():
-            named = self.settings.get(key, slot.default)
-            table = {"name": named} if isinstance(named, str) else named
-            if slot.interface.startswith(_OURS) or not isinstance(table, Mapping):
-                continue
-            kind = self.registry.get(key, table["name"]).settings
-            yield from ({key: other} for other in other_options(kind, table))
-
-    def check_written(self) -> None:
-        """Check written cases, without what a test expects of the options that it names."""
-
-
 class Repeats(ComponentConformance):
     """The promise of every policy: runs can be repeated, on any machine and at any time."""
 
@@ -361,28 +395,42 @@ class Repeats(ComponentConformance):
             engine = build_memory_engine(self.registry, **values)
         return serves_again(engine)
 
-    def _asked(self) -> tuple[Registry, str, Mapping[str, Any]]:
-        return self.registry, self.slot, {**self.settings, self.slot: self._table}
-
     def test_asks_no_clock_and_rolls_no_dice(self) -> None:
         with chance_watched(self.package):
-            self.decide(*self._asked())
+            self.decide(self.registry, self.slot, {**self.settings, self.slot: self._table})
 
     def test_decides_the_same_in_another_process(self) -> None:
         """Whose strings have other hashes, on which the order of sets depends; here another
         component is at work, with which it shares nothing."""
-        here = self.decide(*self._asked(), beside=True)
-        there = decisions_elsewhere(self.decide, *self._asked())
+        self.check_decides_as_alone(*[{**self.settings, self.slot: self._table}] * 2)
+
+    def test_goes_by_its_own_options_beside_another(self) -> None:
+        """Also by those of what it asks for of a package's own slot."""
+        usual, others = {**self.settings, self.slot: self._table}, self.other_settings()
+        of_each = ([each for each in others if name in each] for name in ("component", "settings"))
+        for each in chain(*(some[:2] for some in of_each)):
+            table = each.get("component", self._table)
+            other = {**usual, **each.get("settings", {}), self.slot: table}
+            with suppress(SettingsError):
+                self.check_decides_as_alone(other, usual)
+
+    def check_decides_as_alone(
+        self, settings: Mapping[str, Any], others: Mapping[str, Any]
+    ) -> None:
+        """Check decisions beside an engine of other settings against those of a fresh process."""
+        here = self.decide(self.registry, self.slot, settings, beside=others)
+        there = decisions_elsewhere(self.decide, self.registry, self.slot, settings)
         for name, steps in here.items():
             for step, (one, other) in enumerate(zip(steps, there[name], strict=False)):
                 assert one == other, (
                     f"{name}: in step {step} another process decides {other}, this one "
                     f"{one}: what it decides may depend on no hash of a string, no "
-                    "order of a set and nothing that others keep in its class or module"
+                    "order of a set and nothing that others keep in its class or module "
+                    f"({settings[self.slot]}, beside {others[self.slot]})"
                 )
 
 
-class ServesEveryWorkload(Repeats, VariesOptions):
+class ServesEveryWorkload(Repeats):
     """The promise of every policy: it changes the schedule, and never the output.
 
     Small engines with this component, and any others, serve workloads on the ``memory`` executor:
@@ -414,7 +462,3 @@ class ServesEveryWorkload(Repeats, VariesOptions):
         check_served(engine, situation.workload, groups)
         if not situation.outgrown:
             check_not_cut_short(groups.values())
-
-    def test_holds_with_other_options(self) -> None:
-        """Small and large numbers, and all choices, as far as its settings class permits them."""
-        self.check_with_other_options()

@@ -262,7 +262,14 @@ class WatchedScheduler(Scheduler):
         status_before = {group: group.status for queue in queues.values() for group in queue}
         in_flight = [group for group in queues["running"] if group.awaits_step]
         running = list(self._planner.running) if self._planner else []
+        given = {group: _given(group) for queue in queues.values() for group in queue}
         plan = self.inner.schedule(now)
+        ignored = [group for group, _ in plan.ignored]
+        for group, facts in given.items():
+            assert group in ignored or facts == _given(group), (
+                f"schedule() changed {group} from {facts} to {_given(group)}; it is to change none "
+                "of its tokens, sequences and limits"
+            )
         for name, queue in queues.items():
             assert list(getattr(before, name)) == queue, (
                 f"schedule() changes `{name}` of an earlier queues(): return a copy, or a tuple"
@@ -369,6 +376,14 @@ class WatchedScheduler(Scheduler):
                     f"{group} is admitted with {cached} cached tokens, {skipped} were taken from "
                     "the cache"
                 )
+
+
+def _given(group: SequenceGroup) -> dict[str, Any]:
+    """Return facts about a group that are no matter of its scheduler."""
+    names = ("request", "number", "max_length", "forked", "arrival", "finished_at")
+    tokens = [list(sequence.tokens) for sequence in group.live]
+    lists = {"sequences": list(group.sequences), "live": list(group.live), "tokens": tokens}
+    return {**{name: getattr(group, name) for name in names}, **lists}
 
 
 class Decision(NamedTuple):

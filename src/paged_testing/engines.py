@@ -163,6 +163,8 @@ def serves_again(engine: Engine) -> Callable[[int], object]:
                 prompt=prompt[place:],
                 sampling=SamplingParams(max_tokens=6, ignore_eos=True),
                 tenant=f"tenant{place}",
+                session=f"session{number}",
+                deadline=number + 1e6,
                 priority=place,
             )
             for place in range(4)

@@ -79,6 +79,10 @@ class ExecutorConformance(ComponentConformance):
             self._request.addfinalizer(engine.close)
         return serves_again(engine)
 
+    def other_settings(self) -> list[dict[str, Any]]:
+        """The smallest ones: of others it might start many processes."""
+        return super().other_settings()[:2]
+
     # ------------------------------------------------------------------ driven by an engine
 
     def test_has_the_capacity_that_the_settings_give(self) -> None:

@@ -52,7 +52,7 @@ class LengthPredictorConformance(ServesEveryWorkload):
             assert wanted is None or got == wanted, f"of {request} it expects {got}, not {wanted}"
 
     def test_expects_lengths_after_requests_have_ended(self) -> None:
-        self.check_answers(_ended(40))
+        self.check_answers(_ended(39))
 
     def test_a_call_costs_the_same_after_few_requests_and_many(self) -> None:
         costs = []
@@ -94,7 +94,7 @@ class LengthPredictorConformance(ServesEveryWorkload):
     def check_written(self) -> None:
         super().check_written()
         self.check_answers([])
-        self.check_answers(_ended(40))
+        self.check_answers(_ended(39))
 
 
 def _requests() -> list[Request]:

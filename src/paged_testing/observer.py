@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from paged_core.engine.engine import Engine
+from paged_core.errors import error_text
 from paged_core.interfaces.observer import (
     BlockEvent,
     CacheEvent,
@@ -51,15 +52,19 @@ class ObserverConformance(ComponentConformance):
         self._folder = tmp_path
 
     def table(self, folder: Path) -> dict[str, Any]:
-        """The component with its options; it must write its files into ``folder``."""
+        """Its name, and options that differ from :attr:`component`; it must write its files into
+        ``folder``."""
         return dict(self._table)
+
+    @property
+    def watching(self) -> dict[str, Any]:
+        """The component with its options."""
+        return {**self._table, **self.table(self._folder)}
 
     def watched_engine(self, **values: Any) -> tuple[Engine, Witness]:
         """An engine with the observer, and a witness that gets the same events after it."""
         witness = Witness()
-        engine = build_memory_engine(
-            self.registry, observers=[self.table(self._folder), witness], **values
-        )
+        engine = build_memory_engine(self.registry, observers=[self.watching, witness], **values)
         engine.observers.sort(key=lambda observer: observer is witness)
         return engine, witness
 
@@ -98,7 +103,7 @@ class ObserverConformance(ComponentConformance):
     def _small_engine(self) -> Engine:
         engine = build_memory_engine(
             self.registry,
-            observers=[self.table(self._folder)],
+            observers=[self.watching],
             num_blocks=7,
             max_model_len=24,
             **BOTH_PREEMPTIONS,
@@ -116,6 +121,16 @@ class ObserverConformance(ComponentConformance):
         self.check_still_there(engine)
         engine.close()
         self.check_still_there(engine)
+        before = _contents(self._folder)
+        for observer in engine.observers:
+            try:
+                observer.close()
+            except Exception as error:
+                raise AssertionError(
+                    f"close() raises when it is called a second time: {error_text(error)}; the "
+                    "second call is to change nothing"
+                ) from error
+        assert _contents(self._folder) == before, "a second close() changed its files"
 
     def test_two_engines_have_observers_of_their_own(self) -> None:
         """Requests of both may have the same ids."""
@@ -198,6 +213,10 @@ class ObserverConformance(ComponentConformance):
 
 
 _BYTES_A_USE = 16
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _open_files() -> set[FileIO]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from math import inf
@@ -27,7 +27,8 @@ _KNOWN: Mapping[str, Sequence[Any]] = {
 }
 """Options of which it is known what puts the small engines of the kit to the test."""
 _LEAST: Mapping[type, Sequence[Any]] = {int: (0, -1), float: (0.0, -1.0), str: ("",)}
-"""Values that an option of a type has, unless its bounds refuse them."""
+"""Values that an option of a type has, and each item of one that holds several, unless its bounds
+refuse them."""
 
 
 def component_options(
@@ -65,7 +66,7 @@ def other_options(
         for name, field in kind.model_fields.items()
         if name not in (*fixed, "name")
         for inner, _ in _alternatives(field.annotation, field.metadata)
-        for each in _LEAST.get(inner, ())
+        for each in _least(inner)
         if each not in values.get(name, ())
     ]
     for more in varied:
@@ -77,6 +78,30 @@ def other_options(
         if made not in seen:
             seen.append(made)
             yield table
+
+
+def unbounded(kind: type[ComponentSettings]) -> Iterator[str]:
+    """Names of the options that are numbers, which neither a bound from below nor a validator
+    refuses."""
+    of_class = kind.__pydantic_decorators__
+    checked = {name for each in of_class.field_validators.values() for name in each.info.fields}
+    for name, field in kind.model_fields.items():
+        if name in checked or of_class.model_validators:
+            continue
+        for inner, bounds in _alternatives(field.annotation, field.metadata):
+            is_bound = any(hasattr(each, at) for each in bounds for at in ("ge", "gt", "func"))
+            if inner in (int, float) and not is_bound:
+                yield name
+
+
+def _least(kind: Any) -> Iterator[Any]:
+    """Values of a type that are as small as can be, and containers of them."""
+    yield from _LEAST.get(kind, ())
+    of, items = get_origin(kind), [each for each in get_args(kind) if each is not ...]
+    if isinstance(of, type) and issubclass(of, Collection):
+        held = [each for inner, _ in _alternatives(items[-1], ()) for each in _least(inner)]
+        for some in ([], *([each] for each in held)):
+            yield dict(zip([""], some, strict=False)) if issubclass(of, Mapping) else some
 
 
 @cache

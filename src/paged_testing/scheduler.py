@@ -17,7 +17,7 @@ from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings
-from paged_testing.component import Repeats, VariesOptions
+from paged_testing.component import Repeats
 from paged_testing.doubles import (
     ALWAYS_OVER,
     TURNING,
@@ -59,7 +59,7 @@ DISTURBED = (
 """Situations in which requests are aborted and steps fail at any moment."""
 
 
-class SchedulerConformance(Repeats, VariesOptions):
+class SchedulerConformance(Repeats):
     """Subclass it for a scheduler; override :meth:`budget` and :meth:`max_num_seqs` if its options
     for them have other names than ``max_num_batched_tokens`` and ``max_num_seqs``::
 
@@ -392,10 +392,6 @@ class SchedulerConformance(Repeats, VariesOptions):
 
     def _registry_with_quanta(self) -> Registry:
         return self.registry.extended(ALWAYS_OVER, plugin="conformance")
-
-    def test_holds_with_other_options(self) -> None:
-        """Small and large numbers, and all choices, as far as its settings class permits them."""
-        self.check_with_other_options()
 
 
 def check_after_failures(engine: Engine, groups: Iterable[SequenceGroup]) -> None:

@@ -10,7 +10,7 @@ import ast
 import builtins
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from heapq import heapify
@@ -23,8 +23,18 @@ from typing import Any
 
 WORK_FILE = __file__
 
-_HASHED = (dict, set, frozenset, type({}.keys()), type({}.items()))
-_CONTAINERS = (list, tuple, deque, str, bytes, bytearray, range, type({}.values()), *_HASHED)
+_HASHED: tuple[type, ...] = (dict, set, frozenset, type({}.keys()), type({}.items()))
+_CONTAINERS: tuple[type, ...] = (
+    list,
+    tuple,
+    deque,
+    str,
+    bytes,
+    bytearray,
+    range,
+    type({}.values()),
+    *_HASHED,
+)
 _LINEAR = {
     *(sorted, min, max, sum, any, all, list, tuple, set, frozenset, dict, fsum, prod, heapify),
     *(Counter, OrderedDict, defaultdict, deque, bytes, bytearray),
@@ -32,7 +42,7 @@ _LINEAR = {
 """Functions and types that go through their arguments."""
 _LAZY = {map, filter, zip, enumerate, reversed, islice, chain, accumulate}
 """Types that go through theirs when they are asked for more."""
-_METHODS = {
+_METHODS: dict[type, set[str]] = {
     list: {"index", "remove", "count", "insert", "copy", "sort", "reverse"},
     deque: {"index", "remove", "count", "insert", "copy", "reverse"},
     tuple: {"index", "count"},
@@ -64,18 +74,14 @@ class Work:
             if function in _LINEAR:
                 cls.items += sum(map(_size, args))
         elif kind is BuiltinFunctionType:
-            owner, name = function.__self__, function.__name__
-            if name in _METHODS.get(type(owner), ()) or (name, type(owner)) == ("pop", list):
-                cls.items += len(owner) if name != "pop" or (args and args[0] != -1) else 0
-            if function in _LINEAR if isinstance(owner, ModuleType) else name in _TAKING:
-                cls.items += sum(map(_size, args))
+            cls.items += _taken(function.__self__, function, args)
         return function(*args, **kwargs)
 
     @classmethod
     def sized(cls, value: Any) -> Any:
         """Return a value that is copied, if it is a container, or the copy."""
         if isinstance(value, _CONTAINERS):
-            cls.items += len(value)
+            cls.items += length_hint(value, 0)
         return value
 
     @classmethod
@@ -98,6 +104,19 @@ class Work:
 
 _TOLD = "_paged_testing_work"
 setattr(builtins, _TOLD, Work)  # where code of any module finds it
+
+
+def _taken(owner: Any, function: Any, args: Sequence[Any]) -> int:
+    """Return how many items a function of C goes through, or a method of its owner."""
+    if isinstance(owner, ModuleType):
+        return sum(map(_size, args)) if function in _LINEAR else 0
+    name, kind = function.__name__, type(owner)
+    goes = name in _METHODS.get(kind, ()) or (
+        kind is list and name == "pop" and args not in ((), (-1,))
+    )
+    return (length_hint(owner, 0) if goes else 0) + (
+        sum(map(_size, args)) if name in _TAKING else 0
+    )
 
 
 def _size(value: Any) -> int:

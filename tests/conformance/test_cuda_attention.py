@@ -36,6 +36,10 @@ class OnEmulatedGpu(AttentionConformance):
     def make_registry(self) -> Registry:
         return registry_with(EMULATED_CUDA)
 
+    def other_settings(self) -> list[dict[str, Any]]:
+        """None: kernels are compiled for those that the classes name."""
+        return []
+
     def make(self) -> AttentionBackend:
         """Fail, not skip, where kernels do not compile and there is a compiler."""
         try:

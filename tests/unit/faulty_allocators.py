@@ -49,7 +49,13 @@ ALLOCATING = with_another(
     __name__,
     UncachedAllocator,
     "allocate",
-    {"HalfwayAllocator": piecemeal, "WaitingAllocator": patient, "WalkingAllocator": walking},
+    {
+        **{"HalfwayAllocator": piecemeal, "WaitingAllocator": patient, "WalkingAllocator": walking},
+        # counts those that are free in a built-in
+        "CountingAllocator": lambda self, count: (
+            self._ref_counts.count(0) and UncachedAllocator.allocate(self, count)
+        ),
+    },
 )
 globals().update(FREEING | ALLOCATING)
 

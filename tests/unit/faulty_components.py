@@ -20,6 +20,10 @@ class CheckedVictim(NewestVictim):
         self.limit = getattr(options, "limit", None)
 
 
+class UnboundedVictim(CheckedVictim):
+    """Sound, but for its options."""
+
+
 class LimitedVictim(CheckedVictim):
     """Wrong with small options, which no test names."""
 

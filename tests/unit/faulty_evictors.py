@@ -57,6 +57,8 @@ FIRST = with_another(
     _InformedEvictor,
     "first",
     {
+        # copies all that it holds
+        "CopyingEvictor": lambda self: next(iter([*self._blocks])),
         # sorts all that it holds, inside built-ins
         "SortingEvictor": lambda self: min(zip(self._lengths.values(), self._lengths, strict=True))[
             1

@@ -89,6 +89,15 @@ class BufferingObserver(_Observer):
         self.file.close()
 
 
+class OnceClosedObserver(_Observer):
+    """Takes it that it is closed once."""
+
+    def close(self) -> None:
+        if self.file:
+            raise ValueError("it is closed")
+        self.file = True
+
+
 class UnclosedObserver(_Observer):
     """Leaves its file open."""
 

@@ -83,6 +83,32 @@ ORDERS = with_another(
 )
 
 
+class FirstOptionsOrder(_Order):
+    """Goes by the options of the first one that was made."""
+
+    options: ClassVar[list[Any]] = []
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.options.append(options)
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (group.number % self.options[0].limit, group.number)
+
+
+class FirstPartOrder(_Order):
+    """Goes by the first component of its own slot that was made."""
+
+    parts: ClassVar[list[Any]] = []
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.parts.append(parts.make("faulty_part"))
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (group.number % self.parts[0].limit, group.number)
+
+
 class OneSidedOrder(_Order):
     """Counts what was served, but is not told when a group has left."""
 
@@ -93,6 +119,21 @@ class OneSidedOrder(_Order):
 
     def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
         self.total += num_tokens
+
+
+class ListingOrder(_Order):
+    """By arrival; looks in a list for what is being served."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return group.number
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        if group.id not in self.kept:
+            self.kept.append(group.id)
+
+    def left(self, group: SequenceGroup, /) -> None:
+        if group.id in self.kept:
+            self.kept.remove(group.id)
 
 
 class _CountingService(_Order):

@@ -55,6 +55,15 @@ class ReversingScheduler(TokenBudgetScheduler):
         return super().schedule(now)
 
 
+class ShorteningScheduler(TokenBudgetScheduler):
+    """Ends requests early while others wait."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        for group in self._running if self._waiting else ():
+            group.max_length -= 1
+        return super().schedule(now)
+
+
 class OvertakenScheduler(TokenBudgetScheduler):
     """Admits requests whatever is swapped out."""
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.component import Component, ComponentSettings, Slot
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_policies.allocators.contiguous import ContiguousSettings
@@ -28,6 +28,13 @@ class FaultyLimitSettings(ComponentSettings):
 
     name: Literal["faulty"] = "faulty"
     limit: PositiveInt = Field(default=100, description="a number")
+
+
+class FaultyOpenSettings(ComponentSettings):
+    """Options of a component that accepts any number."""
+
+    name: Literal["faulty"] = "faulty"
+    limit: int = Field(default=100, description="a number")
 
 
 class FaultyHashCachedSettings(HashCachedSettings):
@@ -66,7 +73,17 @@ def registry_of(
     factory = f"{made.__module__}:{made.__name__}"
     component = Component(slot, settings, factory, summary="wrong", check=check)
     version = registry_with().slots[slot].version
-    return registry_with(replace(component, interface_version=version))
+    part = Component("faulty_part", FaultyLimitSettings, f"{__name__}:Part", summary="a part")
+    slot_of_its_own = Slot("faulty_part", f"{__name__}:Part", "faulty", summary="parts")
+    more = (slot_of_its_own, part) if made.__name__.startswith("FirstPart") else ()
+    return registry_with(replace(component, interface_version=version), *more)
+
+
+class Part:
+    """A component of a slot of a package's own."""
+
+    def __init__(self, options: FaultyLimitSettings, context: Any, /) -> None:
+        self.limit = options.limit
 
 
 def with_another(

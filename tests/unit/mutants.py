@@ -100,6 +100,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
 """Modules of mutants, how the names of their classes end, who must find them, their options."""
 _OPTIONS = {
     schedulers.OverdrawingScheduler: settings.FaultyBudgetSettings,
+    policies.FirstOptionsOrder: settings.FaultyLimitSettings,
     HashCachedAllocator: settings.FaultyHashCachedSettings,
     ContiguousAllocator: settings.FaultyContiguousSettings,
 }
@@ -132,6 +133,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(VictimConformance, _PLAIN, components.MisspeltVictim),
     *(Mutant(VictimConformance, _PLAIN, components.CheckedVictim, each) for each in _CHECKS),
     Mutant(VictimConformance, settings.FaultyLimitSettings, components.LimitedVictim),
+    Mutant(VictimConformance, settings.FaultyOpenSettings, components.UnboundedVictim),
 )
 
 

@@ -83,7 +83,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     ),
     **{
         f"Keeping{slot}": "still take"
-        for slot in ("Scheduler", "Executor", "Attention", "Observer", "Runner", "Communicator")
+        for slot in ("Scheduler", "Executor", "Attention", "Runner", "Communicator")
     },
     "LookingBackScheduler": "instructions, [0-9]+ after 120 others",
     "StaleScheduler": "the first time",
@@ -91,9 +91,11 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "WideAttention": "the dtype of its result is torch.float32",
     "FlatRowsAttention": "the shape of its result",
     "BufferAttention": "changed an earlier result",
-    **dict.fromkeys(("CubicParserFormat", "SearchingParserFormat"), "in proportion to the text"),
+    **dict.fromkeys(
+        ("CubicParserFormat", "SearchingParserFormat", "JoiningParserFormat"),
+        "in proportion to the text",
+    ),
     "StrippingParserFormat": "letters of '.*' in a row methods of texts look through",
-    "JoiningParserFormat": "keep them in a list, and join it once",
     "WholeParserFormat": "RecursionError",
     "WordyFormat": "'nothing' gives",
     "ListParserFormat": "are no object",
@@ -107,7 +109,9 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     ),
     "OtherWordsFormat": "the grammar does not accept",
     "FractionalCostModel": r"returned 125000\.0, which is no int",
-    **dict.fromkeys(("RememberingVictim", "SwappedObserver"), "still take|grows for ever"),
+    **dict.fromkeys(
+        ("RememberingVictim", "SwappedObserver", "KeepingObserver"), "still take|grows for ever"
+    ),
     "PairingVictim": "or more of 1536",
     "CrowdedVictim": "of 1536 it chose None",
     "LateVictim": "chose another group",
@@ -124,6 +128,13 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "check_without_reason": "returned False, and may return a reason",
     "check_that_refuses": "every case was skipped: it never runs",
     "LimitedVictim": "IndexError",
+    "UnboundedVictim": "nothing bounds the number 'limit' of FaultyOpenSettings",
+    **dict.fromkeys(("FirstOptionsOrder", "FirstPartOrder"), "nothing that others keep in its"),
+    "ListingOrder": r"8 calls of served\(\) take",
+    "CountingAllocator": "instructions and comparisons among 64",
+    "CopyingEvictor": "no faster than the logarithm",
+    "ShorteningScheduler": "none of its tokens, sequences and limits",
+    "OnceClosedObserver": "raises when it is called a second time",
     "DisturbingScheduler": "has nothing pending: it waits for a step in flight",
     "PilingEvictor": "3000 hits among 16 blocks left [0-9]+ bytes",
     "GreedyScheduler": "is the budget of a step",
