@@ -94,8 +94,6 @@ def instructions(
 
     def counts(frame: FrameType) -> bool:
         name, caller = package_of(frame), frame.f_back
-        if frame.f_code.co_filename == WORK_FILE:
-            return False
         while caller is not None and caller.f_code.co_filename == WORK_FILE:
             caller = caller.f_back
         is_called = caller is not None and caller.f_trace is not None and name not in _OURS
@@ -108,7 +106,7 @@ def instructions(
             if count + Work.items - work_before > most:
                 raise _TooMany
         elif event == "call":
-            if not counts(frame):
+            if frame.f_code.co_filename == WORK_FILE or not counts(frame):
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return trace

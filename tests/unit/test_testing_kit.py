@@ -93,7 +93,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "BufferAttention": "changed an earlier result",
     **dict.fromkeys(
         ("CubicParserFormat", "SearchingParserFormat", "JoiningParserFormat"),
-        "in proportion to the text",
+        "in proportion to the text|has not returned",
     ),
     "StrippingParserFormat": "letters of '.*' in a row methods of texts look through",
     "WholeParserFormat": "RecursionError",

@@ -48,7 +48,7 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
         whole = text * -(-_SHORT // len(text))
         short, long = whole, whole * 8
         few = instructions(partial(read, short), package)
-        many = instructions(partial(read, long), package, most=20 * few + 1000)
+        many = instructions(partial(read, long), package, most=16 * few + 400)
         assert many <= 16 * few + 400, (
             f"{len(long)} letters of {text!r} in a row take {many} instructions or more, "
             f"{len(short)} take {few}: the work may grow in proportion to the text"
