@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat
@@ -41,6 +41,8 @@ class FairOrder(QueueOrder):
         """The counter of the tenant admitted last; it never falls."""
         self._known: dict[str, int] = {}
         """Waiting and running requests, and how many of their prompt tokens were charged."""
+        self._live = Counter[str]()
+        """Waiting and running requests of each tenant that has some."""
         self._generating: dict[str, str] = {}
         """The tenant of each request whose prompt was charged: a decode asks for nothing else."""
 
@@ -48,7 +50,9 @@ class FairOrder(QueueOrder):
         tenant = group.request.tenant
         if group.id not in self._known:
             self._known[group.id] = 0
-            self._counters[tenant] = max(self._counters[tenant], self._level)
+            if not self._live[tenant]:
+                self._counters[tenant] = max(self._counters[tenant], self._level)
+            self._live[tenant] += 1
         return (self._counters[tenant], group.arrival, group.number)
 
     def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
@@ -69,5 +73,9 @@ class FairOrder(QueueOrder):
 
     def left(self, group: SequenceGroup, /) -> None:
         """Forget a request that has ended."""
-        self._known.pop(group.id, None)
+        if self._known.pop(group.id, None) is not None:
+            tenant = group.request.tenant
+            self._live[tenant] -= 1
+            if not self._live[tenant]:
+                del self._live[tenant]
         self._generating.pop(group.id, None)
