@@ -43,6 +43,7 @@ from paged_policies.preemption.modes import (
     SwapSettings,
 )
 from paged_policies.schedulers.iteration_level import IterationLevelSettings
+from paged_policies.schedulers.past_future import PastFutureSettings
 from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
 from paged_policies.schedulers.static_batch import StaticBatchSettings
 from paged_policies.schedulers.time_budget import TimeBudgetSettings
@@ -123,6 +124,11 @@ _COMPONENTS: dict[str, tuple[Row, ...]] = {
             TimeBudgetSettings,
             "TimeBudgetScheduler",
             "decodes, and prompts up to a limit on the step's predicted time (Sarathi-Serve)",
+        ),
+        (
+            PastFutureSettings,
+            "PastFutureScheduler",
+            "token_budget that admits what is expected to fit until it ends (LightLLM)",
         ),
         (
             StaticBatchSettings,

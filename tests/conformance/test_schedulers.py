@@ -26,6 +26,12 @@ class TestTimeBudget(SchedulerConformance):
     component = "time_budget"
 
 
+class TestPastFuture(SchedulerConformance):
+    component = "past_future"
+    bytes_free = 1 << 15
+    """For the lengths of earlier answers, of which it remembers a window."""
+
+
 @long(*INHERITED)
 class TestIterationLevel(SchedulerConformance):
     """``token_budget`` with whole prompts: that option is drawn there too."""

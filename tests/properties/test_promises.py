@@ -51,6 +51,7 @@ VICTIMS_THAT_DO_NOT = {"newest", "fewest_computed", "recompute_cost", "most_rema
 TURNS: dict[str, dict[str, Any]] = {
     "token_budget": {"max_num_seqs": 2, "max_num_batched_tokens": 24},
     "time_budget": {"max_num_seqs": 2, "max_num_batched_tokens": 24},
+    "past_future": {"max_num_seqs": 2, "max_num_batched_tokens": 24},
     "prefill_or_decode": {"max_num_seqs": 2, "max_num_batched_tokens": 64},
     "iteration_level": {"max_num_seqs": 2},
     "static_batch": {"max_num_seqs": 2},

@@ -105,11 +105,17 @@ class TokenBudgetScheduler(Scheduler):
         if not waiting or not self._may_admit() or planner.is_full:
             return  # whichever is the head: an order that changes need not be sorted
         waiting.refresh(planner.now)
-        while waiting and self._may_admit() and planner.admit(waiting.head()):
+        while waiting and self._may_admit() and self._has_room(waiting.head()):
+            if not planner.admit(waiting.head()):
+                break
             waiting.pop()
 
     def _may_admit(self) -> bool:
         return not self._swapped or self._overtakes()
+
+    def _has_room(self, group: SequenceGroup) -> bool:
+        """Return whether a waiting group may be admitted, if blocks are left for it."""
+        return True
 
     def _overtakes(self) -> bool:
         """Return whether the head of the queue goes before the first swapped group."""
