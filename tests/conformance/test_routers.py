@@ -32,3 +32,22 @@ class TestPrefixAffinityThatIsTold(RouterConformance):
 
 class TestSession(RouterConformance):
     component = "session"
+
+
+class TestSessionWithBoundedLoads(RouterConformance):
+    component = {"name": "session", "most_over_mean": 1.25}  # noqa: RUF012
+
+
+class TestPreble(RouterConformance):
+    component = "preble"
+    most_over_mean = 1.3
+
+
+class TestWeighted(RouterConformance):
+    component = "weighted"
+    most_over_mean = 1.3
+
+
+class TestFreeness(RouterConformance):
+    component = "freeness"
+    most_over_mean = 1.3

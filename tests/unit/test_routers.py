@@ -430,3 +430,48 @@ class TestContentKeys:
                     assert key.digest == digest
             assert key is not None
             assert key.digest == digest
+
+
+class TestBoundedLoads:
+    """``session`` with a limit on loads."""
+
+    def test_no_replica_exceeds_the_mean_by_more(self) -> None:
+        kept = book(make("session", most_over_mean=1.25), 0, 1, 2, 3)
+        first = kept.route(make_request(0, [1]), "hot").replica
+        for number in range(1, 100):
+            kept.route(make_request(number, [1]), "hot")
+            counts = [each.num_requests for each in kept.loads.values()]
+            assert max(counts) <= -(-1.25 * sum(counts) // 4)
+        assert kept.loads[first].num_requests == max(counts)
+
+
+class TestWeighing:
+    SHARED = range(100, 140)
+
+    def test_preble_goes_to_a_known_prefix_up_to_a_ratio(self) -> None:
+        router, request = make("preble", 2, most_ratio=2.0), make_request(0, self.SHARED)
+        assert router.route(request, "", loads(0, 1, tokens=(0, 10))) == 0
+        assert router.route(request, "", loads(3, 1, tokens=(100, 10))) == 0, "2 x (10 + 40)"
+        assert router.route(request, "", loads(3, 1, tokens=(101, 10))) == 1
+
+    def test_preble_weighs_a_short_prefix_against_the_queue(self) -> None:
+        router = make("preble", 2)
+        router.route(make_request(0, self.SHARED), "", idle(0))
+        other = make_request(1, [*self.SHARED[:8], *range(32)])
+        assert router.route(other, "", loads(1, 1, tokens=(17, 10))) == 0, "17 - 8 < 10"
+        third = make_request(2, [*self.SHARED[:8], *range(40, 72)])
+        assert router.route(third, "", loads(1, 0, tokens=(19, 10))) == 1
+
+    @pytest.mark.parametrize(
+        ("weights", "chosen"),
+        [({"queue": 0, "memory": 0}, 0), ({"prefix": 0, "memory": 0}, 1), ({"prefix": 0}, 1)],
+    )
+    def test_weights_choose(self, weights: dict[str, float], chosen: int) -> None:
+        router, request = make("weighted", 3, **weights), make_request(0, self.SHARED)
+        router.route(request, "", idle(0))
+        assert router.route(request, "", loads(2, 0, 1, tokens=(80, 10, 40))) == chosen
+
+    def test_freeness_is_free_memory_by_requests(self) -> None:
+        router, request = make("freeness", 2), make_request(0, [1])
+        assert router.route(request, "", loads(1, 2, tokens=(200, 128))) == 1, "56 < 64"
+        assert router.route(request, "", loads(1, 2, tokens=(180, 128))) == 0, "76 > 64"

@@ -16,6 +16,11 @@ from paged_plugins.routing.routers import (
     RoundRobinSettings,
     SessionSettings,
 )
+from paged_plugins.routing.weighing import (
+    FreenessSettings,
+    PrebleSettings,
+    WeightedSettings,
+)
 
 _ROUTERS = (
     (RoundRobinSettings, "RoundRobinRouter", "each replica in turn"),
@@ -27,6 +32,13 @@ _ROUTERS = (
         "the replica that knows most of the prompt, unless it is overloaded (SGLang)",
     ),
     (SessionSettings, "SessionRouter", "a conversation always to the same replica, by hashing"),
+    (
+        PrebleSettings,
+        "PrebleRouter",
+        "the least to compute: queued, and new in the prompt (Preble)",
+    ),
+    (WeightedSettings, "WeightedRouter", "the highest weighted sum of scores (llm-d)"),
+    (FreenessSettings, "FreenessRouter", "the most free memory for each request (Llumnix)"),
 )
 
 

@@ -62,6 +62,16 @@ class HeldBlocks:
             depth, holders = depth + 1, both
         return depth, holders if depth else set()
 
+    def depths(self, keys: Sequence[int], among: Set[int]) -> dict[int, int]:
+        """Return how many leading blocks each of ``among`` holds."""
+        found, holders = dict.fromkeys(among, 0), among
+        for depth, key in enumerate(keys, 1):
+            holders = self._holders.get(key, set()) & holders
+            if not holders:
+                break
+            found |= dict.fromkeys(holders, depth)
+        return found
+
     def add(self, replica: int, key: int) -> None:
         """A replica holds a block."""
         self._holders.setdefault(key, set()).add(replica)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from math import ceil
 from random import Random
 from typing import Literal
 
@@ -115,6 +116,12 @@ class SessionSettings(ComponentSettings):
         le=4096,
         description="points of each replica on the ring: more of them spread sessions more evenly",
     )
+    most_over_mean: float | None = Field(
+        default=None,
+        gt=1,
+        description="unfinished requests of a replica over the mean, at most: what is beyond goes "
+        "to the next one on the ring; null: no limit",
+    )
 
 
 class SessionRouter(Router):
@@ -123,11 +130,12 @@ class SessionRouter(Router):
     Karger, Lehman, Leighton, Panigrahy, Levine and Lewin, "Consistent Hashing and Random Trees"
     (STOC 1997). Replicas and sessions are points of one ring; a session belongs to the next replica
     on it that takes requests. A request without a session is one of its own. It holds nothing per
-    session.
+    session. With a limit it is consistent hashing with bounded loads (Mirrokni, Thorup and
+    Zadimoghaddam, SODA 2018).
     """
 
     def __init__(self, options: SessionSettings, context: RouterContext, /) -> None:
-        self._num_points = options.num_points
+        self._num_points, self._most_over_mean = options.num_points, options.most_over_mean
         self._ring: list[tuple[int, int]] = []
         """Places, and the replicas that they belong to, in order."""
         self._is_sorted = True
@@ -143,6 +151,10 @@ class SessionRouter(Router):
         if not self._is_sorted:
             self._ring.sort()
             self._is_sorted = True
+        if self._most_over_mean is not None:
+            total = 1 + sum(each.num_requests for each in replicas.values())
+            most = ceil(self._most_over_mean * total / len(replicas))
+            replicas = {n: each for n, each in replicas.items() if each.num_requests < most}
         ring = self._ring
         after = bisect(ring, (_place(session or request.id), -1))
         while ring[after % len(ring)][1] not in replicas:
