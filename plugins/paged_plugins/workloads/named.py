@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,10 @@ _DEFINITIONS: dict[str, dict[str, Any]] = {
 }
 
 
+_DEFINITIONS["mooncake"] = {
+    "about": "one in 28 conversations of an hour of Mooncake's, prompts and answers made shorter",
+    "trace": str(files("paged_plugins.workloads.traces").joinpath("mooncake.jsonl")),
+}
 _DEFINITIONS |= {name: {"batch": name} for name in NAMED}
 
 
