@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-all test-long lint types layers pytest check-memory mutants test-vllm gpu-check gpu-bench docs package lock clean
+.PHONY: help run serve test test-all test-long lint types layers pytest check-memory mutants test-vllm gpu-check gpu-bench league docs package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' Makefile
@@ -77,6 +77,9 @@ gpu-check: ## build, check and time everything on a GPU, in minutes; the figures
 
 gpu-bench: ## measure a model end to end on a GPU, beside other engines; likewise
 	$(GPU_PYTHON) tools/gpu_bench.py $(ARGS)
+
+league: $(VENV)/.installed-dev ## compare all installed components, on one page: docs/league.html; ARGS="--quick"
+	$(BIN)/paged-core lab league --out docs/league.html --results build/league $(ARGS)
 
 docs: $(VENV)/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -146,7 +146,7 @@ ASKS_THE_TIME_OF_DAY = {
         "plugins/paged_plugins/lab/results/folder.py",
         "plugins/paged_plugins/bench/serve_command.py",
     ),
-    "plugins/paged_plugins/lab/commands/calibrate.py",
+    *(f"plugins/paged_plugins/lab/commands/{name}.py" for name in ("calibrate", "league")),
     "backends/paged_backends/text/chat_template.py",
 }
 """Modules that write a date, or begin to number at one."""

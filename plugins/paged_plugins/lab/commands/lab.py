@@ -6,6 +6,7 @@ import typer
 
 from paged_plugins.lab.commands.calibrate import validate_command
 from paged_plugins.lab.commands.fidelity import fidelity_command
+from paged_plugins.lab.commands.league import league_command
 from paged_plugins.lab.commands.load import capacity_command
 from paged_plugins.lab.commands.studies import report_command, run_command
 from paged_plugins.lab.commands.workload import workload_command
@@ -14,6 +15,7 @@ app = typer.Typer(rich_markup_mode=None)
 app.command("run")(run_command)
 app.command("report")(report_command)
 app.command("capacity")(capacity_command)
+app.command("league")(league_command)
 app.command("workload")(workload_command)
 app.command("validate")(validate_command)
 app.command("fidelity")(fidelity_command)
