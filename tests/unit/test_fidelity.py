@@ -19,10 +19,9 @@ from paged_plugins.lab.fidelity.host_terms import DENSE, HALVES, fit, half_of, i
 from paged_plugins.lab.fidelity.served_rows import (
     ServedRow,
     chosen_rows,
-    measured_options,
     read_rows,
-    serving,
 )
+from paged_plugins.lab.fidelity.servers import engine_values, measured_options, serving
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.tasks.pool import open_runner
@@ -70,10 +69,10 @@ def test_rows_that_no_settings_express_say_why(
     ("change", "budget", "is_chunked", "is_asynchronous"),
     [
         ({}, 8192, True, True),
-        ({"silicon_data_source": "x/aic-auto-gap-analysis/y"}, 2048, True, False),
+        ({"silicon_data_source": "x/aic-auto-gap-analysis/y"}, 1760, True, False),
         (
             {"silicon_data_source": "x-gap-analysis", "backend_version": "0.15.1"},
-            *(2048, True, True),
+            *(1760, True, True),
         ),
         ({"backend": "trtllm", "isl": 20_000}, 20_000, False, True),
         ({"backend": "sglang"}, 8192, True, True),
@@ -83,10 +82,37 @@ def test_rows_that_no_settings_express_say_why(
 def test_engines_are_served_with_their_own_options(
     change: dict[str, Any], budget: int, is_chunked: bool, is_asynchronous: bool, package: Path
 ) -> None:
-    served = serving(rows(package, change)[0])
-    assert served.scheduler["max_num_batched_tokens"] == budget
-    assert served.scheduler.get("chunked_prefill", True) is is_chunked
-    assert served.is_asynchronous is is_asynchronous
+    values = engine_values(rows(package, change)[0], {})
+    assert values["scheduler"]["max_num_batched_tokens"] == budget
+    assert values["scheduler"]["chunked_prefill"] is is_chunked
+    assert values["async_scheduling"] is is_asynchronous
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        ({"system": "h200_sxm", "tp_size": 4}, {"tiled_experts": True}),
+        ({"system": "h200_sxm", "tp_size": 8}, {}),
+        ({"system": "h200_sxm", "backend_version": "0.11.0"}, {}),
+        ({"system": "h200_sxm", "backend_version": "0.15.0"}, {}),
+        ({"system": "h200_sxm", "backend_version": "nightly-1"}, {}),
+        (
+            {"model_path": "meta-llama/Llama-3.1-70B", "system": "b200_sxm", "tp_size": 2},
+            {"cached": "fp8", "fused_all_reduce": True},
+        ),
+        ({"model_path": "meta-llama/Llama-3.1-70B", "system": "h200_sxm"}, {"cached": "fp8"}),
+    ],
+    ids=str,
+)
+def test_options_are_those_of_all_that_a_run_has(
+    change: dict[str, Any], options: dict[str, Any], package: Path
+) -> None:
+    found = serving(rows(package, {"backend_version": "0.12.0"} | change)[0])
+    named = ("cached", "fused_all_reduce", "tiled_experts")
+    expected = {"cached": "bfloat16", "fused_all_reduce": False, "tiled_experts": False}
+    if "Llama" in str(change.get("model_path")):
+        expected["tiled_experts"] = change["system"] == "h200_sxm"
+    assert {name: getattr(found, name) for name in named} == expected | options
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from paged_core.errors import SettingsError
 from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
 from paged_plugins.lab.cost_models.measured import tables
+from paged_plugins.lab.cost_models.measured.kernels import all_reduces
 from paged_plugins.lab.cost_models.measured.measured import MeasuredCost
 from paged_plugins.lab.cost_models.roofline import RooflineCost
 from paged_plugins.lab.settings import MeasuredSettings, RooflineSettings
 from unit.gpu_tables import (
     MODEL,
+    SHEET,
     SYSTEM,
     decode_ms,
     experts_ms,
@@ -109,7 +112,11 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder, "gemm", "gemm", "0.5", iter(tenth(gemms(), gemm_dtype="fp8_block")), "sglang")
     short = tenth(mixtures(), moe_dtype="w4a8_mxfp4_mxfp8")
     write(folder, "moe", "moe", "0.5", iter(short), "sglang")
-    sums = [{"num_gpus": 2, "message_size": s, "latency": reduce_ms(s)} for s in (512, 2**25)]
+    sums = [
+        {"num_gpus": count, "message_size": size, "latency": reduce_ms(size)}
+        for count, size in product((2, 4), (512, 2**25))
+    ]
+    write(folder, "comm", "custom_allreduce", "0.10.0", iter(sums))
     write(folder, "comm", "custom_allreduce", "1.0", iter(tenth(sums)), "trtllm")
     normed = json.dumps(MODEL | {"qk_norm_type": "per_layer"})
     (folder / "model_configs/some--normed_config.json").write_text(normed)
@@ -146,6 +153,29 @@ def test_kernels_of_servers_that_the_engines_own_table_does_not_have(
     less = gpu_ms(cost(engines, **plain, **NO_HOST), work)
     less -= gpu_ms(cost(engines, **options, **NO_HOST), work)
     assert less == pytest.approx(2 * saved, rel=0.02)
+
+
+def test_sums_that_are_too_large_to_be_fused_are_normed_by_a_kernel(engines: Path) -> None:
+    system = tables.load_system(engines, SYSTEM)
+    found = [
+        all_reduces(tables.Tables(engines, SYSTEM, "vllm"), system, count, fused=True)
+        for count in (2, 4)
+    ]
+    normed = 2.5e-3 + 1000 * 8 * 2**25 / (0.8 * SHEET["gpu"]["mem_bw"])
+    expected = [reduce_ms(2**25) / 10, reduce_ms(2**25) + normed]
+    assert [1000 * each.seconds(2**25) for each in found if each] == pytest.approx(expected)
+
+
+def test_tiled_experts_take_a_tile_of_each_expert(engines: Path) -> None:
+    """16 tokens that take two experts each, and 127 rows for each of eight: nine tiles."""
+    work = StepWork(decode_sequences=16, decode_context=16 * 1023)
+    options = {"model": "some/mixture", "weights": "fp8_block", "tiled_experts": True}
+    found = gpu_ms(cost(engines, **options, **NO_HOST), work)
+    products = gemm_ms(16, 512, 256) + gemm_ms(16, 256, 256)
+    products += gemm_ms(9 * 128, 256, 256) + gemm_ms(9 * 128, 256, 128)
+    routed = gemm_ms(16, 8, 256)
+    least = 2 * (products / 10 + routed + 8 * 2.5e-3 + decode_ms(16, 1023))
+    assert least < found < 1.02 * least
 
 
 def test_chunks_take_the_time_of_their_pairs(package: Path) -> None:
@@ -229,6 +259,7 @@ def test_steps_beyond_what_was_measured_are_told_of(package: Path) -> None:
         ({"tensor_parallel": 2, "expert_parallel": 4}, r"2 GPUs .* cannot be divided by 4"),
         ({"tensor_parallel": 4}, "num_heads 1 was not measured .* has num_heads 2, 4"),
         ({"model": "some/mixture", "tensor_parallel": 2}, "moe_tp_size 2 was not measured"),
+        ({"tiled_experts": True}, "DeepGEMM computes weights fp8_block, these are bfloat16"),
         ({"memory_share": 0.1}, None),
     ],
     ids=lambda each: None if each is None else str(each)[:40],
@@ -273,7 +304,7 @@ def test_a_damaged_table_is_named(
     package = write_package(tmp_path / "package")
     path = package / "systems/data" / SYSTEM / "gemm/vllm/0.10.0/gemm_perf.parquet"
     damage(path)
-    with pytest.raises(SettingsError, match=f"gemm_perf.parquet: .*{message}"):
+    with pytest.raises(SettingsError, match=f"gemm_perf.parquet.*: .*{message}"):
         cost(package)
 
 

@@ -112,6 +112,10 @@ class MeasuredSettings(ComponentSettings):
         default=False,
         description="sums over GPUs also norm, by TensorRT-LLM's kernel (vLLM's fusion pass)",
     )
+    tiled_experts: bool = Field(
+        default=False,
+        description="experts by DeepGEMM's grouped products, as vLLM 0.11.1 to 0.14 on Hopper",
+    )
     host_per_step: NonNegativeFloat = Field(
         default=1.8e-3, description="seconds of the host for every step"
     )

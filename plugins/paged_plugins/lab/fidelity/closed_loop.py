@@ -13,11 +13,8 @@ from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
-from paged_plugins.lab.fidelity.served_rows import (
-    ServedRow,
-    engine_values,
-    serving,
-)
+from paged_plugins.lab.fidelity.served_rows import ServedRow
+from paged_plugins.lab.fidelity.servers import engine_values, serving
 from paged_plugins.lab.runs.run_workload import ClosedLoop, RunCollector
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.workloads.request import WorkloadRequest

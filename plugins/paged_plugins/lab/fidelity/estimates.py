@@ -9,7 +9,8 @@ from typing import Any
 
 from paged_plugins.lab.cost_models.measured.tables import PACKAGE
 from paged_plugins.lab.fidelity.closed_loop import Times
-from paged_plugins.lab.fidelity.served_rows import ServedRow, published_name
+from paged_plugins.lab.fidelity.served_rows import ServedRow
+from paged_plugins.lab.fidelity.servers import published_name
 
 
 def aiconfigurator_estimate(row: ServedRow) -> Times | str:

@@ -17,11 +17,8 @@ from paged_plugins.lab.cost_models.measured.tables import published_models
 from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, run_all
 from paged_plugins.lab.fidelity.estimates import aiconfigurator_estimate
 from paged_plugins.lab.fidelity.host_terms import is_fitted
-from paged_plugins.lab.fidelity.served_rows import (
-    ServedRow,
-    measured_options,
-    published_name,
-)
+from paged_plugins.lab.fidelity.served_rows import ServedRow
+from paged_plugins.lab.fidelity.servers import measured_options, published_name
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.progress import Advance
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paged_plugins.lab.fidelity.closed_loop import RowTask, Times, run_all
-from paged_plugins.lab.fidelity.served_rows import ServedRow, measured_options
+from paged_plugins.lab.fidelity.served_rows import ServedRow
+from paged_plugins.lab.fidelity.servers import measured_options
 from paged_plugins.lab.settings import MeasuredSettings
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.progress import Advance

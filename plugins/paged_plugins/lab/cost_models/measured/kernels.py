@@ -134,11 +134,17 @@ def _decodes(table: Table) -> Surface:
     return Surface(batches, totals.tolist(), np.array(by_total))
 
 
-def all_reduces(tables: Tables, num_gpus: int, *, fused: bool) -> Curve | None:
+_FUSED_BYTES = {2: 2**26, 4: 2**20}
+"""By the number of GPUs, the largest sum that vLLM's pass fuses with the norm after it."""
+_FUSED_BYTES_OF_MORE = 2**19
+
+
+def all_reduces(tables: Tables, system: System, num_gpus: int, *, fused: bool) -> Curve | None:
     """Return the time of a sum over GPUs by its numbers; ``None``: there is one GPU.
 
     Args:
-        fused: by the faster of the engine's kernel and TensorRT-LLM's, which norms as well.
+        fused: with the norm after it: of small sums by the faster of the engine's kernel and
+            TensorRT-LLM's, which norms as well, of others by the engine's and a kernel of its own.
     """
     if num_gpus == 1:
         return None
@@ -149,7 +155,14 @@ def all_reduces(tables: Tables, num_gpus: int, *, fused: bool) -> Curve | None:
     ]
     curves = [Curve(sizes, seconds.tolist()) for (sizes,), seconds in found]
     sizes = found[0][0][0]
-    return Curve(sizes, [min(each.seconds(size) for each in curves) for size in sizes])
+    most = _FUSED_BYTES.get(num_gpus, _FUSED_BYTES_OF_MORE)
+
+    def seconds(size: float) -> float:
+        if not fused or 2 * size <= most:
+            return min(each.seconds(size) for each in curves)
+        return curves[0].seconds(size) + elementwise(system, 2 * 4 * size)
+
+    return Curve(sizes, [seconds(size) for size in sizes])
 
 
 def experts(
@@ -174,6 +187,37 @@ def experts(
     )
     (tokens,), seconds = rows.grid("num_tokens")
     return Curve(tokens, seconds.tolist())
+
+
+_TILE = 128
+"""Rows of each expert that DeepGEMM computes at a time."""
+
+
+def tiled_experts(
+    products: Products, system: System, shape: ModelShape, gpus: tuple[int, int]
+) -> Curve:
+    """Return the time of the experts of a layer by DeepGEMM's grouped products, by tokens.
+
+    However few tokens there are, it computes as many tiles as all experts could need: vLLM's
+    ``DeepGemmExperts`` has a graph captured with them, in every step since 0.11.1 (E8M0 scales).
+
+    Args:
+        products: with weights of a scale for each block.
+        gpus: as in :func:`experts`.
+    """
+    hidden, width = shape.hidden_size, shape.intermediate_size // gpus[0]
+    held = shape.num_experts // gpus[1]
+    rising, falling = products.of(2 * width, hidden), products.of(hidden, width)
+    read = elementwise(system, 3 * held * width * hidden)
+    sizes = [2**place for place in range(15)]
+    seconds = []
+    for tokens in sizes:
+        chosen = tokens * shape.experts_per_token
+        rows = _TILE * -(-(chosen + held * (_TILE - 1)) // _TILE)
+        moved = 2 * hidden * chosen, 5 * width * rows, 2 * hidden * (chosen + tokens)
+        computed = max(read, rising.seconds(rows) + falling.seconds(rows))
+        seconds.append(computed + sum(elementwise(system, each) for each in moved))
+    return Curve(sizes, seconds)
 
 
 def attention(

@@ -17,6 +17,7 @@ from paged_plugins.lab.cost_models.measured.kernels import (
     attention,
     elementwise,
     experts,
+    tiled_experts,
 )
 from paged_plugins.lab.cost_models.measured.tables import (
     System,
@@ -107,6 +108,11 @@ class MeasuredCost(CostModel):
                 f"cost_model.expert_parallel: {options.tensor_parallel} GPUs (tensor_parallel) "
                 f"cannot be divided by {options.expert_parallel}"
             )
+        if options.tiled_experts and options.weights != "fp8_block":
+            raise SettingsError(
+                "cost_model.tiled_experts: DeepGEMM computes weights fp8_block, these are "
+                f"{options.weights}; leave it out or set cost_model.weights"
+            )
         folder = options.tables or package_folder()
         is_vidur = is_folder_of_vidur(folder)
         if options.tables and not (is_vidur or (folder / "systems/data").is_dir()):
@@ -140,7 +146,9 @@ class MeasuredCost(CostModel):
             tables = Tables(folder, options.system, options.engine)
             self._attention = _attentions(tables, shape, cached, options.tensor_parallel)
             plain = Products(tables, "bfloat16")
-            reduce = all_reduces(tables, options.tensor_parallel, fused=options.fused_all_reduce)
+            reduce = all_reduces(
+                tables, system, options.tensor_parallel, fused=options.fused_all_reduce
+            )
             self._layer = _Layer(tables, system, shape, plain, reduce, options)
             self._head = _Head(system, shape, plain, reduce, options.tensor_parallel)
         block_bytes = self._block_bytes(block_size)
@@ -305,7 +313,9 @@ class _Layer:
             gpus = degree // options.expert_parallel, options.expert_parallel
             self._products.append(plain.of(shape.num_experts, hidden))  # which experts
             self._products.append(
-                experts(tables, shape, weights.experts, gpus, options.expert_distribution)
+                tiled_experts(products, system, shape, gpus)
+                if options.tiled_experts
+                else experts(tables, shape, weights.experts, gpus, options.expert_distribution)
             )
         else:
             self._products.append(products.of((2 if shape.gated else 1) * width, hidden))
