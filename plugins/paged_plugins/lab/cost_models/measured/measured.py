@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from paged_core.errors import SettingsError
@@ -103,63 +104,28 @@ class MeasuredCost(CostModel):
 
     def __init__(self, options: MeasuredSettings, context: CostModelContext, /) -> None:
         options, self._file = with_file(options)
-        if options.tensor_parallel % options.expert_parallel:
-            raise SettingsError(
-                f"cost_model.expert_parallel: {options.tensor_parallel} GPUs (tensor_parallel) "
-                f"cannot be divided by {options.expert_parallel}"
-            )
-        if options.tiled_experts and options.weights != "fp8_block":
-            raise SettingsError(
-                "cost_model.tiled_experts: DeepGEMM computes weights fp8_block, these are "
-                f"{options.weights}; leave it out or set cost_model.weights"
-            )
-        folder = options.tables or package_folder()
-        is_vidur = is_folder_of_vidur(folder)
-        if options.tables and not (is_vidur or (folder / "systems/data").is_dir()):
-            problem = "has no tables of times" if folder.is_dir() else "is no folder"
-            raise SettingsError(
-                f"cost_model.tables: {folder} {problem}; name one with `systems/data`, as the "
-                "package aiconfigurator-core has, or with Vidur's `mlp.csv` and `attention.csv`"
-            )
         self._options = options
-        models = installed_models() if is_vidur else published_models(folder)
-        self._shape = shape = model_shape(options.model, models)
-        self._weights = WEIGHTS[options.weights]
-        self._memory = context.settings.kv_cache_memory
-        self._step_host = _LEAST + options.host_per_step
-        self._sequence_host = options.host_per_sequence
-        self._is_hidden = context.settings.async_scheduling is not False
+        settings = context.settings
         cached = options.kv_cache_dtype
         if cached == "auto":
-            cached = "bfloat16" if context.settings.kv_cache_dtype == "auto" else "fp8"
+            cached = "bfloat16" if settings.kv_cache_dtype == "auto" else "fp8"
+        kernels = _kernels(options, cached, settings.block_size)
+        self._shape, self._system = kernels.shape, kernels.system
+        self._attention, self._layer, self._head = kernels.attention, kernels.layer, kernels.head
+        self._by_tokens, self._by_rows = kernels.by_tokens, kernels.by_rows
+        self._weights = WEIGHTS[options.weights]
+        self._memory = settings.kv_cache_memory
+        self._step_host = _LEAST + options.host_per_step
+        self._sequence_host = options.host_per_sequence
+        self._is_hidden = settings.async_scheduling is not False
         self._cached_width = 2 if cached == "bfloat16" else 1
-        block_size = context.settings.block_size
-        self._layer: _Layer | VidurLayer
-        self._head: _Head | VidurHead
-        if is_vidur:
-            self._system = system = system_of(options.system)
-            measured = VidurTables(folder, shape, options, cached, block_size)
-            self._attention = [(shape.num_hidden_layers, measured.attention(), 0)]
-            self._layer, self._head = measured.layer(), measured.head()
-        else:
-            self._system = system = load_system(folder, options.system)
-            tables = Tables(folder, options.system, options.engine)
-            self._attention = _attentions(tables, shape, cached, options.tensor_parallel)
-            plain = Products(tables, "bfloat16")
-            reduce = all_reduces(
-                tables, system, options.tensor_parallel, fused=options.fused_all_reduce
-            )
-            self._layer = _Layer(tables, system, shape, plain, reduce, options)
-            self._head = _Head(system, shape, plain, reduce, options.tensor_parallel)
-        block_bytes = self._block_bytes(block_size)
-        self._copy_seconds = elementwise(system, 2 * block_bytes)
-        copies = 2 * shape.num_hidden_layers
-        self._swap_seconds = copies * _COPY_LATENCY + block_bytes / system.host_link
+        block_bytes = self._block_bytes(settings.block_size)
+        self._copy_seconds = elementwise(self._system, 2 * block_bytes)
+        copies = 2 * self._shape.num_hidden_layers
+        self._swap_seconds = copies * _COPY_LATENCY + block_bytes / self._system.host_link
         self._longest = min(part.longest_prompt for _, part, _ in self._attention)
         self._most_cached = min(part.most_cached for _, part, _ in self._attention)
         self._is_told = False
-        self._by_tokens: dict[int, float] = {}
-        self._by_rows: dict[int, float] = {}
 
     def seconds(self, work: StepWork, /) -> float:
         prompts, decodes = work.prefill_tokens, work.decode_sequences
@@ -269,6 +235,62 @@ def _padded(tokens: int) -> int:
     """Token count of the captured graph that a step uses; without one, its own."""
     place = bisect_left(_GRAPH_SIZES, tokens)
     return _GRAPH_SIZES[place] if place < len(_GRAPH_SIZES) else tokens
+
+
+class _Kernels:
+    """Kernels of a model on a system, and the times that were looked up.
+
+    Args:
+        cached: type of cached keys and values.
+
+    Raises:
+        SettingsError: as :class:`MeasuredCost`.
+    """
+
+    def __init__(self, options: MeasuredSettings, cached: str, block_size: int) -> None:
+        degree = options.tensor_parallel
+        if degree % options.expert_parallel:
+            raise SettingsError(
+                f"cost_model.expert_parallel: {degree} GPUs (tensor_parallel) "
+                f"cannot be divided by {options.expert_parallel}"
+            )
+        if options.tiled_experts and options.weights != "fp8_block":
+            raise SettingsError(
+                "cost_model.tiled_experts: DeepGEMM computes weights fp8_block, these are "
+                f"{options.weights}; leave it out or set cost_model.weights"
+            )
+        folder = options.tables or package_folder()
+        is_vidur = is_folder_of_vidur(folder)
+        if options.tables and not (is_vidur or (folder / "systems/data").is_dir()):
+            problem = "has no tables of times" if folder.is_dir() else "is no folder"
+            raise SettingsError(
+                f"cost_model.tables: {folder} {problem}; name one with `systems/data`, as the "
+                "package aiconfigurator-core has, or with Vidur's `mlp.csv` and `attention.csv`"
+            )
+        models = installed_models() if is_vidur else published_models(folder)
+        self.shape = shape = model_shape(options.model, models)
+        self.layer: _Layer | VidurLayer
+        self.head: _Head | VidurHead
+        if is_vidur:
+            self.system = system_of(options.system)
+            measured = VidurTables(folder, shape, options, cached, block_size)
+            self.attention = [(shape.num_hidden_layers, measured.attention(), 0)]
+            self.layer, self.head = measured.layer(), measured.head()
+        else:
+            self.system = system = load_system(folder, options.system)
+            tables = Tables(folder, options.system, options.engine)
+            self.attention = _attentions(tables, shape, cached, degree)
+            plain = Products(tables, "bfloat16")
+            reduce = all_reduces(tables, system, degree, fused=options.fused_all_reduce)
+            self.layer = _Layer(tables, system, shape, plain, reduce, options)
+            self.head = _Head(system, shape, plain, reduce, degree)
+        self.by_tokens: dict[int, float] = {}
+        self.by_rows: dict[int, float] = {}
+
+
+_kernels = lru_cache(maxsize=32)(_Kernels)
+"""Replicas, and simulations one after another, share the kernels of equal options; tables are read
+once in a process."""
 
 
 def _attentions(

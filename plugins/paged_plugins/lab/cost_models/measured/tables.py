@@ -288,7 +288,7 @@ class Tables:
                 f"there is {', '.join(engines) or 'none'}"
             )
         names = (*needed, "latency")
-        read = [_read_columns(path, names, path.stat().st_mtime_ns) for path in found]
+        read = [_read_columns(path, names) for path in found]
         columns = {
             name: np.concatenate([each.columns[name] for each in read]) for name in read[0].columns
         }
@@ -314,8 +314,8 @@ def _release(path: Path) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=16)
-def _read_columns(path: Path, names: Iterable[str], changed: int) -> Table:
-    """Read a file as it was when it was ``changed`` last, once for all simulations of a system."""
+def _read_columns(path: Path, names: Iterable[str]) -> Table:
+    """Read a file, once for all models on a system."""
     pq, failure = arrow("parquet")
     try:
         schema = pq.read_schema(path)
