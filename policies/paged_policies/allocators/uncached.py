@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, cast
 
 from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
@@ -27,7 +27,7 @@ class UncachedAllocator(BlockAllocator):
     """
 
     def __init__(self, options: UncachedSettings, context: AllocatorContext, /) -> None:
-        self._free = deque(BlockId(block) for block in range(context.num_blocks))
+        self._free = deque(cast("Iterable[BlockId]", range(context.num_blocks)))
         self._ref_counts = [0] * context.num_blocks
 
     @property

@@ -26,6 +26,7 @@ _MOST_STEPS = 8192
 """Tokens that a client is answered, above which fewer rounds than the benchmark's are run."""
 _MOST_REQUESTS = 48
 """Likewise: requests of all clients."""
+_LONG_ANSWER = 4096
 _MANY_TOKENS = 65_536
 """Tokens that all clients are answered in a round, above which two rounds are run."""
 _SPREAD = 0.005
@@ -49,7 +50,7 @@ def rounds_of(row: ServedRow) -> int:
     All rounds but the first, in which all clients ask at once, are alike; what is left out of them
     is made up for by their weight.
     """
-    if row.clients * row.osl > _MANY_TOKENS:
+    if row.osl >= _LONG_ANSWER or row.clients * row.osl > _MANY_TOKENS:
         return 2
     few = max(_FEWEST_ROUNDS, min(_MOST_STEPS // row.osl, -(-_MOST_REQUESTS // row.clients)))
     return min(_ROUNDS, few)
