@@ -36,6 +36,7 @@ def test_a_server_is_calibrated_and_simulated(
     assert (found["num_tokens"], found["max_model_len"]) == (512 * 16, 512)
     assert found["errors"].keys() == {"TTFT", "time per token"}
     assert found["measured"]["loads"] >= 6
+    assert found["measured"]["noise"] > 0
     simulate = ["simulate", "chat", "--cost-model.name", name, "--cost-model.file", str(file)]
     assert main([*simulate, "--json"], {}) == 0
 

@@ -18,10 +18,14 @@ from paged_plugins.lab.calibration import served_fit
 from paged_plugins.lab.calibration.served_fit import calibrate_served, check_fitted, observe
 from paged_plugins.lab.calibration.served_loads import (
     ClosedLoad,
+    Driven,
+    Middle,
     ServedLoad,
     cache_of,
     design,
     drive,
+    in_turn,
+    noise_of,
 )
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
@@ -169,13 +173,14 @@ class Scripted:
         return self._metrics
 
 
-def driven(client: Scripted, chosen: Sequence[ClosedLoad]) -> list[ServedLoad]:
+def driven(client: Scripted, chosen: Sequence[ClosedLoad]) -> Driven:
     to_server = cast("HttpClient", client)
     run = drive(to_server, "m", chosen, vocab_size=9, seconds=2.0, advance=lambda: None)
     return asyncio.run(run)
 
 
 TEXT = '{"choices": [{"text": "a"}]}'
+COUNTED = '{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1, "prompt_tokens": 1}}'
 
 
 @pytest.mark.parametrize(
@@ -193,6 +198,27 @@ TEXT = '{"choices": [{"text": "a"}]}'
 def test_a_server_that_fails_ends_the_calibration(client: Scripted, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         driven(client, loads())
+
+
+def test_the_first_load_is_sent_again_between_the_others() -> None:
+    chosen = loads()
+    sent = in_turn(chosen)
+    assert sent[:2] == [chosen[0], chosen[0]]
+    assert [each for each in sent if each is not chosen[0]] == chosen[1:]
+    assert sum(each is chosen[0] for each in sent) == 2 + len(chosen) // 3
+    found = driven(Scripted(COUNTED, "[DONE]"), chosen)
+    assert len(found.loads) == len(chosen)
+    assert found.noise is not None
+
+
+def test_noise_is_by_how_much_the_times_of_one_load_differ() -> None:
+    def seen(ttft: float, tpot: float | None) -> ServedLoad:
+        later = None if tpot is None else Middle(tpot, frozenset())
+        return ServedLoad(load=loads()[0], ttft=Middle(ttft, frozenset()), tpot=later)
+
+    assert noise_of([seen(0.2, 0.05)]) is noise_of([]) is None
+    assert noise_of([seen(0.2, 0.05), seen(0.2, 0.04), seen(0.21, 0.06)]) == pytest.approx(0.4)
+    assert noise_of([seen(0.2, None), seen(0.3, None)]) == pytest.approx(0.4)
 
 
 def test_the_cache_is_read_from_the_metrics() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
-from statistics import fmean
+from statistics import fmean, median
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,8 @@ _SPREAD = 0.3
 CACHE_SLOTS = 60_000
 """Tokens that a load may have in flight where the server does not tell the size of its cache."""
 _LEAST_LOADS = 6
+_REPEATED_EVERY = 3
+"""After so many loads the first one is sent again: how its times differ is the noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,34 @@ def design(
     return loads
 
 
+class Driven(NamedTuple):
+    """What was seen of the loads that were answered in time."""
+
+    loads: list[ServedLoad]
+    noise: float | None
+    """Share of the median by which the times of one load differ at most, of several tries;
+    ``None``: there was one."""
+
+
+def in_turn(loads: Sequence[ClosedLoad]) -> list[ClosedLoad]:
+    """Return loads as they are sent: the first one before all, for what a server does once, and
+    again between the others."""
+    sent = [loads[0]]
+    for number, load in enumerate(loads, start=1):
+        sent += [load] if number % _REPEATED_EVERY else [load, loads[0]]
+    return sent
+
+
+def noise_of(tries: Sequence[ServedLoad]) -> float | None:
+    """Return :attr:`Driven.noise` of the tries of one load."""
+    kinds = (
+        [each.ttft.seconds for each in tries],
+        [each.tpot.seconds for each in tries if each.tpot],
+    )
+    known = [times for times in kinds if len(times) > 1]
+    return max((max(times) - min(times)) / median(times) for times in known) if known else None
+
+
 async def drive(
     client: HttpClient,
     model: str,
@@ -137,18 +168,16 @@ async def drive(
     vocab_size: int,
     seconds: float,
     advance: Callable[[], None],
-) -> list[ServedLoad]:
-    """Send loads one after the other, the first one twice, until the time is up.
-
-    Returns:
-        The loads that were answered in time.
+) -> Driven:
+    """Send loads one after the other, as :func:`in_turn` says, until the time is up.
 
     Raises:
         EngineError: the server answered a request with an error, or fewer loads than a fit needs.
     """
     until = perf_counter() + seconds
     served: list[ServedLoad] = []
-    for load in (loads[0], *loads):  # what the server does once is done in the first
+    tries: list[ServedLoad] = []
+    for load in in_turn(loads):
         sender = Load(
             client,
             model,
@@ -170,14 +199,15 @@ async def drive(
                 f"{client.url} did not serve a load of {counted(load.clients, 'client')} with "
                 f"prompts of {load.prompt} tokens: {failed}"
             )
-        served.append(ServedLoad.of(load, answers))
-    if len(served) <= _LEAST_LOADS:
+        (tries if load is loads[0] else served).append(ServedLoad.of(load, answers))
+    served = [*tries[1:2], *served]
+    if len(served) < _LEAST_LOADS:
         raise EngineError(
-            f"{client.url} answered {max(0, len(served) - 1)} of {len(loads)} loads in "
-            f"{seconds:g} s, {_LEAST_LOADS} are needed; raise --seconds, or lower --max-prompt "
-            "and --max-concurrency"
+            f"{client.url} answered {len(served)} of {len(loads)} loads in {seconds:g} s, "
+            f"{_LEAST_LOADS} are needed; raise --seconds, or lower --max-prompt and "
+            "--max-concurrency"
         )
-    return served[1:]
+    return Driven(served, noise_of(tries[1:]))
 
 
 async def cache_of(client: HttpClient) -> tuple[int, int] | None:

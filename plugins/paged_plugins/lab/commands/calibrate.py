@@ -40,10 +40,11 @@ from paged_plugins.lab.calibration.scenes import (
 from paged_plugins.lab.calibration.served_fit import calibrate_served, check_fitted, observe
 from paged_plugins.lab.calibration.served_loads import (
     CACHE_SLOTS,
-    ServedLoad,
+    Driven,
     cache_of,
     design,
     drive,
+    in_turn,
 )
 from paged_plugins.lab.commands.options import CpuTime
 from paged_plugins.lab.cost_models.weights_file import WeightsFile, write_weights
@@ -301,6 +302,10 @@ def calibrate_command(
         _print(found, output)
 
 
+_MOST_NOISE = 0.2
+"""Share by which the times of one load may differ: a fit is no better than its data."""
+
+
 class Bounds(NamedTuple):
     """Bounds of a design of loads."""
 
@@ -322,7 +327,7 @@ def calibrate_server(
     check_fitted(settings, resolved.registry)
     asked = None if resolved.origins["model"].layer == "default" else settings.model
 
-    async def run() -> tuple[str, int | None, tuple[int, int] | None, list[ServedLoad]]:
+    async def run() -> tuple[str, int | None, tuple[int, int] | None, Driven]:
         model, longest = await find_model(client, asked)
         size = vocab_size or await find_vocab_size(client, model)
         cache = await cache_of(client)
@@ -335,9 +340,9 @@ def calibrate_server(
             room=slots,
             vocab_size=size,
         )
-        total = sum(len(load.requests) for load in (loads[0], *loads))
+        total = sum(len(load.requests) for load in in_turn(loads))
         with progress(total, f"sending, {bounds.seconds:g} s at most") as advance:
-            served = await drive(
+            driven = await drive(
                 client,
                 model,
                 loads,
@@ -345,16 +350,16 @@ def calibrate_server(
                 seconds=bounds.seconds,
                 advance=advance,
             )
-        if len(served) < len(loads):
+        if len(driven.loads) < len(loads):
             echo(
-                f"the time was up after {len(served)} of {len(loads)} loads, of which the smallest "
-                "come first; --seconds gives more",
+                f"the time was up after {len(driven.loads)} of {len(loads)} loads, of which the "
+                "smallest come first; --seconds gives more",
                 err=True,
             )
-        return model, longest, cache, served
+        return model, longest, cache, driven
 
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        model, longest, cache, served = runner.run(run())
+        model, longest, cache, (served, noise) = runner.run(run())
     known = {"max_model_len": longest}
     if cache is not None:
         known |= {"num_blocks": cache[0], "block_size": cache[1]}
@@ -371,6 +376,7 @@ def calibrate_server(
         "url": client.url,
         "model": model,
         "loads": len(served),
+        "noise": noise and float(f"{noise:.2g}"),
         "date": datetime.now(UTC).date().isoformat(),
     }
     return found.model_copy(
@@ -404,6 +410,14 @@ def _print(found: WeightsFile, output: Path) -> None:
             for kind, each in found.errors.items()
         ],
     )
+    if noise := found.measured.get("noise"):
+        echo(f"The times of one load, sent several times, differ by up to {100 * noise:.0f}%")
+        if noise > _MOST_NOISE:
+            echo(
+                "These weights are of no use: the server's machine or its network has other work; "
+                "measure again when it has none",
+                err=True,
+            )
     echo(f"To use it: --cost-model.name {found.cost_model} --cost-model.file {output}")
 
 
