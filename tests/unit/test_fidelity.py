@@ -268,13 +268,16 @@ def test_the_command_judges_what_it_can_and_counts_the_rest(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_served(package, {}, {"isl": 64}, {"mode": "disagg"}, {"model_path": "some/other"})
-    plot = tmp_path / "plot.svg"
-    found = fidelity(capsys, "--tables", package, "--processes", 1, "--plot", plot)
+    plot, table = tmp_path / "plot.svg", tmp_path / "table.md"
+    written = ("--plot", plot, "--markdown", table)
+    found = fidelity(capsys, "--tables", package, "--processes", 1, *written)
     (other, small) = found["groups"]
     assert (small["rows"], small["simulated"], other["simulated"]) == (3, 2, 0)
     assert small["measured_tpot"]["rows"] == small["measured_ttft"]["rows"] == 2
     assert sorted(found["not_simulated"].values()) == [1, 1]
     assert plot.read_text().startswith("<?xml")
+    _, _, row = table.read_text().splitlines()
+    assert row.startswith(f"| vllm | some/small, `{SYSTEM}`, bfloat16 | 2 | ")
     assert main(["lab", "fidelity", "--tables", str(package), "--model", "SMALL"]) == OK
     out = capsys.readouterr().out
     assert "2 of 3" in out

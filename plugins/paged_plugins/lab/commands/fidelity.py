@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from paged_plugins.lab.fidelity.picture import draw
 from paged_plugins.lab.fidelity.served_rows import chosen_rows, read_rows
 from paged_plugins.lab.tasks.pool import num_workers, open_runner
 from paged_plugins.progress import progress
+from paged_plugins.written_files import write_text
 
 _KINDS = {"tpot": "time per token", "ttft": "time to first token"}
 
@@ -45,6 +46,14 @@ def fidelity_command(
         typer.Option(
             metavar="FILE",
             help="Draw served against simulated times; .svg, .png or .pdf.",
+            callback=check_writable,
+        ),
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the figures as Markdown.",
             callback=check_writable,
         ),
     ] = None,
@@ -79,6 +88,8 @@ def fidelity_command(
     result = {"package": installed_release(), "split": _split(), **document(judged)}
     if plot is not None:
         draw(judged, plot)
+    if markdown is not None:
+        write_text(markdown, _markdown(result["groups"]))
     if as_json:
         print_json(result)
     else:
@@ -128,6 +139,21 @@ def _print(found: Mapping[str, Any]) -> None:
         "sglang have no fit of their own"
     )
     _print_reasons(found["not_simulated"])
+
+
+def _markdown(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Both kinds of time beside AIConfigurator's, as documentation has them."""
+    columns = [(whose, kind) for whose in (MODELS[0], MODELS[2]) for kind in _KINDS]
+    head = ["engine", "model, system, weights", "runs"]
+    head += [f"{whose}: {_KINDS[kind]}" for whose, kind in columns]
+    rows = [head, ["---", "---", "---:", *("---" for _ in columns)]]
+    for line in groups:
+        if line["simulated"]:
+            fitted = " (fitted to)" if line["fitted"] else ""
+            what = f"{line['model']}, `{line['system']}`, {line['weights']}{fitted}"
+            figures = [_figures(line.get(f"{whose}_{kind}")) for whose, kind in columns]
+            rows.append([line["engine"], what, str(line["simulated"]), *figures])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _print_reasons(reasons: Mapping[str, int]) -> None:
