@@ -133,7 +133,7 @@ def design(
 
 
 class Driven(NamedTuple):
-    """What was seen of the loads that were answered in time."""
+    """Loads that were answered in time, and the noise in their times."""
 
     loads: list[ServedLoad]
     noise: float | None

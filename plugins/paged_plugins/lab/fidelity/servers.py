@@ -27,7 +27,7 @@ class Serving:
     """Options of a server, and what a benchmark asks of it; the defaults are those of most."""
 
     tokens: int = 8192
-    """Of a step, at least."""
+    """Room of a step, at least."""
     prompts: int = 0
     """A step has room for so many, ``beside`` tokens, and ``per_client`` of each client."""
     beside: int = 0
