@@ -7,6 +7,10 @@ from importlib.resources import files
 
 from paged_core.plugins.component import Component, ComponentSettings, Profile
 from paged_core.plugins.hooks import hookimpl
+from paged_policies.admission.always import AlwaysSettings
+from paged_policies.admission.bounded import BoundedSettings
+from paged_policies.admission.deadline import DeadlineSettings
+from paged_policies.admission.token_bucket import TokenBucketSettings
 from paged_policies.allocators.contiguous import ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.allocators.uncached import UncachedSettings
@@ -103,6 +107,12 @@ _COMPONENTS: dict[str, tuple[Row, ...]] = {
         (LeastLaxitySettings, "LeastLaxityOrder", "least time to spare before its deadline first"),
         (QoeSettings, "QoeOrder", "most gain for its reader per token of context first (Andes)"),
         (MlfqSettings, "MlfqOrder", "levels that a request sinks through when served (FastServe)"),
+    ),
+    "admission": (
+        (AlwaysSettings, "AlwaysAdmission", "accepts every request that can be served"),
+        (BoundedSettings, "BoundedAdmission", "refuses what would wait behind too much"),
+        (DeadlineSettings, "DeadlineAdmission", "refuses what would miss its deadline"),
+        (TokenBucketSettings, "TokenBucketAdmission", "a rate and a burst for each tenant"),
     ),
     "length_predictor": (
         (NoneSettings, "NoPredictor", "no prediction: policies go by max_tokens"),

@@ -93,6 +93,7 @@ class AsyncLLM:
 
         Raises:
             RequestError: it can never be served.
+            AdmissionRefused: the engine's ``admission`` refuses it.
             EngineError: no requests are taken.
             EngineLost: the engine ended, and a part of the output was taken already.
         """

@@ -25,7 +25,19 @@ class SettingsError(PagedCoreError):
 
 
 class RequestError(PagedCoreError, ValueError):
-    """A request that can never be served; the engine is unchanged and goes on."""
+    """A request that is not served, most often since it never can be; the engine is unchanged."""
+
+
+class AdmissionRefused(RequestError):
+    """A request that the engine's ``admission`` has refused, and that may be served later.
+
+    Args:
+        retry_after: seconds after which it may be accepted; ``None``: not known, or never.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class CheckpointError(PagedCoreError):

@@ -10,7 +10,7 @@ from typing import Any, Self
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.outcome import EngineMetrics
 from paged_core.engine.wiring import build_engine, make_front_end
-from paged_core.errors import EngineError, RequestError
+from paged_core.errors import AdmissionRefused, EngineError, RequestError
 from paged_core.field_rules import instance
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.plugins.registry import Registry
@@ -247,6 +247,8 @@ class LLM:
     ) -> list[Generation]:
         """Add prompts to the engine, all or none; :meth:`run` completes them.
 
+        What the engine's ``admission`` refuses has ended, with ``error``.
+
         Raises:
             RequestError: a prompt can never be served; nothing was started.
         """
@@ -255,7 +257,12 @@ class LLM:
         started: list[Generation] = []
         try:
             for prompt, params, urgency in batch:
-                started.append(self._add(prompt, params, priority=urgency))
+                generation = self._generation(prompt, params, priority=urgency)
+                try:
+                    self._begin(generation)
+                except AdmissionRefused as error:
+                    generation.refuse(error)
+                started.append(generation)
         except BaseException:
             self.abort(started)
             raise
@@ -277,10 +284,12 @@ class LLM:
 
         Raises:
             RequestError: it can never be served.
+            AdmissionRefused: the engine's ``admission`` refuses it.
         """
         sampling = self.front_end.sampling(sampling)
         self._compile([sampling])
-        return self._add(prompt, sampling, request_id=request_id, **fields)
+        generation = self._generation(prompt, sampling, request_id=request_id, **fields)
+        return self._begin(generation)
 
     def _compile(self, samplings: Iterable[SamplingParams]) -> None:
         """Compile the forms that outputs must have; raises as :func:`compile_grammars`."""
@@ -288,11 +297,14 @@ class LLM:
         if guided:
             compile_grammars(self.engine.executor, guided)
 
-    def _add(self, prompt: Prompt, sampling: SamplingParams | None, **fields: Any) -> Generation:
-        """As :meth:`add`; the form of the output has been compiled."""
-        generation = self.front_end.generation(
-            prompt, sampling, arrival=self.engine.clock(), **fields
-        )
+    def _generation(
+        self, prompt: Prompt, sampling: SamplingParams | None, **fields: Any
+    ) -> Generation:
+        """Make a request; the form of the output has been compiled."""
+        return self.front_end.generation(prompt, sampling, arrival=self.engine.clock(), **fields)
+
+    def _begin(self, generation: Generation) -> Generation:
+        """Add a request to the engine."""
         generation.group = self.driver.add(generation.request, generation.stop_check)
         return generation
 

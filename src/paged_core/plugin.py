@@ -23,6 +23,12 @@ _SLOTS: tuple[tuple[str, str, str | tuple[str, ...], str], ...] = (
         "none",
         "how many tokens a request is expected to generate",
     ),
+    (
+        "admission",
+        "admission:Admission",
+        "always",
+        "whether a request that arrives is served, refused or held back",
+    ),
     ("scheduler", "scheduler:Scheduler", "token_budget", "what each step computes, and for whom"),
     ("victim", "victim:Victim", "newest", "which request is preempted when blocks run out"),
     ("preemption", "preemption:Preemption", "recompute", "how a preempted request is restored"),

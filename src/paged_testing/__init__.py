@@ -17,6 +17,7 @@ import pytest
 
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
+from paged_testing.admission import AdmissionConformance
 from paged_testing.allocator import BlockAllocatorConformance
 from paged_testing.attention import AttentionConformance
 from paged_testing.communicator import CommunicatorConformance
@@ -45,6 +46,7 @@ from paged_testing.workloads import Workload, requests, simple_request, workload
 
 __all__ = [
     "POLICY_SLOTS",
+    "AdmissionConformance",
     "AttentionConformance",
     "BlockAllocatorConformance",
     "CommunicatorConformance",

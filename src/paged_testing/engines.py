@@ -106,8 +106,20 @@ def start_memory_engine(
 ) -> Engine:
     """As :func:`build_memory_engine`, from settings that are made, and observers that are built."""
     engine = build_engine(settings, registry, observers=observers, future=future or LookupOracle())
-    engine.clock = clock or (lambda: float(engine.num_steps))
+    engine.clock = clock or StepClock(engine)
     return engine
+
+
+class StepClock:
+    """Clock on which each step of an engine takes a second; :func:`serve` skips holds."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.skipped = 0.0
+        """Seconds that have passed besides."""
+
+    def __call__(self) -> float:
+        return self._engine.num_steps + self.skipped
 
 
 def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[str, SequenceGroup]:
@@ -136,6 +148,8 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
             errors = [each.error for group in outcome.finished for each in group.sequences]
             raise AssertionError(f"step {step}: {next(filter(None, errors), 'a policy raised')}")
         num_idle = 0 if outcome.progressed or to_come else num_idle + 1
+        if isinstance(engine.clock, StepClock):
+            engine.clock.skipped += engine.held_for
         assert num_idle < MAX_IDLE_STEPS, (
             f"step {step}: unfinished after {num_idle} steps without any progress: "
             f"{what_waits(engine)}"

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 
 from paged_core.engine.contexts import OrderContext
-from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, SupportsService
 from paged_core.request import Request
+from paged_core.requests.waiting_queue import WaitingQueue
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status
 from paged_testing.component import ComponentConformance, ServesEveryWorkload

@@ -136,8 +136,35 @@ def test_more_than_may_wait_is_told_to_come_again(narrow: Served) -> None:
     assert {name: after[name] - before[name] for name in after} == {
         "max_num_queued_reqs": 2,
         "max_num_queued_tokens": 1,
+        "admission": 0,
     }
     assert narrow.ask("POST", COMPLETIONS, {"prompt": "x"})[0] == 200
+
+
+def test_what_the_admission_refuses_is_told_when_to_come_again() -> None:
+    with Served(admission={"name": "token_bucket", "rate": 0.01, "burst": 1}) as served:
+        asked = {"prompt": [5], "max_tokens": 1, "user": "one"}
+        assert served.ask("POST", COMPLETIONS, asked)[0] == 200
+        for stream in (False, True):
+            status, found, headers = served.ask("POST", COMPLETIONS, {**asked, "stream": stream})
+            assert (status, found["error"]["code"]) == (429, "refused")
+            assert "tenant 'one' is above 0.01 requests a second" in found["error"]["message"]
+            assert 1 < int(headers["retry-after"]) <= 100
+        assert served.ask("POST", COMPLETIONS, {**asked, "user": "another"})[0] == 200
+        assert served.service.rejections.snapshot()["admission"] == 2
+        served.wait_until_idle()
+
+
+def test_what_the_admission_holds_back_waits_and_can_be_left() -> None:
+    holds = {"name": "token_bucket", "rate": 2.0, "burst": 1, "over": "hold"}
+    with Served(admission=holds) as served:
+        asked = {"prompt": [5], "max_tokens": 1, "user": "one"}
+        for _ in range(2):
+            assert served.ask("POST", COMPLETIONS, asked)[0] == 200
+        with open_request(served, {**LONG, "user": "one"}) as held:
+            wait_until(lambda: served.health().num_waiting == 1, "it does not wait")
+            held.close()
+        served.wait_until_idle()
 
 
 # ---------------------------------------------------------------------- what is sent

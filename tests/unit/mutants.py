@@ -21,6 +21,7 @@ from paged_plugins.lab.testing import CostModelConformance
 from paged_policies.allocators.contiguous import ContiguousAllocator
 from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_testing import (
+    AdmissionConformance,
     AttentionConformance,
     BlockAllocatorConformance,
     CommunicatorConformance,
@@ -36,6 +37,7 @@ from paged_testing import (
     SchedulerConformance,
     VictimConformance,
 )
+from unit import faulty_admissions as admissions
 from unit import faulty_allocators as allocators
 from unit import faulty_attention as attention
 from unit import faulty_communicators as communicators
@@ -80,6 +82,7 @@ class Caught:
 _PLAIN = settings.FaultySettings
 _BUDGET = settings.FaultyTokenBudgetSettings
 _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentSettings]], ...] = (
+    (admissions, "Admission", AdmissionConformance, _PLAIN),
     (allocators, "Allocator", BlockAllocatorConformance, _PLAIN),
     (evictors, "Evictor", EvictorConformance, _PLAIN),
     (policies, "Order", QueueOrderConformance, _PLAIN),

@@ -17,6 +17,7 @@ from paged_core.plugins.component import Component, ComponentSettings, Profile
 from paged_core.plugins.registry import Registry
 from paged_core.settings.layers import Entry, Origin, Text
 from paged_core.settings.schema import Resolved, load_settings, settings_class
+from paged_policies.admission.always import AlwaysSettings
 from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.evictors.lru import LruSettings
 from paged_policies.length_predictors.none import NoneSettings
@@ -55,6 +56,7 @@ PARTS: Mapping[str, tuple[type[ComponentSettings], ...]] = {
     "queue_order": (FcfsSettings,),
     "scheduler": (BudgetSettings, PhasesSettings),
     "length_predictor": (NoneSettings,),
+    "admission": (AlwaysSettings,),
     "victim": (NewestSettings,),
     "preemption": (RecomputeSettings,),
     "attention": (TorchSettings,),

@@ -290,6 +290,7 @@ class TestService:
             "peak_blocks": 0,
             "steps": 0,
             "makespan_s": 0,
+            "refused": 0,
             "failed": 0,
         }
 

@@ -343,8 +343,18 @@ class TestReplay:
         with pytest.raises(SettingsError, match=message):
             self.trace(settings={**SMALL["settings"], **changes})
 
-    @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
-    def test_a_live_engine_logs_the_same(self, tmp_path: Path, scheduler: str) -> None:
+    @pytest.mark.parametrize(
+        ("scheduler", "over"),
+        [
+            ("token_budget", None),
+            ("prefill_or_decode", None),
+            ("token_budget", "refuse"),
+            ("token_budget", "hold"),
+        ],
+    )
+    def test_a_live_engine_logs_the_same(
+        self, tmp_path: Path, scheduler: str, over: str | None
+    ) -> None:
         settings: dict[str, Any] = {
             "num_blocks": 7,
             "block_size": 2,
@@ -353,6 +363,8 @@ class TestReplay:
             "scheduler": scheduler,
             "preemption": "auto",
         }
+        if over is not None:
+            settings["admission"] = {"name": "token_bucket", "rate": 0.1, "burst": 2, "over": over}
         prompts = {"A": "0:5", "B": "0:4 9:12", "C": "20:23"}
         requests = [
             {"id": name, "prompt": prompt, "output": 6, "step": step, "n": 1 + (name == "C")}
@@ -368,6 +380,7 @@ class TestReplay:
         engine.executor.sample = (  # type: ignore[attr-defined]
             lambda new, tokens, index: hash((new.request_id, index, len(tokens)))
         )
+        engine.clock = lambda: float(engine.num_steps)  # on which holds are not skipped
         workload = tuple(
             (
                 number,
@@ -383,7 +396,12 @@ class TestReplay:
         serve(engine, Workload(workload))
         engine.close()
         expected = list(replay(scenario, REGISTRY))
-        assert any(step["preempted"] or step["swapped_out"] for step in expected)
+        shown = {
+            None: any(step["preempted"] or step["swapped_out"] for step in expected),
+            "refuse": expected[2]["ignored"] == ["C"],
+            "hold": any(step["waiting"] and not step["running"] for step in expected),
+        }
+        assert shown[over]
         logged = read_traces(path)[""]
         assert first_difference(logged, expected) is None
         assert [tuple(each) for each in logged] == [KEYS] * len(expected)

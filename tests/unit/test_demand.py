@@ -23,7 +23,7 @@ def engine_of(situation: Situation, evictor: Any) -> Any:
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_wanted_is_what_those_that_wait_are_going_to_look_up(name: str) -> None:
     engine = engine_of(SITUATIONS[name], "queue_informed_lru")
-    told = engine._requests._demand._evictor.inner._wanted
+    told = engine._requests.demand._evictor.inner._wanted
     arrivals = sorted(SITUATIONS[name].workload.requests, key=lambda pair: pair[0])
     aborts = [name for _, name in SITUATIONS[name].workload.aborts]
     while arrivals or engine.has_unfinished:
@@ -37,6 +37,9 @@ def test_wanted_is_what_those_that_wait_are_going_to_look_up(name: str) -> None:
         for each in (sequence for group in waiting for sequence in group.live):
             keys |= set(map(hash, each.table.keys[: (each.num_tokens - 1) // 2]))
         assert told == (keys if engine.kv_cache.caches_prefixes else set())
+        lengths = {each.id: len(each.request.prompt) for each in waiting}
+        demand = engine._requests.demand
+        assert (demand.waiting, demand.num_tokens) == (lengths, sum(lengths.values()))
     assert not told
 
 

@@ -32,7 +32,9 @@ def test_writes_a_package_that_is_sound_and_tidy(slot: str, tmp_path: Path) -> N
     project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["entry-points"]["paged_core"] == {"made_here": "made_here.plugin"}
     assert slot in (folder / "engine.yaml").read_text("utf-8")
-    article = "An" if slot in {"evictor", "observers", "attention", "executor"} else "A"
+    article = (
+        "An" if slot in {"admission", "evictor", "observers", "attention", "executor"} else "A"
+    )
     assert project["description"].startswith(f"{article} ")
     for path in folder.rglob("*"):
         assert path.is_dir() or "${" not in path.read_text("utf-8")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_core.client.news import Gain, News, Start
+from paged_core.client.news import Gain, News, Refusal, Start
+from paged_core.errors import AdmissionRefused, PluginError
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.engine_process import wire
@@ -65,11 +66,14 @@ def test_news_arrive_as_they_were_told() -> None:
         [Start(number=1, num_cached=None, prompt_logprobs=[None, (2, [5, 6], [-0.5, -0.25])])],
         [Gain(number=3, index=1, token_ids=[9], logprobs=[(None, [9], [0.0])], stop_reason="x")],
         [3],
-        [(4, "why", True)],
+        [Refusal.of(4, AdmissionRefused("why", 2.5)), Refusal.of(5, PluginError("how"))],
     )
     message = wire.decode_from_engine(wire.encode(wire.Told(news)))
     assert isinstance(message, wire.Told)
     assert message.news == news
+    refused, failed = (each.error() for each in message.news.refused)
+    assert isinstance(refused, AdmissionRefused)
+    assert (str(refused), refused.retry_after, type(failed)) == ("why", 2.5, PluginError)
 
 
 @pytest.mark.parametrize("junk", [b"", b"\x80", b"\xc1", wire.encode(["add", 1]), b"\x93"])

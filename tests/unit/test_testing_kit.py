@@ -167,7 +167,7 @@ USUAL = frozenset(
         *("DeafCommunicator", "RotatedCommunicator", "HastyGrammar", "SharedGrammar"),
         *("SearchingParserFormat", "SwallowingParserFormat", "SharingParserFormat"),
         *("SharingThinkFormat", "OverflowingCostModel", "LeakyRunner", "UpsideDownRunner"),
-        *("CountingPredictor", "DeafPredictor"),
+        *("CountingPredictor", "DeafPredictor", "LoadedAdmission", "KeepingAdmission"),
     }
 )
 """Two or so of each class, which are found in seconds: the others are of the long run."""

@@ -10,8 +10,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.requests.waiting_queue import WaitingQueue
 from paged_core.sequence import SequenceGroup
 from paged_policies.schedulers.sortable_deque import SortableDeque
 from unit.block_tables import make_group

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
+from math import inf
 from operator import attrgetter
 from typing import Any
 
@@ -226,9 +227,15 @@ class ReplayRun:
         seconds = self._timeline.seconds(record)
         line = self._lines.line(record, self._timeline.step, now, seconds)
         if not outcome.progressed:
-            self._timeline.wait()
+            self._timeline.wait(self._idle_seconds())
         line["ignored"] = [*refused, *line["ignored"], *dropped]
         return line
+
+    def _idle_seconds(self) -> float:
+        """Return for how long nothing happens after a step in which nothing could be planned."""
+        next_at, held_for = self._to_come.next_at, self._engine.held_for
+        comes_in = inf if next_at is None else next_at - self._timeline.now()
+        return max(IDLE_SECONDS, min(held_for, comes_in))
 
     def _end(self, group: SequenceGroup, ended: float) -> None:
         """Note the times of a request that has ended, and let those arrive that follow it."""
@@ -303,7 +310,7 @@ class Timeline(ABC):
     def seconds(self, record: StepRecord) -> float:
         """Return the time that a step took."""
 
-    def wait(self) -> None:  # noqa: B027
+    def wait(self, seconds: float) -> None:  # noqa: B027
         """Let time pass after a step in which nothing could be planned, if steps alone do not."""
 
     @abstractmethod
@@ -380,8 +387,8 @@ class ClockTime(Timeline):
     def seconds(self, record: StepRecord) -> float:
         return record.ended - record.now
 
-    def wait(self) -> None:
-        self._clock.sleep(IDLE_SECONDS)
+    def wait(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
 
     def skip(self, next_step: int | None, next_at: float | None) -> bool:
         if next_step is not None:

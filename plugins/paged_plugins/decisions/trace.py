@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from paged_core.engine.contexts import ObserverContext
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.sequence import SequenceGroup
 from paged_core.settings.documents import parse_json
 from paged_plugins.decisions.plugin import DecisionLogSettings
 from paged_plugins.files import read_file
@@ -229,6 +230,8 @@ class DecisionLog(Observer):
     def __init__(self, options: DecisionLogSettings, context: ObserverContext, /) -> None:
         self._file = open_log(options.path, "decision_log.path")
         self._lines = TraceLines()
+        self._refused: list[str] = []
+        """Requests that the admission refused since the last step."""
         self._start: float | None = None
         """When the first step was planned."""
 
@@ -236,7 +239,14 @@ class DecisionLog(Observer):
         if self._start is None:
             self._start = step.now
         time, seconds = step.now - self._start, step.ended - step.now
-        self._file.write(json.dumps(self._lines.line(step, step.number, time, seconds)) + "\n")
+        line = self._lines.line(step, step.number, time, seconds)
+        line["ignored"] = [*self._refused, *line["ignored"]]
+        self._refused.clear()
+        self._file.write(json.dumps(line) + "\n")
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "refused":
+            self._refused.append(group.id)
 
     def close(self) -> None:
         self._file.close()

@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from paged_core.cli.logs import configure_logs
-from paged_core.client.news import News
+from paged_core.client.news import News, Refusal
 from paged_core.client.service import EngineService
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError
@@ -100,7 +100,7 @@ class _EngineMain:
                 try:
                     service.add(add.number, wire.added_request(add), age=add.age)
                 except RequestError as error:
-                    self._tell(News(refused=[(add.number, str(error), False)]))
+                    self._tell(News(refused=[Refusal.of(add.number, error)]))
             case wire.Abort(number):
                 service.abort(number)
             case wire.Ask(question, name, arguments):

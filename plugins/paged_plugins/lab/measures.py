@@ -99,6 +99,7 @@ MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
             Measure("extrapolated_share", "steps extrapolated", "share", "lower", shown=True),
             Measure("idle_share", "idle", "share"),
             Measure("makespan_s", "makespan", "s", "lower"),
+            Measure("refused", "refused requests", "", "lower", shown=True),
             Measure("failed", "failed requests", "", "lower", shown=True),
         )
     }
@@ -233,7 +234,8 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
     found |= balance(record.replicas)
     if totals.peak_memory:
         found["peak_memory_mib"] = totals.peak_memory / (1 << 20)
-    found["failed"] = float(len(record.requests) - len(served))
+    found["refused"] = float(sum(each.is_refused for each in record.requests))
+    found["failed"] = len(record.requests) - len(served) - found["refused"]
     return {name: found[name] for name in MEASURES if name in found}
 
 

@@ -26,6 +26,7 @@ SUMMARIES = {
     "evictor": "evicts the least recently used block, but popular ones last",
     "queue_order": "admits short prompts first; waiting makes up for length",
     "length_predictor": "expects what earlier answers to prompts of a like length had",
+    "admission": "holds back or refuses what can wait, as much waits or little",
     "scheduler": "computes prompts in chunks beside decoding, and preempts when blocks run out",
     "victim": "preempts the newest request, but none too often",
     "preemption": "swaps victims with many computed tokens, and recomputes the others",
@@ -38,7 +39,7 @@ SUMMARIES = {
     "tool_parser": "reads an answer that is a call: a word, the name of a function, JSON",
 }
 """Slots with a template, and what the component that it makes does."""
-OWN_SLOT = "admission_control"
+OWN_SLOT = "start_rule"
 """A template that brings this slot itself, with a scheduler that asks a component of it."""
 TEMPLATES = {**SUMMARIES, OWN_SLOT: "asks a component of a slot of its own which request may start"}
 
@@ -120,7 +121,7 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
     if slot == "length_predictor":
         setting += "\nqueue_order: sjf"
     if template == OWN_SLOT:
-        setting += "\nadmission_control: {name: tenant_limit, limit: 8}"
+        setting += "\nstart_rule: {name: tenant_limit, limit: 8}"
     return {
         "distribution": package.replace("_", "-"),
         "package": package,

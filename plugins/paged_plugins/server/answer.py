@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from paged_core.client.engine_client import ClientState, OutputStream
+from paged_core.errors import AdmissionRefused
 from paged_core.interfaces.grammar import CANNOT_GO_ON
 from paged_core.request import FinishReason
 from paged_core.sampling_params import SamplingParams
@@ -144,7 +145,7 @@ class Answer:
 
         Raises:
             ApiError: a sequence ended with an error, or was aborted.
-            RequestError: the engine refuses the request.
+            RequestError: the engine, or its admission, refuses the request.
             EngineLost: the engine ended.
         """
         while self._fresh:
@@ -211,7 +212,9 @@ class Answer:
     def __enter__(self) -> Answer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, place: object) -> None:
+        if isinstance(error, AdmissionRefused):
+            self._service.rejections.add(1, "admission")
         self._service.aborts.pop(self.abort, None)
         self._close_streams()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import ceil
 from typing import Any, ClassVar, Protocol
 
 import msgspec
 
 from paged_core.errors import (
+    AdmissionRefused,
     EngineError,
     EngineLost,
     PluginError,
@@ -137,7 +139,7 @@ class ApiError(Exception):
         """Return the headers of the answer, besides those of its body."""
         if self.retry_after is None:
             return self.headers
-        return {"retry-after": str(max(1, round(self.retry_after))), **self.headers}
+        return {"retry-after": str(max(1, ceil(self.retry_after))), **self.headers}
 
 
 def refused(param: str, message: str) -> ApiError:
@@ -153,6 +155,8 @@ def as_api_error(error: BaseException, fields: Any = ()) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, AdmissionRefused):
+        return ApiError(429, str(error), code="refused", retry_after=error.retry_after)
     if isinstance(error, RequestError):
         param, message = _blamed(str(error), fields)
         if (found := _TOO_LONG.search(str(error))) is None:

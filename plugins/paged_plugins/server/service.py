@@ -18,6 +18,7 @@ from paged_core.engine.contexts import Maker
 from paged_core.errors import RequestError
 from paged_core.interfaces.grammar import SupportsVocabulary
 from paged_core.interfaces.tokenizer import Tokenizer
+from paged_core.requests.waiting import QueueBounds
 from paged_core.settings.schema import Resolved
 from paged_core.text.front_end import CHARACTERS_PER_TOKEN, FrontEnd
 from paged_plugins.instruments import Counter
@@ -31,6 +32,8 @@ _LONGEST_TEXT = 1 << 20
 """Characters that may be tokenised, however few of their tokens the model can take: a second's
 work."""
 _LONGEST_RETRY = 60
+_REJECTIONS = {"requests": "max_num_queued_reqs", "tokens": "max_num_queued_tokens"}
+"""Names that vLLM has for the limits of the queue."""
 NO_CHARACTER = "\ufffd"
 """In the text of a token that is a part of a character."""
 
@@ -79,11 +82,12 @@ class Service:
         """Numbers for the ids of requests, which no two share."""
         self.rejections = Counter(
             "vllm:admission_rejections",
-            "Requests that were refused because too much waited already.",
+            "Requests that were refused with 429, by the server's limit or the engine's admission.",
             label="reason",
         )
-        for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        for reason in (*_REJECTIONS.values(), "admission"):
             self.rejections.add(0, reason)
+        self._bounds = QueueBounds(options.max_waiting_requests, options.max_waiting_tokens)
         self._thread = ThreadPoolExecutor(1, "paged_core tokenizer")
         self._num_in_thread = 0
         self._wait = 0.0
@@ -149,19 +153,10 @@ class Service:
         if health.state is not ClientState.READY:
             raise self._not_ready(health)
         waiting = health.num_waiting + self._num_in_thread
-        tokens = health.num_waiting_tokens + num_tokens
-        options = self.options
-        limits = {
-            "max_num_queued_reqs": waiting >= options.max_waiting_requests,
-            "max_num_queued_tokens": tokens > options.max_waiting_tokens,
-        }
-        if waiting and any(limits.values()):
-            self.rejections.add(1, next(reason for reason, over in limits.items() if over))
-            raise self._queue_is_full(
-                f"{waiting} requests with {health.num_waiting_tokens} tokens of prompts wait "
-                f"already; at most {options.max_waiting_requests} with "
-                f"{options.max_waiting_tokens} may"
-            )
+        limit = self._bounds.exceeded(waiting, health.num_waiting_tokens, num_tokens)
+        if limit is not None:
+            self.rejections.add(1, _REJECTIONS[limit])
+            raise self._queue_is_full(self._bounds.reason(waiting, health.num_waiting_tokens))
 
     def check_length(self, name: str, num_characters: int) -> None:
         """Refuse text that would be tokenised whole, and is too long for that.

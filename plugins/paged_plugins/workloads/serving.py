@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from math import inf
+from typing import Final, NamedTuple
 
 from paged_core.engine.clock import Clock, SystemClock
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.outcome import StepOutcome
-from paged_core.errors import PluginError, RequestError
+from paged_core.errors import AdmissionRefused, PluginError, RequestError
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState
@@ -71,17 +72,30 @@ class Arrival:
         )
 
 
+REFUSED: Final = "refused"
+"""Reason for the end of a request that the admission refused, beside those of ``FinishReason``."""
+
+
 class Refusal(NamedTuple):
     """Why an engine did not take on a request."""
 
     reason: str
-    is_error: bool
-    """True if a component raised over it; else it can never be served."""
+    end: str
+    """``error``: a component raised over it; :data:`REFUSED`; ``ignored``: it can never be
+    served."""
 
     @classmethod
     def of(cls, error: RequestError | PluginError) -> Refusal:
         """Return what an engine's ``add`` says by raising."""
-        return cls(str(error), isinstance(error, PluginError))
+        if isinstance(error, AdmissionRefused):
+            return cls(str(error), REFUSED)
+        is_error = isinstance(error, PluginError)
+        return cls(str(error), (FinishReason.ERROR if is_error else FinishReason.IGNORED).value)
+
+    @property
+    def is_error(self) -> bool:
+        """True if a component raised."""
+        return self.end == FinishReason.ERROR.value
 
 
 @cache
@@ -193,14 +207,16 @@ class ServingLoop(ABC):
             now = clock() - start
             for arrival in arrivals.due(now):
                 self._offer(arrival, now)
-            if engine.has_unfinished:
+            held_for, next_at = engine.held_for, arrivals.next_at
+            if engine.has_unfinished and not held_for:
                 outcome = self.step()
                 ended = clock() - start
                 self.stepped(outcome, now, ended)
                 for group in outcome.finished:
                     self._end(group, ended)
-            elif (following := arrivals.next_at) is not None:
-                clock.sleep(following - now)
+            elif held_for or next_at is not None:
+                pause = inf if next_at is None else next_at - now
+                clock.sleep(min(pause, held_for or pause))
             else:
                 return
 

@@ -13,7 +13,7 @@ from paged_core.sequence import SequenceGroup
 class SortableDeque:
     """New groups are at the end and preempted ones at the head, until :meth:`sort` is called.
 
-    The core's :class:`~paged_core.engine.waiting_queue.WaitingQueue` is in order at all times
+    The core's :class:`~paged_core.requests.waiting_queue.WaitingQueue` is in order at all times
     instead. Sorting costs nothing while, under a stable order, the groups are in order: under first
     come, first served they always are. Otherwise it computes the key of every group.
     """

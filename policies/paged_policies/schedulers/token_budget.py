@@ -9,9 +9,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from paged_core.checked.calls import asking
 from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner import Planner
-from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, StepLimits
 from paged_core.plugins.component import ComponentSettings
+from paged_core.requests.waiting_queue import WaitingQueue
 from paged_core.sequence import SequenceGroup, Status
 
 

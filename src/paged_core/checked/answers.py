@@ -7,6 +7,7 @@ from math import inf
 
 from paged_core.errors import PluginError
 from paged_core.ids import BlockId, BlockKey
+from paged_core.interfaces.admission import Held, Load, Refused
 from paged_core.interfaces.executor import Capacity
 from paged_core.interfaces.length_predictor import ExpectedLength
 from paged_core.interfaces.preemption import PreemptionMode
@@ -84,6 +85,27 @@ class LengthAnswers:
                 "deviation) with numbers, tokens above 0 "
                 "(paged_testing.LengthPredictorConformance tests it)"
             )
+
+
+class AdmissionAnswers:
+    """The decisions of an admission: reasons that can be told, times that will come."""
+
+    def decide(self, decision: object, request: Request, load: Load, now: float) -> None:
+        if isinstance(decision, Refused):
+            after = decision.retry_after
+            is_known = after is None or (isinstance(after, int | float) and 0 <= after < inf)
+            if is_known and isinstance(decision.reason, str) and decision.reason:
+                return
+        elif isinstance(decision, Held):
+            if isinstance(decision.until, int | float) and -inf < decision.until < inf:
+                return
+        elif decision is None:
+            return
+        raise PluginError(
+            f"decide() returned {decision!r:.200}; it has to return None, Refused(reason, "
+            "retry_after) with a text and seconds or None, or Held(until) with a time "
+            "(paged_testing.AdmissionConformance tests it)"
+        )
 
 
 class AllocatorAnswers:

@@ -53,8 +53,8 @@ class OutputStream(ABC, AsyncIterator[OutputDelta]):
     What was gained between two reads comes as one delta for each sequence.
     Closing it before its end, or leaving a ``with`` block, aborts the request.
 
-    Iterating raises ``RequestError`` if the engine refuses the request, and ``EngineLost`` if the
-    engine ended after part of the answer was read.
+    Iterating raises ``RequestError`` if the engine refuses the request (``AdmissionRefused``, if
+    its admission does), and ``EngineLost`` if it ended after part of the answer was read.
     """
 
     request: Request

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
+from paged_core.errors import AdmissionRefused, PluginError, RequestError
 from paged_core.sequence import SequenceState
 from paged_core.step import TokenLogprobs
 
@@ -39,6 +41,33 @@ class Start:
     prompt_logprobs: list[Ranked | None] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A request was not accepted."""
+
+    number: int
+    reason: str
+    by: Literal["engine", "component", "admission"] = "engine"
+    """Component: one that raised over it."""
+    retry_after: float | None = None
+    """As of :class:`~paged_core.errors.AdmissionRefused`."""
+
+    @classmethod
+    def of(cls, number: int, error: RequestError | PluginError) -> Refusal:
+        """Return what is told of an error."""
+        if isinstance(error, AdmissionRefused):
+            after = error.retry_after
+            return cls(number=number, reason=str(error), by="admission", retry_after=after)
+        is_fault = isinstance(error, PluginError)
+        return cls(number=number, reason=str(error), by="component" if is_fault else "engine")
+
+    def error(self) -> RequestError | PluginError:
+        """Return the error that :meth:`of` was given."""
+        if self.by == "admission":
+            return AdmissionRefused(self.reason, self.retry_after)
+        return (PluginError if self.by == "component" else RequestError)(self.reason)
+
+
 @dataclass(frozen=True, slots=True)
 class News:
     """Results of a step, or of what was asked. Requests go by the numbers that they came with."""
@@ -52,8 +81,7 @@ class News:
     gains: list[Gain] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
     """Requests that have ended, after what they gained."""
-    refused: list[tuple[int, str, bool]] = field(default_factory=list)
-    """Requests that were not accepted, why, and whether a component is to blame for it."""
+    refused: list[Refusal] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return any((self.numbers, self.gains, self.ended, self.refused, self.starts))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
-from paged_core.client.news import News, Start, gain_of, to_ranked
+from paged_core.client.news import News, Refusal, Start, gain_of, to_ranked
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.engine import Engine
 from paged_core.engine.outcome import StepOutcome
@@ -191,8 +191,7 @@ class EngineService:
                 raise RequestError("a stop string needs a tokenizer, and this engine has none")
             group = generation.group = engine.add(own, generation.stop_check)
         except (RequestError, PluginError) as error:
-            blame = isinstance(error, PluginError)
-            self._tell(News(refused=[(number, str(error), blame)]))
+            self._tell(News(refused=[Refusal.of(number, error)]))
             return
         sampling = own.sampling
         is_plain = sampling.width == 1 and sampling.needed_logprobs is None

@@ -14,7 +14,7 @@ from paged_core.client.engine_client import ClientHealth, ClientState, EngineCli
 from paged_core.client.news import Gain, News, Start, from_ranked
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.outcome import EngineMetrics
-from paged_core.errors import EngineError, EngineLost, PluginError, RequestError
+from paged_core.errors import EngineError, EngineLost, RequestError
 from paged_core.ids import SeqId
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceGroup, SequenceState, Status
@@ -290,9 +290,9 @@ class StreamingClient(EngineClient):
             if (stream := streams.get(number)) is not None:
                 stream.end()
                 self._forget(stream)
-        for number, reason, is_fault in news.refused:
-            if (stream := streams.get(number)) is not None:
-                stream.fail(PluginError(reason) if is_fault else RequestError(reason))
+        for refusal in news.refused:
+            if (stream := streams.get(refusal.number)) is not None:
+                stream.fail(refusal.error())
                 self._forget(stream)
 
     def _lose(self, reason: str, *, again: bool) -> list[CopiedStream]:

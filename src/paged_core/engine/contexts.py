@@ -115,6 +115,15 @@ class OrderContext(Context):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionContext(Context):
+    """Parts of an ``admission``."""
+
+    settings: EngineSettings
+    length_predictor: LengthPredictor | None = None
+    """As of :class:`OrderContext`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VictimContext(Context):
     """Parts of a ``victim``."""
 

@@ -26,6 +26,9 @@ says that it may wait for longer, or the end of a pinned prefix is still to come
 IDLE_SECONDS = 0.001
 """Pause after a step in which nothing could be planned, unless something is posted."""
 
+_LONGEST_PAUSE = 60.0
+"""Where all requests are held back for longer, a step is run meanwhile, which does nothing."""
+
 _CLOSED = "this engine is closed; make another one"
 
 
@@ -150,8 +153,9 @@ class EngineDriver:
 
     def _idle(self) -> None:
         now, scheduler = self._clock(), self.engine.scheduler
-        most = STALL_SECONDS + scheduler.may_wait
-        if self._idle_since is None or any(pin.expires_at is not None for pin in self.engine.pins):
+        most, held_for = STALL_SECONDS + scheduler.may_wait, self.engine.held_for
+        may_end = any(pin.expires_at is not None for pin in self.engine.pins)
+        if self._idle_since is None or held_for or may_end:
             self._idle_since = now
         elif now - self._idle_since > most:
             self._idle_since = None
@@ -161,11 +165,12 @@ class EngineDriver:
                 f"{most:g} s although {len(scheduler)} requests wait; this is a fault of that "
                 "scheduler; one that waits on purpose says for how long in may_wait"
             )
+        pause = max(IDLE_SECONDS, min(held_for, _LONGEST_PAUSE))
         if isinstance(self._clock, SystemClock):
             with suppress(Empty):
-                self._inbox.get(timeout=IDLE_SECONDS)()
+                self._inbox.get(timeout=pause)()
         else:
-            self._clock.sleep(IDLE_SECONDS)
+            self._clock.sleep(pause)
 
     # ------------------------------------------------------------------ at once
 

@@ -16,13 +16,22 @@ from paged_core.engine.clock import SystemClock
 from paged_core.engine.live_requests import LiveRequests
 from paged_core.engine.outcome import EngineMetrics, PlannedStep, StepOutcome, StepRecorder
 from paged_core.engine.policies import Policies
-from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError, stack_text
+from paged_core.errors import (
+    AdmissionRefused,
+    EngineError,
+    ExecutorLost,
+    PluginError,
+    RequestError,
+    stack_text,
+)
+from paged_core.interfaces.admission import Held, Refused
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.scheduler import Queues, Schedule
 from paged_core.log import get_logger
 from paged_core.request import FinishReason, Request
 from paged_core.requests.checks import check_request, run_problem
+from paged_core.requests.held import HeldRequests
 from paged_core.requests.pins import Pin, Pins, PinState
 from paged_core.sequence import SequenceGroup, StopCheck
 
@@ -63,7 +72,7 @@ class Engine:
         self.num_steps = 0
         self.pins = Pins(kv_cache, capacity.max_model_len)
         """Prefixes that are kept in the cache."""
-        self._policies = policies
+        self._policies, self._admission = policies, policies.admission
         self._faults = faults
         self._fault: str | None = None
         """Message of the error that raised, while :meth:`_restart` has not made up for it."""
@@ -78,6 +87,7 @@ class Engine:
         if self._recorder.watches_cache:
             kv_cache.watch(self._recorder.cache)
         self._requests = LiveRequests(kv_cache, self.pins, policies.demand)
+        self._held = HeldRequests()
         self._ended: list[SequenceGroup] = []
         """Requests that no outcome has named yet."""
         self._ignored: set[str] = set()
@@ -97,6 +107,15 @@ class Engine:
     def has_work(self) -> bool:
         """True if a step would do or say anything: also if requests ended since the last one."""
         return bool(self._requests.groups or self._ended or self._in_flight)
+
+    @property
+    def held_for(self) -> float:
+        """Seconds for which all unfinished requests are held back; 0: a step has something to do
+        or to say, or there are none."""
+        is_idle = self._held.entries and not (self._ended or self._in_flight)
+        if is_idle and len(self._held.entries) == len(self._requests.groups):
+            return self._held.seconds_left(self.clock())
+        return 0.0
 
     @property
     def groups(self) -> Iterable[SequenceGroup]:
@@ -164,6 +183,9 @@ class Engine:
         if self.pins.by_id:
             for pin in self.pins.expired(now):
                 self.release(pin, "its time was up")
+        if self._held.entries:
+            for group in self._held.due(now):
+                self.scheduler.add(group)
         plan = check_plan(self.scheduler.schedule(now))
         outcome.progressed = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
@@ -226,7 +248,13 @@ class Engine:
         return None
 
     def _report(self, step: PlannedStep) -> None:
-        self._recorder.step(step, self.scheduler.queues, self.kv_cache.num_free, self.clock)
+        self._recorder.step(step, self._queues, self.kv_cache.num_free, self.clock)
+
+    def _queues(self) -> Queues:
+        """Return the scheduler's queues; requests that are held wait behind the others."""
+        queues = self.scheduler.queues()
+        held = [group for *_, group in self._held.entries]
+        return replace(queues, waiting=(*queues.waiting, *held)) if held else queues
 
     def _apply_steps(self, outcome: StepOutcome, but: int = 0) -> BaseException | None:
         """Apply all steps in flight but the newest ``but``; if one of them raised, say why."""
@@ -323,6 +351,7 @@ class Engine:
         kv_cache.reset(made.make_allocator(capacity))
         self.scheduler, self._service = made.make_scheduler(kv_cache, capacity.max_model_len)
         self._ignored.clear()
+        self._held = HeldRequests()
         self._fault = None
         for group in groups:
             self._recorder.request(group, "finished")
@@ -358,11 +387,17 @@ class Engine:
 
     # ------------------------------------------------------------------ requests
 
-    def add(self, request: Request, stop_check: StopCheck | None = None) -> SequenceGroup:
+    def add(
+        self, request: Request, stop_check: StopCheck | None = None, *, asks: bool = True
+    ) -> SequenceGroup:
         """Accept a request.
+
+        Args:
+            asks: have the ``admission`` decide; otherwise what can be served is.
 
         Raises:
             RequestError: it can never be served, or its id is in use; the message says why.
+            AdmissionRefused: the admission refuses it.
             PluginError: a component raised over it; the engine is as before.
         """
         with self._blame(request.id):
@@ -375,13 +410,13 @@ class Engine:
                 max_num_seqs=self.scheduler.max_num_seqs,
                 max_length=max_length,
             )
-            group, refusal = self._offer(request, stop_check, max_length)
+            group, refusal = self._offer(request, stop_check, max_length, asks)
         if refusal:
             raise RequestError(f"request {request.id!r} can never run: {refusal}")
         return group
 
     def offer(self, request: Request) -> str | None:
-        """Accept a request unless the scheduler refuses it, and return its reason if it does.
+        """Accept a request unless it is refused by the scheduler or the admission; say why.
 
         For replays: the engine checks only what would wait for ever, of which schedulers know
         nothing; what they ignore is their decision.
@@ -389,7 +424,10 @@ class Engine:
         with self._blame(request.id):
             max_length = self._max_length(request)
             problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
-            return problem or self._offer(request, None, max_length)[1]
+            try:
+                return problem or self._offer(request, None, max_length)[1]
+            except AdmissionRefused as error:
+                return str(error)
 
     def abort(self, request_id: str, reason: str | None = None) -> SequenceGroup | None:
         """Abort a request at once; ``None`` if it is unknown or has finished."""
@@ -427,7 +465,7 @@ class Engine:
                     refusal = self.scheduler.refuse(group)
                     if refusal:
                         raise RequestError(f"request {group.id!r} could no longer run: {refusal}")
-            pin.group = self.add(request)
+            pin.group = self.add(request, asks=False)
         except BaseException as error:
             self.pins.end(pin, str(error))
             raise
@@ -469,7 +507,7 @@ class Engine:
         return cap if max_tokens is None else min(cap, len(request.prompt) + max_tokens)
 
     def _offer(
-        self, request: Request, stop_check: StopCheck | None, max_length: int
+        self, request: Request, stop_check: StopCheck | None, max_length: int, asks: bool = True
     ) -> tuple[SequenceGroup, str | None]:
         group = self._requests.make(
             request,
@@ -479,14 +517,29 @@ class Engine:
         )
         refusal = self.scheduler.refuse(group)
         if refusal is None:
+            held = self._ask(group) if asks else None
             try:
                 self._requests.add(group)
-                self.scheduler.add(group)
+                if held is None:
+                    self.scheduler.add(group)
+                else:
+                    self._held.add(group, held.until)
                 self._recorder.request(group, "added")
             except BaseException:
                 self._take_back(group)
                 raise
         return group, refusal
+
+    def _ask(self, group: SequenceGroup) -> Held | None:
+        """Ask the admission about a request; AdmissionRefused if it is to be refused."""
+        num_others, max_num_seqs = len(self._requests.groups), self.scheduler.max_num_seqs
+        load = self._requests.demand.load(num_others, max_num_seqs, self.kv_cache)
+        decision = self._admission.decide(group.request, load, self.clock())
+        if isinstance(decision, Refused):
+            self._recorder.request(group, "refused")
+            message = f"request {group.id!r} was refused: {decision.reason}"
+            raise AdmissionRefused(message, decision.retry_after)
+        return decision
 
     def _take_back(self, group: SequenceGroup) -> None:
         """Forget a request that could not be added whole; the scheduler may hold it already."""
@@ -517,11 +570,12 @@ class Engine:
 
     def _remove(self, group: SequenceGroup) -> None:
         """Forget a request that has ended."""
-        if group.id not in self._ignored:
+        was_held = self._held.discard(group)
+        if not was_held and group.id not in self._ignored:
             self.scheduler.remove(group)
         self._requests.remove(group, self.clock())
         self._ended.append(group)
-        if self._service is not None:
+        if self._service is not None and not was_held:
             with asking(self._service):
                 self._service.left(group)
         self._recorder.request(group, "finished")

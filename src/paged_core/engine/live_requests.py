@@ -28,7 +28,7 @@ class LiveRequests:
         self.groups: dict[str, SequenceGroup] = {}
         """By request id, in order of arrival."""
         self._kv = kv_cache
-        self._pins, self._demand = pins, demand
+        self._pins, self.demand = pins, demand
         self._sequences: dict[SeqId, SequenceState] = {}
         self._numbers = count()
         self._ids = count()
@@ -75,7 +75,7 @@ class LiveRequests:
         self._sequences[group.live[0].id] = group.live[0]
         if group.request.sampling.beam_width is not None:
             self._beams.start(group)
-        self._demand.update([group], self._kv)
+        self.demand.update([group], self._kv)
 
     def record_admissions(self, plan: Schedule, now: float) -> None:
         """Keep with the requests which of them a plan admits and preempts; PluginError if it
@@ -89,7 +89,7 @@ class LiveRequests:
             group.waiting_since = now  # for schedulers that set the status alone
         for group in plan.preempted:
             group.num_preemptions += 1
-        self._demand.update((*(group for group, _ in plan.admitted), *plan.preempted), self._kv)
+        self.demand.update((*(group for group, _ in plan.admitted), *plan.preempted), self._kv)
 
     def forget(self, group: SequenceGroup) -> None:
         """Forget a group that could not be added whole; it holds no blocks yet."""
@@ -97,7 +97,7 @@ class LiveRequests:
         for sequence in group.sequences:
             self._sequences.pop(sequence.id, None)
         self._beams.end(group)
-        self._demand.forget(group)
+        self.demand.forget(group)
 
     # ------------------------------------------------------------------ results
 
@@ -277,7 +277,7 @@ class LiveRequests:
     def abandon(self, reason: str, now: float) -> list[SequenceGroup]:
         """End and forget all requests; the blocks that they held are not to be freed."""
         ended = list(self.groups.values())
-        self._demand.begin(None)
+        self.demand.begin(None)
         for group in ended:
             searches = bool(group.live) and group.request.sampling.beam_width is not None
             for sequence in group.sequences if searches else group.live:
@@ -299,7 +299,7 @@ class LiveRequests:
         group.finished_at = now
         if group.request.sampling.beam_width is not None:
             self._beams.end(group)
-        self._demand.forget(group)
+        self.demand.forget(group)
         del self.groups[group.id]
 
     def _conclude(

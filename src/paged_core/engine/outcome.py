@@ -122,6 +122,8 @@ class EngineMetrics:
     """Requests that ended, for whatever reason."""
     num_failed: int = 0
     """Requests among them that ended with ``error`` or ``ignored``."""
+    num_refused: int = 0
+    """Requests that the admission refused; they are counted nowhere else."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache when a request was first admitted."""
@@ -195,7 +197,9 @@ class StepRecorder:
         if event == "finished":
             self.metrics.count(group)
             self._finished.append(group)
-        elif self._watch_requests:
+            return
+        self.metrics.num_refused += event == "refused"
+        if self._watch_requests:
             self._tell("on_request", lambda observer: observer.on_request(group, event))
 
     def plan(self, plan: Schedule) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.checked.answers import (
+    AdmissionAnswers,
     AllocatorAnswers,
     LengthAnswers,
     PreemptionAnswers,
@@ -14,6 +15,7 @@ from paged_core.checked.answers import (
 )
 from paged_core.checked.calls import guarded
 from paged_core.engine.contexts import (
+    AdmissionContext,
     AllocatorContext,
     Context,
     EvictorContext,
@@ -26,10 +28,12 @@ from paged_core.engine.contexts import (
 )
 from paged_core.engine.preemptor import Preemptor
 from paged_core.errors import SettingsError
+from paged_core.interfaces.admission import Admission
 from paged_core.interfaces.allocator import BlockAllocator, SupportsReservation
 from paged_core.interfaces.evictor import Evictor
 from paged_core.interfaces.executor import Capacity
 from paged_core.interfaces.length_predictor import LengthPredictor
+from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder, SupportsService
 from paged_core.interfaces.scheduler import Scheduler
@@ -52,9 +56,13 @@ class Policies:
         self._future = future
         self._maker = Maker(settings, registry)
         self.demand = Demand()
-        self.lengths: LengthPredictor = self._make(
-            "length_predictor", SlotContext(settings=settings)
-        )
+        lengths: LengthPredictor = self._make("length_predictor", SlotContext(settings=settings))
+        self._lengths = guarded(lengths, "length_predictor", LengthPredictor, LengthAnswers())
+        parts = AdmissionContext(settings=settings, length_predictor=self._lengths)
+        admission: Admission = self._make("admission", parts)
+        self.admission = guarded(admission, "admission", Admission, AdmissionAnswers())
+        self.observers = [each for each in (lengths, admission) if isinstance(each, Observer)]
+        """Components that are told of steps and requests, too."""
 
     def make_kv_cache(self, capacity: Capacity) -> KVCache:
         """Return an empty cache.
@@ -87,8 +95,7 @@ class Policies:
         self, kv_cache: KVCache, max_model_len: int
     ) -> tuple[Scheduler, SupportsService | None]:
         """Return a scheduler that holds nothing, and its queue order if that counts service."""
-        lengths = guarded(self.lengths, "length_predictor", LengthPredictor, LengthAnswers())
-        parts = OrderContext(kv_cache=kv_cache, length_predictor=lengths)
+        parts = OrderContext(kv_cache=kv_cache, length_predictor=self._lengths)
         order: QueueOrder = self._make("queue_order", parts)
         victim = self._make("victim", VictimContext(kv_cache=kv_cache))
         preemption = self.make_preemption()

@@ -67,7 +67,7 @@ def build_engine(
             kv_cache=kv_cache,
             maker=context.maker,
         )
-        named = [each for each in (policies.lengths,) if isinstance(each, Observer)]
+        named = list[Observer](policies.observers)
         for one in settings.observers:
             named.append(make_component(registry, "observers", one, watching))
             on_error.callback(named[-1].close)

@@ -28,6 +28,7 @@ class StepRecord:
     ignored: Sequence[str]
     finished: Sequence[str]
     queues: Queues
+    """Queues of the scheduler; requests that are held back wait behind the others."""
     free_blocks: int
     seconds: Mapping[str, float]
     """Time spent by phase: ``schedule``, ``prepare``, ``model``, ``sample``, ``apply``."""
@@ -76,7 +77,8 @@ class Observer:
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         """``event`` is ``added``, ``admitted``, ``preempted``, ``swapped_out``, ``swapped_in`` or
         ``finished``; the group is as it stands after that. A request that finishes in a step does
-        so after ``on_step`` of that step; one that is aborted, at once."""
+        so after ``on_step`` of that step; one that is aborted, at once. Of a request that the
+        ``admission`` refuses there is ``refused`` alone; one that is held back is ``added``."""
 
     def on_block(self, event: BlockEvent, /) -> None:
         """A block table changed."""

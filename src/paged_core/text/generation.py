@@ -192,6 +192,13 @@ class Generation:
         """The check that the engine is to call after each token; ``None``: none."""
         return self.find_stop if self.request.sampling.stop else None
 
+    def refuse(self, error: RequestError) -> None:
+        """End it with an error, since the engine does not accept the request."""
+        self.group = SequenceGroup(self.request, -1, SeqId(-1))
+        (sequence,), self.group.live = self.group.sequences, []
+        sequence.finish_reason, sequence.error = FinishReason.ERROR, str(error)
+        self.group.status = Status.FINISHED
+
     def find_stop(self, sequence: SequenceState) -> str | None:
         """Return the stop string that the sequence's newest token completes, if any."""
         text = self.text(sequence)

@@ -20,6 +20,7 @@ from paged_core.interfaces.executor import SupportsClock
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
+from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cost_model import StepWork
@@ -95,9 +96,7 @@ class Replica:
             EngineError: nothing was planned although requests wait; see ``STALL_SECONDS``.
         """
         assert self._in_flight is None
-        clock = self._clock
-        while (started := clock()) < now:  # a sum of differences may fall short by a rounding
-            clock.sleep(now - started)
+        clock, started = self._clock, self._at(now)
         self._in_flight = outcome = self.engine.step()
         ended = clock()
         self._totals.busy_seconds += ended - started
@@ -109,6 +108,25 @@ class Replica:
         except EngineError as error:
             raise EngineError(f"replica {self.number}: {error}") from error
         return clock()
+
+    def add(self, request: Request, now: float) -> None:
+        """Give the engine a request; while a step is in flight its clock shows the end of that.
+
+        Raises: as :meth:`Engine.add`.
+        """
+        self._at(now)
+        self.engine.add(request)
+
+    def held_until(self, now: float) -> float:
+        """Return until when all of its requests are held back; ``now``: one is not."""
+        started, held_for = self._at(now), self.engine.held_for
+        return started + held_for if held_for else now
+
+    def _at(self, now: float) -> float:
+        """Let the engine's clock show ``now`` at least; return what it shows."""
+        while (shown := self._clock()) < now:  # a sum of differences may fall short by a rounding
+            self._clock.sleep(now - shown)
+        return shown
 
     def end_step(self) -> tuple[int, Sequence[SequenceGroup]]:
         """End the step in flight.
@@ -275,19 +293,28 @@ class _EventLoop:
         """By id."""
         self._ends: list[tuple[float, int]] = []
         """A heap: when the step in flight of each busy replica ends."""
+        self._wakes: list[tuple[float, int]] = []
+        """A heap: when replicas may have to do again that hold all of their requests back."""
 
     def run(self) -> None:
         """Serve all requests."""
         while (now := self._next_event()) < inf:
             may_begin = {*self._end_steps(now), *map(self._arrive, self._arrivals.due(now))}
+            while self._wakes and self._wakes[0][0] <= now:
+                may_begin.add(heappop(self._wakes)[1])
             for number in sorted(may_begin):
                 replica = self._replicas[number]
-                if replica.engine.has_unfinished and not replica.is_busy:
+                if not replica.engine.has_unfinished or replica.is_busy:
+                    continue
+                if (until := replica.held_until(now)) > now:
+                    heappush(self._wakes, (until, number))
+                else:
                     heappush(self._ends, (replica.begin_step(now), number))
 
     def _next_event(self) -> float:
         at = self._arrivals.next_at
-        return min(self._ends[0][0] if self._ends else inf, inf if at is None else at)
+        times = [heap[0][0] for heap in (self._ends, self._wakes) if heap]
+        return min([*times, inf if at is None else at])
 
     def _end_steps(self, now: float) -> Iterator[int]:
         """End the steps in flight that end by now; yield the numbers of their replicas."""
@@ -318,7 +345,7 @@ class _EventLoop:
         request = arrival.asked(0.0)
         routed = self._book.route(request, arrival.request.session)
         try:
-            self._replicas[routed.replica].engine.add(request)
+            self._replicas[routed.replica].add(request, arrival.at)
         except (RequestError, PluginError) as error:
             routed.ended()
             refusal = Refusal.of(error)

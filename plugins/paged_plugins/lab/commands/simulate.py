@@ -81,7 +81,7 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
 
 def _print(title: str, took: str, record: RunRecord, found: _Found) -> None:
     """Print the measures of a run."""
-    num_requests, num_failed = len(record.requests), int(found["failed"])
+    num_requests, num_failed = len(record.requests), int(found["failed"] + found["refused"])
     echo(title + took if num_failed < num_requests else title)
     if record.num_errors:
         why = errors_text(record.num_errors, num_requests, record.error)
@@ -221,7 +221,7 @@ def simulate_command(
             record = run_workload(*asked, advance=advance)
     seconds = _cpu_seconds() - started
     found, saturation = measures(record, slo), Saturation.of(record)
-    is_served = found["failed"] < len(record.requests)
+    is_served = found["failed"] + found["refused"] < len(record.requests)
     status = OK if is_served and not record.num_errors else FAILED
     document: dict[str, Any] = {"requests": len(record.requests), "measures": found}
     if is_cluster:

@@ -70,6 +70,11 @@ class RunResult:
     """By the names of :mod:`paged_plugins.lab.measures`."""
     facts: RunFacts = field(default_factory=RunFacts)
 
+    @property
+    def num_unserved(self) -> float:
+        """Requests that were refused, failed, or could never run."""
+        return self.measures.get("failed", 0.0) + self.measures.get("refused", 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -174,7 +179,7 @@ class Results:
     @property
     def is_nothing(self) -> bool:
         """Return whether no run served a request."""
-        return all(run.facts.requests <= run.measures.get("failed", 0) for run in self.runs)
+        return all(run.facts.requests <= run.num_unserved for run in self.runs)
 
     def values(self, arm: str, workload: str, measure: str) -> list[float]:
         """Return a measure of an arm, of each seed that has it."""

@@ -15,7 +15,7 @@ from paged_plugins.decision_count import DecisionCount
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.time_histogram import BUCKETS
 from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.serving import Arrival, Refusal, deciding_sequence
+from paged_plugins.workloads.serving import REFUSED, Arrival, Refusal, deciding_sequence
 
 _SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
 
@@ -57,6 +57,11 @@ class RequestRecord:
     def is_served(self) -> bool:
         """Return whether it ended by a stop condition or by its length."""
         return self.finish_reason in _SERVED
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the admission refused it, or one that it follows."""
+        return self.finish_reason == REFUSED
 
     @property
     def is_failed(self) -> bool:
@@ -241,7 +246,7 @@ def refused_records(arrival: Arrival, now: float, refusal: Refusal) -> Iterator[
     All of them count as ended at once: every arm of a study has the same requests.
     """
     for request in arrival.request.family():
-        has_error = refusal.is_error and request is arrival.request
+        has_own = not refusal.is_error or request is arrival.request
         yield RequestRecord(
             **_asked(request, arrival),
             admitted=None,
@@ -252,7 +257,7 @@ def refused_records(arrival: Arrival, now: float, refusal: Refusal) -> Iterator[
             num_output=0,
             num_sequences=request.n,
             num_preemptions=0,
-            finish_reason=(FinishReason.ERROR if has_error else FinishReason.IGNORED).value,
+            finish_reason=refusal.end if has_own else FinishReason.IGNORED.value,
         )
 
 

@@ -384,7 +384,7 @@ def warm_up(engine: Engine) -> None:
     for number, length in enumerate([min(24, most), *[min(1024, most)] * num_long]):
         prompt = tuple((number + place) % vocab_size for place in range(length))
         request = Request(id=f"warm-up {number}", prompt=prompt, sampling=exact_sampling(1, 4))
-        engine.add(request)
+        engine.add(request, asks=False)
         while engine.has_unfinished:
             engine.step()
     engine.reset_prefix_cache()

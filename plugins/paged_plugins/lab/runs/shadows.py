@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from paged_core.engine.contexts import Context
-from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
 from paged_core.interfaces.queue_order import SupportsService
@@ -16,6 +15,7 @@ from paged_core.interfaces.scheduler import Schedule
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
+from paged_core.requests.waiting_queue import WaitingQueue
 from paged_core.sequence import SequenceGroup
 from paged_plugins.decision_count import DecisionCount
 from paged_plugins.substitutes import (

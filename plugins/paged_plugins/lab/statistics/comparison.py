@@ -169,10 +169,7 @@ def _refusals(workload: str, runs: Mapping[str, Sequence[RunResult]]) -> Iterato
     """Say that requests were refused or ignored: arms that refuse the same ones differ in nothing
     else.
     """
-    counts = [
-        fmean(run.measures.get("failed", 0.0) - run.facts.errors for run in some)
-        for some in runs.values()
-    ]
+    counts = [fmean(run.num_unserved - run.facts.errors for run in some) for some in runs.values()]
     means = sorted(filter(None, counts))
     if means:
         least, most = (value_text("failed", each) for each in (means[0], means[-1]))

@@ -27,7 +27,7 @@ OF_ROOFLINES = frozenset({"dtype", "kv_cache_dtype", "kv_cache_memory"})
 """Settings that it reads for the cost model ``roofline``, and not for ``linear``."""
 
 
-_SEEDED = frozenset({"evictor", "length_predictor", "router"})
+_SEEDED = frozenset({"admission", "evictor", "length_predictor", "router"})
 """Slots of ours whose contexts have a seed."""
 _ONE_REQUEST = WorkloadSpec.model_validate(
     {"name": "one", "requests": 1, "lengths": {"prompt": 4, "output": 2}}

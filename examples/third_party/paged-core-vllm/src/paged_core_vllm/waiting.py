@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.requests.waiting_queue import WaitingQueue
 from paged_core.sequence import SequenceGroup
 
 from paged_core_vllm.faults import Tally

@@ -1,0 +1,117 @@
+"""Conformance of admissions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import ClassVar, cast
+
+import pytest
+
+from paged_core.checked.answers import AdmissionAnswers
+from paged_core.engine.contexts import AdmissionContext
+from paged_core.engine.engine import Engine
+from paged_core.errors import AdmissionRefused, SettingsError
+from paged_core.interfaces.admission import Admission, Decision, Load
+from paged_core.request import Request
+from paged_testing.component import Repeats
+from paged_testing.engines import StepClock, build_memory_engine, memory_settings, serve
+from paged_testing.policy_subjects import written_requests
+from paged_testing.served import check_not_cut_short, check_nothing_leaked, check_served
+from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload
+
+LOADS = (
+    Load(max_num_seqs=4, free_tokens=256),
+    Load(num_running=4, max_num_seqs=4, free_tokens=3),
+    Load(num_waiting=3, waiting_tokens=30, num_running=4, max_num_seqs=4),
+    Load(num_waiting=10**6, waiting_tokens=10**9, num_running=2),
+)
+"""Engines when a request arrives: with nothing to do, with some, and with far too much."""
+
+
+class AdmissionConformance(Repeats):
+    """Subclass it for an admission::
+
+    class TestOddTenants(AdmissionConformance):
+        component = "odd_tenants"
+    """
+
+    slot: ClassVar[str] = "admission"
+
+    def make(self) -> Admission:
+        """A fresh admission."""
+        values = {**self.settings, self.slot: self._table}
+        settings = memory_settings(self.registry, **values)
+        made = self.build(AdmissionContext(settings=settings))
+        assert isinstance(made, Admission)
+        return made
+
+    def test_decides_what_can_be_acted_on(self) -> None:
+        admission, twin = self.make(), self.make()
+        for one, other in zip(_ask(admission), _ask(twin), strict=True):
+            assert one == other, f"it decides {one}, a second one {other}: runs cannot be repeated"
+
+    @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
+    def test_what_it_does_not_refuse_is_served(self, situation: Situation) -> None:
+        values = {**self.settings, self.slot: self._table}
+        try:
+            engine = build_memory_engine(self.registry, **situation.values(values))
+        except SettingsError as error:
+            pytest.skip(str(error))
+        groups = serve(engine, situation.workload)
+        check_served(engine, situation.workload, groups)
+        if not situation.outgrown:
+            check_not_cut_short(groups.values())
+
+    def test_a_request_that_was_accepted_can_be_aborted_at_once(self) -> None:
+        engine = build_memory_engine(self.registry, **{**self.settings, self.slot: self._table})
+        for request in written_requests():
+            _may_add(engine, request)
+        for group in list(engine.groups):
+            engine.abort(group.id)
+        engine.step()
+        assert not engine.has_unfinished
+        check_nothing_leaked(engine)
+
+    def check_written(self) -> None:
+        _ask(self.make())
+        for situation in FOR_EVERY_POLICY.values():
+            with suppress(pytest.skip.Exception):
+                self.test_what_it_does_not_refuse_is_served(situation)
+
+    def uses(self) -> Callable[[int], object]:
+        """Tenants and ids are others each time, and much time passes between."""
+        values = {**self.settings, "num_blocks": 16, self.slot: self._table}
+        engine = build_memory_engine(self.registry, **values)
+
+        def use(number: int) -> None:
+            requests = [
+                replace(each, id=f"{number}.{each.id}", tenant=f"{number % 1000}", deadline=None)
+                for each in written_requests()
+            ]
+            serve(engine, Workload(tuple((0, request) for request in requests)))
+            cast("StepClock", engine.clock).skipped += 1e4
+
+        return use
+
+
+def _ask(admission: Admission) -> list[Decision]:
+    """Return what is decided over written requests, in time, under each load."""
+    decisions, answers = [], AdmissionAnswers()
+    for number, load in enumerate(LOADS):
+        for request in written_requests():
+            now = request.arrival + 8 * number
+            asked = replace(request, id=f"{request.id} {number}", arrival=now)
+            decision = admission.decide(asked, load, now)
+            answers.decide(decision, asked, load, now)
+            decisions.append(decision)
+    return decisions
+
+
+def _may_add(engine: Engine, request: Request) -> None:
+    before = list(engine.groups)
+    try:
+        engine.add(request)
+    except AdmissionRefused:
+        assert list(engine.groups) == before, f"{request} was refused, and kept"

@@ -1,0 +1,41 @@
+"""Admissions that are wrong on purpose: the conformance class must catch each."""
+
+from __future__ import annotations
+
+from itertools import count
+from time import monotonic
+from typing import Any
+
+from paged_core.interfaces.admission import Admission, Decision, Held, Load, Refused
+from paged_core.request import Request
+from unit.faulty_settings import with_another
+
+
+class _Right(Admission):
+    def __init__(self, options: Any, context: Any, /) -> None:
+        self.known: list[str] = []
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        return None
+
+
+def _keep(own: _Right, request: Request, load: Load, now: float, /) -> Decision:
+    own.known.extend([request.id] * 20)
+    return None
+
+
+def _count(own: _Right, request: Request, load: Load, now: float, /) -> Decision:
+    return Held(now + 1) if next(_ASKED) % 3 else None
+
+
+_ASKED = count()
+WRONG_DECISIONS = {
+    "NumberAdmission": lambda own, request, load, now: 7,
+    "WordlessAdmission": lambda own, request, load, now: Refused(""),
+    "LoadedAdmission": lambda own, request, load, now: Held("5") if load.num_waiting else None,
+    "ClockAdmission": lambda own, request, load, now: Held(now + monotonic() % 1e-3),
+    "HashAdmission": lambda own, request, load, now: Held(now + hash(request.id) % 9),
+    "KeepingAdmission": _keep,
+    "CommonAdmission": _count,
+}
+globals().update(with_another(__name__, _Right, "decide", WRONG_DECISIONS))
