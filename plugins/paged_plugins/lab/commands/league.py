@@ -31,7 +31,7 @@ def league_command(
         typer.Option(metavar="SLOT,...", help="These divisions alone (an unknown one lists all)."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="One GPU, one workload a division, short runs.")
+        bool, typer.Option("--quick", help="One GPU, two workloads a division, short runs.")
     ] = False,
     results: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Keeps runs, so that each is run once.")

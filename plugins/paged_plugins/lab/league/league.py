@@ -73,10 +73,10 @@ class League(Strict):
         return cls.model_validate(parse_yaml(text)[0])
 
     def quick(self) -> League:
-        """Return it with one GPU, and one workload a division."""
+        """Return it with one GPU, two workloads a division, and short runs."""
         gpu = next(iter(self.gpus))
         divisions = {
-            slot: each.model_copy(update={"workloads": each.workloads[:1], "requests": 100})
+            slot: each.model_copy(update={"workloads": each.workloads[:2], "requests": 100})
             for slot, each in self.divisions.items()
         }
         return self.model_copy(update={"gpus": {gpu: self.gpus[gpu]}, "divisions": divisions})
