@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat
@@ -24,6 +24,15 @@ class FairSettings(ComponentSettings):
     )
 
 
+@dataclass(slots=True)
+class _Tenant:
+    input_cost: float
+    output_cost: float
+    counter: float = 0.0
+    num_live: int = 0
+    """Waiting and running requests."""
+
+
 class FairOrder(QueueOrder):
     """Fair among tenants: the virtual token counter of Sheng et al. (2024).
 
@@ -36,46 +45,49 @@ class FairOrder(QueueOrder):
 
     def __init__(self, options: FairSettings, context: OrderContext, /) -> None:
         self._options = options
-        self._counters: defaultdict[str, float] = defaultdict(float)
+        self._tenants: dict[str, _Tenant] = {}
         self._level = 0.0
         """The counter of the tenant admitted last; it never falls."""
         self._known: dict[str, int] = {}
         """Waiting and running requests, and how many of their prompt tokens were charged."""
-        self._live = Counter[str]()
-        """Waiting and running requests of each tenant that has some."""
-        self._generating: dict[str, str] = {}
+        self._generating: dict[str, _Tenant] = {}
         """The tenant of each request whose prompt was charged: a decode asks for nothing else."""
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
-        tenant = group.request.tenant
+        tenant = self._tenant(group.request.tenant)
         if group.id not in self._known:
             self._known[group.id] = 0
-            if not self._live[tenant]:
-                self._counters[tenant] = max(self._counters[tenant], self._level)
-            self._live[tenant] += 1
-        return (self._counters[tenant], group.arrival, group.number)
+            if not tenant.num_live:
+                tenant.counter = max(tenant.counter, self._level)
+            tenant.num_live += 1
+        return (tenant.counter, group.arrival, group.number)
+
+    def _tenant(self, name: str) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            options, share = self._options, self._options.weights.get(name, 1.0)
+            costs = options.input_weight / share, options.output_weight / share
+            tenant = self._tenants[name] = _Tenant(*costs)
+        return tenant
 
     def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
         """Charge the tenant for tokens that were scheduled; repeated work costs again."""
-        options, tenant = self._options, self._generating.get(group.id)
-        as_input = 0
+        tenant = self._generating.get(group.id)
         if tenant is None:
-            tenant, charged = group.request.tenant, self._known.get(group.id, 0)
+            tenant, charged = self._tenant(group.request.tenant), self._known.get(group.id, 0)
             if not charged:
-                self._level = max(self._level, self._counters[tenant])
+                self._level = max(self._level, tenant.counter)
             length = len(group.request.prompt)
             as_input = min(num_tokens, length - charged)
             self._known[group.id] = charged + as_input
             if charged + as_input == length:
                 self._generating[group.id] = tenant
-        cost = as_input * options.input_weight + (num_tokens - as_input) * options.output_weight
-        self._counters[tenant] += cost / options.weights.get(tenant, 1.0)
+            tenant.counter += as_input * tenant.input_cost
+            num_tokens -= as_input
+        tenant.counter += num_tokens * tenant.output_cost
 
     def left(self, group: SequenceGroup, /) -> None:
         """Forget a request that has ended."""
         if self._known.pop(group.id, None) is not None:
-            tenant = group.request.tenant
-            self._live[tenant] -= 1
-            if not self._live[tenant]:
-                del self._live[tenant]
+            self._tenant(group.request.tenant).num_live -= 1
         self._generating.pop(group.id, None)
