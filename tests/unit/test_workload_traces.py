@@ -72,6 +72,40 @@ VLLM_RESULT = """{"endpoint_type": "openai", "num_prompts": 8, "completed": 7, \
 "total_input_tokens": 401, "start_times": [2283.418, 2283.726, 2284.146, 2283.951], \
 "input_lens": [81, 68, 61, 46], "output_lens": [5, 11, 0, 12]}"""
 
+VLLM_LOG = """Triton is installed, but doesn't include CPU backend.
+(APIServer pid=9) DEBUG 11-29 23:59:58 [entrypoints/.../utils/request_logger.py:55] Request \
+chatcmpl-1 details: prompt: 'a, prompt_token_ids: [1], ', prompt_token_ids: [5, 6, 7], \
+prompt_embeds shape: None.
+(APIServer pid=9) INFO 11-29 23:59:58 [entrypoints/.../utils/request_logger.py:62] Received \
+request chatcmpl-1: params: SamplingParams(n=1), lora_request: None.
+(APIServer pid=9) DEBUG 11-29 23:59:59 [entrypoints/.../utils/request_logger.py:98] Generated \
+response chatcmpl-1 (streaming delta) details: output_token_ids: [3]
+(APIServer pid=9) DEBUG 11-30 00:00:01 [entrypoints/.../utils/request_logger.py:55] Request \
+cmpl-2-0 details: prompt: None, prompt_token_ids: [5, 6], prompt_embeds shape: None.
+(APIServer pid=9) DEBUG 11-30 00:00:02 [entrypoints/.../utils/request_logger.py:55] Request \
+chatcmpl-3 details: prompt: 'b', prompt_token_ids: [5, 6], prompt_embeds shape: None.
+(APIServer pid=9) DEBUG 11-30 00:00:03 [entrypoints/.../utils/request_logger.py:98] Generated \
+response chatcmpl-1 (streaming delta) details: output_token_ids: [3, 4]
+(APIServer pid=9) DEBUG 11-30 00:00:03 [entrypoints/.../utils/request_logger.py:98] Generated \
+response chatcmpl-1 (streaming complete) details: output_token_ids: None
+(APIServer pid=9) DEBUG 11-30 00:00:03 [entrypoints/.../utils/request_logger.py:98] Generated \
+response chatcmpl-3 details: output_token_ids: [8]
+(APIServer pid=9) INFO:     127.0.0.1:52 - "POST /v1/chat/completions HTTP/1.1" 200 OK
+"""
+ACCESS_LOG = """{"event": "parser_chosen", "level": "info", "timestamp": "2026-11-28T13:02:00Z"}
+a line of something else
+{"event": "answered", "path": "/v1/completions", "status": 200, "seconds": 1.0, "prompt_tokens": 7,\
+ "completion_tokens": 16, "timestamp": "2026-11-28T13:02:11.500000Z"}
+{"event": "answered", "path": "/v1/completions", "status": 200, "seconds": 3.5, "prompt_tokens": 9,\
+ "completion_tokens": 2, "timestamp": "2026-11-28T13:02:12Z"}
+{"event": "answered", "path": "/v1/completions", "status": 429, "seconds": 0.1, "prompt_tokens": 9,\
+ "completion_tokens": 0, "timestamp": "2026-11-28T13:02:12Z"}
+"""
+UVICORN_LOG = """INFO:     Started server process [1]
+INFO:     127.0.0.1:52 - "POST /v1/completions HTTP/1.1" 200 OK
+"""
+TEXT_LOG = "2026-11-28 13:02:11 [info     ] answered    method=POST path=/v1/completions\n"
+
 
 def read(path: Path, text: str, **trace: Any) -> list[WorkloadRequest]:
     """Return the first requests of a file with this text."""
@@ -132,9 +166,28 @@ class TestPublicTraces:
         assert [(each.num_new, each.output) for each in requests] == [(81, 5), (68, 11), (46, 12)]
         assert [each.at for each in requests] == pytest.approx([0.0, 0.308, 0.533])
 
+    def test_the_log_of_vllm(self, tmp_path: Path) -> None:
+        requests = read(tmp_path / "server.log", VLLM_LOG)
+        assert [(each.id, each.at, each.prompt, each.output) for each in requests] == [
+            ("chatcmpl-1", 0.0, ((5, 6, 7),), 3),
+            ("chatcmpl-3", 4.0, ((5, 6),), 1),
+        ]
+
+    def test_the_access_log_of_this_server(self, tmp_path: Path) -> None:
+        requests = read(tmp_path / "server.log", ACCESS_LOG)
+        assert [(each.at, each.num_new, each.output) for each in requests] == [
+            (0.0, 9, 2),
+            (2.0, 7, 16),
+        ]
+
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
+            (UVICORN_LOG, "an access log without lengths; start vLLM with --enable-log-requests"),
+            (TEXT_LOG, "or paged-core serve with PAGED_CORE_LOG_FORMAT=json"),
+            (VLLM_LOG.replace("Generated", "x"), "no request in it has both lengths; start vLLM"),
+            (VLLM_LOG.replace("11-30 00:00:02", "01-01 00:00:02"), "it arrives before the request"),
+            (ACCESS_LOG.replace('"seconds": 3.5', '"seconds": -1'), "line 4: seconds"),
             ("", "its format is unknown"),
             ("time,tokens\n1,2\n", "its format is unknown"),
             ('{"tokens": 5}\n', "its format is unknown"),

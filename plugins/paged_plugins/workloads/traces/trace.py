@@ -29,12 +29,14 @@ from paged_plugins.workloads.traces.public import (
     vllm_bench_note,
 )
 from paged_plugins.workloads.traces.request_lines import read_requests
+from paged_plugins.workloads.traces.server_logs import log_format, read_access_log, read_vllm_log
 
 _BY_KEY = {
     "output": "requests",
     "output_length": "mooncake",
     "prompt": "vllm_bench",
     "total_input_tokens": "vllm_result",
+    "event": "access_log",
     "contexttokens": "azure",
     "request tokens": "burstgpt",
 }
@@ -55,6 +57,8 @@ class Trace(SpecModel):
         "mooncake",
         "vllm_bench",
         "vllm_result",
+        "vllm_log",
+        "access_log",
     ] = "auto"
     scale: Annotated[float, Field(gt=0, le=1e9)] = 1.0
     """Its times are multiplied by it: 0.5 replays twice as fast."""
@@ -117,6 +121,8 @@ FORMATS: Mapping[str, TraceFormat] = {
     "mooncake": TraceFormat(read_mooncake),
     "vllm_bench": TraceFormat(read_vllm_bench, has_text=True, note=vllm_bench_note),
     "vllm_result": TraceFormat(read_vllm_result),
+    "vllm_log": TraceFormat(read_vllm_log),
+    "access_log": TraceFormat(read_access_log),
 }
 
 
@@ -128,9 +134,15 @@ def recognise(path: Path) -> TraceFormat:
     """
     try:
         with path.open("rb") as file:
-            begin = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+            head = file.read(2**16).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError as error:
         raise TraceError(path, None, f"it cannot be read: {error.strerror}") from None
+    begin = head[:1]
+    try:
+        if begin not in (b"{", b"[") and (log := log_format(head.decode("utf-8", "replace"))):
+            return FORMATS[log]
+    except ValueError as error:
+        raise TraceError(path, None, f"it is {error}") from None
     if begin == b"[":
         return FORMATS["sharegpt"]
     if begin == b"{":
@@ -145,5 +157,5 @@ def recognise(path: Path) -> TraceFormat:
         path,
         None,
         "its format is unknown; it should be JSONL with `prompt` and `output`, or a trace of "
-        "ShareGPT, Azure, BurstGPT, Mooncake or vllm bench",
+        "ShareGPT, Azure, BurstGPT, Mooncake, vllm bench or a server's log",
     )
