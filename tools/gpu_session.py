@@ -6,6 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -111,10 +112,23 @@ class Session:
             if absent := missing(requirements()):
                 self.problem = f"this Python lacks {', '.join(absent)}"
                 entry |= {"status": "failed", "tail": how_to_carry(absent)}
+            elif not self.cpu and not finds_gpu():
+                self.problem = "no NVIDIA GPU is found; --cpu tries the script itself on a CPU"
+                entry |= {"status": "failed", "tail": self.problem}
         except SystemExit as error:
             self.problem = str(error)
             entry |= {"status": "failed", "tail": self.problem}
         self.record.add(entry | {"seconds": round(monotonic() - began, 2)})
+
+
+def finds_gpu() -> bool:
+    """Return whether NVIDIA's driver has a device."""
+    try:
+        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    except OSError:
+        return False
+    is_ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return is_ready and count.value > 0
 
 
 def main(name: str, seconds: float, run: Callable[[Session], None]) -> None:

@@ -95,6 +95,18 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path: Pat
     assert all("lacks" in stage["reason"] for stage in later)
 
 
+def test_without_a_gpu_no_stage_is_run(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    argv = ("--only", "build", "--output", str(tmp_path), "--folder", str(tmp_path / "made"))
+    environ = {"PYTHONPATH": third_party(packages), "CUDA_VISIBLE_DEVICES": ""}
+    done = executed("gpu_check", *argv, **environ)
+    assert done.returncode == 1
+    reason = recorded(tmp_path / "gpu-check.json")["build"]["reason"]
+    assert reason == "no NVIDIA GPU is found; --cpu tries the script itself on a CPU"
+    assert reason in done.stdout
+
+
 def test_a_stage_that_there_is_not_is_not_passed_over(tmp_path: Path) -> None:
     argv = ("--only", "atention", "--output", str(tmp_path), "--folder", str(tmp_path / "made"))
     done = executed("gpu_bench", *argv)
