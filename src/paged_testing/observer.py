@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from io import FileIO
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 
@@ -26,6 +27,7 @@ from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import BOTH_PREEMPTIONS, build_memory_engine, serve, serves_again
+from paged_testing.policy_subjects import untouched
 from paged_testing.served import check_served
 from paged_testing.use import bytes_after
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request
@@ -62,10 +64,15 @@ class ObserverConformance(ComponentConformance):
         return {**self._table, **self.table(self._folder)}
 
     def watched_engine(self, **values: Any) -> tuple[Engine, Witness]:
-        """An engine with the observer, and a witness that gets the same events after it."""
+        """An engine with the observer, and a witness that gets the same events after it.
+
+        What requests are like is looked at before the observer hears of an event, and after.
+        """
         witness = Witness()
-        engine = build_memory_engine(self.registry, observers=[self.watching, witness], **values)
-        engine.observers.sort(key=lambda observer: observer is witness)
+        observers = [witness.before, self.watching, witness]
+        engine = build_memory_engine(self.registry, observers=observers, **values)
+        places = {witness.before: 0, witness: 2}
+        engine.observers.sort(key=lambda observer: places.get(observer, 1))
         return engine, witness
 
     def uses(self) -> Callable[[int], object]:
@@ -113,8 +120,11 @@ class ObserverConformance(ComponentConformance):
         return engine
 
     def check_still_there(self, engine: Engine) -> None:
-        """Check that no observer was dropped because it raised."""
-        assert len(engine.observers) == 2, "the observer raised and was dropped; the log says why"
+        """Check that no observer was dropped because it raised, and that requests are untouched."""
+        assert len(engine.observers) == 3, "the observer raised and was dropped; the log says why"
+        witness = engine.observers[-1]
+        assert isinstance(witness, Witness)
+        assert not witness.touched, f"when it hears of an event, {witness.touched}"
 
     def check_closes(self, engine: Engine) -> None:
         """Check that no observer was dropped, and that none is when the engine closes."""
@@ -135,7 +145,7 @@ class ObserverConformance(ComponentConformance):
     def test_two_engines_have_observers_of_their_own(self) -> None:
         """Requests of both may have the same ids."""
         engines = [self.watched_engine()[0] for _ in range(2)]
-        one, other = (engine.observers[0] for engine in engines)
+        one, other = (engine.observers[1] for engine in engines)
         assert one is not other
         for engine in engines:
             engine.add(simple_request("A", 5, 3))
@@ -197,6 +207,15 @@ class ObserverConformance(ComponentConformance):
             )
             self.check_closes(engine)
 
+    def test_handles_blocks_that_lose_all_they_hold(self) -> None:
+        """A policy raised in a step: the policies are made anew, and the cache is cleared."""
+        engine, _ = self.watched_engine()
+        serve(engine, Workload(((0, simple_request("A", 40, 3)),)))
+        with patch.object(type(engine.scheduler), "schedule", side_effect=KeyError("planned")):
+            engine.step()
+        serve(engine, Workload(((0, simple_request("B", 40, 3)),)))
+        self.check_closes(engine)
+
     @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
     def test_handles_every_event_and_changes_nothing_when(self, situation: Situation) -> None:
         """Requests are admitted, preempted, swapped out and in, ignored, aborted and finished."""
@@ -234,17 +253,41 @@ def _reports(observer: SupportsReport) -> Iterator[tuple[object, str]]:
             raise AssertionError(f"report({since}) returns no plain data: {error}") from None
 
 
+class _Before(Observer):
+    """Looks at the requests of an event before the component hears of it."""
+
+    def __init__(self) -> None:
+        self.looked = ExitStack()
+
+    def on_step(self, step: StepRecord, /) -> None:
+        queues = step.queues
+        self.looked.enter_context(untouched((*queues.running, *queues.waiting, *queues.swapped)))
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        self.looked.enter_context(untouched([group]))
+
+
 class Witness(Observer):
-    """Records the events as values that can be compared."""
+    """Records the events as values that can be compared, and what the component changed."""
 
     def __init__(self) -> None:
         self.events: list[object] = []
+        self.before = _Before()
+        self.touched = ""
+
+    def _look(self) -> None:
+        try:
+            self.before.looked.close()
+        except AssertionError as error:
+            self.touched = self.touched or str(error)
 
     def on_step(self, step: StepRecord, /) -> None:
+        self._look()
         decided = (dict(step.scheduled), step.finished, list(step.evicted), dict(step.hits))
         self.events.append((step.number, *decided, step.free_blocks))
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        self._look()
         self.events.append((group.id, event))
 
     def on_block(self, event: BlockEvent, /) -> None:

@@ -16,6 +16,7 @@ from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.victim import Victim
 from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.engines import build_memory_engine, serve
@@ -56,6 +57,13 @@ class PreemptionCases(ComponentConformance):
     @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
     def test_reserves_for_written_requests(self, block_size: int) -> None:
         self.check_reservations(written_requests(), WRITTEN_SHARES, block_size)
+
+    def test_reserves_for_one_of_several_sequences(self) -> None:
+        """Each of four is at its end, and as long as the others."""
+        several = SamplingParams(n=4, max_tokens=1)
+        requests = [replace(each, sampling=several) for each in written_requests()]
+        wholes = [len(each.prompt) - 1 for each in requests]
+        self.check_reservations(requests, wholes, 1)
 
     def test_refuses_nothing_that_fits_alone(self) -> None:
         check_serves_what_fits(build_memory_engine(self.registry, preemption=self._table))

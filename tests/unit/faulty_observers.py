@@ -38,6 +38,8 @@ OF_REQUESTS = {
 OF_CACHED = {
     # takes it that blocks are found for ever
     "CachingObserver": lambda self, event: event.key.digest,
+    # takes it that a block loses its content alone
+    "SingleObserver": lambda self, event: None if event.key else hex(event.block),
 }
 globals().update(
     {
@@ -53,6 +55,14 @@ class MeddlingObserver(_Observer):
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         group.max_length = min(group.max_length, len(group.request.prompt) + 1)
+
+
+class MarkingObserver(_Observer):
+    """Notes in requests how long they have waited."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        for group in step.queues.waiting:
+            group.waiting_since = group.arrival
 
 
 class UniqueObserver(_Observer):

@@ -93,6 +93,10 @@ class WholeParser(_Parser):
         self.parts.clear()
         return text
 
+    def written(self, call: str) -> str:
+        """Return the text of the arguments."""
+        return call.partition('"arguments":')[2].strip().removesuffix("}").strip()
+
     def end(self) -> Sequence[Piece]:
         text = self.whole()
         inside, _, after = text.removeprefix(MARK).partition("</tool_call>")
@@ -100,7 +104,7 @@ class WholeParser(_Parser):
             call = json.loads(inside)
             if not isinstance(call["arguments"], self.kinds):
                 raise TypeError(call)
-            made = CallBegins(call["name"]), Arguments(json.dumps(call["arguments"]))
+            made = CallBegins(call["name"]), Arguments(self.written(inside))
         except (ValueError, LookupError, TypeError):
             return [Text(text)] if text else []
         return [*made, *([Text(after)] if after.strip() else [])]
@@ -130,6 +134,13 @@ class JoiningParser(_Parser):
     def feed(self, text: str, /) -> Sequence[Piece]:
         self.parts.append(text)
         return super().feed(text) if "".join(self.parts) else []
+
+
+class RewritingParser(WholeParser):
+    """Writes the arguments anew."""
+
+    def written(self, call: str) -> str:
+        return json.dumps(json.loads(super().written(call)))
 
 
 class SwallowingParser(_Parser):
@@ -280,6 +291,7 @@ PARSERS = {
     kind.__name__ + "Format": _made(kind)
     for kind in (
         *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
+        RewritingParser,
         *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser, HalfParser),
     )
 }

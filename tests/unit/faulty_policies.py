@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import count
+from math import exp
 from random import Random, choice, random, randrange
 from time import monotonic
 from typing import Any, ClassVar
@@ -59,6 +60,8 @@ ORDERS = with_another(
         "CountingOrder": lambda self, group, now: -next(self.asked),
         "RollingOrder": lambda self, group, now: group.number ^ self.salt,
         "HashingOrder": lambda self, group, now: hash(group.id),
+        # of a great priority it raises
+        "OverflowingOrder": lambda self, group, now: exp(group.request.priority),
         "ClockOrder": lambda self, group, now: (group.number, monotonic() < 0),
         "DatedOrder": lambda self, group, now: (group.number, datetime.now().year < 0),
         "UnseededOrder": lambda self, group, now: (group.number, Random().random() < 0),
@@ -339,6 +342,8 @@ PREEMPTIONS = {
         {
             # more than a sequence can come to
             "ExcessivePreemption": lambda self, group: group.max_length + 8,
+            # for all of its sequences, as if one held what they have
+            "AddingPreemption": lambda self, group: sum(len(each.tokens) for each in group.live),
             # less than what a group has already
             "StingyPreemption": lambda self, group: 1,
             # raises for a group that holds no blocks

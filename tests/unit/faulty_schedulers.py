@@ -64,6 +64,17 @@ class ShorteningScheduler(TokenBudgetScheduler):
         return super().schedule(now)
 
 
+class NarrowScheduler(TokenBudgetScheduler):
+    """Waits for ever with a prompt that is longer than a step."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._longest = options.max_num_batched_tokens
+
+    def _has_room(self, group: SequenceGroup) -> bool:
+        return len(group.request.prompt) <= self._longest
+
+
 class OvertakenScheduler(TokenBudgetScheduler):
     """Admits requests whatever is swapped out."""
 

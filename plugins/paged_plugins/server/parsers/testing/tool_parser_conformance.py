@@ -41,6 +41,7 @@ from paged_testing.grammar import VOCABULARY
 NAMES = ("f", "weather", "getWeather2")
 OTHER_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {"f": {"properties": {"a": {"type": "string"}}}}
 _NO_TOKENS: Mapping[str, int] = {}
+_AS_WRITTEN = '{"a": 1.50, "b":1E3,  "c": "\\u00e9\\/", "d": 12345678901234567890.0}'
 DEEP = 100_000
 """Brackets in each other, further than any recursion goes."""
 PARAMETERS: Mapping[str, Any] = {
@@ -155,6 +156,15 @@ class ToolParserConformance(ParserCases):
         for text, other in product(self.written, ("[1]", '[{"a": 1}]', "7", "true")):
             for whole in _with_instead(text, other):
                 self.check_cuts([*whole])
+
+    def test_arguments_stay_as_they_are_written(self) -> None:
+        """Where they are written as JSON, numbers keep their digits, and letters their escapes."""
+        for text, whole in ((t, w) for t in self.written for w in _with_instead(t, _AS_WRITTEN)):
+            is_json = all(each.text in text for each in self.parsed(text) if type(each) is Arguments)
+            for piece in self.parsed(whole) if is_json else ():
+                assert not isinstance(piece, Arguments) or piece.text in whole, (
+                    f"{whole!r} gives {piece}: pass on the text of arguments as it is written"
+                )
 
     def test_a_call_of_no_function_is_kept(self) -> None:
         """As a call, which the server refuses, or as text."""
