@@ -167,6 +167,24 @@ class QueueOrderCases(ComponentConformance):
             "128"
         )
 
+    @pytest.mark.parametrize("method", ["quantum_over", "served"])
+    def test_a_call_costs_the_same_for_short_requests_and_long(self, method: str) -> None:
+        """It is asked of each running request in each step."""
+        costs = []
+        for length in (16, 2048):
+            order = self.make()
+            if not hasattr(order, method):
+                return
+            groups = waiting_groups([simple_request(f"r{n}", length, 4) for n in range(4)])
+            _calls(order, "key", groups)
+            for group in groups:
+                group.status, group.first_token_at = Status.RUNNING, 0.0
+            costs.append(instructions(partial(_calls, order, method, groups), self.package))
+        assert costs[1] <= 2 * costs[0] + 8, (
+            f"4 calls of {method}() take {costs[0]} instructions and items where prompts have 16 "
+            f"tokens, {costs[1]} where they have 2048"
+        )
+
     # ------------------------------------------------------------------ what is checked
 
     def check_comparisons(self, requests: Sequence[Request], now: float) -> None:

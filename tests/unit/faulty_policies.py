@@ -201,6 +201,13 @@ class SettledOrder(_CountingService):
         self.tokens[tenant] = self.tokens.get(tenant, 0) + num_tokens
 
 
+class CopyingQuantum(_CountingService):
+    """Copies all tokens to count them."""
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        return sum(len(list(each.tokens)) for each in group.live) > 4096
+
+
 class GatheringQuantum(_CountingService):
     """Looks at all whose keys it was asked for."""
 

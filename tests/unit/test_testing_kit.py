@@ -58,7 +58,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "ClimbingAllocator": "to find 16 blocks takes",
     "SeatLosingScheduler": "at first|unfinished after",
     "OverdrawingScheduler": "7 tokens are scheduled, 6 is the budget",
-    "TruncatingObserver": "ended early",
+    "TruncatingObserver": "hears of an event, it changed group",
     "CommonObserver": "the observer raised",
     "KeepingCostModel": "still take",
     "HashingCostModel": "another process decides",
