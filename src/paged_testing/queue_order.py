@@ -169,7 +169,7 @@ class QueueOrderCases(ComponentConformance):
 
     @pytest.mark.parametrize("method", ["quantum_over", "served"])
     def test_a_call_costs_the_same_for_short_requests_and_long(self, method: str) -> None:
-        """It is asked of each running request in each step."""
+        """Each running request is asked about in each step."""
         costs = []
         for length in (16, 2048):
             order = self.make()

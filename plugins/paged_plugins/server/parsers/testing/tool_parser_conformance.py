@@ -148,7 +148,7 @@ class ToolParserConformance(ParserCases):
         assert found == [Text("Hello you")], f"'Hello' and ' you' give {found} before the end"
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
-        """Nor where what comes first is no call."""
+        """Also where text comes before the call."""
         for pieces in cut_texts([*self.written, *(f"x {text}" for text in self.written)]):
             self.check_cuts(pieces)
 
