@@ -69,7 +69,7 @@ class ObserverConformance(ComponentConformance):
         What requests are like is looked at before the observer hears of an event, and after.
         """
         witness = Witness()
-        observers = [witness.before, self.watching, witness]
+        observers: list[Any] = [witness.before, self.watching, witness]
         engine = build_memory_engine(self.registry, observers=observers, **values)
         places = {witness.before: 0, witness: 2}
         engine.observers.sort(key=lambda observer: places.get(observer, 1))
