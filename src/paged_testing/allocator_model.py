@@ -227,8 +227,7 @@ class PrefixCacheModel(AllocatorModel):
         for block, info in told.items():
             self._check_told(block, info)
         for content in set(self.cached.values()):
-            if len(content[1]) == 1:
-                self._check_found(content)
+            self._check_found(content)
 
     def _check_told(self, block: BlockId, info: BlockInfo) -> None:
         extra, chain = content = self.cached[block]

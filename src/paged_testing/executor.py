@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -267,12 +267,32 @@ class ExecutorConformance(ComponentConformance):
         assert (gone.sequence_ids, gone.token_ids) == ([], [])
         assert again.sequence_ids == [0]
 
-    def test_two_executors_share_nothing(self) -> None:
-        with self.engine() as one, self.engine() as other:
-            alone = run(one.executor, 0, **WHOLE)
-            run(other.executor, 0, [(0, 4)], added=[new_sequence(0, 4)])
-            assert run(one.executor, 1, [(0, 1)]).sequence_ids == [0]
-        assert len(alone.token_ids) == 1
+    def test_two_executors_in_turns_sample_as_each_alone(self) -> None:
+        """Requests of the two have the same ids, and other tokens."""
+        asked = [
+            [_greedy(simple_request(name, tuple(prompt), 8)) for name in "AB"]
+            for prompt in ((1, 2, 3, 1, 2), (3, 3, 1, 2, 2, 1, 2))
+        ]
+        alone = [self.outputs(requests) for requests in asked]
+        together = self.outputs(*asked)
+        assert together == [outputs for (outputs,) in alone], (
+            f"beside another it samples {together}, alone {alone}: two executors share nothing, so "
+            "keep what one knows in itself, not in its class or module"
+        )
+
+    def outputs(self, *asked: Sequence[Request]) -> list[list[list[int]]]:
+        """Return outputs of requests, in an engine for each list of them, which step in turns."""
+        with ExitStack() as stack:
+            engines = [stack.enter_context(self.engine()) for _ in asked]
+            groups = [
+                [engine.add(request) for request in requests]
+                for engine, requests in zip(engines, asked, strict=True)
+            ]
+            while any(engine.has_unfinished for engine in engines):
+                for engine in engines:
+                    if engine.has_unfinished:
+                        engine.step()
+            return [[group.sequences[0].output for group in each] for each in groups]
 
 
 def new_sequence(number: int, length: int, first_block: int | None = None) -> NewSequence:

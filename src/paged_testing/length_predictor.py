@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from itertools import repeat
+from typing import Any, ClassVar, cast
 
 from paged_core.checked.answers import LengthAnswers
 from paged_core.engine.contexts import SlotContext
@@ -68,6 +69,14 @@ class LengthPredictorConformance(ServesEveryWorkload):
             f"it takes {costs[0]} instructions after 8 requests, {costs[1]} after 256"
         )
 
+    def test_expects_a_length_whatever_has_ended(self) -> None:
+        """Asked after each of many lengths, large and nearly equal, where squares lose digits."""
+        for first in (1, 3_000, 100_000_000):
+            predictor = self.make()
+            for group in _lasting([first + 1, *repeat(first, 240)]):
+                _tell(predictor, [group])
+                _ask(predictor, [group.request])
+
     def check_answers(self, ended: Sequence[SequenceGroup]) -> None:
         """Check that answers are lengths which follow from the request and what ended alone."""
         predictor, twin = self.make(), self.make()
@@ -121,6 +130,18 @@ def _ended(count: int) -> list[SequenceGroup]:
         sequence.finish_reason = reasons[number // 8 % len(reasons)]
         group.live.clear()
     return groups
+
+
+def _lasting(lengths: Sequence[int]) -> Iterator[SequenceGroup]:
+    """Yield requests that have ended after so many tokens each, which take no memory."""
+    for number, length in enumerate(lengths):
+        request = replace(written_requests()[0], id=f"e{number}")
+        (group,) = waiting_groups([request])
+        (sequence,) = group.sequences
+        sequence.tokens = cast("list[int]", range(len(request.prompt) + length))
+        sequence.finish_reason = FinishReason.LENGTH
+        group.live.clear()
+        yield group
 
 
 def _ask(predictor: LengthPredictor, requests: Sequence[Request]) -> list[ExpectedLength | None]:

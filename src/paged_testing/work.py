@@ -7,18 +7,27 @@ in which calls, ``in``, slices, sums of containers and ``*`` tell of the sizes o
 from __future__ import annotations
 
 import ast
+import bisect
 import builtins
+import copy
+import heapq
+import itertools
+import operator
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from heapq import heapify
-from itertools import accumulate, chain, islice
-from math import fsum, prod
 from operator import length_hint
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 WORK_FILE = __file__
@@ -36,23 +45,40 @@ _CONTAINERS: tuple[type, ...] = (
     *_HASHED,
 )
 _LINEAR = {
-    *(sorted, min, max, sum, any, all, list, tuple, set, frozenset, dict, fsum, prod, heapify),
-    *(Counter, OrderedDict, defaultdict, deque, bytes, bytearray),
+    *(list, tuple, set, frozenset, dict, bytes, bytearray),
+    *(Counter, OrderedDict, defaultdict, deque),
+    *(heapq.nsmallest, heapq.nlargest, copy.copy, copy.deepcopy),
 }
-"""Functions and types that go through their arguments."""
-_LAZY = {map, filter, zip, enumerate, reversed, islice, chain, accumulate}
-"""Types that go through theirs when they are asked for more."""
+"""Types and functions in Python that go through their arguments, as functions of C do."""
+_BRIEF = {
+    *(len, id, iter, next, callable, isinstance, issubclass, hasattr, getattr, setattr, delattr),
+    *(heapq.heappush, heapq.heappop, heapq.heappushpop, heapq.heapreplace),
+    *(bisect.bisect, bisect.bisect_left, bisect.bisect_right),
+    *(operator.getitem, operator.setitem, operator.length_hint, operator.is_, operator.is_not),
+}
+"""Functions of C that look at few items of their arguments."""
+_LAZY = {map, filter, zip, enumerate, reversed, heapq.merge} | {
+    each
+    for each in vars(itertools).values()
+    if isinstance(each, type) and each not in (itertools.count, itertools.repeat)
+}
+"""Types and functions that go through their arguments when they are asked for more."""
 _METHODS: dict[type, set[str]] = {
     list: {"index", "remove", "count", "insert", "copy", "sort", "reverse"},
     deque: {"index", "remove", "count", "insert", "copy", "reverse"},
     tuple: {"index", "count"},
     dict: {"copy"},
     OrderedDict: {"copy"},
+    defaultdict: {"copy"},
+    Counter: {"copy", "most_common", "total"},
     set: {"copy", "union", "difference", "symmetric_difference", "issubset"},
     frozenset: {"union", "difference", "symmetric_difference", "issubset"},
 }
 """Methods that go through their owner."""
-_TAKING = {"extend", "extendleft", "update", "join", "union", "issuperset", "intersection"}
+_TAKING = {
+    *("extend", "extendleft", "update", "difference_update", "subtract", "join", "fromkeys"),
+    *("union", "issuperset", "intersection", "isdisjoint"),
+}
 """Methods of containers that go through their arguments."""
 _OF_THE_FRAME = {"super", "locals", "globals", "vars", "dir", "eval", "exec"}
 """Functions that look at the frame in which they are called."""
@@ -68,13 +94,15 @@ class Work:
     def call(cls, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function in the place of a component."""
         kind = type(function)
-        if kind is type:
-            if function in _LAZY:
-                return cls._lazily(function(*args, **kwargs))
-            if function in _LINEAR:
-                cls.items += sum(map(_size, args))
-        elif kind is BuiltinFunctionType:
-            cls.items += _taken(function.__self__, function, args)
+        owner = getattr(function, "__self__", None)
+        if _among(function, _LAZY) or _among(owner, _LAZY):  # as of chain.from_iterable
+            return cls._lazily(function(*args, **kwargs))
+        if _among(function, _LINEAR):
+            cls.items += sum(map(_size, args))
+        elif kind is BuiltinFunctionType or (kind is MethodType and type(owner) in _METHODS):
+            cls.items += _taken(owner, function, args)
+        elif kind is MethodDescriptorType and args:
+            cls.items += _taken(args[0], function, args[1:])
         return function(*args, **kwargs)
 
     @classmethod
@@ -88,6 +116,15 @@ class Work:
     def searched(cls, value: Any) -> Any:
         """Return a value in which something is looked for."""
         return value if isinstance(value, _HASHED) else cls.sized(value)
+
+    @classmethod
+    def cut(cls, value: Any, index: Any) -> None:
+        """Delete an item or a slice, after which the items behind it move up."""
+        if type(value) in (list, deque, bytearray):
+            every = range(len(value))
+            first = every[index] if isinstance(index, int) else index.indices(len(value))[0]
+            cls.items += len(value) - first - 1
+        del value[index]
 
     @classmethod
     def spread(cls, value: Any) -> Any:
@@ -106,11 +143,17 @@ _TOLD = "_paged_testing_work"
 setattr(builtins, _TOLD, Work)  # where code of any module finds it
 
 
+def _among(function: Any, those: set[Any]) -> bool:
+    return type(function) in (type, FunctionType, BuiltinFunctionType) and function in those
+
+
 def _taken(owner: Any, function: Any, args: Sequence[Any]) -> int:
     """Return how many items a function of C goes through, or a method of its owner."""
-    if isinstance(owner, ModuleType):
-        return sum(map(_size, args)) if function in _LINEAR else 0
+    if owner is None or isinstance(owner, ModuleType):
+        return 0 if function in _BRIEF else sum(map(_size, args))
     name, kind = function.__name__, type(owner)
+    if kind is deque and name == "rotate":
+        return min(abs(int(*args or (1,))), len(owner))
     goes = name in _METHODS.get(kind, ()) or (
         kind is list and name == "pop" and args not in ((), (-1,))
     )
@@ -157,6 +200,10 @@ class _Telling(ast.NodeTransformer):
         is_copy = isinstance(node.slice, ast.Slice) and isinstance(node.ctx, ast.Load)
         return _sized(node) if is_copy else node
 
+    def visit_Delete(self, node: ast.Delete) -> list[ast.stmt]:
+        self.generic_visit(node)
+        return [_deleted(each) for each in node.targets]
+
     def visit_Starred(self, node: ast.Starred) -> ast.AST:
         self.generic_visit(node)
         if isinstance(node.ctx, ast.Load):
@@ -174,6 +221,16 @@ class _Telling(ast.NodeTransformer):
 
 def _sized(node: ast.expr) -> ast.expr:
     return node if isinstance(node, ast.Constant) else _told("sized", node, node)
+
+
+def _deleted(node: ast.expr) -> ast.stmt:
+    if not isinstance(node, ast.Subscript):
+        return ast.copy_location(ast.Delete([node]), node)
+    index, none = node.slice, ast.Constant(None)
+    if isinstance(index, ast.Slice):
+        ends = [index.lower or none, index.upper or none, index.step or none]
+        index = ast.copy_location(ast.Call(ast.Name("slice", ast.Load()), ends, []), node)
+    return ast.copy_location(ast.Expr(_told("cut", node, node.value, index)), node)
 
 
 def _told(method: str, node: ast.expr, *args: ast.expr, keywords: Any = ()) -> ast.expr:

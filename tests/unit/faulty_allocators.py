@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -162,6 +163,43 @@ class SortingAllocator(UncachedAllocator):
     def allocate(self, count: int, /) -> list[BlockId]:
         self._free = deque(sorted(self._free))
         return super().allocate(count)
+
+
+class InsertingAllocator(UncachedAllocator):
+    """Keeps what is free in order, within a built-in."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._free: Any = list(self._free)
+
+    def allocate(self, count: int, /) -> list[BlockId]:
+        if count > len(self._free):
+            raise OutOfBlocks("too few are free")
+        taken = [self._free.pop() for _ in range(count)]
+        self.share(taken)
+        return taken
+
+    def free(self, blocks: Iterable[BlockId], /) -> None:
+        for block in blocks:
+            self._ref_counts[block] -= 1
+            if not self._ref_counts[block]:
+                insort(self._free, block)
+
+
+class RecountingAllocator(UncachedAllocator):
+    """Counts those that are free each time that it is asked."""
+
+    @property
+    def num_free(self) -> int:
+        return sum(1 for count in self._ref_counts if not count)
+
+
+class LeapingAllocator(HashCachedAllocator):
+    """Finds content after a miss."""
+
+    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
+        one = super().look_up
+        return [block for key in keys for block in one([key])]
 
 
 class ShortAllocator(HashCachedAllocator):

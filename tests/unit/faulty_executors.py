@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from threading import Event
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import MemorySettings
+from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity
 from paged_core.step import StepInput, StepResult
 
@@ -152,3 +153,16 @@ class KeepingExecutor(MemoryExecutor):
     def submit(self, step: StepInput, /) -> Any:
         self.__dict__.setdefault("seen", []).append(step)
         return super().submit(step)
+
+
+class CommonExecutor(MemoryExecutor):
+    """Keeps the sequences of all executors in one table."""
+
+    _all: ClassVar[dict[SeqId, Any]] = {}
+
+    def __init__(self, options: Any, context: Any, /) -> None:
+        super().__init__(options, context)
+        self._sequences = self._all
+
+    def close(self) -> None:
+        self._all.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from math import nan
+from math import nan, sqrt
 from random import random
 from time import monotonic
 from typing import Any
@@ -76,3 +76,19 @@ class KeepingPredictor(_Learning):
 
     on_request = _keep
     expect = _sum
+
+
+class SquaringPredictor(_Learning):
+    """Takes a variance as the difference of two large numbers, which may be negative."""
+
+    count, mean, squares = 0, 0.0, 0.0
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        return ExpectedLength(max(self.mean, 1), sqrt(self.squares - self.mean**2))
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            self.count += 1
+            length = len(group.sequences[0].output)
+            self.mean += (length - self.mean) / self.count
+            self.squares += (length**2 - self.squares) / self.count

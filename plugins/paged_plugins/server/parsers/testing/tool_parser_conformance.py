@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
 from json import JSONDecoder
 from typing import Any, ClassVar
 
@@ -355,14 +355,12 @@ def _with_instead(text: str, other: str) -> Iterator[str]:
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, Text) and isinstance(last, Text):
-            joined[-1] = Text(last.text + piece.text)
-        elif isinstance(piece, Arguments) and isinstance(last, Arguments):
-            joined[-1] = Arguments(last.text + piece.text)
+    for kind, same in groupby(pieces, type):
+        if kind in (Text, Arguments):
+            texts = (piece.text for piece in same if not isinstance(piece, CallBegins))
+            joined.append(kind("".join(texts)))
         else:
-            joined.append(piece)
+            joined.extend(same)
     return joined
 
 
