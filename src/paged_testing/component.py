@@ -273,6 +273,10 @@ class ComponentConformance:
             except RAISED as error:
                 if isinstance(error, SettingsError) and "" in table.values():
                     continue  # which texts are names is known when it is made
+                try:
+                    self.check_written()
+                except RAISED:
+                    raise error from None  # with any options
                 error.add_note(
                     f"with the options {table}; bound in the settings class what does not work, as "
                     f"by Field(ge=..., le=...) or Literal; these were tried:\n{tried}"
