@@ -166,7 +166,8 @@ BOTH_PREEMPTIONS: Mapping[str, Any] = {"preemption": "swap", "num_host_blocks": 
 def serves_again(engine: Engine) -> Callable[[int], object]:
     """Return what serves three small requests of a number, which compete, to their end.
 
-    A fourth is aborted before it has run.
+    A fourth is aborted before it has run. Each has another id, prompt, tenant, session, priority
+    and deadline than any before; those that have a cache salt, another one.
     """
 
     def use(number: int) -> None:
@@ -176,10 +177,11 @@ def serves_again(engine: Engine) -> Callable[[int], object]:
                 id=f"id{number}.{place}",
                 prompt=prompt[place:],
                 sampling=SamplingParams(max_tokens=6, ignore_eos=True),
-                tenant=f"tenant{place}",
-                session=f"session{number}",
-                deadline=number + 1e6,
-                priority=place,
+                tenant=f"tenant{number}.{place}",
+                session=f"session{number}.{place}",
+                cache_salt=f"salt{number}" if place == 2 else None,
+                deadline=number + place / 4 + 1e6,
+                priority=4 * number + place,
             )
             for place in range(4)
         ]

@@ -64,7 +64,7 @@ class TestLongestPrefixWithAging(TestLongestPrefix):
 class TestFair(QueueOrderConformance):
     """Before any service it is the arrival order."""
 
-    component = "fair"
+    component = {"name": "fair", "max_idle": 8}  # noqa: RUF012
     expected = ARRIVAL
 
 

@@ -92,3 +92,18 @@ class SquaringPredictor(_Learning):
             length = len(group.sequences[0].output)
             self.mean += (length - self.mean) / self.count
             self.squares += (length**2 - self.squares) / self.count
+
+
+class TenantPredictor(_Learning):
+    """Remembers the last length of each tenant for ever."""
+
+    def __init__(self, options: Any, context: Any, /) -> None:
+        super().__init__(options, context)
+        self.of: dict[str, int] = {}
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        return ExpectedLength(self.of.get(request.tenant, 1))
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            self.of[group.request.tenant] = 1 + len(group.sequences[0].output)

@@ -58,6 +58,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     **dict.fromkeys(("InsertingAllocator", "RecountingAllocator"), "instructions and comparisons"),
     "LeapingAllocator": "it found blocks",
     "CommonExecutor": "beside another it samples",
+    "TenantPredictor": "still take",
     "SquaringPredictor": "math domain error",
     "ClimbingAllocator": "to find 16 blocks takes",
     "SeatLosingScheduler": "at first|unfinished after",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Literal
 
 from pydantic import Field
@@ -63,7 +64,7 @@ class TokenBucketAdmission(Admission):
 
     def _forget(self, now: float) -> None:
         """Look at the two that come first, and forget them if their bucket is full."""
-        for tenant in list(self._full_at)[:2]:
+        for tenant in list(islice(self._full_at, 2)):
             full_at = self._full_at.pop(tenant)
             if full_at > now:
                 self._full_at[tenant] = full_at

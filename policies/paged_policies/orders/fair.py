@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from paged_core.engine.contexts import OrderContext
 from paged_core.interfaces.queue_order import QueueOrder
@@ -21,6 +22,9 @@ class FairSettings(ComponentSettings):
     output_weight: PositiveFloat = Field(default=2.0, description="cost of a generated token")
     weights: dict[str, PositiveFloat] = Field(
         default_factory=dict, description="share of a tenant, by its name; 1 for the others"
+    )
+    max_idle: NonNegativeInt = Field(
+        default=4096, description="tenants without a request that are remembered, at most"
     )
 
 
@@ -39,6 +43,7 @@ class FairOrder(QueueOrder):
     Each tenant has a counter of the tokens it was served, weighted by their cost; the lowest comes
     first. A tenant that returns starts at the counter that was served last, so idle time gives no
     credit. A tenant that always has requests waiting is served as often as any other: none starves.
+    Of tenants without a request, those that left longest ago are forgotten first.
     """
 
     stable = False
@@ -46,6 +51,8 @@ class FairOrder(QueueOrder):
     def __init__(self, options: FairSettings, context: OrderContext, /) -> None:
         self._options = options
         self._tenants: dict[str, _Tenant] = {}
+        self._idle = OrderedDict[str, None]()
+        """Tenants without a request, the one that left last at the end."""
         self._level = 0.0
         """The counter of the tenant admitted last; it never falls."""
         self._known: dict[str, int] = {}
@@ -58,6 +65,7 @@ class FairOrder(QueueOrder):
         if group.id not in self._known:
             self._known[group.id] = 0
             if not tenant.num_live:
+                self._idle.pop(group.request.tenant, None)
                 tenant.counter = max(tenant.counter, self._level)
             tenant.num_live += 1
         return (tenant.counter, group.arrival, group.number)
@@ -89,5 +97,11 @@ class FairOrder(QueueOrder):
     def left(self, group: SequenceGroup, /) -> None:
         """Forget a request that has ended."""
         if self._known.pop(group.id, None) is not None:
-            self._tenant(group.request.tenant).num_live -= 1
+            name = group.request.tenant
+            tenant = self._tenant(name)
+            tenant.num_live -= 1
+            if not tenant.num_live:
+                self._idle[name] = None
+            if len(self._idle) > self._options.max_idle:
+                del self._tenants[self._idle.popitem(last=False)[0]]
         self._generating.pop(group.id, None)
