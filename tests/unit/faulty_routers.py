@@ -152,6 +152,10 @@ _WRONG: dict[str, Callable[[FaultyRouter, Request, str, Mapping[int, Any]], Any]
     "KeepingRouter": lambda own, request, session, replicas: (
         own.kept.update({request.id: request}) or own.turns(replicas)
     ),
+    # remembers who asked
+    "TenantRouter": lambda own, request, session, replicas: (
+        own.kept.update({request.tenant: None}) or own.turns(replicas)
+    ),
     # takes its choice out of the replicas
     "TakingRouter": lambda own, request, session, replicas: (
         cast("dict[int, ReplicaLoad]", replicas).pop(own.turns(replicas)).number

@@ -47,6 +47,7 @@ CAUGHT_BY = {
     "ClimbingRouter": "with 16 tokens of a prompt",
     "HoardingRouter": "bytes allocated",
     "KeepingRouter": "bytes allocated",
+    "TenantRouter": "bytes allocated",
     "OrderlyRouter": "r[0-9]",
     "TakingRouter": "no attribute 'pop'",
     "SessionlessRouter": "string index out of range",

@@ -176,5 +176,7 @@ def make_request(number: int, prompt: Sequence[int], cache_salt: str | None = No
         prompt=tuple(prompt),
         sampling=SamplingParams(max_tokens=8, ignore_eos=True),
         arrival=float(number),
+        priority=number,
+        tenant=f"tenant {number}",
         cache_salt=cache_salt,
     )
