@@ -76,6 +76,7 @@ def copies() -> Iterator[type[ComponentConformance]]:
                 "component": {**table, "name": "elsewhere"},
                 "make_registry": make_registry,
                 "test_decides_the_same_in_another_process": None,  # a copy is in this one alone
+                "test_goes_by_its_own_options_beside_another": None,
                 "test_keeps_nothing_of_what_has_left": None,  # slow, and it goes by no name
             }
             situations = [each for each in dir(kind) if re.fullmatch("test_.*_when", each)]

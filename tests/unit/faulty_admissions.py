@@ -36,6 +36,7 @@ WRONG_DECISIONS = {
     "ClockAdmission": lambda own, request, load, now: Held(now + monotonic() % 1e-3),
     "HashAdmission": lambda own, request, load, now: Held(now + hash(request.id) % 9),
     "KeepingAdmission": _keep,
+    "HurriedAdmission": lambda own, request, load, now: Refused("full", -1.0),
     "CommonAdmission": _count,
 }
 globals().update(with_another(__name__, _Right, "decide", WRONG_DECISIONS))

@@ -98,6 +98,7 @@ def test_a_model_computes_the_same_with_either_arithmetic(folder: Path, num_toke
 
 
 def test_float32_rounds_nothing_unless_asked(folder: Path) -> None:
+    load(EMULATED[0])
     prompt, options = [3, 5, 7, 11], {"kernels": EMULATED[0], "dtype": "float32"}
     exact = prompt_logits(runner(folder, kernels="off", dtype="float32"), prompt)
     for chosen, rounds in (("auto", False), ("float", False), ("integer", True)):

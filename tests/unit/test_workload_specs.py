@@ -40,7 +40,8 @@ class TestSpec:
         assert parse_spec(spec.written(), "written") == spec
         assert pickle.loads(pickle.dumps(spec)) == spec
         assert list(spec.build().draw(1)) == list(spec.build().draw(1))
-        assert list(spec.build().draw(1)) != list(spec.build().draw(2))
+        is_drawn = name != "mooncake"  # which is a trace
+        assert (list(spec.build().draw(1)) != list(spec.build().draw(2))) == is_drawn
 
     def test_lengths_are_written_though_they_are_those_by_default(self) -> None:
         sharegpt = NAMED_LENGTHS["sharegpt"].model_dump(mode="json", exclude_defaults=True)
