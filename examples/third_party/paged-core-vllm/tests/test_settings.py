@@ -28,6 +28,7 @@ def test_layers_lie_above_each_other_option_by_option(tmp_path: Path) -> None:
         "input_weight": 3.0,
         "output_weight": 4.0,
         "weights": {},
+        "max_idle": 4096,
     }
     assert (settings.victim.name, settings.evictor.protected) == ("most_blocks", 0.5)
     assert settings.record.path == Path("traffic.jsonl")
