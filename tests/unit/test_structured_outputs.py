@@ -178,10 +178,11 @@ def test_a_future_cannot_be_cancelled_by_one_of_those_who_wait(backend: Backend)
 def test_what_is_kept_is_bounded_by_memory(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where forms are compiled into what the earlier ones have left."""
     monkeypatch.setattr("paged_backends.grammar.compiler._MOST_BYTES", 80 << 20)
     forms = compiler(backend)
     CDLL(None).malloc_trim(0)  # what is allocated shows as growth of the process
-    made = [ref(forms.get(form(f"large{number}"))) for number in range(12)]
+    made = [ref(forms.get(form(f"large{number}"))) for number in range(40)]
     gc.collect()
     kept = [each() is not None for each in made]
     assert kept[-1]

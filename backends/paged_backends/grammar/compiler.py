@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from ctypes import CDLL, Structure, c_size_t
 from dataclasses import dataclass, field, replace
 from threading import BoundedSemaphore, Lock, Thread, Timer, stack_size
 
@@ -21,7 +22,7 @@ _MOST_KEPT = 256
 _MOST_BYTES = 512 << 20
 """Memory of all that are kept, about; the last one is kept whatever it takes."""
 _BYTES_PER_CHARACTER = 160
-"""Memory of a form that is compiled into freed memory: long choices take so much."""
+"""Memory of a form whose growth other threads hide: long choices take so much."""
 _STACK = 1 << 30
 """Bytes of addresses, of which no more is memory than is used."""
 _MOST_LATE = 8
@@ -128,7 +129,7 @@ class GrammarCompiler:
                 return
             entry.has_turn = True
         error: RequestError | None = None
-        before = psutil.Process().memory_info().rss
+        before = _memory()
 
         def compile_form() -> None:
             nonlocal error
@@ -149,8 +150,8 @@ class GrammarCompiler:
                 self._num_late -= 1
                 return
             self._turns.release()
-            grown = psutil.Process().memory_info().rss - before
-            entry.num_bytes = max(grown, _BYTES_PER_CHARACTER * len(repr(key)))
+            grown = (now - then for now, then in zip(_memory(), before, strict=True))
+            entry.num_bytes = max(*grown, _BYTES_PER_CHARACTER * len(repr(key)))
             self._let_go()
             self._end(key, entry, error, keep=True)
 
@@ -182,6 +183,29 @@ class GrammarCompiler:
             entry.done.set_result(None)
         else:
             entry.done.set_exception(error)
+
+
+class _Mallinfo(Structure):
+    """Figures of the C library about what it has allocated (``mallinfo2``)."""
+
+    _fields_ = (
+        *((name, c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    )
+
+
+def _memory() -> tuple[int, int]:
+    """Return the bytes that the process holds, and those that it has allocated and not freed.
+
+    A form that is compiled into freed memory shows in the second, where the C library counts it
+    (glibc from 2.33 on); elsewhere that is 0.
+    """
+    held, library = psutil.Process().memory_info().rss, CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return held, 0
+    library.mallinfo2.restype = _Mallinfo
+    found = library.mallinfo2()
+    return held, found.uordblks + found.hblkhd
 
 
 def _on_deep_stack(call: Callable[[], None]) -> None:
