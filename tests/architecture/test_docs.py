@@ -170,7 +170,7 @@ def test_every_policy_has_a_section_that_says_what_it_is_good_for(slot: str) -> 
                 f"{page.name}, {component.name}: {what}"
             )
         for option in component.settings.model_fields:
-            assert option == "name" or f"| `{option}` |" in text, f"{component.name}.{option}"
+            assert option == "name" or f"`{option}`" in text, f"{component.name}.{option}"
 
 
 @pytest.mark.parametrize("slot", CLASSES)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 
 from architecture.snippets import ROOT, blocks, write
+from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import Status
 from paged_plugins.lab.testing import CostModelConformance
@@ -22,9 +23,11 @@ from paged_plugins.server.parsers.testing import (
 )
 from paged_plugins.server.testing import RoutesConformance
 from paged_testing import (
+    AdmissionConformance,
     BlockAllocatorConformance,
     ComponentConformance,
     EvictorConformance,
+    LengthPredictorConformance,
     ObserverConformance,
     PreemptionConformance,
     QueueOrderConformance,
@@ -39,6 +42,8 @@ pytestmark = pytest.mark.long
 
 
 SHOWN: dict[type[ComponentConformance], str] = {
+    AdmissionConformance: "OddTenants",
+    LengthPredictorConformance: "AsPrompt",
     BlockAllocatorConformance: "HighestFirst",
     EvictorConformance: "ShortestPrefix",
     QueueOrderConformance: "ShortestPrompt",
@@ -92,10 +97,13 @@ class _Shown(ComponentConformance):
     component: ClassVar[str] = "shown"
 
     def make_registry(self) -> Registry:
-        module = sys.modules[f"shown_{self.slot}"]
-        factory = f"shown_{self.slot}:{NAMES[self.slot]}"
-        (record,) = module.paged_core_components()
-        return registry_with(replace(record, settings=module.ShownSettings, factory=factory))
+        module = f"shown_{self.slot}"
+        options = sys.modules[module].ShownSettings
+        factory = f"{module}:{NAMES[self.slot]}"
+        version = Registry.discover().slots[self.slot].version
+        return registry_with(
+            Component(self.slot, options, factory, summary="as shown", interface_version=version)
+        )
 
 
 _WRITTEN: dict[type[ComponentConformance], object] = {

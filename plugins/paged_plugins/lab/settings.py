@@ -17,10 +17,12 @@ class LinearSettings(ComponentSettings):
 
     name: Literal["linear"] = "linear"
     file: Path | None = Field(
-        default=None, description="weights that `paged-core calibrate` wrote; those given win"
+        default=None, description="what `paged-core calibrate` wrote; options given beside it win"
     )
     fixed: PositiveFloat = Field(default=0.012, description="seconds of every step")
-    per_prefill_token: NonNegativeFloat = Field(default=1e-4, description="seconds")
+    per_prefill_token: NonNegativeFloat = Field(
+        default=1e-4, description="seconds per token of a prompt"
+    )
     per_prefill_sequence: NonNegativeFloat = Field(
         default=0.0, description="seconds per sequence whose prompt is computed"
     )
@@ -30,14 +32,20 @@ class LinearSettings(ComponentSettings):
     per_prefill_context: NonNegativeFloat = Field(
         default=0.0, description="seconds per cached token that a chunk of a prompt reads"
     )
-    per_decode_sequence: NonNegativeFloat = Field(default=5e-5, description="seconds")
+    per_decode_sequence: NonNegativeFloat = Field(
+        default=5e-5, description="seconds per sequence that decodes"
+    )
     per_context_token: NonNegativeFloat = Field(
         default=8e-8, description="seconds per cached token that a decoding sequence reads"
     )
     per_sampled_row: NonNegativeFloat = Field(default=0.0, description="seconds per row of logits")
     wake: NonNegativeFloat = Field(default=0.0, description="seconds of a step after idle time")
-    per_copied_block: NonNegativeFloat = Field(default=3e-6, description="seconds")
-    per_swapped_block: NonNegativeFloat = Field(default=1e-4, description="seconds")
+    per_copied_block: NonNegativeFloat = Field(
+        default=3e-6, description="seconds per block copied on the device"
+    )
+    per_swapped_block: NonNegativeFloat = Field(
+        default=1e-4, description="seconds per block swapped out or in"
+    )
 
 
 class RooflineSettings(ComponentSettings):
@@ -45,7 +53,7 @@ class RooflineSettings(ComponentSettings):
 
     name: Literal["roofline"] = "roofline"
     file: Path | None = Field(
-        default=None, description="weights that `paged-core calibrate` wrote; those given win"
+        default=None, description="what `paged-core calibrate` wrote; options given beside it win"
     )
     device: str = Field(
         default="a100-80g",
@@ -79,7 +87,7 @@ class MeasuredSettings(ComponentSettings):
 
     name: Literal["measured"] = "measured"
     file: Path | None = Field(
-        default=None, description="weights that `paged-core calibrate` wrote; those given win"
+        default=None, description="what `paged-core calibrate` wrote; options given beside it win"
     )
     system: str = Field(
         default="h100_sxm", description="kind of GPU; `paged-core doctor` lists those measured"
@@ -92,7 +100,9 @@ class MeasuredSettings(ComponentSettings):
         description="a name that roofline knows, a name on the hub that the package knows, "
         "a config.json, or a folder with one",
     )
-    tensor_parallel: PositiveInt = Field(default=1, description="GPUs that share each layer")
+    tensor_parallel: PositiveInt = Field(
+        default=1, description="GPUs that share each layer; experts are cut along their width"
+    )
     expert_parallel: PositiveInt = Field(
         default=1, description="groups of these GPUs that the experts of a layer are dealt out to"
     )
@@ -114,7 +124,8 @@ class MeasuredSettings(ComponentSettings):
     )
     tiled_experts: bool = Field(
         default=False,
-        description="experts by DeepGEMM's grouped products, as vLLM 0.11.1 to 0.14 on Hopper",
+        description="experts by DeepGEMM's grouped products, as vLLM 0.11.1 to 0.14 on Hopper; "
+        "needs fp8_block",
     )
     host_per_step: NonNegativeFloat = Field(
         default=1.8e-3, description="seconds of the host for every step"

@@ -18,7 +18,8 @@ class TokenBucketSettings(ComponentSettings):
 
     name: Literal["token_bucket"] = "token_bucket"
     counts: Literal["requests", "prompt_tokens"] = Field(
-        default="requests", description="unit of `rate` and `burst`"
+        default="requests",
+        description="unit of `rate` and `burst`; a request of more than `burst` is refused",
     )
     rate: float = Field(
         default=1.0, ge=1e-6, le=1e9, description="of each tenant, per second, at least 1e-6"

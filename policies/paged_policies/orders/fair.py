@@ -21,7 +21,7 @@ class FairSettings(ComponentSettings):
     input_weight: PositiveFloat = Field(default=1.0, description="cost of a prompt token")
     output_weight: PositiveFloat = Field(default=2.0, description="cost of a generated token")
     weights: dict[str, PositiveFloat] = Field(
-        default_factory=dict, description="share of a tenant, by its name; 1 for the others"
+        default_factory=dict, description="weight of a tenant, by its name; 1 for the others"
     )
     max_idle: NonNegativeInt = Field(
         default=4096, description="tenants without a request that are remembered, at most"

@@ -18,7 +18,7 @@ class SjfSettings(ComponentSettings):
 
     name: Literal["sjf"] = "sjf"
     aging: NonNegativeFloat = Field(
-        default=0.0, description="tokens by which a job shrinks per second of waiting"
+        default=0.0, description="tokens by which a request counts as shorter per second of waiting"
     )
 
 

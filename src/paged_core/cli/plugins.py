@@ -181,20 +181,25 @@ def _print_options(registry: Registry, choice: Choice) -> None:
     echo(f"\n{choice.key}: {choice.summary}")
     if choice.component:
         echo(f"available: {_availability(registry, choice.component, choice.plugin)}")
-    rows = [
+    rows = option_rows(choice.settings)
+    if rows:
+        print_table("", ("option", "type", "default", "description"), rows)
+    else:
+        echo("It has no options.")
+
+
+def option_rows(settings: type[ComponentSettings]) -> list[tuple[str, str, Any, str]]:
+    """Return name, type, default and description of each option of a component."""
+    return [
         (
             option,
             type_name(field.annotation),
             "required" if field.is_required() else field.get_default(call_default_factory=True),
             field.description or "",
         )
-        for option, field in choice.settings.model_fields.items()
+        for option, field in settings.model_fields.items()
         if option != "name"
     ]
-    if rows:
-        print_table("", ("option", "type", "default", "description"), rows)
-    else:
-        echo("It has no options.")
 
 
 def _availability(registry: Registry, component: Component, plugin: Plugin) -> str:
