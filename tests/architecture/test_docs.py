@@ -193,5 +193,8 @@ def test_every_setting_and_profile_is_documented() -> None:
 
 def test_every_decision_about_the_design_is_listed() -> None:
     index = (ROOT / "docs" / "adr" / "index.md").read_text("utf-8")
-    for page in (ROOT / "docs" / "adr").glob("0*.md"):
+    for page in (ROOT / "docs" / "adr").glob("[!i]*.md"):
         assert f"]({page.name})" in index
+        assert not set(re.findall(r"^## (\d{4}): ", page.read_text("utf-8"), re.MULTILINE)) - {
+            *re.findall(r"\b\d{4}\b", index)
+        }
