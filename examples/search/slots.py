@@ -35,7 +35,7 @@ def make(options, context, /):
     "queue_order": '''\
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.requests.waiting import uncached_tokens
-from paged_policies.orders.job_size import expected_end
+from paged_policies.job_size import expected_end
 
 
 class Found(QueueOrder):

@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from paged_core.cli import main
-from paged_core.engine.contexts import OrderContext, SlotContext
+from paged_core.engine.contexts import OrderContext, SlotContext, VictimContext
 from paged_core.errors import SettingsError
 from paged_core.interfaces.length_predictor import ExpectedLength, LengthPredictor
 from paged_core.interfaces.queue_order import QueueOrder
@@ -119,6 +119,21 @@ def test_orders_go_by_what_is_expected(name: str, short: str, long: str) -> None
     groups[1].live[0].tokens += [1] * 25  # more than was expected: it is about to end
     groups[1].live[0].num_computed, groups[1].status = 28, Status.RUNNING
     assert first(Fixed(a=4, b=5), groups) == long
+
+
+def test_a_victim_goes_by_what_is_left_of_what_is_expected() -> None:
+    component = REGISTRY.get("victim", "most_remaining")
+    groups = waiting_groups([simple_request(name, 4, most) for name, most in (("a", 9), ("b", 30))])
+
+    def chosen(lengths: LengthPredictor | None) -> str:
+        context = VictimContext(kv_cache=empty_cache(REGISTRY), length_predictor=lengths)
+        return component.load()(component.settings(), context).choose(groups, 0.0).id
+
+    assert chosen(None) == "b"
+    assert chosen(Fixed(a=20, b=10)) == "a"
+    groups[0].live[0].tokens += [1] * 15  # 5 are left, or 1 if 10 were expected
+    assert chosen(Fixed(a=20, b=10)) == "b"
+    assert chosen(Fixed(a=10, b=1)) == "b"
 
 
 def test_an_engine_tells_its_predictor_what_ended() -> None:

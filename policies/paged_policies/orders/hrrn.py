@@ -10,7 +10,7 @@ from paged_core.engine.contexts import OrderContext
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
-from paged_policies.orders.job_size import num_tokens_left
+from paged_policies.job_size import num_tokens_left
 
 
 class HrrnSettings(ComponentSettings):

@@ -11,7 +11,7 @@ from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.requests.waiting import uncached_tokens
 from paged_core.sequence import SequenceGroup
-from paged_policies.orders.job_size import expected_end, learns
+from paged_policies.job_size import expected_end, learns
 
 
 class LeastLaxitySettings(ComponentSettings):

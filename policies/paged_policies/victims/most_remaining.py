@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from paged_core.engine.contexts import VictimContext
 from paged_core.sequence import SequenceGroup
+from paged_policies.job_size import expected_end
 from paged_policies.victims.preemption_limit import LimitedSettings, LimitedVictim
 
 
@@ -15,12 +17,17 @@ class MostRemainingSettings(LimitedSettings):
 
 
 class MostRemainingVictim(LimitedVictim):
-    """Most tokens up to ``max_tokens`` first; among equals, the one that the scheduler ranks worst.
+    """Most tokens to the expected end, or to ``max_tokens``; among equals, the one ranked worst.
 
     Shortest remaining time first (Schrage, 1968), from its other end: those that are nearly done
-    free their blocks soon by themselves. Without predicted lengths ``max_tokens`` is all that is
-    known, so it says nothing where all requests have the same.
+    free their blocks soon by themselves. Where the ``length_predictor`` knows nothing,
+    ``max_tokens`` is all that is known, which says nothing where all requests have the same.
     """
 
-    def score(self, group: SequenceGroup, /) -> int:
-        return sum(group.max_length - sequence.num_tokens for sequence in group.live)
+    def __init__(self, options: MostRemainingSettings, context: VictimContext, /) -> None:
+        super().__init__(options, context)
+        self._lengths = context.length_predictor
+
+    def score(self, group: SequenceGroup, /) -> float:
+        end = expected_end(group, self._lengths)
+        return sum(end - sequence.num_tokens for sequence in group.live)

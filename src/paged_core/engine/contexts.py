@@ -128,6 +128,8 @@ class VictimContext(Context):
     """Parts of a ``victim``."""
 
     kv_cache: KVCache
+    length_predictor: LengthPredictor | None = None
+    """As of :class:`OrderContext`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

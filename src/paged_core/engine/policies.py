@@ -97,7 +97,8 @@ class Policies:
         """Return a scheduler that holds nothing, and its queue order if that counts service."""
         parts = OrderContext(kv_cache=kv_cache, length_predictor=self._lengths)
         order: QueueOrder = self._make("queue_order", parts)
-        victim = self._make("victim", VictimContext(kv_cache=kv_cache))
+        choosing = VictimContext(kv_cache=kv_cache, length_predictor=self._lengths)
+        victim = self._make("victim", choosing)
         preemption = self.make_preemption()
         context = SchedulerContext(
             kv_cache=kv_cache,
