@@ -85,6 +85,9 @@ def test_a_run_with_shadows_is_the_run_without(length: Length) -> None:
 RETURNING = [asks(name, length, 2) for name, length in (("a", 4), ("b", 4), ("c", 8), ("d", 8))]
 BURST = [asks(name, length, 2) for name, length in (("a", 12), ("b", 8), ("c", 4))]
 
+BUCKET = {"name": "token_bucket", "burst": 1}
+LATE = [asks("a", 12, 2), asks("b", 8, 2, at=50), asks("c", 4, 2, at=60, deadline=1e-9)]
+
 
 @pytest.mark.parametrize(
     ("slot", "name", "base", "requests", "expected"),
@@ -97,10 +100,22 @@ BURST = [asks(name, length, 2) for name, length in (("a", 12), ("b", 8), ("c", 4
         ("evictor", "mru", "lru", RETURNING, DecisionCount(3, 3, 3, 3)),
         ("evictor", "lru", "lru_twin", RETURNING, DecisionCount(3, 3, 3, 0)),
         ("scheduler", "token_budget", "static_batch", BURST, DecisionCount(6, 4, 0, 0)),
+        # the second and the third are above the rate of a token a second
+        ("admission", BUCKET, "always", BURST, DecisionCount(3, 2, 2, 2, {"refused": 2})),
+        (
+            "admission",
+            BUCKET | {"over": "hold"},
+            "always",
+            BURST,
+            DecisionCount(3, 2, 2, 2, {"s held": 3}),
+        ),
+        ("admission", "bounded", "always", BURST, DecisionCount(3, 0, 0, 0)),
+        # what a shadow learns of the steps of others: the last has no time left
+        ("admission", "always", "deadline", LATE, DecisionCount(3, 1, 1, 1, {"refused": -1})),
     ],
 )
 def test_decisions_are_counted(
-    slot: str, name: str, base: str, requests: list[WorkloadRequest], expected: DecisionCount
+    slot: str, name: Any, base: str, requests: list[WorkloadRequest], expected: DecisionCount
 ) -> None:
     registry = registry_with(*PLANTED)
     limits = {"name": "token_budget", "max_num_seqs": 1}
@@ -128,6 +143,7 @@ name: quiet
 requests: 30
 lengths: {prompt: {uniform: [20, 60]}, output: {uniform: [20, 40]}}
 arrivals: {interval: 2}
+deadline: 5
 """
 
 
@@ -144,6 +160,7 @@ def compared(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict
         ("evictor=lru,mru", "evictor", "nothing was evicted", "--working-set"),
         ("queue_order=fcfs,sjf", "queue_order", "the queue never held two requests", "--load"),
         ("victim=newest,fewest_computed", "victim", "no two requests", "--cache"),
+        ("admission=always,deadline", "admission", "no request would have been refused", "--load"),
     ],
 )
 def test_a_policy_that_was_never_asked_is_named_with_what_would_ask_it(

@@ -22,6 +22,7 @@ _CACHES = (
 )
 _LOADS = (Fractions(load=(0.7, 0.9, 1.1, 1.5)),)
 _TRIED = {
+    "admission": _LOADS,
     "scheduler": _LOADS,
     "queue_order": _LOADS,
     "victim": _CACHES,
@@ -36,9 +37,9 @@ _MOST_REPLICAS = 8
 def with_remedies(study: Study, results: Results, runner: Runner) -> Results:
     """Return results that say, of each component that never had a choice, what would give it one.
 
-    Orders and schedulers need a load, evictors a smaller cache, victims and preemption one that is
-    too small for what runs at once. All is tried with one seed; nothing is said where it is of no
-    use.
+    Orders, schedulers and admissions need a load, evictors a smaller cache, victims and preemption
+    one that is too small for what runs at once. All is tried with one seed; nothing is said where
+    it is of no use.
     """
     remedies = dict(results.remedies)
     for each in asked(results):

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from paged_core.checked.calls import guarded
 from paged_core.engine.contexts import Context
 from paged_core.ids import BlockId
+from paged_core.interfaces.admission import Admission, Decision, Held, Load, Refused
 from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
+from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.queue_order import SupportsService
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
+from paged_core.request import Request
 from paged_core.requests.waiting_queue import WaitingQueue
 from paged_core.sequence import SequenceGroup
 from paged_plugins.decision_count import DecisionCount
@@ -28,17 +32,31 @@ from paged_plugins.substitutes import (
 
 Baseline = Mapping[str, ComponentSettings]
 """Options of the baseline's component, by the slot to be watched."""
-WATCHED = ("scheduler", "queue_order", "victim", "preemption", "evictor", "router")
+WATCHED = ("admission", "scheduler", "queue_order", "victim", "preemption", "evictor", "router")
 """Slots whose decisions are counted."""
-_ASKED: Mapping[str, Mapping[str, Callable[..., bool]]] = {
+
+
+def _cost(answer: Decision, *asked: Any) -> dict[str, float]:
+    """Return what an admission's decision costs the request, by unit."""
+    if isinstance(answer, Held):
+        return {"s held": answer.until - asked[-1]} if answer.until > asked[-1] else {}
+    return {"refused": 1} if isinstance(answer, Refused) else {}
+
+
+_EFFECTS = {"admission": _cost}
+"""By slot, what stands for its answers, which are compared themselves elsewhere."""
+_ASKED: Mapping[str, Mapping[str, Callable[..., bool | None]]] = {
+    "admission": {"decide": lambda answers, *asked: any(answers)},
     "victim": {"choose": lambda answers, candidates, now: len(candidates) > 1},
     "preemption": {
         "mode": lambda answers, group: True,
-        "tokens_to_reserve": lambda answers, group: any(each is not None for each in answers),
+        "tokens_to_reserve": lambda answers, group: (
+            any(each is not None for each in answers) or None
+        ),
     },
     "router": {"route": lambda answers, *asked: len(asked[-1]) > 1},
 }
-"""By slot, whether a decision had a choice, by the method that is called."""
+"""By slot, whether a decision had a choice, by the method that is called; ``None``: it was none."""
 _FREE, _EARNED = 20_000, 8
 """Elements that shadows may be shown at first, and for each call of what they shadow."""
 
@@ -76,7 +94,10 @@ class DecisionWatch:
         if slot == "evictor":
             return passing(made, slot, self._plain, _Evictions(self.counts[slot], shadow))
         ranking = self.counts.get("queue_order") if slot == "victim" else None
-        watch = _Asked(_ASKED[slot], self.counts.get(slot), shadow, ranking)
+        watch = _Asked(slot, self.counts.get(slot), shadow, ranking)
+        if slot == "admission":
+            told = made if isinstance(made, Observer) else _ToldAdmission(made)
+            return guarded(told, slot, _ToldAdmission, watch)
         return passing(made, slot, self._plain, watch)
 
 
@@ -116,11 +137,21 @@ class _Shadow:
         return is_affordable
 
 
+class _ToldAdmission(Admission, Observer):
+    """An admission that is told of nothing, but whose shadow may be."""
+
+    def __init__(self, inner: Admission) -> None:
+        self._inner = guarded(inner, "admission", Admission)
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        return self._inner.decide(request, load, now)
+
+
 @dataclass
 class _Asked:
     """Counts the calls that decide; the shadow is told of all others, too."""
 
-    _asked: Mapping[str, Callable[..., bool]]
+    _slot: str
     _count: DecisionCount | None
     _shadow: _Shadow
     _ranking: DecisionCount | None
@@ -129,14 +160,21 @@ class _Asked:
         return partial(self._called, name)
 
     def _called(self, name: str, answer: Any, *asked: Any) -> None:
-        other = self._shadow.ask(lambda each: (getattr(each, name, lambda *_: None)(*asked),))
-        if (has_choice := self._asked.get(name)) is None:
+        seen: Callable[..., Any] = _EFFECTS.get(self._slot, lambda answer, *_: answer)
+        other = self._shadow.ask(
+            lambda each: (seen(getattr(each, name, lambda *_: None)(*asked), *asked),)
+        )
+        if (has_choice := _ASKED[self._slot].get(name)) is None:
             return
-        had_choice = has_choice((answer, *(other or ())), *asked)
+        answers = (seen(answer, *asked), *(other or ()))
+        if (had_choice := has_choice(answers, *asked)) is None:
+            return
         if self._ranking is not None:
             self._ranking.decided(had_choice, None)
-        if self._count is not None and (had_choice or answer is not None):
-            self._count.decided(had_choice, None if other is None else other[0] != answer)
+        if self._count is not None:
+            self._count.decided(had_choice, answers[0] != answers[1] if other else None)
+            if other and self._slot in _EFFECTS:
+                self._count.did(*answers)
 
 
 class _Evictions(IdleBlocks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.study.arms import settings_text
 
 _WORDS: Final = {
+    "admission": ("requests", "no request would have been refused or held back"),
     "scheduler": ("steps", "no step left anything for a later one"),
     "queue_order": ("admissions", "the queue never held two requests"),
     "victim": ("preemptions", "no two requests could have been preempted"),
@@ -68,6 +69,8 @@ def asked(results: Results) -> Iterator[Asked]:
             a_run = [f"{each / num_runs:,.4g}" for each in (count.decisions, count.choices)]
             share = count.differed / max(1, count.compared)
             differed = f"{share:.0%} of {count.compared:,}" if count.compared else "-"
+            effects = [f"{each / num_runs:+,.4g} {name}" for name, each in count.effects.items()]
+            differed += f" ({', '.join(effects)})" if effects else ""
             row = [arm.label, workload, noun, *a_run, differed]
         elif arm.label != arm.compared_with:
             told = f"never had a choice in {count.decisions:,} {noun}"
@@ -81,6 +84,6 @@ def asked(results: Results) -> Iterator[Asked]:
 
 def _counted(results: Results, arm: str, workload: str, slot: str) -> DecisionCount | None:
     """Return the decisions of an arm over all seeds; ``None``: they were not watched."""
-    asked = (run.facts.asked.get(slot) for run in results.runs_of.get((arm, workload), ()))
-    counts = [astuple(each) for each in asked if each is not None]
-    return DecisionCount(*map(sum, zip(*counts, strict=True))) if counts else None
+    runs = results.runs_of.get((arm, workload), ())
+    counts = [each for run in runs if (each := run.facts.asked.get(slot)) is not None]
+    return sum(counts, DecisionCount()) if counts else None
