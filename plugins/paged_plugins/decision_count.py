@@ -23,7 +23,7 @@ class DecisionCount:
     differed: _Count = 0
     """Decisions among these that it would have made otherwise."""
     effects: dict[str, float] = field(default_factory=dict)
-    """What these did beyond what it would have done, summed by unit; empty: that has no unit."""
+    """Sums of what these did beyond what it would have done, by unit; empty: that has no unit."""
 
     def decided(self, had_choice: bool, differed: bool | None) -> None:
         """Count a decision; ``None``: no other component was asked."""
