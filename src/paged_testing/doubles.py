@@ -198,6 +198,7 @@ class WatchedScheduler(Scheduler):
         self._budget = budget
         self._max_num_seqs = max_num_seqs
         self._planner = inner.planner if isinstance(inner.planner, Planner) else None
+        self._idle_since: float | None = None
         self.decisions: list[Decision] = []
         """Decisions of each step."""
         self.preempted: set[str] = set()
@@ -278,6 +279,7 @@ class WatchedScheduler(Scheduler):
         self._check_batch(plan)
         self._check_queues(plan, queues["waiting"])
         self._check_moves(plan, status_before)
+        self._check_waits(plan, queues, now)
         for group in in_flight:
             assert group.status is Status.RUNNING, (
                 f"{group} is preempted, and has nothing pending: it waits for a step in flight"
@@ -344,6 +346,22 @@ class WatchedScheduler(Scheduler):
             assert reason, f"{group} is ignored without a reason"
         for group in plan.preempted:
             assert group not in queues.running, f"{group} is preempted, but runs"
+
+    def _check_waits(
+        self, plan: Schedule, queues: dict[str, list[SequenceGroup]], now: float
+    ) -> None:
+        """Check that what waits is planned where nothing else was there, but for `may_wait`."""
+        left = queues["waiting"] + queues["swapped"]
+        is_free = self._kv.num_free == self._kv.num_blocks and not queues["running"]
+        if not left or not is_free or plan.sequences or plan.ignored:
+            self._idle_since = None
+            return
+        since = self._idle_since = now if self._idle_since is None else self._idle_since
+        seconds = self.inner.may_wait
+        assert seconds and now - since <= seconds, (
+            f"nothing is planned {now - since} s after {left} could go on, beside which nothing "
+            f"runs, and may_wait is {seconds} s"
+        )
 
     def _check_moves(self, plan: Schedule, status_before: dict[SequenceGroup, Status]) -> None:
         """Check that the groups named in the plan became in this step what it says."""

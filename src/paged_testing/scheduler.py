@@ -124,17 +124,6 @@ class SchedulerConformance(Repeats):
             steps.append(engine.num_steps)
         assert steps[1] < 2 * steps[0]
 
-    def test_a_lone_request_waits_no_longer_than_it_may(self) -> None:
-        """Seconds of :attr:`Scheduler.may_wait`; a step takes one here."""
-        engine = self.make_engine()
-        assert isinstance(engine.scheduler, WatchedScheduler)
-        seconds, group = engine.scheduler.inner.may_wait, engine.add(simple_request("A", 5, 8))
-        for _ in range(2 + int(seconds)):
-            engine.step()
-        assert group.admitted_at is not None, (
-            f"it waits longer than {seconds} s, which is what `may_wait` says, and is alone"
-        )
-
     def test_as_many_run_at_once_after_others_have_ended(self) -> None:
         """Some of the others were aborted while they ran, some while they waited."""
         situation, num_steps = SITUATIONS["more requests than may run at once"], list[int]()

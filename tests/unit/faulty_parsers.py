@@ -212,6 +212,13 @@ class LateThinkFormat(ThinkFormat):
         return LateThoughtsParser(inside=self._begins_inside(prompt))
 
 
+class RememberingThinkFormat(ThinkFormat):
+    """Takes thoughts anywhere in the prompt for begun ones."""
+
+    def _begins_inside(self, prompt: str) -> bool:
+        return self.begins in prompt
+
+
 class SingleParserFormat(HermesFormat):
     """Has one parser, which begins anew with each answer."""
 

@@ -118,6 +118,16 @@ class OrderlyRouter(FaultyRouter):
             raise ValueError(request.id)
 
 
+class LastingRouter(FaultyRouter):
+    """Remembers the last prompts, however long they are."""
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        self.kept[request.prompt] = None
+        while len(self.kept) > 32:
+            del self.kept[next(iter(self.kept))]
+        return self.turns(replicas)
+
+
 def _book(router: FaultyRouter, replicas: Mapping[int, ReplicaLoad]) -> int:
     cast("Load", replicas[router.turns(replicas)]).num_requests += 1
     return router.turns(replicas)
@@ -175,6 +185,12 @@ _WRONG: dict[str, Callable[[FaultyRouter, Request, str, Mapping[int, Any]], Any]
         all(end >= 0 for end in range(len(request.prompt)) for _ in range(end))
         and own.turns(replicas)
     ),
+    # knows prefixes by all of their tokens
+    "SlicingRouter": lambda own, request, session, replicas: own.nth(
+        len({request.prompt[:end] for end in range(4, len(request.prompt), 4)} & {*own.kept})
+        + own.turn,
+        replicas,
+    ),
     # takes requests without a session for those of one
     "NamelessRouter": lambda own, request, session, replicas: own.nth(
         crc32(session.encode()), replicas
@@ -187,6 +203,7 @@ _CLASSES = (
     CountingRouter,
     GrievingRouter,
     RemindedRouter,
+    LastingRouter,
 )
 FAULTY: dict[str, type[FaultyRouter]] = {each.__name__: each for each in _CLASSES} | {
     name: type(name, (FaultyRouter,), {"choose": choose, "__module__": __name__})

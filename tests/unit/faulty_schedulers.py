@@ -176,6 +176,20 @@ class SeatLosingScheduler(TokenBudgetScheduler):
         super().remove(group)
 
 
+class BatchingScheduler(TokenBudgetScheduler):
+    """Waits for half a second for more requests, and does not say so."""
+
+    _since = 0.0
+
+    def schedule(self, now: float, /) -> Schedule:
+        if self._running or not self._waiting:
+            self._since = now
+        elif len(self._waiting) < 4 and now - self._since < 0.5:
+            self.planner.begin(now)
+            return self.planner.plan
+        return super().schedule(now)
+
+
 class OverdrawingScheduler(TokenBudgetScheduler):
     """Computes a token more than it may where an odd number of requests runs."""
 

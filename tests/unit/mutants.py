@@ -117,6 +117,7 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "OldestVictim": test_victims.TestNewest,
     "SharingThinkFormat": parsers.ThinkCases,
     "LateThinkFormat": parsers.ThinkCases,
+    "RememberingThinkFormat": parsers.ThinkCases,
 }
 """Mutants that another class finds: by what it expects, or of another slot."""
 

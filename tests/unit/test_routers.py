@@ -45,6 +45,8 @@ CAUGHT_BY = {
     "BookingRouter": "changed the loads",
     "BoundedRouter": "unsupported operand",
     "ClimbingRouter": "with 16 tokens of a prompt|has not returned",
+    "SlicingRouter": "of 16, 512 and 2048 tokens",
+    "LastingRouter": "where they have 1024",
     "HoardingRouter": "bytes allocated|has not returned",
     "KeepingRouter": "bytes allocated",
     "TenantRouter": "bytes allocated",

@@ -69,6 +69,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "HashingCostModel": "another process decides",
     "ClockCostModel": "asks the clock",
     "LateThinkFormat": "came before the end|gives",
+    "RememberingThinkFormat": r"after the prompt .* of ''",
+    "BatchingScheduler": r"nothing is planned 0\.0 s after",
     "WalkingAllocator": "instructions and comparisons among 64",
     **dict.fromkeys(("SummingOrder", "LeastOrder"), r"8 calls of key\(\) take"),
     **dict.fromkeys(("WalkingQuantum", "GatheringQuantum"), r"8 calls of quantum_over\(\) take"),

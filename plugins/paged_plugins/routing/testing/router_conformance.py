@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from random import Random
@@ -182,6 +182,17 @@ class RouterConformance(Repeats):
             f"to route a request takes {costs[0]} instructions with 16 {what}, {costs[1]} with 128"
         )
 
+    def test_the_work_grows_in_proportion_to_a_long_prompt(self) -> None:
+        costs = []
+        for size in (16, 512, 2048):
+            scene, request = self.scene(2, 4), make_request(10**6, range(size))
+            costs.append(instructions(partial(scene.route, request, "s"), self.package))
+        first, second = costs[1] - costs[0], costs[2] - costs[1]
+        assert second <= 6 * first + 400, (
+            f"to route prompts of 16, 512 and 2048 tokens takes {costs} instructions and items: "
+            "the work may grow in proportion to the prompt, so look at each token a few times"
+        )
+
     def test_equal_seeds_choose_alike(self) -> None:
         requests = [*varied_requests(), *islice(unrelated_requests(), 100)]
         random.seed(1)
@@ -206,6 +217,16 @@ class RouterConformance(Repeats):
         """By the replicas and their blocks: not by the requests that have ended."""
         scene, requests = self.scene(4, 8), unrelated_requests()
         self.check_bounded(scene, "320 requests that have ended", requests, lambda turn: None)
+
+        left = []
+        for length in (256, 1024):  # caches are full
+            scene, prompts = self.scene(2, 8), (range(at, at + length) for at in range(80))
+            requests = ((make_request(prompt[0], prompt), "") for prompt in prompts)
+            left.append(bytes_left(partial(_route_to_the_end, scene, requests)))
+        assert left[1] <= 2 * left[0] + _MAX_GROWTH, (
+            f"80 requests that have ended leave {left[0]} bytes where their prompts have 256 "
+            f"tokens, {left[1]} where they have 1024, and caches hold 256 tokens"
+        )
 
     def test_what_has_left_is_forgotten(self) -> None:
         scene, requests = self.scene(2, 8), unrelated_requests()
@@ -269,6 +290,11 @@ class RouterConformance(Repeats):
             )
             for scene in scenes:
                 scene.move(replica, move)
+
+
+def _route_to_the_end(scene: Scene, requests: Iterable[tuple[Request, str]]) -> None:
+    scene.route_all(requests)
+    scene.end_all()
 
 
 _Event = tuple[int, int, str, int, str]

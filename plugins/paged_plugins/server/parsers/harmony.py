@@ -138,7 +138,8 @@ class HarmonyReasoningFormat(ReasoningFormat):
     def _begun(self, prompt: str) -> str:
         """Return the part of a message that the prompt ends with; empty: it ends with none."""
         _, mark, begun = prompt.rpartition(START)
-        return begun if mark and END not in begun else ""
+        has_ended = any(each in begun for each in (END, CALL, RETURN))
+        return begun if mark and not has_ended else ""
 
 
 class GptOssFormat(MarkedFormat):

@@ -68,6 +68,27 @@ class ReasoningParserConformance(ParserCases):
                     f"{text!r} in {len(pieces)} pieces gives {found}, `written` says {expected}"
                 )
 
+    def test_thoughts_that_a_prompt_has_ended_do_not_matter(self) -> None:
+        """Those of earlier answers in a conversation, and those that a template has ended."""
+        made, written = self.build(), self.written.items()
+        for (begin, earlier), (thoughts, rest) in written:
+            if not thoughts or not rest:
+                continue
+            for (end, text), said in written:
+                prompt = f"{begin}{earlier}\nNow?\n{end}"
+                found, marks = self.parsed(prompt, text), _ends(made, prompt)
+                assert (found, marks) == (self.parsed(end, text), _ends(made, end)), (
+                    f"after the prompt {prompt!r} {text!r} gives {found}, `written` says {said} of "
+                    f"{end!r}; ends_with() returns {marks} if it is surely there or not, of "
+                    f"{end!r} {_ends(made, end)}"
+                )
+            ended = begin + earlier[: earlier.rfind(rest)]
+            found = self.parsed(ended, rest)
+            assert _ends(made, ended)[1] is not None or not any(t.is_reasoning for t in found), (
+                f"after {ended!r} {rest!r} gives {found}, and ends_with() says that the answer has "
+                "no thoughts"
+            )
+
     def test_thoughts_that_do_not_end_are_kept(self) -> None:
         """And passed on as they come: an answer may be as long as is allowed before they end."""
         for (prompt, text), (thoughts, _) in self.written.items():
@@ -106,3 +127,7 @@ class ReasoningParserConformance(ParserCases):
         joined = "".join(each.text for each in found)
         marks = whole.count("<think>") + whole.count("</think>")
         assert marks or "".join(joined.split()) == "".join(whole.split()), "text was lost"
+
+
+def _ends(made: ReasoningFormat, prompt: str) -> list[str | None]:
+    return [made.ends_with(prompt, surely=surely) for surely in (True, False)]
