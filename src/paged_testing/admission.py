@@ -19,7 +19,7 @@ from paged_testing.component import Repeats
 from paged_testing.engines import StepClock, build_memory_engine, memory_settings, serve
 from paged_testing.policy_subjects import written_requests
 from paged_testing.served import check_not_cut_short, check_nothing_leaked, check_served
-from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload
+from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, unlike
 
 LOADS = (
     Load(max_num_seqs=4, free_tokens=256),
@@ -81,16 +81,13 @@ class AdmissionConformance(Repeats):
                 self.test_what_it_does_not_refuse_is_served(situation)
 
     def uses(self) -> Callable[[int], object]:
-        """Tenants and ids are others each time, and much time passes between."""
+        """Much time passes between."""
         values = {**self.settings, "num_blocks": 16, self.slot: self._table}
         engine = build_memory_engine(self.registry, **values)
 
         def use(number: int) -> None:
-            requests = [
-                replace(each, id=f"{number}.{each.id}", tenant=f"{number % 1000}", deadline=None)
-                for each in written_requests()
-            ]
-            serve(engine, Workload(tuple((0, request) for request in requests)))
+            requests = unlike(written_requests(), number)
+            serve(engine, Workload(tuple((0, replace(r, deadline=None)) for r in requests)))
             cast("StepClock", engine.clock).skipped += 1e4
 
         return use

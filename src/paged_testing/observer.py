@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from io import FileIO
 from itertools import count, pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from paged_core.engine.engine import Engine
-from paged_core.errors import error_text
+from paged_core.errors import RequestError, error_text
 from paged_core.interfaces.observer import (
     BlockEvent,
     CacheEvent,
@@ -27,7 +27,7 @@ from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import BOTH_PREEMPTIONS, build_memory_engine, serve, serves_again
-from paged_testing.policy_subjects import untouched
+from paged_testing.policy_subjects import untouched, written_requests
 from paged_testing.served import check_served
 from paged_testing.use import bytes_after
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request
@@ -178,6 +178,12 @@ class ObserverConformance(ComponentConformance):
         if not isinstance(observer, SupportsReport):
             pytest.skip("it reports nothing")
         use, numbers, sizes, reported = serves_again(engine), count(), [], list(_reports(observer))
+        for request in written_requests():
+            with suppress(RequestError):
+                engine.add(request)
+        while engine.has_unfinished:
+            engine.step()
+            reported += _reports(observer)
         for _ in range(2):
             for _ in range(self.num_uses):
                 use(next(numbers))

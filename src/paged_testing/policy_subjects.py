@@ -11,7 +11,7 @@ from paged_core.cache.kv_cache import KVCache
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import SeqId
 from paged_core.plugins.registry import Registry
-from paged_core.request import Request
+from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_testing.engines import memory_settings, start_memory_engine
@@ -71,7 +71,7 @@ def waiting_groups(requests: Sequence[Request]) -> list[SequenceGroup]:
 
 
 def running_groups(
-    cache: KVCache, requests: Sequence[Request], computed: Sequence[int]
+    cache: KVCache, requests: Sequence[Request], computed: Sequence[int], *, grown: bool = True
 ) -> list[SequenceGroup]:
     """Running groups of these requests, partly prefilled, as many as the cache has blocks for.
 
@@ -79,6 +79,8 @@ def running_groups(
 
     Args:
         computed: for each request, a number that determines how much of its prompt is computed.
+        grown: whether those have generated something, each sequence more than the one before it,
+            and of several the first has ended.
     """
     groups, more = [], count(len(requests))
     for group, share in zip(waiting_groups(requests), computed, strict=False):
@@ -97,8 +99,24 @@ def running_groups(
                 group.live.append(child)
                 cache.fork(sequence, child)
             group.forked = True
+            if grown:
+                _grow(cache, group)
         groups.append(group)
     return groups
+
+
+def _grow(cache: KVCache, group: SequenceGroup) -> None:
+    most = (group.request.sampling.max_tokens or 64) - 1
+    for sequence in group.sequences:
+        sequence.tokens += [7] * min(most, 3 + 3 * sequence.index)
+        num_new = len(sequence.tokens) - 1 - sequence.num_scheduled
+        if num_new:
+            cache.reserve(sequence, num_new)
+        sequence.num_scheduled = sequence.num_computed = len(sequence.tokens) - 1
+    if len(group.sequences) > 1:
+        first = group.live.pop(0)
+        first.finish_reason = FinishReason.STOP
+        cache.release(first)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from paged_testing.policy_subjects import (
 )
 from paged_testing.served import check_served, check_serves_what_fits
 from paged_testing.use import instructions
-from paged_testing.workloads import SITUATIONS, Workload
+from paged_testing.workloads import SITUATIONS, Workload, unlike
 
 
 class PreemptionCases(ComponentConformance):
@@ -218,7 +218,7 @@ class VictimCases(ComponentConformance):
         for number in (192, 1536):
             cache = empty_cache(self.registry, number)
             requests = [replace(written[each % 8], id=f"r{each}") for each in range(number)]
-            candidates = running_groups(cache, requests, [0] * number)
+            candidates = running_groups(cache, requests, [0] * number, grown=False)
             component = self.make(cache)
             chosen = component.choose(candidates, 5.0)
             assert any(chosen is each for each in candidates), f"of {number} it chose {chosen}"
@@ -287,12 +287,13 @@ class VictimConformance(ServesEveryWorkload, VictimCases):
         component = self.make(cache)
 
         def use(number: int) -> None:
-            requests = [replace(each, id=f"{each.id} {number}") for each in written_requests()]
+            requests = unlike(written_requests(), number)
             candidates = running_groups(cache, requests, WRITTEN_SHARES)
             while candidates:
                 victim = component.choose(candidates, float(number))
                 candidates = [each for each in candidates if each is not victim]
                 cache.release_group(victim)
+            cache.take_changes()
 
         return use
 

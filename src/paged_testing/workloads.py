@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
@@ -58,6 +58,22 @@ def simple_request(
         prompt = tuple(range(first, first + prompt))
     sampling = SamplingParams(max_tokens=max_tokens, n=n)
     return Request(id=name, prompt=prompt, sampling=sampling, priority=priority)
+
+
+def unlike(requests: Iterable[Request], number: int) -> list[Request]:
+    """Requests as those given, in all that names them unlike those of other numbers."""
+    return [
+        replace(
+            request,
+            id=f"{request.id} {number}",
+            prompt=tuple(2 * number + token for token in request.prompt),
+            tenant=f"{request.tenant} {number}",
+            session=f"{place} {number}",
+            cache_salt=f"salt {number}",
+            priority=request.priority + 8 * number,
+        )
+        for place, request in enumerate(requests)
+    ]
 
 
 _KINDS = st.sampled_from(["plain"] * 6 + ["best_of", "beams"])
@@ -139,6 +155,14 @@ def _chooses(name: str, length: int, max_tokens: int, **asked: Any) -> Request:
 
 _SAME = tuple(range(11))
 _FORKED = simple_request("A", 5, 20, n=3)
+_UNEVEN = tuple(
+    replace(
+        simple_request(name, 5, 9),
+        sampling=SamplingParams(n=3, max_tokens=9, temperature=1.0, stop_token_ids=stops),
+    )
+    for name, stops in (("A", (252, 640)), ("B", (844, 220)))
+)
+"""The first sequence of each ends early in the ``memory`` executor, the last before the second."""
 _LONG = (simple_request("A", 5, 14), simple_request("B", 7, 12), simple_request("C", 3, 16))
 _SWAP: Mapping[str, Any] = {"preemption": "swap"}
 _MERGING: Mapping[str, Any] = {
@@ -202,13 +226,13 @@ SITUATIONS: Mapping[str, Situation] = {
         outgrown=True,
     ),
     "two forked groups compete": Situation(
-        _arrive(simple_request("A", 5, 9, n=3), simple_request("B", 5, 9, n=3), every=2),
-        {"num_blocks": 16},
+        _arrive(*_UNEVEN, every=2),
+        {"num_blocks": 14},
         outgrown=True,
     ),
     "two forked groups compete and are swapped": Situation(
-        _arrive(simple_request("A", 5, 9, n=3), simple_request("B", 5, 9, n=3), every=2),
-        {"num_blocks": 16, "num_host_blocks": 40, "preemption": "auto"},
+        _arrive(*_UNEVEN, every=2),
+        {"num_blocks": 14, "num_host_blocks": 40, "preemption": "auto"},
         outgrown=True,
     ),
     "a forked group comes before others": Situation(

@@ -25,9 +25,7 @@ class TestAuto(PreemptionConformance):
     component = "auto"
 
     def expected(self, group: SequenceGroup, /) -> PreemptionMode | None:
-        return (
-            PreemptionMode.RECOMPUTE if group.request.sampling.width == 1 else PreemptionMode.SWAP
-        )
+        return PreemptionMode.RECOMPUTE if group.num_seqs == 1 else PreemptionMode.SWAP
 
 
 class TestNever(PreemptionConformance):

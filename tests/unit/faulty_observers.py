@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
@@ -166,10 +167,12 @@ class _Reporting(_Observer):
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
         self.last = [0]
+        self.running: Sequence[SequenceGroup] = ()
 
     def on_step(self, step: StepRecord, /) -> None:
         self.steps += 1
         self.last[0] = step.number
+        self.running = step.queues.running
 
     def report(self, since: int, /) -> Any:
         return list(self.last)
@@ -181,5 +184,7 @@ OF_REPORTS = {
     # what it goes on to write to
     "ReferringObserver": lambda self, since: self.last,
     "SetObserver": lambda self, since: set(self.last),
+    # plain data while nothing runs
+    "RunningObserver": lambda self, since: list(self.running),
 }
 globals().update(with_another(__name__, _Reporting, "report", OF_REPORTS))

@@ -272,6 +272,10 @@ VICTIMS = with_another(
         "SettingVictim": lambda self, shown, now: {f"of {g.id}": g for g in shown}[
             next(iter({f"of {g.id}" for g in shown}))
         ],
+        # keeps the tenants that were ever shown
+        "TenantVictim": lambda self, shown, now: (
+            self.kept.extend({shown[-1].request.tenant}.difference(self.kept)) or shown[-1]
+        ),
         # counts how often each was chosen, for ever
         "RememberingVictim": lambda self, shown, now: self.kept.append(shown[-1].id) or shown[-1],
         # compares each with each
@@ -351,6 +355,8 @@ PREEMPTIONS = {
             "ExcessivePreemption": lambda self, group: group.max_length + 8,
             # for all of its sequences, as if one held what they have
             "AddingPreemption": lambda self, group: sum(len(each.tokens) for each in group.live),
+            # for its first sequence, which may have ended before the others
+            "FirstPreemption": lambda self, group: len(group.sequences[0].tokens),
             # less than what a group has already
             "StingyPreemption": lambda self, group: 1,
             # raises for a group that holds no blocks

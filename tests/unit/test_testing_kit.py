@@ -80,7 +80,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "WordyObserver": "grows for ever",
     "BoundlessObserver": "characters after",
     "ReferringObserver": "an earlier report has changed",
-    "SetObserver": "no plain data",
+    **dict.fromkeys(("SetObserver", "RunningObserver"), "no plain data"),
     "PairingScheduler": "while 32 requests are there",
     "WalkingEvictor": "all but 8 of them in use",
     **dict.fromkeys(("HashingOrder", "SettingVictim"), "another process decides"),
@@ -117,7 +117,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "OtherWordsFormat": "the grammar does not accept",
     "FractionalCostModel": r"returned 125000\.0, which is no int",
     **dict.fromkeys(
-        ("RememberingVictim", "SwappedObserver", "KeepingObserver"), "still take|grows for ever"
+        ("TenantVictim", "RememberingVictim", "SwappedObserver", "KeepingObserver"),
+        "still take|grows for ever",
     ),
     "PairingVictim": "or more of 1536",
     "CrowdedVictim": "of 1536 it chose None",
@@ -128,6 +129,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "CountingQuantum": "a second call returns something else",
     "WordlessQuantum": "not bools",
     "ExcessivePreemption": "tokens are reserved",
+    "FirstPreemption": "or as many tokens at least|tokens are reserved",
     "AlternatingPreemption": "same mode",
     "UnimportableVictim": "cannot be imported from .*: .*No module named 'unit.a_module_not_there'",
     "MisspeltVictim": "'faulty' cannot be imported from .*no attribute 'MisspeltVictim'",
