@@ -69,7 +69,7 @@ class ReasoningParserConformance(ParserCases):
                 )
 
     def test_thoughts_that_a_prompt_has_ended_do_not_matter(self) -> None:
-        """Those of earlier answers in a conversation, and those that a template has ended."""
+        """Thoughts of earlier answers in a conversation, and those that a template has ended."""
         made, written = self.build(), self.written.items()
         for (begin, earlier), (thoughts, rest) in written:
             if not thoughts or not rest:
