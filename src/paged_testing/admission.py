@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from math import isclose
 from typing import ClassVar, cast
 
 import pytest
@@ -13,13 +14,13 @@ from paged_core.checked.answers import AdmissionAnswers
 from paged_core.engine.contexts import AdmissionContext
 from paged_core.engine.engine import Engine
 from paged_core.errors import AdmissionRefused, SettingsError
-from paged_core.interfaces.admission import Admission, Decision, Load
+from paged_core.interfaces.admission import Admission, Decision, Held, Load
 from paged_core.request import Request
 from paged_testing.component import Repeats
 from paged_testing.engines import StepClock, build_memory_engine, memory_settings, serve
-from paged_testing.policy_subjects import written_requests
+from paged_testing.policy_subjects import extreme_requests, written_requests
 from paged_testing.served import check_not_cut_short, check_nothing_leaked, check_served
-from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, unlike
+from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request, unlike
 
 LOADS = (
     Load(max_num_seqs=4, free_tokens=256),
@@ -51,6 +52,28 @@ class AdmissionConformance(Repeats):
         admission, twin = self.make(), self.make()
         for one, other in zip(_ask(admission), _ask(twin), strict=True):
             assert one == other, f"it decides {one}, a second one {other}: runs cannot be repeated"
+        later = _ask(self.make(), 1e5)
+        for one, other in zip(_ask(self.make()), later, strict=True):
+            untils = [each.until if isinstance(each, Held) else 0.0 for each in (one, other)]
+            is_same = not isinstance(one, Held) or isclose(untils[0] + 1e5, untils[1], abs_tol=1e-3)
+            assert type(one) is type(other) and is_same, (
+                f"it decides {one}, and {other} where all happens 1e5 seconds later: `until` is a "
+                "time on the engine's clock, which may begin anywhere"
+            )
+
+    def test_takes_as_many_requests_after_others_were_refused(self) -> None:
+        """Bursts in an engine that has nothing to do, with much time between them."""
+        values = {**self.settings, "num_blocks": 16, self.slot: self._table}
+        engine, taken = build_memory_engine(self.registry, **values), list[int]()
+        for number in range(5):
+            burst = unlike([simple_request(f"r{place}", 3, 2) for place in range(40)], number)
+            groups = serve(engine, Workload(tuple((0, request) for request in burst)))
+            taken.append(len(groups))
+            cast("StepClock", engine.clock).skipped += 1e4
+        assert min(taken) == taken[0], (
+            f"of 40 requests that arrive while nothing waits or runs it takes {taken}, one burst "
+            "after the other: what it refused and what has ended is not there any more"
+        )
 
     @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
     def test_what_it_does_not_refuse_is_served(self, situation: Situation) -> None:
@@ -76,6 +99,7 @@ class AdmissionConformance(Repeats):
 
     def check_written(self) -> None:
         _ask(self.make())
+        self.test_takes_as_many_requests_after_others_were_refused()
         for situation in FOR_EVERY_POLICY.values():
             with suppress(pytest.skip.Exception):
                 self.test_what_it_does_not_refuse_is_served(situation)
@@ -93,13 +117,18 @@ class AdmissionConformance(Repeats):
         return use
 
 
-def _ask(admission: Admission) -> list[Decision]:
-    """Return what is decided over written requests, in time, under each load."""
+def _ask(admission: Admission, begins: float = 0.0) -> list[Decision]:
+    """Return what is decided over written requests, in time, under each load.
+
+    Args:
+        begins: seconds on the clock when the first one arrives.
+    """
     decisions, answers = [], AdmissionAnswers()
     for number, load in enumerate(LOADS):
-        for request in written_requests():
-            now = request.arrival + 8 * number
-            asked = replace(request, id=f"{request.id} {number}", arrival=now)
+        for place, request in enumerate((*written_requests(), *extreme_requests())):
+            now = begins + min(place, 7) + 30 * number
+            due = None if request.deadline is None else request.deadline + begins
+            asked = replace(request, id=f"{request.id} {number}", arrival=now, deadline=due)
             decision = admission.decide(asked, load, now)
             answers.decide(decision, asked, load, now)
             decisions.append(decision)

@@ -233,6 +233,15 @@ class AllocatorCases(ComponentConformance):
         last = evictor.held[blocks[0]]
         assert last.num_tokens == 2
         assert last.last_use > first[0][1].last_use
+        if isinstance(allocator, SupportsLastStep):
+            allocator.share(blocks[:1] * 2)
+            allocator.release(blocks[:1], 10)
+            allocator.release(blocks[:1], 3)
+            told = evictor.held[blocks[0]].last_step
+            assert told == 10, (
+                f"a block released after step 10 and, by another sequence, after step 3 was used "
+                f"last in step 10, and the evictor is told {told}"
+            )
 
     # ------------------------------------------------------------------ reservations
 

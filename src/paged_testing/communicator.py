@@ -113,9 +113,13 @@ class CommunicatorConformance(ComponentConformance):
             self.check_sum(group, [_tensor(dtype, values) for values in numbers])
 
     def test_gathers_in_the_order_of_the_ranks(self) -> None:
+        """Results stay as they are: that of a like tensor is another one."""
         with self.group() as group:
             for dtype in (*ADDED, *OTHERS):
-                self.check_gather(group, [_random(dtype, (2, 3), rank) for rank in range(3)])
+                first, second = (
+                    [_random(dtype, (2, 3), rank + more) for rank in range(3)] for more in (0, 3)
+                )
+                self.check_gather(group, first, second)
 
     def test_broadcasts_from_each_rank(self) -> None:
         with self.group() as group:
@@ -303,10 +307,13 @@ class CommunicatorConformance(ComponentConformance):
         found = self.run(group, *([("all_reduce", each, 0)] for each in parts))
         assert found == [[_sum(parts)]] * len(parts), f"{[_numbers(parts[0], f) for f in found]}"
 
-    def check_gather(self, group: _Group, parts: Sequence[Values]) -> None:
-        """Check that all ranks get the tensors of all."""
-        found = self.run(group, *([("all_gather", each, 0)] for each in parts))
-        assert found == [[b"".join(map(_bytes, parts))]] * len(parts)
+    def check_gather(self, group: _Group, *parts: Sequence[Values]) -> None:
+        """Check that all ranks get the tensors of all, in calls one after the other."""
+        ranks = zip(*parts, strict=True)
+        found = self.run(group, *([("all_gather", own, 0) for own in each] for each in ranks))
+        wanted = [b"".join(map(_bytes, each)) for each in parts]
+        for rank, results in enumerate(found):
+            assert results == wanted, f"after {len(parts)} calls rank {rank} has {results!r}"
 
     def check_broadcast(self, group: _Group, parts: Sequence[Values], source: int) -> None:
         """Check that all ranks get the tensor of one."""

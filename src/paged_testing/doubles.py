@@ -57,27 +57,34 @@ class FailingExecutor(PassingExecutor):
     Args:
         before: numbers of submissions (from 0) that raise before the executor gets them.
         after: numbers of submissions that raise after the executor ran them; the result is lost.
+        error: what is raised.
     """
 
     def __init__(
-        self, inner: Executor, *, before: Collection[int] = (), after: Collection[int] = ()
+        self,
+        inner: Executor,
+        *,
+        before: Collection[int] = (),
+        after: Collection[int] = (),
+        error: type[Exception] = StepFailure,
     ) -> None:
         super().__init__(inner)
         self.num_submitted = 0
         self._before = frozenset(before)
         self._after = frozenset(after)
+        self._error = error
 
     def submit(self, step: StepInput, /) -> Any:
         number, self.num_submitted = self.num_submitted, self.num_submitted + 1
         if number in self._before:
-            raise StepFailure(f"submission {number} fails before it runs")
+            raise self._error(f"submission {number} fails before it runs")
         return number, self.inner.submit(step)
 
     def collect(self, handle: Any, /) -> StepResult:
         number, inner = handle
         result = self.inner.collect(inner)
         if number in self._after:
-            raise StepFailure(f"submission {number} fails after it ran")
+            raise self._error(f"submission {number} fails after it ran")
         return result
 
 

@@ -93,7 +93,17 @@ def build_memory_engine(
 def memory_settings(registry: Registry, **settings: Any) -> EngineSettings:
     """Settings for the ``memory`` executor; see :func:`build_memory_engine`."""
     small = {"executor": "memory", "num_blocks": 64, "block_size": 4, "max_model_len": 64}
-    return settings_class(registry)(**{**small, "checks": "full", **settings})
+    made, key = registry.memo.setdefault("memory settings", {}), repr(settings)
+    if key not in made:  # to check settings takes the longest
+        if len(made) > _MOST_SETTINGS:
+            made.clear()
+        made[key] = settings_class(registry)(**{**small, "checks": "full", **settings})
+    found: EngineSettings = made[key]
+    return found
+
+
+_MOST_SETTINGS = 500
+"""Settings that a registry keeps."""
 
 
 def start_memory_engine(

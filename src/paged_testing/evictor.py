@@ -73,6 +73,12 @@ class EvictorCases(ComponentConformance):
         model.evict()  # of none: it raises, and goes on working
         model.leave([3], [3], [0], 1, 0)
         model.finish()
+        evictor, large = self.make(1 << 17), [(1 << 16) + 1, 3, (1 << 17) - 1]
+        for more, block in enumerate(large):
+            evictor.add(BlockId(block), BlockInfo(1 << 20, 1 << 33, more + (1 << 41), 7, more, 1))
+        assert len(evictor) == 3
+        evicted = [evictor.evict() for _ in large]
+        assert sorted(evicted) == sorted(large), f"of the blocks {large} it evicted {evicted}"
 
     def test_blocks_may_be_equal_in_all_it_is_told(self) -> None:
         """Such as blocks of equal content, whose requests ended in the same step."""

@@ -221,6 +221,9 @@ def evictor_cost(
             evictor.add(block, next(infos))
             evictor.add(evictor.evict(), next(infos))
             len(evictor)
+            if isinstance(evictor, SupportsDemand):
+                evictor.wanted(block, True)
+                evictor.wanted(block, False)
 
     for block in idle:
         evictor.add(block, next(infos))
@@ -237,7 +240,7 @@ def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> Block
     departure = now // 4
     facts = {
         "num_tokens": random.randrange(1, 4000),
-        "num_hits": random.randrange(4),
+        "num_hits": random.randrange(4) if now % 3 else 2 * num_blocks,
         "last_use": departure,
         "cache_order": now,
         "content_key": random.randrange(2 * num_blocks),

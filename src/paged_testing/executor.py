@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from paged_core.engine.engine import Engine
+from paged_core.errors import ExecutorLost
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.executor import Executor
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
 from paged_testing.component import ComponentConformance
+from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import build_memory_engine, serve, serves_again
 from paged_testing.served import check_nothing_leaked
 from paged_testing.workloads import Workload, simple_request
@@ -194,10 +199,26 @@ class ExecutorConformance(ComponentConformance):
         )
         assert turned == plain
 
-    def test_may_be_closed_more_than_once(self) -> None:
+    def test_starts_again_when_it_was_lost_and_ends_what_it_started(self) -> None:
+        """Threads and processes end in close(), which may be called more than once."""
         with self.engine() as engine:
             engine.executor.close()
             engine.executor.close()
+        before, outputs = _started(), []
+        with self.engine() as engine:
+            for _ in range(2):
+                request = _greedy(simple_request("A", (1, 2, 3, 1, 2), 4))
+                (group,) = serve(engine, Workload(((0, request),))).values()
+                outputs.append(group.sequences[0].output)
+                FailingExecutor.install(engine, after={0}, error=ExecutorLost)
+                engine.add(request)
+                while engine.has_unfinished:
+                    engine.step()
+        assert outputs[0] == outputs[1], (
+            f"it samples {outputs[0]}, and {outputs[1]} after ExecutorLost, when start() was called"
+        )
+        left = _started() - before
+        assert not left, f"after close() there are still {left}"
 
     def test_reads_all_blocks_before_it_writes_any(self) -> None:
         """Blocks are copied and swapped in a circle in one step."""
@@ -293,6 +314,12 @@ class ExecutorConformance(ComponentConformance):
                     if engine.has_unfinished:
                         engine.step()
             return [[group.sequences[0].output for group in each] for each in groups]
+
+
+def _started() -> set[object]:
+    """Return the threads and the child processes that there are."""
+    gc.collect()
+    return {*threading.enumerate(), *psutil.Process().children(recursive=True)}
 
 
 def new_sequence(number: int, length: int, first_block: int | None = None) -> NewSequence:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
@@ -17,11 +19,12 @@ from paged_core.structured_outputs import StructuredOutputs
 from paged_testing.component import ComponentConformance
 
 _SPECIAL = (0, 1, 2)
-_END = frozenset({1, 2})
 _PIECES = (
     *('{"', '":', '": ', '","', '"}', "}]", '", "', "[]", "true", "false", "null", "ab", "yes"),
     *("name", "age", "  ", "\n", "\n  ", "12", "0.", "e+", "-1", "\\u", "é", "世", "世界"),
 )
+_END = frozenset({1, len(_SPECIAL) + 256 + len(_PIECES)})
+"""Ends of a sequence, of which one is in the last word of a mask."""
 _MOST_TOKENS = 300
 _STRING = re.compile(r'"(\\.|[^"\\])*"')
 
@@ -228,6 +231,20 @@ class GrammarConformance(ComponentConformance):
         assert self.allowed(backend, [other]) == before
         assert self.allowed(backend, [grammar.matcher()]) == before
 
+    def test_any_thread_may_compile(self) -> None:
+        """While others compile other forms, and one fills masks."""
+        backend, before = self.make(), sys.getswitchinterval()
+        forms = [StructuredOutputs(choice=(f"{number} of many",)) for number in range(8)]
+        sys.setswitchinterval(1e-5)
+        try:
+            with ThreadPoolExecutor(len(forms)) as pool:
+                compiled = [*pool.map(backend.compile, forms * 4)]
+                found = [*pool.map(lambda each: self.walk(backend, each, 0), compiled)]
+        finally:
+            sys.setswitchinterval(before)
+        wanted = [f"{number} of many" for number in range(8)] * 4
+        assert found == wanted, f"compiled in several threads at once, they give {found}"
+
     # ------------------------------------------------------------------ what is checked
 
     def check_mask(
@@ -296,4 +313,4 @@ VOCABULARY = Vocabulary(
     eos_token_ids=_END,
     encode=_encode,
 )
-"""Special tokens, all bytes, and pieces of several; an id at the end has no token."""
+"""Special tokens, all bytes, and pieces of several; an id that ends is behind all of them."""

@@ -10,13 +10,20 @@ from typing import Any, ClassVar, cast
 
 from paged_core.checked.answers import LengthAnswers
 from paged_core.engine.contexts import SlotContext
+from paged_core.ids import SeqId
 from paged_core.interfaces.length_predictor import ExpectedLength, LengthPredictor
 from paged_core.interfaces.observer import Observer
 from paged_core.request import FinishReason, Request
-from paged_core.sequence import SequenceGroup
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup, SequenceState
 from paged_testing.component import ServesEveryWorkload
 from paged_testing.engines import memory_settings
-from paged_testing.policy_subjects import untouched, waiting_groups, written_requests
+from paged_testing.policy_subjects import (
+    extreme_requests,
+    untouched,
+    waiting_groups,
+    written_requests,
+)
 from paged_testing.use import instructions
 
 
@@ -77,6 +84,19 @@ class LengthPredictorConformance(ServesEveryWorkload):
                 _tell(predictor, [group])
                 _ask(predictor, [group.request])
 
+    def test_expects_the_length_of_a_sequence_however_many_a_request_has(self) -> None:
+        """Of twins, one told of requests of one sequence, one of four, as long each."""
+        found = []
+        for num in (1, 4):
+            predictor = self.make()
+            _tell(predictor, list(_lasting([40] * 30, num)))
+            found.append([each.tokens for each in _ask(predictor, _requests()) if each])
+        for request, one, four in zip(_requests(), *found, strict=False):
+            assert one / 1.5 <= four <= one * 1.5, (
+                f"of {request} it expects {one:g} tokens where requests of a sequence of 40 have "
+                f"ended, {four:g} where they had four: tokens are those of each sequence"
+            )
+
     def check_answers(self, ended: Sequence[SequenceGroup]) -> None:
         """Check that answers are lengths which follow from the request and what ended alone."""
         predictor, twin = self.make(), self.make()
@@ -116,7 +136,7 @@ def _requests() -> list[Request]:
     endless = replace(
         written[0], id="endless", sampling=replace(written[0].sampling, max_tokens=None)
     )
-    return [*written, *exact, endless]
+    return [*written, *exact, endless, *extreme_requests()]
 
 
 def _ended(count: int) -> list[SequenceGroup]:
@@ -132,14 +152,17 @@ def _ended(count: int) -> list[SequenceGroup]:
     return groups
 
 
-def _lasting(lengths: Sequence[int]) -> Iterator[SequenceGroup]:
-    """Yield requests that have ended after so many tokens each, which take no memory."""
+def _lasting(lengths: Sequence[int], num: int = 1) -> Iterator[SequenceGroup]:
+    """Yield requests of so many sequences that have ended after so many tokens each, which take no
+    memory."""
     for number, length in enumerate(lengths):
-        request = replace(written_requests()[0], id=f"e{number}")
+        request = replace(written_requests()[0], id=f"e{number}", sampling=SamplingParams(n=num))
         (group,) = waiting_groups([request])
-        (sequence,) = group.sequences
-        sequence.tokens = cast("list[int]", range(len(request.prompt) + length))
-        sequence.finish_reason = FinishReason.LENGTH
+        tokens = cast("list[int]", range(len(request.prompt) + length))
+        more = [SequenceState(SeqId(at), group, at, tokens) for at in range(1, num)]
+        group.sequences += more
+        for sequence in group.sequences:
+            sequence.tokens, sequence.finish_reason = tokens, FinishReason.LENGTH
         group.live.clear()
         yield group
 

@@ -15,7 +15,8 @@ from unittest.mock import patch
 import pytest
 
 from paged_core.engine.engine import Engine
-from paged_core.errors import RequestError, error_text
+from paged_core.errors import AdmissionRefused, RequestError, error_text
+from paged_core.interfaces.admission import Admission, Decision, Load, Refused
 from paged_core.interfaces.observer import (
     BlockEvent,
     CacheEvent,
@@ -23,6 +24,7 @@ from paged_core.interfaces.observer import (
     StepRecord,
     SupportsReport,
 )
+from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
@@ -30,7 +32,7 @@ from paged_testing.engines import BOTH_PREEMPTIONS, build_memory_engine, serve, 
 from paged_testing.policy_subjects import untouched, written_requests
 from paged_testing.served import check_served
 from paged_testing.use import bytes_after
-from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request
+from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request, unlike
 
 
 class ObserverConformance(ComponentConformance):
@@ -44,7 +46,7 @@ class ObserverConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "observers"
-    num_uses: ClassVar[int] = 320
+    num_uses: ClassVar[int] = 160
     bytes_free: ClassVar[int] = 24 << 10
     """Room for the part of a text file that is not yet written."""
 
@@ -76,8 +78,18 @@ class ObserverConformance(ComponentConformance):
         return engine, witness
 
     def uses(self) -> Callable[[int], object]:
-        """Events of three requests, each from its arrival to its end."""
-        return serves_again(self._small_engine())
+        """Events of three requests from arrival to end, and of one that is refused."""
+        return self._serves_and_refuses(self._small_engine())
+
+    def _serves_and_refuses(self, engine: Engine) -> Callable[[int], object]:
+        serves = serves_again(engine)
+
+        def use(number: int) -> None:
+            serves(number)
+            with patch.object(engine, "_admission", _RefusesAll()), suppress(AdmissionRefused):
+                engine.add(unlike([simple_request("refused", 3, 1)], number)[0])
+
+        return use
 
     def test_what_it_keeps_does_not_grow_with_its_use(self) -> None:
         """Not by a few bytes a step either: what fills, such as a buffer, is emptied at times."""
@@ -177,7 +189,8 @@ class ObserverConformance(ComponentConformance):
         observer = engine.observers[0]
         if not isinstance(observer, SupportsReport):
             pytest.skip("it reports nothing")
-        use, numbers, sizes, reported = serves_again(engine), count(), [], list(_reports(observer))
+        use, numbers = self._serves_and_refuses(engine), count()
+        sizes, reported = [], list(_reports(observer))
         for request in written_requests():
             with suppress(RequestError):
                 engine.add(request)
@@ -235,6 +248,11 @@ class ObserverConformance(ComponentConformance):
             assert event == other, f"event {number} is {event}, without the observer {other}"
         count, expected = len(watched.events), len(alone.events)
         assert count == expected, f"{count} events with the observer, {expected} without it"
+
+
+class _RefusesAll(Admission):
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        return Refused("all are")
 
 
 _BYTES_A_USE = 16

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.errors import OutOfBlocks
+from paged_core.field_rules import MOST
 from paged_core.ids import SeqId
 from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason, Request
@@ -16,13 +18,13 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_testing.engines import memory_settings, start_memory_engine
 
-_FACTS: Sequence[tuple[int, int, int, float | None, str, int, float]] = (
+_FACTS: Sequence[tuple[int, int | None, int, float | None, str, int, float]] = (
     # tokens of the prompt, max_tokens, priority, deadline, tenant, n, arrival
     (5, 4, 1, None, "a", 1, 0.0),
     (7, 12, 0, 50.0, "", 2, 1.0),
     (1, 1, 2, 5.0, "b", 1, 2.0),
-    (16, 8, 1, None, "a", 1, 3.0),
-    (5, 4, 1, 5.0, "a", 3, 4.0),
+    (16, None, 1, None, "a", 1, 3.0),
+    (5, 12, 1, 5.0, "a", 3, 4.0),
     (12, 2, 0, None, "b", 1, 5.0),
     (3, 10, 2, 50.0, "", 1, 6.0),
     (5, 4, 1, None, "", 1, 7.0),
@@ -47,17 +49,38 @@ def written_requests() -> list[Request]:
     ]
 
 
-WRITTEN_SHARES = (3, 13, 0, 9, 2, 11, 1, 4)
+_EXTREMES: Mapping[str, Sequence[Any]] = {
+    "priority": (-MOST, MOST, 10_000, -10_000, -1),
+    "deadline": (-1e18, 0.0, 1e300),
+    "arrival": (-1e9, 1e9),
+    "tenant": ("\N{SNOWMAN}", "x" * 5000, "\0"),
+    "session": ("\N{SNOWMAN}", "x" * 5000),
+    "cache_salt": ("", "x" * 5000),
+    "prompt": ((MOST,), (0,) * 5000),
+    "sampling": (SamplingParams(max_tokens=MOST), SamplingParams(max_tokens=None)),
+}
+"""Fields, and the least and greatest values that they are likely to have."""
+
+
+def extreme_requests() -> list[Request]:
+    """Requests of which one thing has a value as small or as large as it may be."""
+    usual = written_requests()[0]
+    return [
+        replace(usual, id=f"{field} {place}", **{field: value})
+        for field, values in _EXTREMES.items()
+        for place, value in enumerate(values)
+    ]
+
+
+WRITTEN_SHARES = (3, 13, 0, 9, 4, 11, 2, 4)
 """For :func:`running_groups`: of one the whole prompt is computed, in forks; some just began."""
 
 
 def empty_cache(registry: Registry, num_blocks: int = 64) -> KVCache:
     """An empty cache."""
-    memo, name = registry.memo, f"settings of an empty cache of {num_blocks}"
-    if name not in memo:  # to check settings takes the longest
-        checks = "full" if num_blocks <= 64 else "basic"  # each admission checks all blocks
-        memo[name] = memory_settings(registry, num_blocks=num_blocks, checks=checks)
-    return start_memory_engine(memo[name], registry).kv_cache
+    checks = "full" if num_blocks <= 64 else "basic"  # each admission checks all blocks
+    settings = memory_settings(registry, num_blocks=num_blocks, checks=checks)
+    return start_memory_engine(settings, registry).kv_cache
 
 
 def waiting_groups(requests: Sequence[Request]) -> list[SequenceGroup]:
@@ -106,11 +129,10 @@ def running_groups(
 
 
 def _grow(cache: KVCache, group: SequenceGroup) -> None:
-    most = (group.request.sampling.max_tokens or 64) - 1
-    for sequence in group.sequences:
-        sequence.tokens += [7] * min(most, 3 + 3 * sequence.index)
-        num_new = len(sequence.tokens) - 1 - sequence.num_scheduled
-        if num_new:
+    most = group.max_length - len(group.request.prompt)
+    for sequence in group.sequences if most > 1 else ():
+        sequence.tokens += [7] * min(most - 1, 6 + 3 * sequence.index)
+        if num_new := len(sequence.tokens) - 1 - sequence.num_scheduled:
             cache.reserve(sequence, num_new)
         sequence.num_scheduled = sequence.num_computed = len(sequence.tokens) - 1
     if len(group.sequences) > 1:

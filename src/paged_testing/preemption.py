@@ -23,6 +23,7 @@ from paged_testing.engines import build_memory_engine, serve
 from paged_testing.policy_subjects import (
     WRITTEN_SHARES,
     empty_cache,
+    extreme_requests,
     running_groups,
     untouched,
     waiting_groups,
@@ -53,6 +54,8 @@ class PreemptionCases(ComponentConformance):
     def test_answers_for_written_requests(self) -> None:
         self.check_modes(written_requests(), WRITTEN_SHARES)
         self.check_modes(written_requests(), WRITTEN_SHARES[::-1])
+        self.check_modes(extreme_requests(), [0] * len(extreme_requests()))
+        self.check_reservations(extreme_requests(), [0] * len(extreme_requests()), 4)
 
     @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
     def test_reserves_for_written_requests(self, block_size: int) -> None:
@@ -154,6 +157,21 @@ class PreemptionConformance(ServesEveryWorkload, PreemptionCases):
             return PreemptionMode.SWAP
     """
 
+    def uses(self) -> Callable[[int], object]:
+        """Three requests that compete, and groups about which it is asked."""
+        cache, asked, serves = empty_cache(self.registry), self.make(), super().uses()
+
+        def use(number: int) -> None:
+            serves(number)
+            requests = unlike(written_requests()[:2], number)
+            for group in running_groups(cache, requests, WRITTEN_SHARES):
+                asked.mode(group)
+                asked.tokens_to_reserve(group)
+                cache.release_group(group)
+            cache.take_changes()
+
+        return use
+
     def check_written(self) -> None:
         super().check_written()
         self.check_modes(written_requests(), WRITTEN_SHARES)
@@ -190,6 +208,7 @@ class VictimCases(ComponentConformance):
     def test_chooses_among_written_candidates(self, now: float) -> None:
         self.check_choices(written_requests(), WRITTEN_SHARES, now)
         self.check_choices(written_requests()[::-1], WRITTEN_SHARES[::-1], now)
+        self.check_choices(extreme_requests(), [0] * len(extreme_requests()), now)
 
     def test_chooses_among_equal_candidates(self) -> None:
         self.check_choices([written_requests()[0]] * 6, (4,) * 6, 1.0)

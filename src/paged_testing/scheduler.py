@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, ClassVar
 
 import pytest
@@ -40,7 +40,7 @@ from paged_testing.served import (
     check_serves_what_fits,
 )
 from paged_testing.use import instructions
-from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request
+from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request, unlike
 
 SMALL: Mapping[str, int] = {"max_num_batched_tokens": 6, "max_num_seqs": 3}
 """Limits under which prompts take several steps, and requests wait for others."""
@@ -140,6 +140,17 @@ class SchedulerConformance(Repeats):
                 f"the same requests take {num_steps[0]} steps at first, {num_steps[1]} after others"
             )
 
+    def test_bursts_of_long_requests_take_as_many_steps_each(self) -> None:
+        engine, num_steps = self.make_engine(num_blocks=32), [0]
+        for number in range(6):
+            burst = unlike([simple_request(f"r{place}", 50, 4) for place in range(8)], number)
+            serve(engine, Workload(tuple((0, request) for request in burst)))
+            num_steps.append(engine.num_steps)
+        taken = [after - before for before, after in pairwise(num_steps)]
+        assert max(taken) <= taken[0] + 2, (
+            f"eight requests of 50 tokens take {taken} steps, one burst after the other"
+        )
+
     def test_leaves_out_what_waits_for_a_step_in_flight(self) -> None:
         """A running sequence with nothing pending: its group is left out, and is not disturbed."""
         engine = self.make_engine()
@@ -155,6 +166,34 @@ class SchedulerConformance(Repeats):
         serve(engine, Workload(()))
         check_said(engine, group)
         check_nothing_leaked(engine)
+
+    def test_queues_are_in_the_order_in_which_requests_are_admitted(self) -> None:
+        """Equal ones, of which few run at once."""
+        engine = self.make_engine(num_blocks=8, watermark=0.0)
+        for number in range(9):
+            engine.add(simple_request(f"r{number}", 5, 4))
+        while engine.has_unfinished:
+            waiting = list(engine.scheduler.queues().waiting)
+            engine.step()
+            admitted = [group for group in waiting if group.status is not Status.WAITING]
+            assert admitted == waiting[: len(admitted)], (
+                f"{admitted} were admitted, and queues() had {waiting} waiting: the next one first"
+            )
+
+    def test_a_step_takes_the_same_instructions_for_short_requests_and_long(self) -> None:
+        costs = []
+        for length in (16, 2048):
+            engine = self.make_engine(num_blocks=256, block_size=32, max_model_len=4096)
+            groups = [engine.add(simple_request(f"r{number}", length, 9)) for number in range(3)]
+            for _ in range(40):
+                engine.step()
+                if all(group.live[0].num_tokens > length for group in groups):
+                    break
+            costs.append(instructions(engine.step, self.package))
+        assert costs[1] <= 2 * costs[0] + 100, (
+            f"a step in which three requests decode takes {costs[0]} instructions and items where "
+            f"they have 16 tokens, {costs[1]} where they have 2048"
+        )
 
     @pytest.mark.parametrize("what", ["waits", "runs"])
     def test_a_step_takes_instructions_in_proportion_to_what(self, what: str) -> None:
@@ -204,16 +243,20 @@ class SchedulerConformance(Repeats):
 
     def settings_for(self, situation: Situation, **values: Any) -> Iterator[EngineSettings]:
         """Settings for a situation, as far as the components combine."""
+        return (settings for settings, _ in self._combined(situation, values))
+
+    def engines(self, situation: Situation, **values: Any) -> Iterator[Engine]:
+        """Fresh engines for a situation, as far as the components combine."""
+        return (engine for _, engine in self._combined(situation, values))
+
+    def _combined(
+        self, situation: Situation, values: Mapping[str, Any]
+    ) -> Iterator[tuple[EngineSettings, Engine]]:
         for table in self.tables():
             with suppress(SettingsError):
                 combined = situation.values({**values, "scheduler": table})
                 settings = memory_settings(self.registry, **combined)
-                self.start(settings).close()
-                yield settings
-
-    def engines(self, situation: Situation, **values: Any) -> Iterator[Engine]:
-        """Fresh engines for a situation, as far as the components combine."""
-        return map(self.start, self.settings_for(situation, **values))
+                yield settings, self.start(settings)
 
     def check_written(self) -> None:
         cases = SchedulerConformance  # a subclass may leave out some of its tests

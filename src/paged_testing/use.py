@@ -173,7 +173,7 @@ def growth(
             use(next(numbers))
 
     def cost() -> float:
-        return instructions(partial(go_on, 8), package) / 8 if package else 0.0
+        return instructions(partial(go_on, 4), package) / 4 if package else 0.0
 
     go_on(num_uses // 4)
     before = cost()

@@ -28,6 +28,12 @@ def _count(own: _Right, request: Request, load: Load, now: float, /) -> Decision
     return Held(now + 1) if next(_ASKED) % 3 else None
 
 
+def _refuse_many(own: _Right, request: Request, load: Load, now: float, /) -> Decision:
+    own.known.append(request.id)  # also what it refuses
+    own.known = own.known[-100:]
+    return Refused("too many") if len(own.known) > 50 else None
+
+
 _ASKED = count()
 WRONG_DECISIONS = {
     "NumberAdmission": lambda own, request, load, now: 7,
@@ -38,5 +44,7 @@ WRONG_DECISIONS = {
     "KeepingAdmission": _keep,
     "HurriedAdmission": lambda own, request, load, now: Refused("full", -1.0),
     "CommonAdmission": _count,
+    "RelativeAdmission": lambda own, request, load, now: Held(5.0) if load.num_waiting else None,
+    "CountingAdmission": _refuse_many,
 }
 globals().update(with_another(__name__, _Right, "decide", WRONG_DECISIONS))

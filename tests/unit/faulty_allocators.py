@@ -116,6 +116,15 @@ class MergingAllocator(HashCachedAllocator):
         return held
 
 
+class OverwritingAllocator(HashCachedAllocator):
+    """Tells the evictor of the step of the last release instead of the latest one."""
+
+    def release(self, blocks: Iterable[BlockId], last_step: int, /) -> None:
+        for block in (held := list(blocks)):
+            self._last_steps[block] = 0
+        super().release(held, last_step)
+
+
 class TouchingAllocator(HashCachedAllocator):
     """Takes what is only looked up for what was used."""
 

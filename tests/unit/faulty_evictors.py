@@ -95,6 +95,30 @@ EVICTING = with_another(
 globals().update(FIRST | EVICTING)
 
 
+class PackingEvictor(LruEvictor):
+    """Takes it that numbers of blocks have 16 bits."""
+
+    def evict(self) -> BlockId:
+        return BlockId(super().evict() & 0xFFFF)
+
+
+class ScanningEvictor(LruEvictor):
+    """Looks for wanted content in all blocks."""
+
+    def wanted(self, content_key: int, wanted: bool, /) -> None:
+        for _ in self._blocks:
+            pass
+
+
+class CountdownEvictor(LruEvictor):
+    """Goes over a block as often as it was hit."""
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        for _ in range(info.num_hits):
+            pass
+        super().add(block, info)
+
+
 class LeakyEvictor(LruEvictor):
     """Forgets a block that comes back when it holds several."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from threading import Event
+from threading import Event, Thread
 from typing import Any, ClassVar, Literal
 
 from paged_backends.executors.memory import MemoryExecutor
@@ -25,6 +25,23 @@ class BoastingExecutor(MemoryExecutor):
     def start(self) -> Capacity:
         capacity = super().start()
         return replace(capacity, num_blocks=capacity.num_blocks + 1)
+
+
+class OnceExecutor(MemoryExecutor):
+    """Cannot be started again."""
+
+    def start(self) -> Capacity:
+        if self._device._num_blocks:
+            raise RuntimeError("it has started")
+        return super().start()
+
+
+class ThreadExecutor(MemoryExecutor):
+    """Leaves a thread behind."""
+
+    def start(self) -> Capacity:
+        Thread(target=Event().wait, args=(60,), daemon=True).start()
+        return super().start()
 
 
 class _DeafExecutor(MemoryExecutor):

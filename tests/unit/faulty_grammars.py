@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import sleep
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from paged_core.interfaces.grammar import CompiledGrammar, Matcher
 from paged_core.structured_outputs import StructuredOutputs
 from unit.faulty_settings import FaultySettings
 
-_END = (1, 2)
+_END = (1,)
 """Tokens of the kit's vocabulary that end a sequence."""
 
 Masks = NDArray[np.int32]
@@ -50,6 +51,24 @@ class EndlessGrammar(_Grammar):
             if not row.any():
                 row[:] = kept
         return problems
+
+
+class LastWordGrammar(_Grammar):
+    """Leaves the last word of a mask out."""
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks, /) -> Mapping[int, str]:
+        problems = super().fill(matchers, masks)
+        masks[: len(matchers), -1] = 0
+        return problems
+
+
+class ThreadGrammar(_Grammar):
+    """Notes in itself what it compiles."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        self.form = form
+        sleep(0.001)
+        return super().compile(self.form)
 
 
 class FirstRowGrammar(_Grammar):

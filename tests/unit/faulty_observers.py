@@ -126,6 +126,16 @@ class WordyObserver(_Observer):
         self.text += f"{step.number}\n"
 
 
+class AllButAddedObserver(_Observer):
+    """Takes what was refused to be there."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            self.seen.discard(group.id)
+        else:
+            self.seen.add(group.id)
+
+
 class KeepingObserver(_Observer):
     """Keeps the ids of all requests."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paged_plugins.server.parsers.calls import CallReader
@@ -210,6 +211,36 @@ class LateThinkFormat(ThinkFormat):
 
     def parser(self, prompt: str, /) -> ThinkParser:
         return LateThoughtsParser(inside=self._begins_inside(prompt))
+
+
+class OpenEndParser(ThinkParser):
+    """Takes what it holds at the end for the answer."""
+
+    def end(self) -> Sequence[Thought]:
+        return [replace(each, is_reasoning=False) for each in super().end()]
+
+
+class OpenEndThinkFormat(ThinkFormat):
+    """Reads with such parsers."""
+
+    def parser(self, prompt: str, /) -> ThinkParser:
+        return OpenEndParser(inside=self._begins_inside(prompt))
+
+
+class PieceParser(ThinkParser):
+    """Drops white space behind a mark where both come in one piece."""
+
+    def feed(self, text: str, /) -> Sequence[Thought]:
+        found = super().feed(text)
+        self._skips = False
+        return found
+
+
+class PieceThinkFormat(ThinkFormat):
+    """Reads with such parsers."""
+
+    def parser(self, prompt: str, /) -> ThinkParser:
+        return PieceParser(inside=self._begins_inside(prompt))
 
 
 class RememberingThinkFormat(ThinkFormat):

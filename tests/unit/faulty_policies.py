@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import count
-from math import exp
+from math import exp, sqrt
 from random import Random, choice, random, randrange
 from time import monotonic
 from typing import Any, ClassVar
@@ -272,6 +272,7 @@ VICTIMS = with_another(
         "SettingVictim": lambda self, shown, now: {f"of {g.id}": g for g in shown}[
             next(iter({f"of {g.id}" for g in shown}))
         ],
+        "RootVictim": lambda self, shown, now: max(shown, key=lambda g: sqrt(g.request.priority)),
         # keeps the tenants that were ever shown
         "TenantVictim": lambda self, shown, now: (
             self.kept.extend({shown[-1].request.tenant}.difference(self.kept)) or shown[-1]
@@ -343,6 +344,9 @@ PREEMPTIONS = {
         "mode",
         {
             "AlternatingPreemption": lambda self, group: (SWAP, RECOMPUTE)[next(self.asked) % 2],
+            "TenantPreemption": lambda self, group: (
+                self.kept.extend({group.request.tenant}.difference(self.kept)) or RECOMPUTE
+            ),
             "RollingPreemption": lambda self, group: (RECOMPUTE, SWAP)[self.rolled(group)],
         },
     ),
@@ -355,6 +359,10 @@ PREEMPTIONS = {
             "ExcessivePreemption": lambda self, group: group.max_length + 8,
             # for all of its sequences, as if one held what they have
             "AddingPreemption": lambda self, group: sum(len(each.tokens) for each in group.live),
+            "BoundedPreemption": lambda self, group: min(
+                group.max_length,
+                len(group.live[0].tokens) + group.request.sampling.max_tokens,  # type: ignore[operator]
+            ),
             # for its first sequence, which may have ended before the others
             "FirstPreemption": lambda self, group: len(group.sequences[0].tokens),
             # less than what a group has already

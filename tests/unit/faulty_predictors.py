@@ -94,6 +94,14 @@ class SquaringPredictor(_Learning):
             self.squares += (length**2 - self.squares) / self.count
 
 
+class SummingPredictor(_Learning):
+    """Learns how long all sequences of a request were together."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            self.last = max(1, sum(len(each.output) for each in group.sequences))
+
+
 class TenantPredictor(_Learning):
     """Remembers the last length of each tenant for ever."""
 

@@ -176,6 +176,32 @@ class SeatLosingScheduler(TokenBudgetScheduler):
         super().remove(group)
 
 
+class BackwardsQueueScheduler(TokenBudgetScheduler):
+    """Shows what waits with the last one first."""
+
+    def queues(self) -> Queues:
+        return Queues(tuple(self._running), self._waiting.ordered()[::-1], tuple(self._swapped))
+
+
+class RereadingScheduler(TokenBudgetScheduler):
+    """Counts the tokens of all that runs, one by one."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        sum(1 for group in self._running for _ in group.live[0].tokens)
+        return super().schedule(now)
+
+
+class ShrinkingScheduler(TokenBudgetScheduler):
+    """Takes smaller chunks the more often requests have waited."""
+
+    _chunk = 40
+
+    def _start(self) -> None:
+        self._chunk = max(1, self._chunk - len(self._waiting))
+        self.planner.limits.chunk = self._chunk
+        super()._start()
+
+
 class BatchingScheduler(TokenBudgetScheduler):
     """Waits for half a second for more requests, and does not say so."""
 

@@ -117,7 +117,9 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "OldestVictim": test_victims.TestNewest,
     "SharingThinkFormat": parsers.ThinkCases,
     "LateThinkFormat": parsers.ThinkCases,
-    "RememberingThinkFormat": parsers.ThinkCases,
+    **dict.fromkeys(
+        ("RememberingThinkFormat", "OpenEndThinkFormat", "PieceThinkFormat"), parsers.ThinkCases
+    ),
 }
 """Mutants that another class finds: by what it expects, or of another slot."""
 

@@ -130,8 +130,13 @@ class Registry:
         """Return a slot's components by name, without ``auto``; PluginError if no such slot."""
         if slot not in self.slots:
             raise self.error(f"no slot is called {slot!r}{did_you_mean(slot, self.slots)}")
-        parts = (part for plugin in self._active for part in plugin.components)
-        return _by_name(part for part in parts if part.slot == slot)
+        return self._components[slot]
+
+    @cached_property
+    def _components(self) -> Mapping[str, Mapping[str, Component]]:
+        """Components of each slot by name."""
+        parts = [part for plugin in self._active for part in plugin.components]
+        return {slot: _by_name(part for part in parts if part.slot == slot) for slot in self.slots}
 
     def get(self, slot: str, name: str, /) -> Component:
         """Return one component; PluginError if no plugin, or more than one, provides it."""

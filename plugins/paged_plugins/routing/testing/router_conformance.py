@@ -25,6 +25,7 @@ from paged_plugins.routing.testing.scene import (
     varied_requests,
 )
 from paged_testing.component import Repeats
+from paged_testing.policy_subjects import extreme_requests
 from paged_testing.use import bytes_left, instructions
 
 _MAX_GROWTH = 4 * 1024
@@ -83,6 +84,7 @@ class RouterConformance(Repeats):
             scene = self.scene(num_replicas, num_live)
             scene.route_all(varied_requests())
             scene.end_all()
+            scene.route_all((each, each.session) for each in extreme_requests())
             scene.route_all(varied_requests())
 
     def test_chooses_one_that_takes_requests(self) -> None:

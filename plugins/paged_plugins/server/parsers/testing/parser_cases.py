@@ -38,6 +38,8 @@ def cut_texts(written: Sequence[str] = ()) -> Iterator[list[str]]:
         yield [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
 
 
+_TIMES = 4
+"""Longer text by the shorter one, of which the work is compared."""
 _SHORT = 24
 """Letters of the shorter of two texts of which the work is compared, at least."""
 
@@ -46,15 +48,16 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
     """Check that reading takes instructions in proportion to the length of a text."""
     for text in filter(None, texts):
         whole = text * -(-_SHORT // len(text))
-        short, long = whole, whole * 8
+        short, long = whole, whole * _TIMES
         few = instructions(partial(read, short), package)
-        many = instructions(partial(read, long), package, most=16 * few + 400)
-        assert many <= 16 * few + 400, (
+        most = 2 * _TIMES * few + 400
+        many = instructions(partial(read, long), package, most=most)
+        assert many <= most, (
             f"{len(long)} letters of {text!r} in a row take {many} instructions or more, "
             f"{len(short)} take {few}: the work may grow in proportion to the text"
         )
         few, many = (letters_scanned(partial(read, each), package) for each in (short, long))
-        assert many <= 16 * few + 4 * len(long), (
+        assert many <= 2 * _TIMES * few + 4 * len(long), (
             f"of {len(long)} letters of {text!r} in a row methods of texts look through {many}, "
             f"of {len(short)} through {few}: each may be looked at only a few times"
         )

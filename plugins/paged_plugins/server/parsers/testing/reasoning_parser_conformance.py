@@ -101,6 +101,12 @@ class ReasoningParserConformance(ParserCases):
                 given += parser.end()
                 found = "".join(piece.text for piece in given if piece.is_reasoning)
                 assert found.strip() == said.strip(), f"{text[:at] + said!r} gives {given}"
+            mark = self.build().ends_with(prompt, surely=False) or ""
+            for end in range(1, len(mark)) if mark in text[at:] and at >= 0 else ():
+                cut = self.parsed(prompt, text[:at] + thoughts, mark[:end])
+                assert all(piece.is_reasoning for piece in cut), (
+                    f"{text[:at] + thoughts + mark[:end]!r}, cut within {mark!r}, gives {cut}"
+                )
 
     def test_names_the_mark_at_the_end_of_thoughts(self) -> None:
         made = self.build()
@@ -116,17 +122,27 @@ class ReasoningParserConformance(ParserCases):
             check_copies(partial(self.build().parser, prompt), texts)
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
-        for pieces, prompt in product(cut_texts(), ("", "x\n<think>\n")):
+        """Also where white space is beside the marks."""
+        texts = [
+            text.replace(said, f" {said}\n") if said else text
+            for (_, text), both in self.written.items()
+            for said in ("", *both)
+        ]
+        prompts = ("", "x\n<think>\n")
+        for pieces, prompt in product(cut_texts(), prompts):
+            self.check_cuts(pieces, prompt)
+            whole = "".join(pieces)
+            said = "".join(each.text for each in self.parsed(prompt, whole))
+            marks = whole.count("<think>") + whole.count("</think>")
+            assert marks or "".join(said.split()) == "".join(whole.split()), "text was lost"
+        for pieces, prompt in product(cut_texts(texts), prompts if any(texts) else ()):
             self.check_cuts(pieces, prompt)
 
     def check_cuts(self, pieces: Sequence[str], prompt: str) -> None:
-        """Check that pieces give what the whole gives, and that the letters are all there."""
+        """Check that pieces give what the whole gives."""
         whole = "".join(pieces)
         found, cut = self.parsed(prompt, whole), self.parsed(prompt, *pieces)
         assert cut == found, f"{whole!r} gives {found}, in the pieces {pieces} {cut}"
-        joined = "".join(each.text for each in found)
-        marks = whole.count("<think>") + whole.count("</think>")
-        assert marks or "".join(joined.split()) == "".join(whole.split()), "text was lost"
 
 
 def _ends(made: ReasoningFormat, prompt: str) -> list[str | None]:
