@@ -240,7 +240,7 @@ def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> Block
     departure = now // 4
     facts = {
         "num_tokens": random.randrange(1, 4000),
-        "num_hits": random.randrange(4) if now % 3 else 2 * num_blocks,
+        "num_hits": random.randrange(4) if now % 3 else num_blocks,
         "last_use": departure,
         "cache_order": now,
         "content_key": random.randrange(2 * num_blocks),
