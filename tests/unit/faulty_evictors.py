@@ -114,7 +114,7 @@ class CountdownEvictor(LruEvictor):
     """Goes over a block as often as it was hit."""
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
-        for _ in range(info.num_hits):
+        for _ in range(info.num_hits % (1 << 20)):
             pass
         super().add(block, info)
 
