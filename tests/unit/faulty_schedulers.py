@@ -194,10 +194,10 @@ class RereadingScheduler(TokenBudgetScheduler):
 class ShrinkingScheduler(TokenBudgetScheduler):
     """Takes smaller chunks the more often requests have waited."""
 
-    _chunk = 40
+    _chunk = 64
 
     def _start(self) -> None:
-        self._chunk = max(1, self._chunk - len(self._waiting))
+        self._chunk = max(1, self._chunk - (len(self._waiting) > 0))
         self.planner.limits.chunk = self._chunk
         super()._start()
 
