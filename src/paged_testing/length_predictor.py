@@ -85,7 +85,7 @@ class LengthPredictorConformance(ServesEveryWorkload):
                 _ask(predictor, [group.request])
 
     def test_expects_the_length_of_a_sequence_however_many_a_request_has(self) -> None:
-        """Twins, one told of requests of one sequence, one of four, are alike if each is as long."""
+        """Twins, told of requests of one sequence and of four, are alike if each is as long."""
         found = []
         for num in (1, 4):
             predictor = self.make()
