@@ -71,3 +71,30 @@ def test_the_expectation_grows_with_the_quantile() -> None:
         runs.append(len(engine.scheduler.queues().running))
         engine.close()
     assert runs == [8, 3]
+
+
+def test_one_is_admitted_when_nothing_runs_although_others_are_swapped_out() -> None:
+    """A request that goes before swapped ones may not fit beside all of them, yet is the next."""
+    engine = build_memory_engine(
+        REGISTRY,
+        scheduler={"name": "past_future"},
+        queue_order={"name": "mlfq", "first_quantum": 4},
+        preemption="swap",
+        num_blocks=12,
+        num_host_blocks=48,
+        block_size=4,
+    )
+    for number in range(4):
+        engine.add(simple_request(f"first{number}", 4, 8))
+    while engine.has_unfinished:
+        engine.step()
+    for number in range(6):
+        engine.add(simple_request(f"long{number}", 12, 30))
+        for _ in range(5):
+            engine.step()
+    for _ in range(2000):
+        if not engine.has_unfinished:
+            break
+        engine.step()
+    assert not engine.has_unfinished
+    engine.close()

@@ -44,7 +44,7 @@ class PastFutureScheduler(TokenBudgetScheduler):
     expected to be as long as a quantile of the earlier ones that were longer than what it has;
     without any, as long as it may be. The paper draws from these instead. Into the future: the most
     tokens held at once is at the end of one of the requests, while those that are shorter are gone.
-    Blocks that requests share count for each. A request that is alone is admitted.
+    Blocks that requests share count for each. While nothing runs, one request is admitted.
     """
 
     def __init__(self, options: PastFutureSettings, context: SchedulerContext, /) -> None:
@@ -68,13 +68,15 @@ class PastFutureScheduler(TokenBudgetScheduler):
             del self._lengths[bisect_left(self._lengths, self._recent.popleft())]
 
     def _has_room(self, group: SequenceGroup) -> bool:
+        if not self._running:
+            return True
         ends = sorted(map(self._future, (*self._running, *self._swapped, group)), reverse=True)
         slots = self._kv_cache.num_blocks * self._kv_cache.block_size
         held = width = 0
         for left, tokens, num_seqs in ends:
             held += tokens
             width += num_seqs
-            if held + width * left > slots and len(ends) > 1:
+            if held + width * left > slots:
                 return False
         return True
 
