@@ -40,11 +40,11 @@ class Bounds:
 
 FORMATS: dict[str, tuple[dict[str, Any], Bounds]] = {
     "int8": (
-        {"runner": {"name": "native", "quantization": "int8", "group_size": 32}},
+        {"runner": {"name": "native", "quantization": "int8"}},
         Bounds(0.005, 0.06, 0.6, 4e-4),
     ),
     "int4": (
-        {"runner": {"name": "native", "quantization": "int4", "group_size": 32}},
+        {"runner": {"name": "native", "quantization": "int4"}},
         Bounds(0.04, 0.6, 6, 0.04),
     ),
     "int8 cache": ({"kv_cache_dtype": "int8"}, Bounds(0.003, 0.05, 0.6, 3e-4)),

@@ -175,6 +175,7 @@ def test_a_change_of_one_matrix_is_found(capfd: Capture, tmp_path: Path) -> None
     assert same["perplexity"] == found["base"]["perplexity"]
     assert same["logit_difference_max"] == same["divergence_max"] == 0
     assert same["perplexity_ratio"] == same["same_best_token"] == 1
+    assert same["perplexity_ratio_error"] == 0 < other["perplexity_ratio_error"]
     assert other["logit_difference_max"] > 0.1
     assert other["divergence_mean"] > 1e-5
     assert other["logprob_difference_prefilled"] > 1e-3

@@ -28,8 +28,10 @@ class QuantizingSettings(ComponentSettings):
         default="off",
         description="int8, int4: bits of the weights of linear layers, quantised at load",
     )
-    group_size: Literal[32, 64, 128] = Field(
-        default=32, description="inputs of a linear layer that share a scale when quantised"
+    group_size: Literal[32, 64, 128] | None = Field(
+        default=None,
+        description="inputs of a linear layer that share a scale when quantised; default: 128 with "
+        "int8, 32 with int4",
     )
 
     @property
@@ -37,7 +39,9 @@ class QuantizingSettings(ComponentSettings):
         """Format that the weights get; ``None``: they stay as they are."""
         if self.quantization == "off":
             return None
-        return WeightFormat(8 if self.quantization == "int8" else 4, self.group_size)
+        if self.quantization == "int8":
+            return WeightFormat(8, self.group_size or 128)
+        return WeightFormat(4, self.group_size or 32)
 
 
 class NativeSettings(QuantizingSettings):

@@ -161,7 +161,7 @@ def _line(row: dict[str, Any]) -> list[object]:
     return [
         row["name"],
         f"{row['perplexity']:.6g}",
-        f"{100 * (row['perplexity_ratio'] - 1):+.2f}%",
+        f"{100 * (row['perplexity_ratio'] - 1):+.2f}% ± {100 * row['perplexity_ratio_error']:.2f}%",
         *(f"{row[key]:.4f}" for key in ("logit_difference_mean", "logit_difference_max")),
         *(f"{row[key]:.2e}" for key in ("divergence_mean", "divergence_max")),
         f"{100 * row['same_best_token']:.2f}%",

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf
-from statistics import fmean
+from math import exp, inf, sqrt
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from paged_core.errors import EngineError
@@ -151,10 +151,14 @@ class Tally:
         if scores is not base:
             self.differences += map(RowDifference.between, base.logits_DV, scores.logits_DV)
 
+    @property
+    def _logprobs(self) -> list[float]:
+        return self.prefilled + self.decoded
+
     def figures(self) -> dict[str, Any]:
         """Return perplexities."""
         return {
-            "perplexity": _perplexity(self.prefilled + self.decoded),
+            "perplexity": _perplexity(self._logprobs),
             "perplexity_prefilled": _perplexity(self.prefilled),
             "perplexity_decoded": _perplexity(self.decoded),
         }
@@ -162,10 +166,11 @@ class Tally:
     def figures_beside(self, base: Tally) -> dict[str, Any]:
         """Return perplexities, and how far all is from the base."""
         found = self.figures()
-        count = len(self.prefilled) + len(self.decoded)
+        count = len(self._logprobs)
         rows = self.differences
         return found | {
             "perplexity_ratio": _rounded(found["perplexity"] / base.figures()["perplexity"]),
+            "perplexity_ratio_error": _ratio_error(self._logprobs, base._logprobs),
             "logprob_difference_prefilled": _mean_difference(self.prefilled, base.prefilled),
             "logprob_difference_decoded": _mean_difference(self.decoded, base.decoded),
             "logit_difference_mean": _rounded(fmean(row.mean for row in rows)),
@@ -178,6 +183,12 @@ class Tally:
 
 def _perplexity(logprobs: list[float]) -> float | None:
     return _rounded(exp(min(-fmean(logprobs), _LARGEST_LOGARITHM))) if logprobs else None
+
+
+def _ratio_error(ours: list[float], theirs: list[float]) -> float:
+    """Return how far the ratio of perplexities may be off at 95%, from the tokens' differences."""
+    differences = [one - other for one, other in zip(ours, theirs, strict=True)]
+    return _rounded(1.96 * stdev(differences) / sqrt(len(differences)))
 
 
 def _mean_difference(ours: list[float], theirs: list[float]) -> float | None:
