@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from paged_core.interfaces.attention import (
     AttentionBackend,
@@ -265,7 +268,10 @@ def _cache(backend: AttentionBackend, layer: LayerSpec, num_blocks: int, generat
     else:
         stored = layer.dtype if layer.kv_cache_dtype == "auto" else "uint8"
         shape = backend.cache_shape(layer, num_blocks)
-        cache = torch.empty(shape, dtype=getattr(torch, stored), device=layer.device)
+        dtype: torch.dtype = getattr(torch, stored)
+        # in huge pages on a CPU, which numpy asks for, as the cache of an engine is
+        memory = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
+        cache = torch.from_numpy(memory).view(dtype).view(shape).to(layer.device)
     if isinstance(cache, torch.Tensor):
         if cache.is_floating_point() and cache.element_size() > 1:
             cache.normal_(generator=generator)

@@ -6,26 +6,30 @@
 
 #include "packed_codes.h"
 
-// What is fetched from memory while codes are multiplied: the bytes that lie AHEAD of them.
+// What is fetched from memory while a tile of rows is multiplied with codes, at an even pace: the bytes from
+// `next` to `end`, a part of those that lie CODES_AHEAD of the codes.
+template <int ROWS>
 struct CodesAhead {
-  const char* next;
-  bool wanted;
+  const char *next, *end;
+  int pace;  // bytes for each line of codes
 
-  CodesAhead(const uint8_t* panel, bool wanted) : next((const char*)panel + AHEAD), wanted(wanted) {}
+  CodesAhead(const uint8_t* panel, int64_t bytes, int tile, int tiles)
+      : next((const char*)panel + CODES_AHEAD + bytes * tile / tiles),
+        end((const char*)panel + CODES_AHEAD + bytes * (tile + 1) / tiles),
+        pace(PANEL * 4 / tiles) {}
   ALWAYS_INLINE void fetch_line() {
-    if (!wanted) return;
-    for (int i = 0; i < PANEL * 4; i += 64, next += 64) prefetch(next);
+    prefetch<ROWS <= NEAR_ROWS>(next);
+    if (pace > 64) prefetch<ROWS <= NEAR_ROWS>(next + 64);
+    next += pace;
   }
-  // what is left up to what lies ahead of `place`
-  ALWAYS_INLINE void fetch_upto(const uint8_t* place) {
-    if (wanted)
-      for (; next < (const char*)place + AHEAD; next += 64) prefetch(next);
+  ALWAYS_INLINE void fetch_rest() {
+    for (; next < end; next += 64) prefetch<ROWS <= NEAR_ROWS>(next);
   }
 };
 
 // sums [ROWS] += the dot products of a group of ROWS rows, from `x` of the first on, with codes of a stripe.
 template <int BITS, int ROWS>
-INLINE void dot_group(const int8_t* x, const uint8_t* codes, int group, vi (*sums)[VECTORS], CodesAhead& ahead) {
+INLINE void dot_group(const int8_t* x, const uint8_t* codes, int group, vi (*sums)[VECTORS], CodesAhead<ROWS>& ahead) {
   constexpr int STEP = BITS == 8 ? 4 : 8, LINE = PANEL * 4;
   for (int k = 0; k < group; k += STEP, x += STEP, codes += LINE) {
     ahead.fetch_line();
@@ -50,14 +54,14 @@ INLINE void dot_group(const int8_t* x, const uint8_t* codes, int group, vi (*sum
   }
 }
 
-// result [ROWS][PANEL] += ROWS rows times `count` groups of a panel, at most a chunk. If it `fetches`,
-// what lies ahead is fetched meanwhile.
+// result [ROWS][PANEL] += ROWS rows, tile `tile` of so many, times `count` groups of a panel, at most a chunk.
 template <int BITS, int ROWS>
 static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, const CodeFormat& format, int count,
-                           float* result, bool fresh, bool fetches) {
+                           float* result, bool fresh, int tile, int tiles) {
   constexpr int MIDDLE = 1 << (BITS - 1);
   for (int first = 0; first < PANEL; first += STRIPE) {
-    CodesAhead ahead(panel, fetches && first == 0);
+    CodesAhead<ROWS> ahead(panel, count * format.group_bytes(), tile * STRIPES + first / STRIPE,
+                           tiles * STRIPES);
     vf totals[ROWS][VECTORS];
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
@@ -72,7 +76,6 @@ static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, con
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) sums[r][v] = splat_int(-MIDDLE * rows[r].totals[g]);
       dot_group<BITS, ROWS>(rows->codes + g * format.group, place + first * 4, format.group, sums, ahead);
-      ahead.fetch_upto(place + format.group_bytes());
 #pragma GCC unroll 2
       for (int v = 0; v < VECTORS; v++) {
         const GroupScales scales(format, place, first + v * WIDTH);
@@ -80,6 +83,7 @@ static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, con
         for (int r = 0; r < ROWS; r++) totals[r][v] = scales.add(totals[r][v], sums[r][v], rows[r], g);
       }
     }
+    ahead.fetch_rest();
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
@@ -87,7 +91,7 @@ static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, con
   }
 }
 
-using CodeProduct = void (*)(const QuantizedChunk*, const uint8_t*, const CodeFormat&, int, float*, bool, bool);
+using CodeProduct = void (*)(const QuantizedChunk*, const uint8_t*, const CodeFormat&, int, float*, bool, int, int);
 
 template <int BITS>
 static CodeProduct code_product(int64_t rows) {
@@ -105,10 +109,10 @@ static CodeProduct code_product(int64_t rows) {
 // result [rows][PANEL] += all rows times `count` groups of a panel, at most a chunk.
 INLINE void multiply_code_rows(const QuantizedChunk* chunks, int64_t rows, const uint8_t* panel,
                                const CodeFormat& format, int count, float* result, bool fresh) {
-  const int64_t height = tile_rows(rows);
+  const int64_t height = tile_rows(rows), tiles = (rows + height - 1) / height;
   for (int64_t r = 0; r < rows; r += height) {
     const int64_t some = std::min(height, rows - r);
     const CodeProduct product = format.bits == 8 ? code_product<8>(some) : code_product<4>(some);
-    product(chunks + r, panel, format, count, result + r * PANEL, fresh, r == 0);
+    product(chunks + r, panel, format, count, result + r * PANEL, fresh, int(r / height), int(tiles));
   }
 }

@@ -80,6 +80,22 @@ INLINE void interleave(vi& first, vi& second) {
   first = vi(low), second = vi(high);
 #endif
 }
+// Numbers in turn of two vectors: in the same order.
+INLINE void alternate(vf& first, vf& second) {
+  vf a = first, b = second;
+#if defined(__AVX512F__)
+  first = (vf)_mm512_unpacklo_ps((__m512)a, (__m512)b);
+  second = (vf)_mm512_unpackhi_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  first = (vf)_mm256_unpacklo_ps((__m256)a, (__m256)b);
+  second = (vf)_mm256_unpackhi_ps((__m256)a, (__m256)b);
+#else
+  for (int i = 0; i < WIDTH / 2; i++) {
+    first[2 * i] = a[i], first[2 * i + 1] = b[i];
+    second[2 * i] = a[WIDTH / 2 + i], second[2 * i + 1] = b[WIDTH / 2 + i];
+  }
+#endif
+}
 INLINE void in_order(vi& first, vi& second) {
 #if defined(__AVX512F__)
   const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
@@ -106,7 +122,8 @@ INLINE void put_words(const bf16* head, int64_t dim, int16_t* words, int64_t wid
 // As `score_keys` of decode.h, of queries in words.
 template <int HEADS, bool WHOLE>
 INLINE void score_codes(const int16_t* query, int64_t width, const CacheCode* const* keys, int count,
-                        int64_t dim, float* scores, int64_t value_offset) {
+                        int64_t dim, float* scores, int64_t value_offset, const CacheCode* const* next,
+                        int next_count) {
   float units[HEADS];
   for (int h = 0; h < HEADS; h++) memcpy(units + h, query + (h + 1) * width - 2, sizeof(float));
   for (int first = 0; first < count; first += WIDTH) {
@@ -114,7 +131,7 @@ INLINE void score_codes(const int16_t* query, int64_t width, const CacheCode* co
     float scales[WIDTH];
     for (int t = 0; t < WIDTH; t++) {
       const CacheCode* key = keys[first + t];
-      for (int64_t i = 0; i < dim; i += 64) fetch_ahead(key + value_offset + i);
+      if (first + t < next_count) fetch_ahead(next[first + t] + value_offset, dim);
       scales[t] = scale_of(key, dim);
       vi sums[HEADS] = {};
 #pragma GCC unroll 8
@@ -162,8 +179,8 @@ INLINE void add_codes(float* weights, const CacheCode* const* keys, int count, i
     vi low[HEADS][BLOCKS] = {}, high[HEADS][BLOCKS] = {};
     for (int t = 0; t < count; t += 2) {  // behind the last key lies a pointer to it, of weight 0
       const CacheCode *a = keys[t] + value_offset + i, *b = keys[t + 1] + value_offset + i;
-      if (t < next_count) fetch_ahead(next[t] + i);
-      if (t + 1 < next_count) fetch_ahead(next[t + 1] + i);
+      if (t < next_count) fetch_ahead(next[t] + i, BLOCKS * WORDS);
+      if (t + 1 < next_count) fetch_ahead(next[t + 1] + i, BLOCKS * WORDS);
 #pragma GCC unroll 2
       for (int k = 0; k < BLOCKS; k++) {
         int64_t left = WHOLE ? WORDS : dim - i;

@@ -20,10 +20,28 @@ using QueryFor =
 template <typename Q>
 constexpr bool IN_WORDS = std::is_same<Q, int16_t>::value;
 
-// Whether sums of values of C are in the order in which interleaving two rows of bfloat16 leaves the
-// dimensions (see `write_head`).
+// Whether sums of values of C are in another order of dimensions than these (see `write_head`): in that in which
+// interleaving two rows of bfloat16 leaves them, or without products of pairs, the even ones before the odd ones.
 template <typename C>
-constexpr bool INTERLEAVED = PAIR_DOT && std::is_same<C, bf16>::value;
+constexpr bool REORDERED = std::is_same<C, bf16>::value;
+// Whether pairs of C are multiplied.
+template <typename C>
+constexpr bool IN_PAIRS = PAIR_DOT && std::is_same<C, bf16>::value;
+
+// The next numbers of a value, of which `left` there are, in the order of its sums; behind them, zeros.
+template <typename C>
+INLINE void load_value(const C* place, int64_t left, vf (&numbers)[1]) {
+  numbers[0] = load_upto(place, left);
+}
+INLINE void load_value(const bf16* place, int64_t left, vf (&numbers)[2]) {
+  vi both{};
+  if (left >= 2 * WIDTH)
+    memcpy(&both, place, sizeof both);
+  else
+    memcpy(&both, place, size_t(left) * sizeof *place);
+  numbers[0] = (vf)(both << 16);
+  numbers[1] = (vf)(both & (vi{} - 65536));
+}
 
 // State of one group after some of its keys.
 struct Partial {
@@ -57,20 +75,21 @@ constexpr bool is_whole(int dim) { return dim != ANY; }
 // scores [HEADS][CHUNK<C>] of `count` keys (to which more pointers than that lead: a multiple of WIDTH).
 template <int HEADS, int DIM, typename Q, typename C>
 INLINE void score_keys(const Q* query, int64_t query_width, const C* const* keys, int count,
-                       int64_t dim_, float* scores, int64_t value_offset) {
+                       int64_t dim_, float* scores, int64_t value_offset, const C* const* next,
+                       int next_count) {
   const int64_t dim = DIM > 0 ? DIM : dim_;
   for (int first = 0; first < count; first += WIDTH) {
     vf products[HEADS][WIDTH];
     float scales[WIDTH];
     for (int t = 0; t < WIDTH; t++) {
       const C* key = keys[first + t];
-      for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(C))) fetch_ahead(key + value_offset + i);
+      if (first + t < next_count) fetch_ahead(next[first + t] + value_offset, dim);
       if constexpr (IS_CODE<C>) scales[t] = scale_of(key, dim);
       vf sums[HEADS];
 #pragma GCC unroll 4
       for (int h = 0; h < HEADS; h++) sums[h] = splat(0.0f);
 #if PAIR_DOT
-      if constexpr (INTERLEAVED<C>) {
+      if constexpr (IN_PAIRS<C>) {
 #pragma GCC unroll 8
         for (int64_t i = 0; i < dim; i += 32) {
           __m512i k = load_pairs_upto(key + i, is_whole(DIM) ? 32 : dim - i);
@@ -109,7 +128,7 @@ INLINE void add_values(float* weights, const C* const* keys, int count, int64_t 
   const int64_t dim = DIM > 0 ? DIM : dim_;
   if constexpr (IS_CODE<C>) scale_weights<HEADS>(weights, keys, count, dim, value_offset);
 #if PAIR_DOT
-  if constexpr (INTERLEAVED<C>) {
+  if constexpr (IN_PAIRS<C>) {
     constexpr int BLOCKS = DIM > 0 && DIM % 64 == 0 && HEADS <= 3 ? 2 : 1;  // of 32 dimensions
     // weights as pairs of bfloat16, one pair of keys in each
     uint32_t pairs[HEADS][CHUNK<C> / 2];
@@ -130,11 +149,8 @@ INLINE void add_values(float* weights, const C* const* keys, int count, int64_t 
         // after the last key of an odd count comes a pointer to a key that is not masked
         const C *a = keys[t] + value_offset + i, *c = keys[t + 1] + value_offset + i;
         if (t < next_count) {
-#pragma GCC unroll 2
-          for (int b = 0; b < BLOCKS; b++) {
-            fetch_ahead(next[t] + i + 32 * b);
-            fetch_ahead(next[t + 1] + i + 32 * b);
-          }
+          fetch_ahead(next[t] + i, 32 * BLOCKS);
+          fetch_ahead(next[t + 1] + i, 32 * BLOCKS);
         }
 #pragma GCC unroll 2
         for (int b = 0; b < BLOCKS; b++) {
@@ -161,8 +177,9 @@ INLINE void add_values(float* weights, const C* const* keys, int count, int64_t 
   }
 #endif
   constexpr int VECTORS_AT_ONCE = DIM > 0 && DIM % (WIDTH * AT_ONCE) == 0 ? AT_ONCE
-                                  : DIM == MULTIPLE                        ? 32 / WIDTH > 2 ? 2 : 32 / WIDTH
+                                  : DIM == MULTIPLE || REORDERED<C>        ? 2
                                                                            : 1;
+  constexpr int TOGETHER = REORDERED<C> ? 2 : 1;
   for (int64_t i = 0; i < dim; i += WIDTH * VECTORS_AT_ONCE) {
     vf sums[HEADS][VECTORS_AT_ONCE];
 #pragma GCC unroll 4
@@ -171,13 +188,16 @@ INLINE void add_values(float* weights, const C* const* keys, int count, int64_t 
       for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[h][v] = load(all_sums + h * width + i + v * WIDTH);
     for (int t = 0; t < count; t++) {
       const C* value = keys[t] + value_offset + i;
-      if (t < next_count) fetch_ahead(next[t] + i);
+      if (t < next_count) fetch_ahead(next[t] + i, VECTORS_AT_ONCE * WIDTH);
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS_AT_ONCE; v++) {
-        vf x = load_upto(value + v * WIDTH, is_whole(DIM) ? WIDTH : dim - i);
+      for (int v = 0; v < VECTORS_AT_ONCE; v += TOGETHER) {
+        vf x[TOGETHER];
+        load_value(value + v * WIDTH, is_whole(DIM) ? TOGETHER * WIDTH : dim - i, x);
 #pragma GCC unroll 4
         for (int h = 0; h < HEADS; h++)
-          sums[h][v] = sums[h][v] + splat(weights[h * CHUNK<C> + t]) * x;
+#pragma GCC unroll 2
+          for (int k = 0; k < TOGETHER; k++)
+            sums[h][v + k] = sums[h][v + k] + splat(weights[h * CHUNK<C> + t]) * x[k];
       }
     }
 #pragma GCC unroll 4
@@ -220,12 +240,13 @@ template <typename Q, typename C, int HEADS, int DIM>
 static void attend_chunk(const AttentionShape& a, const Q* query, int64_t first_head, int64_t begin,
                          int64_t last, int count, const C* const* keys, int64_t values,
                          const C* const* next, int next_count, float* scores, float* top, float* total,
-                         float* sums, bool prefetches) {
-  const int64_t dim = DIM > 0 ? DIM : a.dim, width = sums_width(dim), ahead = prefetches ? values : 0;
+                         float* sums) {
+  const int64_t dim = DIM > 0 ? DIM : a.dim, width = sums_width(dim);
   if constexpr (IN_WORDS<Q>)
-    score_codes<HEADS, is_whole(DIM)>(query, query_width<Q>(dim), keys, count, dim, scores, ahead);
+    score_codes<HEADS, is_whole(DIM)>(query, query_width<Q>(dim), keys, count, dim, scores, values, next,
+                                      next_count);
   else
-    score_keys<HEADS, DIM>(query, width, keys, count, dim, scores, ahead);
+    score_keys<HEADS, DIM>(query, width, keys, count, dim, scores, values, next, next_count);
   for (int h = 0; h < HEADS; h++) {
     float slope = a.slopes ? a.slopes[first_head + h] : 0.0f;
     for (int t = 0; t < count; t += WIDTH) {
@@ -255,16 +276,20 @@ static auto chunk_function(int64_t heads) {
 // Stores 32 dimensions in the sums of a part.
 template <typename C>
 INLINE void store_sums(float* sums, const float* dimensions) {
-#if PAIR_DOT
-  if constexpr (INTERLEAVED<C>) {
-    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
+  if constexpr (REORDERED<C>) {
+#if defined(__AVX512F__)
+    const __m512i low = PAIR_DOT ? _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+                                 : _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(PAIR_DOT ? 4 : 1));
     __m512 a = (__m512)load(dimensions), b = (__m512)load(dimensions + 16);
     store(sums, (vf)_mm512_permutex2var_ps(a, low, b));
     store(sums + 16, (vf)_mm512_permutex2var_ps(a, high, b));
+#else
+    for (int first = 0; first < 32; first += 2 * WIDTH)
+      for (int i = 0; i < 2 * WIDTH; i++) sums[first + i % 2 * WIDTH + i / 2] = dimensions[first + i];
+#endif
     return;
   }
-#endif
   for (int i = 0; i < 32; i += WIDTH) store(sums + i, load(dimensions + i));
 }
 
@@ -272,20 +297,16 @@ INLINE void store_sums(float* sums, const float* dimensions) {
 template <typename C, typename T>
 INLINE void write_head(T* out, const float* sums, float total, int64_t dim) {
   float factor = 1.0f / total;
-#if PAIR_DOT
-  if constexpr (INTERLEAVED<C>) {
-    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-    for (int64_t i = 0; i < dim; i += 32) {
-      __m512 low = (__m512)(load(sums + i) * splat(factor));
-      __m512 high = (__m512)(load(sums + i + 16) * splat(factor));
-      store_upto(out + i, (vf)_mm512_permutex2var_ps(low, first, high), dim - i);
-      if (i + 16 < dim)
-        store_upto(out + i + 16, (vf)_mm512_permutex2var_ps(low, second, high), dim - i - 16);
+  if constexpr (REORDERED<C>) {
+    for (int64_t i = 0; i < dim; i += 2 * WIDTH) {
+      vf low = load(sums + i) * splat(factor), high = load(sums + i + WIDTH) * splat(factor);
+      if (!PAIR_DOT) alternate(low, high);
+      in_order((vi&)low, (vi&)high);
+      store_upto(out + i, low, dim - i);
+      if (i + WIDTH < dim) store_upto(out + i + WIDTH, high, dim - i - WIDTH);
     }
     return;
   }
-#endif
   for (int64_t i = 0; i < dim; i += WIDTH)
     store_upto(out + i, load(sums + i) * splat(factor), dim - i);
 }
@@ -341,7 +362,7 @@ static void attend_item(const Attention<T, C>& a, const Item& item, const Item* 
       chunk_function<Query, C, DIM>(std::min<int64_t>(AT_ONCE, group - g))(
           a, query + g * query_stride, item.head * group + g, begin, a.lengths[item.sequence] - 1, count,
           pointers[now], a.value_offset(), pointers[1 - now], g == 0 ? ahead : 0, scores + g * CHUNK<C>,
-          state.top + g, state.total + g, state.sums + g * width, g == 0);
+          state.top + g, state.total + g, state.sums + g * width);
     }
     now = 1 - now;
     count = coming;

@@ -21,6 +21,7 @@
 constexpr int PANEL = 32;                         // columns of the result
 constexpr int VECTORS = 2;                        // of a panel, computed at once
 constexpr int STRIPE = VECTORS * WIDTH;           // columns computed at once
+constexpr int STRIPES = PANEL / STRIPE;
 constexpr int MAX_ROWS = WIDTH == 16 ? 12 : 4;    // of a tile
 constexpr int BLOCK_ROWS = 96;                    // that share one pass over the weight
 constexpr int AHEAD = 16384;                      // bytes of the weight fetched ahead
@@ -226,8 +227,8 @@ static void multiply_tile(const Operand<T>* rows, Panels<T> panels, int64_t step
       if (first == 0) {
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) {
-          prefetch(coming + p * ahead.stride);
-          if (ahead.pace > 64) prefetch(coming + p * ahead.stride + 64);
+          prefetch<ROWS <= NEAR_ROWS>(coming + p * ahead.stride);
+          if (ahead.pace > 64) prefetch<ROWS <= NEAR_ROWS>(coming + p * ahead.stride + 64);
         }
         coming += ahead.pace;
       }

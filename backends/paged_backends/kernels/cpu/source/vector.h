@@ -324,7 +324,32 @@ INLINE vf tanh_of(vf x) {
   return splat(1.0f) - splat(2.0f) / (exp_of(x + x) + splat(1.0f));
 }
 
-INLINE void prefetch(const void* place) { __builtin_prefetch(place); }
+// ---------------------------------------------------------------- prefetching
+//
+// Weights come into the nearest cache where they are multiplied with NEAR_ROWS rows at most, else into the next, as
+// keys and values do: a core waits for fewer lines on their way to the nearest. They are asked for so many bytes
+// before they are read. `CXX="g++ -DNEAR_ROWS=0" paged-core bench decode`, or `bench attention --backends cpu`,
+// measures other choices; run them in turns:
+//
+//                       nearest cache, next cache                      AHEAD of codes: 16384, 8192
+//   AVX-512 with BF16   16 rows 0.36, 0.40 TFLOP/s, int8 0.47, 0.59;
+//     (Zen 4)           one row of int8 46, 40 GB/s;
+//                       attention of 16 x 256 tokens 921, 715 us
+//   AVX-512 with VNNI   rows as good; attention 1286, 1142 us          16 rows of int8 474, 445 us
+//     (Ice Lake)
+#ifndef NEAR_ROWS
+#define NEAR_ROWS 4
+#endif
+#ifndef KEYS_NEAR
+#define KEYS_NEAR 0
+#endif
+#ifndef CODES_AHEAD
+#define CODES_AHEAD (PAIR_DOT ? 16384 : 8192)
+#endif
+template <bool NEAR>
+INLINE void prefetch(const void* place) {
+  __builtin_prefetch(place, 0, NEAR ? 3 : 2);
+}
 
 #if PAIR_DOT
 // sum + a[2i] * b[2i] + a[2i + 1] * b[2i + 1] in lane i; takes denormal numbers for zero.
