@@ -135,7 +135,8 @@ class ReasoningParserConformance(ParserCases):
             said = "".join(each.text for each in self.parsed(prompt, whole))
             marks = whole.count("<think>") + whole.count("</think>")
             assert marks or "".join(said.split()) == "".join(whole.split()), "text was lost"
-        for pieces, prompt in product(cut_texts(texts), prompts if any(texts) else ()):
+        letters = [[*text] for text in texts]
+        for pieces, prompt in product((*cut_texts(texts), *letters) if texts else (), prompts):
             self.check_cuts(pieces, prompt)
 
     def check_cuts(self, pieces: Sequence[str], prompt: str) -> None:
