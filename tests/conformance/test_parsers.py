@@ -75,6 +75,7 @@ class TestHermes(ToolParserConformance):
     )
 
 
+@long(*WORK)  # as in `TestHermes`
 class TestLlama3Json(ToolParserConformance):
     component = "llama3_json"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
@@ -160,6 +161,7 @@ class TestLlama4Pythonic(ToolParserConformance):
     broken = ("<|python_start|>print(1)<|python_end|>", "[f(", "<|python_start|>[f(1)]", "<|pyth")
 
 
+@long(*WORK)  # as in `TestPythonic`
 class TestGemma(ToolParserConformance):
     component = "gemma"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
@@ -199,6 +201,7 @@ class TestQwen3Coder(ToolParserConformance):
     broken = ("<tool_call>", "<tool_call>nothing</tool_call>", "<function=f>so", "<function=f")
 
 
+@long(*WORK)  # as in `TestQwen3Coder`
 class TestGlm4(ToolParserConformance):
     component = "glm4"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
@@ -218,6 +221,7 @@ class TestGlm4(ToolParserConformance):
     broken = ("<tool_call>", "<tool_call>nothing</tool_call>", "<tool_call>f\nso", "<tool_call>f")
 
 
+@long(*WORK)  # as in `TestDeepseekV3`
 class TestKimiK2(ToolParserConformance):
     component = "kimi_k2"
     written: ClassVar[Mapping[str, Sequence[tuple[str, Any]]]] = {
@@ -317,6 +321,7 @@ class TestHarmony(ReasoningParserConformance):
     }
 
 
+@long(*WORK)  # as in `TestDeepseekR1`
 class TestQwen3(ReasoningParserConformance):
     component = "qwen3"
     written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
