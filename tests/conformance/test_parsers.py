@@ -321,7 +321,7 @@ class TestHarmony(ReasoningParserConformance):
     }
 
 
-@long(*WORK)  # as in `TestDeepseekR1`
+@long("test_the_work_grows_in_proportion_to_the_text")  # as in `TestDeepseekR1`
 class TestQwen3(ReasoningParserConformance):
     component = "qwen3"
     written: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {

@@ -290,7 +290,7 @@ def test_weights_quantised_at_load_are_those_of_one_rank(
 ) -> None:
     """Computed, and from the cache: each rank has a file of its own."""
     folder = settings(save(name, tmp_path), dtype="float32")
-    options = {"quantization": quantization, "kernels": "off"}
+    options = {"quantization": quantization, "group_size": 32, "kernels": "off"}
     expected = found(load_runner(folder, "native", **options))
     for _ in range(2):
         check_found(ranks(folder, 2, found, **options), expected)

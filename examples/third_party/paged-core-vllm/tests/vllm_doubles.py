@@ -140,9 +140,9 @@ def waiting_views(requests: Sequence[Request]) -> list[SettableView]:
 
 
 def running_views(
-    cache: FakeCache, requests: Sequence[Request], computed: Sequence[int]
+    cache: FakeCache, requests: Sequence[Request], computed: Sequence[int], *, grown: bool = True
 ) -> list[SettableView]:
-    """Return views of requests that run, partly computed."""
+    """Return views of requests that run, partly computed; none has generated anything (`grown`)."""
     views = []
     for number, (request, share) in enumerate(zip(requests, computed, strict=False)):
         view = view_of(request, number, cache)
