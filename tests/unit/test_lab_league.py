@@ -165,13 +165,17 @@ def test_each_run_is_run_once(league: League, registry: Registry, tmp_path: Path
 
 
 def test_the_command_writes_a_page_that_needs_nothing_else(
-    league: League, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    league: League,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(League, "shipped", classmethod(lambda cls: league))
     monkeypatch.setattr("paged_plugins.lab.commands.league.cost_model", lambda registry: "roofline")
     out = tmp_path / "page.html"
     where = ["--out", str(out), "--results", str(tmp_path / "kept"), "--workers", "1"]
     assert main(["lab", "league", "--quick", "--slots", "victim", *where], {}) == 0
+    assert "times of steps: roofline; pip install" in capsys.readouterr().err
     text = out.read_text("utf-8")
     assert not re.search(r"(src|href)=.?https?:|@import|url\(", text)
     assert "roofline of these GPUs, not measured" in text

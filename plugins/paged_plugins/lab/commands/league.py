@@ -48,6 +48,9 @@ def league_command(
 
     refuse_settings(given, "the league is curated; write a study for settings of your own")
     league, registry = League.shipped(), given.registry
+    model = cost_model(registry)
+    remedy = "" if model == "measured" else "; pip install 'paged-core[gpus]' brings measured ones"
+    echo(f"times of steps: {model}{remedy}", err=True)
     if slots is not None:
         names = [each.strip() for each in slots.split(",")]
         for name in names:
@@ -73,7 +76,7 @@ def league_command(
         "command": shlex.join(["paged-core", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "version": version("paged-core"),
-        "model": cost_model(registry),
+        "model": model,
     }
     write_text(out, page(played, facts))
     echo(f"wrote {out}")
