@@ -20,7 +20,8 @@ def test_every_metric_that_a_dashboard_names_is_scraped_and_adds_up() -> None:
             body = {"prompt": f"What is a block table? {number}", "max_tokens": 4 + number}
             assert served.ask("POST", "/v1/completions", body)[0] == 200
         with open_request(served, LONG) as connection:
-            read_until(connection, b"data: ")
+            for _ in range(3):  # of its tokens, some are counted for sure
+                read_until(connection, b"data: ")
         served.wait_until_idle()
         text: str = served.ask("GET", "/metrics")[1]
     found: dict[str, list[tuple[str, float]]] = {}
@@ -42,7 +43,7 @@ def test_every_metric_that_a_dashboard_names_is_scraped_and_adds_up() -> None:
         assert counts[-1] == total(name.replace("_bucket", "_count"))
     assert total("vllm:time_to_first_token_seconds_bucket") > 0
     assert total("vllm:prompt_tokens_by_source_total") == total("vllm:prompt_tokens_total") > 0
-    assert total("vllm:generation_tokens_total") >= 4 + 5 + 6  # and those that were not awaited
+    assert total("vllm:generation_tokens_total") > 4 + 5 + 6
     assert total("vllm:request_max_num_generation_tokens_count") == 4
     assert total("vllm:admission_rejections_total") == total("vllm:num_requests_waiting") == 0
     info = found["vllm:cache_config_info"][0][0]

@@ -269,9 +269,11 @@ def _cache(backend: AttentionBackend, layer: LayerSpec, num_blocks: int, generat
         stored = layer.dtype if layer.kv_cache_dtype == "auto" else "uint8"
         shape = backend.cache_shape(layer, num_blocks)
         dtype: torch.dtype = getattr(torch, stored)
-        # in huge pages on a CPU, which numpy asks for, as the cache of an engine is
-        memory = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
-        cache = torch.from_numpy(memory).view(dtype).view(shape).to(layer.device)
+        if layer.device == "cpu":  # in huge pages, which numpy asks for, as that of an engine
+            memory = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
+            cache = torch.from_numpy(memory).view(dtype).view(shape)
+        else:
+            cache = torch.empty(shape, dtype=dtype, device=layer.device)
     if isinstance(cache, torch.Tensor):
         if cache.is_floating_point() and cache.element_size() > 1:
             cache.normal_(generator=generator)

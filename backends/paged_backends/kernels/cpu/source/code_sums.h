@@ -80,7 +80,7 @@ INLINE void interleave(vi& first, vi& second) {
   first = vi(low), second = vi(high);
 #endif
 }
-// Numbers in turn of two vectors: in the same order.
+// Two vectors, so that their numbers alternate: in the order that `in_order` ends, too.
 INLINE void alternate(vf& first, vf& second) {
   vf a = first, b = second;
 #if defined(__AVX512F__)

@@ -301,9 +301,10 @@ INLINE void write_head(T* out, const float* sums, float total, int64_t dim) {
     for (int64_t i = 0; i < dim; i += 2 * WIDTH) {
       vf low = load(sums + i) * splat(factor), high = load(sums + i + WIDTH) * splat(factor);
       if (!PAIR_DOT) alternate(low, high);
-      in_order((vi&)low, (vi&)high);
-      store_upto(out + i, low, dim - i);
-      if (i + WIDTH < dim) store_upto(out + i + WIDTH, high, dim - i - WIDTH);
+      vi first = (vi)low, second = (vi)high;
+      in_order(first, second);
+      store_upto(out + i, (vf)first, dim - i);
+      if (i + WIDTH < dim) store_upto(out + i + WIDTH, (vf)second, dim - i - WIDTH);
     }
     return;
   }

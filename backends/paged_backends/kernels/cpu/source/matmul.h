@@ -21,7 +21,7 @@
 constexpr int PANEL = 32;                         // columns of the result
 constexpr int VECTORS = 2;                        // of a panel, computed at once
 constexpr int STRIPE = VECTORS * WIDTH;           // columns computed at once
-constexpr int STRIPES = PANEL / STRIPE;
+constexpr int STRIPES = PANEL / STRIPE;           // of a panel
 constexpr int MAX_ROWS = WIDTH == 16 ? 12 : 4;    // of a tile
 constexpr int BLOCK_ROWS = 96;                    // that share one pass over the weight
 constexpr int AHEAD = 16384;                      // bytes of the weight fetched ahead
