@@ -23,6 +23,7 @@ from unit.gpu_tables import (
     MODEL,
     SHEET,
     SYSTEM,
+    attentions,
     decode_ms,
     experts_ms,
     gemm_ms,
@@ -275,6 +276,18 @@ def test_what_was_not_measured_is_refused(
 def test_a_folder_without_tables_is_named(name: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"cost_model.tables: {tmp_path / name} {problem}"):
         cost(tmp_path / name, model="Qwen/Qwen3-32B")
+
+
+def test_attention_of_a_release_that_measured_no_windows_has_none(
+    package: Path, tmp_path: Path
+) -> None:
+    older = write_package(tmp_path / "package")
+    for name, axis in (("context_attention", "isl"), ("generation_attention", "step")):
+        rows = list(attentions(axis))
+        for row in rows:
+            del row["window_size"]
+        write(older, "attention", name, "0.10.0", iter(rows))
+    assert gpu_ms(cost(older), FIRST) == gpu_ms(cost(package), FIRST)
 
 
 def cut(path: Path) -> None:

@@ -302,6 +302,8 @@ _ATTENTION = (
     *("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
     *("kv_cache_dtype", "step", "window_size"),
 )
+_ABSENT = {"window_size": 0}
+"""Columns that files of older releases lack, and what all of their rows were measured with."""
 _EXPERTS = (
     *("moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts"),
     *("moe_tp_size", "moe_ep_size", "distribution"),
@@ -319,13 +321,15 @@ def _read_columns(path: Path, names: Iterable[str]) -> Table:
     pq, failure = arrow("parquet")
     try:
         schema = pq.read_schema(path)
-        missing = [name for name in names if name not in schema.names]
+        here = [name for name in names if name in schema.names]
+        missing = [name for name in names if name not in here and name not in _ABSENT]
         if missing:
             raise damaged(path, f"it has no column {', '.join(missing)}, so it has another schema")
-        read = pq.read_table(path, columns=list(names))
+        read = pq.read_table(path, columns=here)
     except (OSError, failure) as error:
         raise damaged(path, f"it cannot be read ({error})") from None
-    columns = {name: read[name].to_numpy() for name in names}
+    columns = {name: read[name].to_numpy() for name in here}
+    columns |= {name: np.full(read.num_rows, _ABSENT[name]) for name in names if name not in here}
     latency = columns["latency"]
     if latency.dtype.kind != "f" or not len(latency) or not (latency > 0).all():
         raise damaged(path, "a time in it is no number above 0")
