@@ -11,19 +11,27 @@
 template <int ROWS>
 struct CodesAhead {
   const char *next, *end;
-  int pace;  // bytes for each line of codes
+  int pace;      // bytes for each line of codes
+  bool is_near;  // into the nearest cache
 
-  CodesAhead(const uint8_t* panel, int64_t bytes, int tile, int tiles)
-      : next((const char*)panel + CODES_AHEAD + bytes * tile / tiles),
-        end((const char*)panel + CODES_AHEAD + bytes * (tile + 1) / tiles),
-        pace(PANEL * 4 / tiles) {}
+  CodesAhead(const uint8_t* panel, int64_t bytes, int part, int parts, bool is_only_tile)
+      : next((const char*)panel + CODES_AHEAD + bytes * part / parts),
+        end((const char*)panel + CODES_AHEAD + bytes * (part + 1) / parts),
+        pace(PANEL * 4 / parts),
+        is_near(ROWS <= NEAR_ROWS && is_only_tile) {}
+  ALWAYS_INLINE void fetch(const char* place) {
+    if (ROWS <= NEAR_ROWS && is_near)
+      prefetch<true>(place);
+    else
+      prefetch<false>(place);
+  }
   ALWAYS_INLINE void fetch_line() {
-    prefetch<ROWS <= NEAR_ROWS>(next);
-    if (pace > 64) prefetch<ROWS <= NEAR_ROWS>(next + 64);
+    fetch(next);
+    if (pace > 64) fetch(next + 64);
     next += pace;
   }
   ALWAYS_INLINE void fetch_rest() {
-    for (; next < end; next += 64) prefetch<ROWS <= NEAR_ROWS>(next);
+    for (; next < end; next += 64) fetch(next);
   }
 };
 
@@ -58,10 +66,9 @@ INLINE void dot_group(const int8_t* x, const uint8_t* codes, int group, vi (*sum
 template <int BITS, int ROWS>
 static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, const CodeFormat& format, int count,
                            float* result, bool fresh, int tile, int tiles) {
-  constexpr int MIDDLE = 1 << (BITS - 1);
   for (int first = 0; first < PANEL; first += STRIPE) {
     CodesAhead<ROWS> ahead(panel, count * format.group_bytes(), tile * STRIPES + first / STRIPE,
-                           tiles * STRIPES);
+                           tiles * STRIPES, tiles == 1);
     vf totals[ROWS][VECTORS];
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
@@ -74,7 +81,7 @@ static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, con
 #pragma GCC unroll 12
       for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) sums[r][v] = splat_int(-MIDDLE * rows[r].totals[g]);
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = splat_int(rows[r].starts[g]);
       dot_group<BITS, ROWS>(rows->codes + g * format.group, place + first * 4, format.group, sums, ahead);
 #pragma GCC unroll 2
       for (int v = 0; v < VECTORS; v++) {
@@ -91,16 +98,17 @@ static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, con
   }
 }
 
+constexpr int MAX_CODE_ROWS = std::min(6, MAX_ROWS);  // of a tile: sums in integers and in floats take registers
+
 using CodeProduct = void (*)(const QuantizedChunk*, const uint8_t*, const CodeFormat&, int, float*, bool, int, int);
 
 template <int BITS>
 static CodeProduct code_product(int64_t rows) {
 #define CASE(R) \
   case R:       \
-    return multiply_codes<BITS, R <= MAX_ROWS ? R : 1>;
+    return multiply_codes<BITS, R <= MAX_CODE_ROWS ? R : 1>;
   switch (rows) {
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-    CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
   }
 #undef CASE
   return nullptr;
@@ -109,7 +117,7 @@ static CodeProduct code_product(int64_t rows) {
 // result [rows][PANEL] += all rows times `count` groups of a panel, at most a chunk.
 INLINE void multiply_code_rows(const QuantizedChunk* chunks, int64_t rows, const uint8_t* panel,
                                const CodeFormat& format, int count, float* result, bool fresh) {
-  const int64_t height = tile_rows(rows), tiles = (rows + height - 1) / height;
+  const int64_t tiles = (rows + MAX_CODE_ROWS - 1) / MAX_CODE_ROWS, height = (rows + tiles - 1) / tiles;
   for (int64_t r = 0; r < rows; r += height) {
     const int64_t some = std::min(height, rows - r);
     const CodeProduct product = format.bits == 8 ? code_product<8>(some) : code_product<4>(some);

@@ -119,6 +119,74 @@ INLINE void score_keys(const Q* query, int64_t query_width, const C* const* keys
   }
 }
 
+#if PAIR_DOT
+// Weights of HEADS heads, of two keys a pair, and the values that they are multiplied by and added to `sums`.
+template <int HEADS>
+struct PairedValues {
+  uint32_t pairs[HEADS][CHUNK<bf16> / 2];
+  const bf16* const* keys;
+  const bf16* const* next;  // of which so many are fetched ahead
+  int count, next_count;
+  int64_t value_offset, width;
+  float* sums;  // [HEADS, width]
+
+  void put(const float* weights) {
+    for (int h = 0; h < HEADS; h++)
+      for (int t = 0; t < count; t += 32)
+        _mm512_storeu_si512(pairs[h] + t / 2, pairs_of(load(weights + h * CHUNK<bf16> + t),
+                                                       load(weights + h * CHUNK<bf16> + t + 16)));
+  }
+
+  // BLOCKS of 32 dimensions from `i` on, of which `left` there are.
+  template <int BLOCKS>
+  ALWAYS_INLINE void add(int64_t i, int64_t left) const {
+    vf low[HEADS][BLOCKS], high[HEADS][BLOCKS];
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; h++)
+#pragma GCC unroll 4
+      for (int b = 0; b < BLOCKS; b++) {
+        low[h][b] = load(sums + h * width + i + 32 * b);
+        high[h][b] = load(sums + h * width + i + 32 * b + 16);
+      }
+    for (int t = 0; t < count; t += 2) {
+      // after the last key of an odd count comes a pointer to a key that is not masked
+      const bf16 *a = keys[t] + value_offset + i, *c = keys[t + 1] + value_offset + i;
+      if (t < next_count) {
+        fetch_ahead(next[t] + i, 32 * BLOCKS);
+        fetch_ahead(next[t + 1] + i, 32 * BLOCKS);
+      }
+#pragma GCC unroll 4
+      for (int b = 0; b < BLOCKS; b++) {
+        __m512i x = load_pairs_upto(a + 32 * b, left - 32 * b), y = load_pairs_upto(c + 32 * b, left - 32 * b);
+        __m512i lower = _mm512_unpacklo_epi16(x, y), upper = _mm512_unpackhi_epi16(x, y);
+#pragma GCC unroll 4
+        for (int h = 0; h < HEADS; h++) {
+          __m512i weight = _mm512_set1_epi32(int(pairs[h][t / 2]));
+          low[h][b] = dot_pairs(low[h][b], weight, lower);
+          high[h][b] = dot_pairs(high[h][b], weight, upper);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; h++)
+#pragma GCC unroll 4
+      for (int b = 0; b < BLOCKS; b++) {
+        store(sums + h * width + i + 32 * b, low[h][b]);
+        store(sums + h * width + i + 32 * b + 16, high[h][b]);
+      }
+  }
+
+  // All of `dim` dimensions, as many at once as there are registers for.
+  ALWAYS_INLINE void add_all(int64_t dim) const {
+    int64_t i = 0;
+    if constexpr (HEADS <= 2)
+      for (; i + 128 <= dim; i += 128) add<4>(i, 128);
+    for (; i + 64 <= dim; i += 64) add<2>(i, 64);
+    for (; i < dim; i += 32) add<1>(i, dim - i);
+  }
+};
+#endif
+
 // Adds weights [HEADS][CHUNK<C>] times values to sums [HEADS, width]. `next` keys are fetched ahead. The
 // weights may be overwritten.
 template <int HEADS, int DIM, typename C>
@@ -129,50 +197,9 @@ INLINE void add_values(float* weights, const C* const* keys, int count, int64_t 
   if constexpr (IS_CODE<C>) scale_weights<HEADS>(weights, keys, count, dim, value_offset);
 #if PAIR_DOT
   if constexpr (IN_PAIRS<C>) {
-    constexpr int BLOCKS = DIM > 0 && DIM % 64 == 0 && HEADS <= 3 ? 2 : 1;  // of 32 dimensions
-    // weights as pairs of bfloat16, one pair of keys in each
-    uint32_t pairs[HEADS][CHUNK<C> / 2];
-    for (int h = 0; h < HEADS; h++)
-      for (int t = 0; t < count; t += 32)
-        _mm512_storeu_si512(pairs[h] + t / 2, pairs_of(load(weights + h * CHUNK<C> + t),
-                                                       load(weights + h * CHUNK<C> + t + 16)));
-    for (int64_t i = 0; i < dim; i += 32 * BLOCKS) {
-      vf low[HEADS][BLOCKS], high[HEADS][BLOCKS];
-#pragma GCC unroll 4
-      for (int h = 0; h < HEADS; h++)
-#pragma GCC unroll 2
-        for (int b = 0; b < BLOCKS; b++) {
-          low[h][b] = load(all_sums + h * width + i + 32 * b);
-          high[h][b] = load(all_sums + h * width + i + 32 * b + 16);
-        }
-      for (int t = 0; t < count; t += 2) {
-        // after the last key of an odd count comes a pointer to a key that is not masked
-        const C *a = keys[t] + value_offset + i, *c = keys[t + 1] + value_offset + i;
-        if (t < next_count) {
-          fetch_ahead(next[t] + i, 32 * BLOCKS);
-          fetch_ahead(next[t + 1] + i, 32 * BLOCKS);
-        }
-#pragma GCC unroll 2
-        for (int b = 0; b < BLOCKS; b++) {
-          __m512i x = load_pairs_upto(a + 32 * b, is_whole(DIM) ? 32 : dim - i);
-          __m512i y = load_pairs_upto(c + 32 * b, is_whole(DIM) ? 32 : dim - i);
-          __m512i lower = _mm512_unpacklo_epi16(x, y), upper = _mm512_unpackhi_epi16(x, y);
-#pragma GCC unroll 4
-          for (int h = 0; h < HEADS; h++) {
-            __m512i weight = _mm512_set1_epi32(int(pairs[h][t / 2]));
-            low[h][b] = dot_pairs(low[h][b], weight, lower);
-            high[h][b] = dot_pairs(high[h][b], weight, upper);
-          }
-        }
-      }
-#pragma GCC unroll 4
-      for (int h = 0; h < HEADS; h++)
-#pragma GCC unroll 2
-        for (int b = 0; b < BLOCKS; b++) {
-          store(all_sums + h * width + i + 32 * b, low[h][b]);
-          store(all_sums + h * width + i + 32 * b + 16, high[h][b]);
-        }
-    }
+    PairedValues<HEADS> values{{}, keys, next, count, next_count, value_offset, width, all_sums};
+    values.put(weights);
+    values.add_all(dim);
     return;
   }
 #endif

@@ -20,6 +20,7 @@ struct CodeFormat {
   float factor;        // of all scales and offsets
 
   int64_t groups(int64_t columns) const { return (columns + group - 1) / group; }
+  int middle() const { return 1 << (bits - 1); }
   int64_t code_bytes() const { return int64_t(PANEL) * group * bits / 8; }  // of a group of a panel
   int64_t group_bytes() const { return code_bytes() + PANEL * (has_offsets ? 4 : 2); }
   int64_t panel_bytes(int64_t columns) const { return groups(columns) * group_bytes(); }
@@ -81,19 +82,19 @@ static void pack_codes(const CodesToPack& from, const CodeFormat& format, uint8_
 
 // Scales and offsets of WIDTH columns of a group.
 struct GroupScales {
-  vf scale, offset;
+  vf scale, offset;  // the latter of a `start` of a row, which is a total times -middle
   bool has_offset;
 
   // of the columns from `first` on of the group at `place`
   GroupScales(const CodeFormat& format, const uint8_t* place, int first) : has_offset(format.has_offsets) {
     const uint16_t* scales = (const uint16_t*)(place + format.code_bytes()) + first;
     scale = load_half(scales);
-    offset = has_offset ? load_half(scales + PANEL) : splat(0.0f);
+    offset = has_offset ? load_half(scales + PANEL) * splat(-1.0f / float(format.middle())) : splat(0.0f);
   }
   // total + the group's part of a row's results, of which `sum` are the dot products
   ALWAYS_INLINE vf add(vf total, vi sum, const QuantizedChunk& row, int group) const {
     vf part = __builtin_convertvector(sum, vf) * scale;
-    if (has_offset) part = multiply_add(splat(float(row.totals[group])), offset, part);
+    if (has_offset) part = multiply_add(splat(float(row.starts[group])), offset, part);
     return multiply_add(part, splat(row.scales[group]), total);
   }
 };

@@ -63,8 +63,8 @@ INLINE void with_quantized_rows(const Team& team, const P& p, const CodeFormat& 
   share_panels(team, p.rows, BLOCK_ROWS, panels, 1, [&](int64_t block, int64_t begin, int64_t end, auto&) {
     const int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
     if (block != held)
-      quantize_rows(p.x + first * p.x_stride, p.x_stride, rows, p.columns, format.group, format.factor,
-                    scratch.chunks);
+      quantize_rows(p.x + first * p.x_stride, p.x_stride, rows, p.columns, format.group, format.middle(),
+                    format.factor, scratch.chunks);
     held = block;
     for (int64_t panel = begin; panel < end; panel++) work(first, rows, panel);
   });

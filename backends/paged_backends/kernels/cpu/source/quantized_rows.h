@@ -16,7 +16,7 @@ constexpr int CHUNK_GROUPS = 8;    // at most
 struct alignas(64) QuantizedChunk {
   int8_t codes[CHUNK_INPUTS];
   float scales[CHUNK_GROUPS];
-  int32_t totals[CHUNK_GROUPS];  // of the codes of a group
+  int32_t starts[CHUNK_GROUPS];  // of a group's sums: the total of its codes, times less the weights' middle
 };
 
 INLINE int64_t chunks_of(int64_t columns) { return (columns + CHUNK_INPUTS - 1) / CHUNK_INPUTS; }
@@ -39,16 +39,19 @@ INLINE float quantize_group(const T* numbers, int64_t count, int group, int8_t* 
   return greatest / 127.0f;
 }
 
-// Chunks of `rows` rows: [chunks][rows]. `factor` multiplies all scales.
+// Chunks of `rows` rows: [chunks][rows], for weights whose codes are `middle` for zero. `factor` multiplies all
+// scales.
 template <typename T>
-static void quantize_rows(const T* x, int64_t stride, int64_t rows, int64_t columns, int group, float factor,
-                          QuantizedChunk* chunks) {
+static void quantize_rows(const T* x, int64_t stride, int64_t rows, int64_t columns, int group, int middle,
+                          float factor, QuantizedChunk* chunks) {
   for (int64_t first = 0; first < columns; first += CHUNK_INPUTS)
     for (int64_t r = 0; r < rows; r++, chunks++)
       for (int g = 0; g * group < std::min<int64_t>(CHUNK_INPUTS, columns - first); g++) {
         const int64_t place = first + g * group;
         const int64_t count = std::min<int64_t>(group, columns - place);
+        int32_t total;
         chunks->scales[g] = factor * quantize_group(x + r * stride + place, count, group,
-                                                    chunks->codes + g * group, chunks->totals + g);
+                                                    chunks->codes + g * group, &total);
+        chunks->starts[g] = -middle * total;
       }
 }
