@@ -7,18 +7,19 @@
 #include "packed_codes.h"
 
 // What is fetched from memory while a tile of rows is multiplied with codes, at an even pace: the bytes from
-// `next` to `end`, a part of those that lie CODES_AHEAD of the codes.
+// `next` to `end`, a part of those that lie some distance ahead of the codes.
 template <int ROWS>
 struct CodesAhead {
   const char *next, *end;
   int pace;      // bytes for each line of codes
   bool is_near;  // into the nearest cache
 
-  CodesAhead(const uint8_t* panel, int64_t bytes, int part, int parts, bool is_only_tile)
-      : next((const char*)panel + CODES_AHEAD + bytes * part / parts),
-        end((const char*)panel + CODES_AHEAD + bytes * (part + 1) / parts),
-        pace(PANEL * 4 / parts),
-        is_near(ROWS <= NEAR_ROWS && is_only_tile) {}
+  CodesAhead(const uint8_t* panel, int64_t bytes, int bits, int part, int parts, bool is_only_tile)
+      : pace(PANEL * 4 / parts), is_near(ROWS <= NEAR_ROWS && is_only_tile) {
+    const char* first = (const char*)panel + (is_near ? NEAR_CODES_AHEAD * bits / 8 : CODES_AHEAD);
+    next = first + bytes * part / parts;
+    end = first + bytes * (part + 1) / parts;
+  }
   ALWAYS_INLINE void fetch(const char* place) {
     if (ROWS <= NEAR_ROWS && is_near)
       prefetch<true>(place);
@@ -67,7 +68,7 @@ template <int BITS, int ROWS>
 static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, const CodeFormat& format, int count,
                            float* result, bool fresh, int tile, int tiles) {
   for (int first = 0; first < PANEL; first += STRIPE) {
-    CodesAhead<ROWS> ahead(panel, count * format.group_bytes(), tile * STRIPES + first / STRIPE,
+    CodesAhead<ROWS> ahead(panel, count * format.group_bytes(), BITS, tile * STRIPES + first / STRIPE,
                            tiles * STRIPES, tiles == 1);
     vf totals[ROWS][VECTORS];
 #pragma GCC unroll 12

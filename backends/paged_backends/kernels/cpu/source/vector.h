@@ -328,23 +328,27 @@ INLINE vf tanh_of(vf x) {
 //
 // Weights come into the nearest cache where they are multiplied with NEAR_ROWS rows at most, else into the next, as
 // keys and values do: a core waits for fewer lines on their way to the nearest. They are asked for so many bytes
-// before they are read. `CXX="g++ -DNEAR_ROWS=0" paged-core bench decode`, or `bench attention --backends cpu`,
-// measures other choices; run them in turns:
+// before they are read, codes of 4 bits half as many into the nearest. `CXX="g++ -DNEAR_ROWS=0" paged-core bench
+// decode`, or `bench attention --backends cpu`, measures other choices; run them in turns:
 //
-//                       nearest cache, next cache                      AHEAD of codes: 16384, 8192
-//   AVX-512 with BF16   16 rows 0.36, 0.40 TFLOP/s, int8 0.47, 0.59;
-//     (Zen 4)           one row of int8 46, 40 GB/s;
-//                       attention of 16 x 256 tokens 921, 715 us
-//   AVX-512 with VNNI   rows as good; attention 1286, 1142 us          16 rows of int8 474, 445 us
+//                       nearest cache, next cache                        AHEAD of codes
+//   AVX-512 with BF16   1 row of int8 31, 28.5 GB/s; 2 of int4 34, 32;   16384, 8192: 4 rows as good; 4096: 1 row of
+//     (Zen 4)           4 rows of bfloat16 25, 30; 16 0.36, 0.40         int4 32.7, 34.7 GB/s (nearest), 4 rows
+//                       TFLOP/s; attention of 16 x 256 tokens            0.48, 0.43 TOP/s (next)
+//                       921, 715 us
+//   AVX-512 with VNNI   rows as good; attention 1286, 1142 us            16384, 8192: 16 rows of int8 474, 445 us
 //     (Ice Lake)
 #ifndef NEAR_ROWS
-#define NEAR_ROWS 4
+#define NEAR_ROWS 3
 #endif
 #ifndef KEYS_NEAR
 #define KEYS_NEAR 0
 #endif
 #ifndef CODES_AHEAD
 #define CODES_AHEAD (PAIR_DOT ? 16384 : 8192)
+#endif
+#ifndef NEAR_CODES_AHEAD
+#define NEAR_CODES_AHEAD 8192
 #endif
 template <bool NEAR>
 INLINE void prefetch(const void* place) {
