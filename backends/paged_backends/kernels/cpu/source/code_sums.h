@@ -122,8 +122,7 @@ INLINE void put_words(const bf16* head, int64_t dim, int16_t* words, int64_t wid
 // As `score_keys` of decode.h, of queries in words.
 template <int HEADS, bool WHOLE>
 INLINE void score_codes(const int16_t* query, int64_t width, const CacheCode* const* keys, int count,
-                        int64_t dim, float* scores, int64_t value_offset, const CacheCode* const* next,
-                        int next_count) {
+                        int64_t dim, float* scores, const CacheCode* const* next, int next_count) {
   float units[HEADS];
   for (int h = 0; h < HEADS; h++) memcpy(units + h, query + (h + 1) * width - 2, sizeof(float));
   for (int first = 0; first < count; first += WIDTH) {
@@ -131,7 +130,7 @@ INLINE void score_codes(const int16_t* query, int64_t width, const CacheCode* co
     float scales[WIDTH];
     for (int t = 0; t < WIDTH; t++) {
       const CacheCode* key = keys[first + t];
-      if (first + t < next_count) fetch_ahead(next[first + t] + value_offset, dim);
+      if (first + t < next_count) fetch_ahead(next[first + t], dim);
       scales[t] = scale_of(key, dim);
       vi sums[HEADS] = {};
 #pragma GCC unroll 8
@@ -179,8 +178,8 @@ INLINE void add_codes(float* weights, const CacheCode* const* keys, int count, i
     vi low[HEADS][BLOCKS] = {}, high[HEADS][BLOCKS] = {};
     for (int t = 0; t < count; t += 2) {  // behind the last key lies a pointer to it, of weight 0
       const CacheCode *a = keys[t] + value_offset + i, *b = keys[t + 1] + value_offset + i;
-      if (t < next_count) fetch_ahead(next[t] + i, BLOCKS * WORDS);
-      if (t + 1 < next_count) fetch_ahead(next[t + 1] + i, BLOCKS * WORDS);
+      if (t < next_count) fetch_ahead(next[t] + value_offset + i, BLOCKS * WORDS);
+      if (t + 1 < next_count) fetch_ahead(next[t + 1] + value_offset + i, BLOCKS * WORDS);
 #pragma GCC unroll 2
       for (int k = 0; k < BLOCKS; k++) {
         int64_t left = WHOLE ? WORDS : dim - i;

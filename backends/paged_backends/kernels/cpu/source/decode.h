@@ -75,15 +75,14 @@ constexpr bool is_whole(int dim) { return dim != ANY; }
 // scores [HEADS][CHUNK<C>] of `count` keys (to which more pointers than that lead: a multiple of WIDTH).
 template <int HEADS, int DIM, typename Q, typename C>
 INLINE void score_keys(const Q* query, int64_t query_width, const C* const* keys, int count,
-                       int64_t dim_, float* scores, int64_t value_offset, const C* const* next,
-                       int next_count) {
+                       int64_t dim_, float* scores, const C* const* next, int next_count) {
   const int64_t dim = DIM > 0 ? DIM : dim_;
   for (int first = 0; first < count; first += WIDTH) {
     vf products[HEADS][WIDTH];
     float scales[WIDTH];
     for (int t = 0; t < WIDTH; t++) {
       const C* key = keys[first + t];
-      if (first + t < next_count) fetch_ahead(next[first + t] + value_offset, dim);
+      if (first + t < next_count) fetch_ahead(next[first + t], dim);
       if constexpr (IS_CODE<C>) scales[t] = scale_of(key, dim);
       vf sums[HEADS];
 #pragma GCC unroll 4
@@ -125,7 +124,7 @@ template <int HEADS>
 struct PairedValues {
   uint32_t pairs[HEADS][CHUNK<bf16> / 2];
   const bf16* const* keys;
-  const bf16* const* next;  // of which so many are fetched ahead
+  const bf16* const* next;  // so many of their values are fetched ahead
   int count, next_count;
   int64_t value_offset, width;
   float* sums;  // [HEADS, width]
@@ -152,8 +151,8 @@ struct PairedValues {
       // after the last key of an odd count comes a pointer to a key that is not masked
       const bf16 *a = keys[t] + value_offset + i, *c = keys[t + 1] + value_offset + i;
       if (t < next_count) {
-        fetch_ahead(next[t] + i, 32 * BLOCKS);
-        fetch_ahead(next[t + 1] + i, 32 * BLOCKS);
+        fetch_ahead(next[t] + value_offset + i, 32 * BLOCKS);
+        fetch_ahead(next[t + 1] + value_offset + i, 32 * BLOCKS);
       }
 #pragma GCC unroll 4
       for (int b = 0; b < BLOCKS; b++) {
@@ -187,8 +186,8 @@ struct PairedValues {
 };
 #endif
 
-// Adds weights [HEADS][CHUNK<C>] times values to sums [HEADS, width]. `next` keys are fetched ahead. The
-// weights may be overwritten.
+// Adds weights [HEADS][CHUNK<C>] times values to sums [HEADS, width]. Values of the `next` keys are fetched ahead.
+// The weights may be overwritten.
 template <int HEADS, int DIM, typename C>
 INLINE void add_values(float* weights, const C* const* keys, int count, int64_t dim_,
                        int64_t value_offset, float* all_sums, int64_t width,
@@ -215,7 +214,7 @@ INLINE void add_values(float* weights, const C* const* keys, int count, int64_t 
       for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[h][v] = load(all_sums + h * width + i + v * WIDTH);
     for (int t = 0; t < count; t++) {
       const C* value = keys[t] + value_offset + i;
-      if (t < next_count) fetch_ahead(next[t] + i, VECTORS_AT_ONCE * WIDTH);
+      if (t < next_count) fetch_ahead(next[t] + value_offset + i, VECTORS_AT_ONCE * WIDTH);
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS_AT_ONCE; v += TOGETHER) {
         vf x[TOGETHER];
@@ -270,10 +269,9 @@ static void attend_chunk(const AttentionShape& a, const Q* query, int64_t first_
                          float* sums) {
   const int64_t dim = DIM > 0 ? DIM : a.dim, width = sums_width(dim);
   if constexpr (IN_WORDS<Q>)
-    score_codes<HEADS, is_whole(DIM)>(query, query_width<Q>(dim), keys, count, dim, scores, values, next,
-                                      next_count);
+    score_codes<HEADS, is_whole(DIM)>(query, query_width<Q>(dim), keys, count, dim, scores, next, next_count);
   else
-    score_keys<HEADS, DIM>(query, width, keys, count, dim, scores, values, next, next_count);
+    score_keys<HEADS, DIM>(query, width, keys, count, dim, scores, next, next_count);
   for (int h = 0; h < HEADS; h++) {
     float slope = a.slopes ? a.slopes[first_head + h] : 0.0f;
     for (int t = 0; t < count; t += WIDTH) {
