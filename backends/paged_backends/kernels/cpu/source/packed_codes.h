@@ -82,19 +82,21 @@ static void pack_codes(const CodesToPack& from, const CodeFormat& format, uint8_
 
 // Scales and offsets of WIDTH columns of a group.
 struct GroupScales {
-  vf scale, offset;  // the latter of a `start` of a row, which is a total times -middle
+  vf scale, offset;
   bool has_offset;
+  float total_per_start;
 
   // of the columns from `first` on of the group at `place`
-  GroupScales(const CodeFormat& format, const uint8_t* place, int first) : has_offset(format.has_offsets) {
+  GroupScales(const CodeFormat& format, const uint8_t* place, int first)
+      : has_offset(format.has_offsets), total_per_start(-1.0f / float(format.middle())) {
     const uint16_t* scales = (const uint16_t*)(place + format.code_bytes()) + first;
     scale = load_half(scales);
-    offset = has_offset ? load_half(scales + PANEL) * splat(-1.0f / float(format.middle())) : splat(0.0f);
+    offset = has_offset ? load_half(scales + PANEL) : splat(0.0f);
   }
   // total + the group's part of a row's results, of which `sum` are the dot products
   ALWAYS_INLINE vf add(vf total, vi sum, const QuantizedChunk& row, int group) const {
     vf part = __builtin_convertvector(sum, vf) * scale;
-    if (has_offset) part = multiply_add(splat(float(row.starts[group])), offset, part);
+    if (has_offset) part = multiply_add(splat(float(row.starts[group]) * total_per_start), offset, part);
     return multiply_add(part, splat(row.scales[group]), total);
   }
 };
