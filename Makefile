@@ -78,7 +78,7 @@ gpu-check: ## build, check and time everything on a GPU, in minutes; the figures
 gpu-bench: ## measure a model end to end on a GPU, beside other engines; likewise
 	$(GPU_PYTHON) tools/gpu_bench.py $(ARGS)
 
-league: $(VENV)/.installed-dev ## compare all installed components, on one page: docs/league.html; ARGS="--quick"
+league: $(VENV)/.installed-gpus ## compare all installed components, on one page: docs/league.html; ARGS="--quick"
 	$(BIN)/paged-core lab league --out docs/league.html --results build/league $(ARGS)
 
 docs: $(VENV)/.installed-dev ## build the documentation into site/
@@ -118,6 +118,10 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 
 $(VENV)/.installed-serve: $(VENV)/.installed
 	$(INSTALL) --no-build-isolation --editable ".[serve]"
+	@touch $@
+
+$(VENV)/.installed-gpus: $(VENV)/.installed
+	$(INSTALL) --no-build-isolation --editable ".[gpus]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
