@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -18,6 +21,9 @@ from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import EMULATED, SETS, available, find_compiler
 from paged_backends.kernels.nvidia import has_driver
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
+from paged_core.cli.frame import Session
+from paged_core.plugins import registry as plugin_registry
+from paged_core.plugins.registry import Registry
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch when it is first imported
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others
@@ -59,7 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Not ``long`` are those of the best set of this machine, the portable one, and the emulation of
     tile registers with it. Some cases are ``long`` in all but the first class of a component: what
-    is kept of a request, say, is hardly a matter of its options.
+    is kept of a request, say, is hardly a matter of its options. In slots of many components those
+    that count are ``long`` for most of them.
     """
     usual = (_best_set(), "portable", EMULATED[-1].name)
     counted: dict[tuple[str, str, str], type] = {}
@@ -70,9 +77,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if name in _COUNTING | _ONCE and kind is not None:
             part = kind.component
             part = part["name"] if isinstance(part, Mapping) else part
-            if kind is not counted.setdefault((name, kind.slot, part), kind):
+            is_first = kind is counted.setdefault((name, kind.slot, part), kind)
+            if not is_first or (name in _COUNTING and part not in _COUNTED.get(kind.slot, [part])):
                 item.add_marker(pytest.mark.long)
-            elif name in _COUNTING:
+            elif name not in _BRIEF:
                 item.add_marker(pytest.mark.heavy)
 
 
@@ -92,16 +100,37 @@ def instruction_sets(item: pytest.Item) -> Iterator[str]:
 _COUNTING = frozenset(
     {
         "test_keeps_nothing_of_what_has_left",
+        "test_what_it_keeps_does_not_grow_with_its_use",
+        "test_its_memory_does_not_grow_with_the_number_of",
         "test_the_work_grows_in_proportion_to_the_text",
+        "test_the_work_grows_in_proportion_to_the",
+        "test_what_it_remembers_is_bounded",
+        "test_what_has_left_is_forgotten",
         "test_what_it_holds_is_not_copied_at_each_letter",
-        "test_asks_no_clock_and_rolls_no_dice",
         "test_instructions_grow_no_faster_than_a_logarithm",
         "test_requests_end_though_every_quantum_is_always_over",
         "test_decides_the_same_in_another_process",
+        "test_goes_by_its_own_options_beside_another",
     }
 )
-"""Cases of the kit that trace hundreds of uses, or start a process: a third of all its seconds."""
-_ONCE = frozenset({"test_holds_with_other_options"})
+"""Cases of the kit that trace hundreds of uses, or start a process: half of all its seconds."""
+_COUNTED: Mapping[str, Collection[str]] = {
+    "admission": ["token_bucket"],
+    "evictor": ["arc", "s3_fifo"],
+    "executor": ["local", "memory", "workers"],
+    "length_predictor": ["history"],
+    "observers": ["live_view", "metrics"],
+    "preemption": ["auto"],
+    "queue_order": ["fair", "mlfq"],
+    "reasoning_parser": ["deepseek_r1"],
+    "router": ["prefix_affinity", "session"],
+    "scheduler": ["past_future", "token_budget"],
+    "tool_parser": ["gpt_oss", "hermes"],
+    "victim": ["lowest_priority", "recompute_cost"],
+}
+"""Components that they are run for by CI, those that keep the most: of other slots, all."""
+_BRIEF = frozenset({"test_holds_with_other_options"})
+_ONCE = _BRIEF | {"test_asks_no_clock_and_rolls_no_dice"}
 """Others that are about a component more than about the options of a class."""
 _ALL_SETS = frozenset(one.name for one in (*SETS, *EMULATED))
 
@@ -117,6 +146,26 @@ def _library_logs() -> Iterator[None]:
     """A command that ran in this process may have configured them."""
     structlog.reset_defaults()
     yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_discover_plugins_once() -> Iterator[None]:
+    """Let commands in this process find installed plugins once: it takes half of their time."""
+    found: dict[tuple[Any, ...], Registry] = {}
+
+    def registry(session: Session) -> Registry:
+        discover = Registry.discover
+        by = getattr(discover, "__func__", discover), plugin_registry.entry_points
+        key = (*by, *sys.path, *session.blocked)
+        if key not in found:
+            found[key] = discover(block=session.blocked)
+        return found[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        shared = cached_property(registry)
+        shared.__set_name__(Session, "registry")
+        patch.setattr(Session, "registry", shared)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,9 @@ class AdmissionConformance(Repeats):
     """
 
     slot: ClassVar[str] = "admission"
+    num_uses: ClassVar[int] = 40
+    """Each of all written requests."""
+    bytes_free: ClassVar[int] = 2 << 10
 
     def make(self) -> Admission:
         """A fresh admission."""

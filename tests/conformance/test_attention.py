@@ -56,8 +56,10 @@ class TestTorchFloat8InFloat32(TestTorchFloat8):
     dtypes = ("float32",)
 
 
-@long(GRID)
+@long(GRID, "test_holds_with_other_options")
 class TestCpu(AttentionConformance):
+    """Its options are instruction sets, of which each is compiled."""
+
     component: ClassVar[str | Mapping[str, Any]] = "cpu"
     keeps_bits = True
 

@@ -1,11 +1,10 @@
 """A copy of each policy under another name, in another package, passes the same tests.
 
-In written situations only in `make test-long`: one case of a class finds who goes by a name.
+All of them in the long run, else written cases: they find who goes by a name.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -23,12 +22,9 @@ from conformance import (
     test_schedulers,
     test_victims,
 )
-from marks import long
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_testing import ComponentConformance, registry_with
-
-pytestmark = pytest.mark.heavy
 
 
 @cache
@@ -79,8 +75,13 @@ def copies() -> Iterator[type[ComponentConformance]]:
                 "test_goes_by_its_own_options_beside_another": None,
                 "test_keeps_nothing_of_what_has_left": None,  # slow, and it goes by no name
             }
-            situations = [each for each in dir(kind) if re.fullmatch("test_.*_when", each)]
-            yield long(*situations)(type(f"{name}Elsewhere", (kind,), members))
+            yield pytest.mark.long(type(f"{name}Elsewhere", (kind,), members))
 
 
-globals().update({kind.__name__: kind for kind in copies()})
+COPIES = {kind.__name__: kind for kind in copies()}
+globals().update(COPIES)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_passes_written_cases(name: str) -> None:
+    COPIES[name]().check_written()

@@ -11,6 +11,14 @@ from marks import long
 from paged_testing import ExecutorConformance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
+CONTENT = (
+    "test_a_removed_sequence_can_be_added_again",
+    "test_reads_all_blocks_before_it_writes_any",
+    "test_a_block_may_be_appended_to_a_table",
+    "test_a_sequence_in_few_chunks_samples_the_same_as_in_many",
+    "test_a_prefix_that_others_computed_may_be_shared",
+)
+"""Cases about the inner executor, as in `TestMemory`."""
 
 
 class TestSimulated(ExecutorConformance):
@@ -27,6 +35,7 @@ class TestLocal(ExecutorConformance):
 
 
 @pytest.mark.heavy
+@long("test_holds_with_other_options", *CONTENT)
 class TestWorkers(ExecutorConformance):
     """Every field of a step and of a result gets to another process and back."""
 
@@ -42,14 +51,17 @@ class TestProcess(TestWorkers):
 
 @pytest.mark.heavy
 @long(
+    "test_holds_with_other_options",
+    "test_two_executors_in_turns_sample_as_each_alone",
+    "test_a_step_may_be_submitted_before_the_last_one_is_collected",
+    *CONTENT,
+    "test_has_the_capacity_that_the_settings_give",
+    "test_samples_when_the_last_prompt_token_is_computed_and_not_before",
+    "test_ranks_the_candidates_of_a_beam_and_samples_nothing",
+    "test_a_step_may_only_remove_what_is_known",
     "test_returns_results_in_the_order_of_the_batch",
-    "test_a_removed_sequence_can_be_added_again",
     "test_moves_blocks_in_the_order_swap_out_swap_in_copy",
-    "test_reads_all_blocks_before_it_writes_any",
     "test_a_swapped_block_is_kept_on_the_host",
-    "test_a_block_may_be_appended_to_a_table",
-    "test_a_sequence_in_few_chunks_samples_the_same_as_in_many",
-    "test_a_prefix_that_others_computed_may_be_shared",
     "test_written_requests_have_the_same_output_alone_and_in_a_batch",
 )
 class TestTensorParallel(ExecutorConformance):

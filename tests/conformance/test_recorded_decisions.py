@@ -62,6 +62,7 @@ def test_replays_to_the_recorded_trace(path: Path) -> None:
     assert first_difference(list(replay(case.scenario, registry())), case.trace) is None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "v0"], ids=name_of)
 def test_v0_holds_with_the_ties_of_v0_too(path: Path) -> None:
     """Without the option, ties are broken in the order of release."""
@@ -155,6 +156,7 @@ class TestReplayCommand:
         assert out.splitlines()[0].startswith(read_case(FILES[0]).scenario.name)
         assert "blocks free" in out
 
+    @pytest.mark.heavy
     def test_a_folder_stands_for_the_cases_in_it(self, capsys: Capture) -> None:
         status, out, err = command(capsys, "replay", CASES, "--check")
         assert (status, err) == (0, "")

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from marks import long
+from marks import heavy, long
 from paged_testing import SchedulerConformance
 
-INHERITED = (
-    "test_plans_ahead_when",
-    "test_aborts_at_any_moment_when",
-    "test_steps_fail_at_any_moment_when",
-    "test_decides_the_same_again_when",
-)
+AT_ANY_MOMENT = ("test_aborts_at_any_moment_when", "test_steps_fail_at_any_moment_when")
+INHERITED = (*AT_ANY_MOMENT, "test_plans_ahead_when", "test_decides_the_same_again_when")
 """Cases about code of another scheduler, which is tested there."""
 
 
+@heavy(*AT_ANY_MOMENT)
 class TestPrefillOrDecode(SchedulerConformance):
     component = "prefill_or_decode"
 
 
+@heavy(*AT_ANY_MOMENT)
 class TestTokenBudget(SchedulerConformance):
     component = "token_budget"
 
 
+@long(*AT_ANY_MOMENT)
 class TestTimeBudget(SchedulerConformance):
     component = "time_budget"
 
 
+@long(*AT_ANY_MOMENT)
 class TestPastFuture(SchedulerConformance):
     component = "past_future"
     bytes_free = 1 << 15

@@ -51,7 +51,9 @@ def machines() -> Iterator[str]:
         nodes.shutdown()
 
 
-@pytest.fixture(params=["a cluster of its own", "two machines"])
+@pytest.fixture(
+    params=[pytest.param("a cluster of its own", marks=pytest.mark.long), "two machines"]
+)
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where ranks are placed."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -44,7 +44,7 @@ INTERPRETED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """A family, and settings; gemma2 has sliding windows and soft caps."""
 FEW = ("swap", "prefix hits")
-"""Cases of `make test-all`: both families, blocks that are moved, shared and cut."""
+"""Ways of `make test-all`: both families, blocks that are moved, shared and cut."""
 
 
 def cases() -> Iterator[Any]:
@@ -52,7 +52,8 @@ def cases() -> Iterator[Any]:
     missing = unavailable_reason() is not None
     compiled = pytest.mark.skipif(missing, reason="there is no C++ compiler")
     for family, (way, settings) in zip(cycle(("llama", "gemma2")), WAYS.items(), strict=False):
-        yield case("emulated", family, settings, f"cuda, {family}, {way}", compiled)
+        marks = [compiled] if way in FEW else [compiled, pytest.mark.long]
+        yield case("emulated", family, settings, f"cuda, {family}, {way}", *marks)
     interpreted = pytest.mark.skipif(
         not is_interpreted(),
         reason="there is a GPU, on which tests/gpu/test_attention.py runs the engine",

@@ -540,7 +540,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tiny_models.save(name, folder / name) for name in names}
 
 
-@damage.lengths(30, 4000)
+@damage.lengths(20, 4000)
 def test_any_damage_is_served_or_refused(examples: int, whole: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:
         folder = links(whole, tmp_path / "model")
@@ -553,7 +553,7 @@ def test_any_damage_is_served_or_refused(examples: int, whole: Path, tmp_path: P
     damage.for_examples(examples, check)
 
 
-@damage.lengths(30, 2000)
+@damage.lengths(15, 2000)
 def test_any_configuration_is_served_or_refused(
     examples: int, families: dict[str, Path], tmp_path: Path
 ) -> None:

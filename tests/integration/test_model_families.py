@@ -24,16 +24,18 @@ RUNNERS: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 """Options of runners, and the sizes of blocks that each is tried with."""
 OTHER_KERNELS = ("native, plain", "native, portable")
-PAIRS = [
+CASES = [
     pytest.param(
-        *(name, runner),
-        # of each family with one of the other kernels, the next family with the other one
-        marks=[pytest.mark.long] * (runner == OTHER_KERNELS[number % 2]),
-        id=f"{name}-{runner}",
+        *(name, runner, size),
+        # a family with one of the other kernels and of the sizes, the next one with the other
+        marks=[pytest.mark.long]
+        * (runner == OTHER_KERNELS[number % 2] or size != sizes[number % len(sizes)]),
+        id=f"{name}-{runner}-{size}",
     )
     for number, name in enumerate(tiny_models.FAMILIES | tiny_models.NATIVE)
-    for runner in RUNNERS
+    for runner, (_, sizes) in RUNNERS.items()
     if name in (tiny_models.FAMILIES if runner == "transformers" else tiny_models.NATIVE)
+    for size in sizes
 ]
 
 
@@ -44,17 +46,15 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder, tiny_models.generate(folder, tiny_models.PROMPTS, NUM_TOKENS)
 
 
-@pytest.mark.parametrize(("family", "runner"), PAIRS, indirect=["family"])
-def test_greedy_tokens_equal_those_of_generate(family: Any, runner: str) -> None:
+@pytest.mark.parametrize(("family", "runner", "size"), CASES, indirect=["family"])
+def test_greedy_tokens_equal_those_of_generate(family: Any, runner: str, size: int) -> None:
     """In chunks and batches, swapped out and in, at random; twice, with the cache of before."""
     folder, expected = family
-    options, sizes = RUNNERS[runner]
-    for block_size in sizes:
-        chosen = settings(folder, block_size=block_size, num_blocks=max(4, 160 // block_size))
-        loaded = load_runner(chosen, runner.partition(",")[0], **options)
-        prompts = tiny_models.PROMPTS
-        found = served_at_random(chosen, loaded, prompts, NUM_TOKENS, seed=block_size, times=2)
-        assert found == [expected] * 2
+    chosen = settings(folder, block_size=size, num_blocks=max(4, 160 // size))
+    loaded = load_runner(chosen, runner.partition(",")[0], **RUNNERS[runner][0])
+    prompts = tiny_models.PROMPTS
+    found = served_at_random(chosen, loaded, prompts, NUM_TOKENS, seed=size, times=2)
+    assert found == [expected] * 2
 
 
 @pytest.mark.parametrize("name", list(tiny_models.UNSUPPORTED))

@@ -21,11 +21,15 @@ pytestmark = [
 ]
 TESTS = Path(__file__).parents[1]
 SECONDS = 600
+each_run = pytest.mark.parametrize(
+    "chosen", ["not long", pytest.param("long", marks=pytest.mark.long)]
+)
 
 
-def check(file: str) -> None:
+def check(file: str, chosen: str) -> None:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(TESTS / file)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += ["-m", chosen, str(TESTS / file)]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as run:
         try:
             said, _ = run.communicate(timeout=SECONDS)
@@ -38,10 +42,12 @@ def check(file: str) -> None:
 
 
 class TestEngines:
-    def test_pass(self) -> None:
-        check("server/ray_replicas.py")
+    @each_run
+    def test_pass(self, chosen: str) -> None:
+        check("server/ray_replicas.py", chosen)
 
 
 class TestRanks:
-    def test_pass(self) -> None:
-        check("integration/ranks_on_ray.py")
+    @each_run
+    def test_pass(self, chosen: str) -> None:
+        check("integration/ranks_on_ray.py", chosen)

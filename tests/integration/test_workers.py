@@ -121,7 +121,7 @@ def watched_closely(engine: Engine) -> None:
     executor = engine.executor
     assert isinstance(executor, WorkersExecutor)
     for worker in executor._workers:
-        worker.heartbeat.timeout = 3.0
+        worker.heartbeat.timeout = 2.0
 
 
 def children() -> list[int]:
@@ -176,6 +176,7 @@ def test_says_the_same_as_in_this_process() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_one_rank_or_several_say_the_same() -> None:
     prompts, found = ["2 + 2 =", "What is a block table?"], []
     sampling = SamplingParams(temperature=0.8, top_k=20, seed=1, max_tokens=12, logprobs=1)
@@ -238,8 +239,12 @@ def test_errors_of_the_start_are_those_of_the_inner_executor(tmp_path: Path) -> 
         build(registry, executor=executor, preemption="swap", block_allocator="contiguous")
     with pytest.raises(CheckpointError):
         build(registry, executor="process", model=str(tmp_path))
+
+
+@pytest.mark.long
+def test_a_model_that_as_many_ranks_cannot_share_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="ranks"):
-        build(registry, executor={"name": "workers", "ranks": 3})
+        build(registry_with(), executor={"name": "workers", "ranks": 3})
 
 
 def test_processors_that_another_process_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +283,7 @@ LOST = {
     "stopped": (
         signal.SIGSTOP,
         0,
-        r"rank 0 of 2 \(pid \d+\) has answered no heartbeat for 3 s {}.*'stopped', and was killed",
+        r"rank 0 of 2 \(pid \d+\) has answered no heartbeat for 2 s {}.*'stopped', and was killed",
     ),
 }
 
@@ -303,7 +308,7 @@ class TestARank:
         ):
             raise AssertionError("they have started")
 
-    @pytest.mark.parametrize("how", LOST)
+    @pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.long)])
     def test_in_a_step(self, how: str, tmp_path: Path) -> None:
         """The step fails on all of them, in time; the next one starts all again, as large."""
         number, rank, said = LOST[how]
@@ -328,7 +333,7 @@ class TestARank:
 
     def test_between_steps_and_at_the_close(self) -> None:
         number, rank, _ = LOST["stopped"]
-        with engine_on("local", 2) as engine:
+        with engine_on(faulty(), 2) as engine:
             watched_closely(engine)
             os.kill(pids_of(engine)[rank], number)
             assert f"rank {rank} of 2" in error_of(serve(engine, "A"))
@@ -343,7 +348,7 @@ class TestARank:
     [
         pytest.param("shm", 0, 4, "before", marks=pytest.mark.long),
         ("shm", 1, 7, "inside"),
-        ("gloo", 1, 12, "after"),
+        pytest.param("gloo", 1, 12, "after", marks=pytest.mark.long),
         pytest.param("gloo", 0, 7, "inside", marks=pytest.mark.long),
     ],
 )

@@ -1,4 +1,4 @@
-"""Settings of Hypothesis, and the versions of a property for the three runs of the tests."""
+"""Settings of Hypothesis, and the versions of a property for two runs of the tests."""
 
 from __future__ import annotations
 
@@ -38,13 +38,10 @@ class Length:
         given(*strategies)(profile(self.max_examples)(tried))()
 
 
-def lengths(short: int, long: int, heavy: int | None = None) -> pytest.MarkDecorator:
-    """Run a test with a ``length`` of so many examples, and in heavier runs with others."""
+def lengths(short: int, long: int) -> pytest.MarkDecorator:
+    """Run a test with a ``length`` of so many examples, and in the long run with others."""
     made = [
         pytest.param(Length(short, is_long=False), id="short"),
         pytest.param(Length(long, is_long=True), id="long", marks=pytest.mark.long),
     ]
-    if heavy is not None:
-        more = Length(heavy, is_long=False)
-        made.insert(1, pytest.param(more, id="heavy", marks=pytest.mark.heavy))
     return pytest.mark.parametrize("length", made)

@@ -113,7 +113,7 @@ def check(
             engine.close()
 
 
-@lengths(10, 5_000, heavy=20)
+@lengths(10, 5_000)
 def test_replayed_events_are_what_is_held(length: Length) -> None:
     """Under any policies, with evictions, steps that fail, and policies that are made anew."""
 

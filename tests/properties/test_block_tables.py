@@ -366,7 +366,7 @@ OVERLAPS = pytest.mark.parametrize("overlaps", [False, True], ids=["alone", "ove
 
 @OVERLAPS
 @ALLOCATORS
-@lengths(30, 3000, heavy=60)
+@lengths(30, 3000)
 def test_tables_read_back_whatever_happens(
     length: Length, allocator: dict[str, Any], overlaps: bool
 ) -> None:

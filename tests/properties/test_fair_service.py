@@ -12,6 +12,7 @@ from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_testing.engines import build_memory_engine
+from properties.profile import profile
 
 REGISTRY = Registry.discover()
 INPUT, OUTPUT, NUM_SEQS = 1.0, 2.0, 3
@@ -38,6 +39,7 @@ class Service(Observer):
         return INPUT * inputs + OUTPUT * (sum(self.tokens[each.id] for each in requests) - inputs)
 
 
+@profile(40)
 @given(sizes=st.fixed_dictionaries({"a": SIZES, "b": SIZES}), weight=st.sampled_from([1.0, 3.0]))
 def test_backlogged_tenants_are_served_alike(
     sizes: dict[str, list[tuple[int, int]]], weight: float

@@ -135,7 +135,7 @@ def check(values: dict[str, Any], workload: Workload, injector: Injector, *, ahe
 FAULTS = st.tuples(st.floats(0, 1, exclude_max=True), st.booleans(), st.sampled_from(ERRORS))
 
 
-@lengths(30, 10_000, heavy=60)
+@lengths(30, 10_000)
 def test_what_follows_a_fault_is_served_as_ever(length: Length) -> None:
     def serves(values: dict[str, Any], workload: Workload, fault: Any, ahead: bool) -> None:
         place, after, error = fault

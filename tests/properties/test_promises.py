@@ -6,7 +6,8 @@ That every request of a finite workload finishes is part of every property: see
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Iterable
+from itertools import count, product
 from typing import Any
 
 import pytest
@@ -57,6 +58,20 @@ TURNS: dict[str, dict[str, Any]] = {
     "static_batch": {"max_num_seqs": 2},
 }
 """Schedulers that run two sequences."""
+
+
+def each_pair(orders: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize with orders and schedulers: each in one pair, all other pairs in the long run."""
+    names, turns = sorted(orders), list(TURNS)
+    usual = [
+        (names[at % len(names)], turns[at % len(turns)])
+        for at in range(max(len(names), len(turns)))
+    ]
+    pairs = [
+        pytest.param(*pair, marks=[] if pair in usual else pytest.mark.long)
+        for pair in product(names, turns)
+    ]
+    return pytest.mark.parametrize(("order", "scheduler"), pairs)
 
 
 def unlucky() -> Request:
@@ -115,8 +130,7 @@ def test_every_order_and_victim_is_covered() -> None:
     assert TURNS.keys() == REGISTRY.of("scheduler").keys()
 
 
-@pytest.mark.parametrize("scheduler", sorted(TURNS))
-@pytest.mark.parametrize("order", sorted(ORDERS_THAT_STARVE))
+@each_pair(ORDERS_THAT_STARVE)
 def test_a_request_starves_without_the_option_against_it(order: str, scheduler: str) -> None:
     """While preferred ones keep arriving; with the option it is served."""
     options = {"name": order, **AT_ITS_WORST.get(order, {})}
@@ -127,8 +141,7 @@ def test_a_request_starves_without_the_option_against_it(order: str, scheduler: 
     assert len(group.sequences[0].output) == 4
 
 
-@pytest.mark.parametrize("scheduler", sorted(TURNS))
-@pytest.mark.parametrize("order", sorted(ORDERS_THAT_DO_NOT))
+@each_pair(ORDERS_THAT_DO_NOT)
 def test_no_request_starves_under_the_other_orders(order: str, scheduler: str) -> None:
     group = waits(engine_of({"name": order}, scheduler))
     assert len(group.sequences[0].output) == 4

@@ -62,7 +62,7 @@ INSTEAD = {496: 500}
 """Seeds to take instead: a random number of 496 is 7e-9 from the border between two tokens."""
 
 
-@pytest.fixture(scope="module", params=["demo", "qwen3"])
+@pytest.fixture(scope="module", params=["demo", pytest.param("qwen3", marks=pytest.mark.long)])
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:

@@ -57,7 +57,7 @@ def check(values: dict[str, Any], workload: Workload) -> None:
     assert recomputed.num_tokens >= cached.num_tokens
 
 
-@lengths(15, 5000, heavy=40)
+@lengths(15, 5000)
 def test_decisions_and_text_are_the_same(length: Length) -> None:
     most = (12, 3) if length.is_long else (7, 2)
     length.check(check, engine_settings(REGISTRY), workloads(*most))

@@ -136,7 +136,7 @@ cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 @cases
-@lengths(40, 10_000, heavy=100)
+@lengths(40, 10_000)
 def test_text_does_not_depend_on_the_schedule(case: Case, length: Length) -> None:
     def check(values: dict[str, Any], workload: Workload) -> None:
         engine = case.engine(values)
@@ -160,7 +160,7 @@ def check_logprobs(group: SequenceGroup) -> None:
 
 
 @cases
-@lengths(30, 5000, heavy=75)
+@lengths(30, 5000)
 def test_failing_steps_end_only_their_own_requests(case: Case, length: Length) -> None:
     def check(
         values: dict[str, Any], workload: Workload, before: set[int], after: set[int]

@@ -76,8 +76,11 @@ def on_ray(
     assert not ray.is_initialized()
 
 
-def test_an_actor_is_lost(cluster: Any) -> None:
-    async def lose_one(client: RoutedClient, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGSTOP, marks=pytest.mark.long), signal.SIGKILL]
+)
+def test_an_actor_is_lost(cluster: Any, how: signal.Signals) -> None:
+    async def test(client: RoutedClient) -> None:
         readers = [ask(client, f"Read {n}", LONG) for n in range(2)]
         for reader in readers:
             await anext(reader)
@@ -88,15 +91,11 @@ def test_an_actor_is_lost(cluster: Any) -> None:
             await read(readers[0])
         assert (await read(readers[1])).finished
         for stream in unread:
-            assert len((await stream.wait()).outputs[0].token_ids) == 120
+            assert len((await stream.wait()).outputs[0].token_ids) == LONG.max_tokens
         assert client.health().state is ClientState.READY
         await all_ready(client)
         assert pid not in pids(client)
         await share(client)
-
-    async def test(client: RoutedClient) -> None:
-        await lose_one(client, signal.SIGSTOP)
-        await lose_one(client, signal.SIGKILL)
         assert 'engine="1"' in await client.report("metrics")
 
     on_ray(test, 3.0)
@@ -175,6 +174,7 @@ def test_the_end_of_an_actor_says_why() -> None:
     assert "a.py" not in reason_of(raised)
 
 
+@pytest.mark.long
 def test_a_server_of_actors_ends_in_order(cluster: Any) -> None:
     where = {"RAY_ADDRESS": os.environ["RAY_ADDRESS"], "OMP_NUM_THREADS": "1"}
     with serve_process(*SMALL, "--placement", "ray", **where) as served:
@@ -184,6 +184,7 @@ def test_a_server_of_actors_ends_in_order(cluster: Any) -> None:
         assert not any("SIGTERM received" in line for line in served.lines), "of Ray's"
 
 
+@pytest.mark.long
 def test_a_node_is_lost(cluster: Any) -> None:
     """Requests that it had go to the other node, where its engine is started again.
 
@@ -198,7 +199,7 @@ def test_a_node_is_lost(cluster: Any) -> None:
         unread = [ask(client, f"Unread {n}", LONG) for n in range(6)]
         await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
         for stream in unread:
-            assert len((await stream.wait()).outputs[0].token_ids) == 120
+            assert len((await stream.wait()).outputs[0].token_ids) == LONG.max_tokens
         await until(lambda: not set(lost) & set(pids(client)), "it was not missed")
         await all_ready(client)
         assert not set(lost) & set(pids(client))

@@ -13,8 +13,11 @@ from paged_core.client.engine_client import ClientState, OutputStream
 from paged_core.text.outputs import RequestOutput
 from paged_plugins.replicas.routed_client import RoutedClient
 
-SETTINGS: dict[str, Any] = {"num_blocks": 256, "max_model_len": 256, "threads": 1}
-LONG = SamplingParams(max_tokens=120, ignore_eos=True)
+BLOCKS = 1024
+SETTINGS: dict[str, Any] = {"executor": "memory", "num_blocks": BLOCKS, "max_model_len": 8192}
+"""Engines without a model, whose processes start in a second."""
+LONG = SamplingParams(max_tokens=1200, ignore_eos=True)
+FOREVER = SamplingParams(max_tokens=8000, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 _NUMBERS = count()
 
@@ -47,11 +50,20 @@ def with_replicas(test: Callable[[RoutedClient], Awaitable[None]], **options: An
     asyncio.run(main())
 
 
+def ids(text: str) -> list[int]:
+    """Return a prompt of tokens: there is no tokenizer."""
+    return [*text.encode()]
+
+
 def ask(
-    client: RoutedClient, prompt: Any, sampling: SamplingParams = SHORT, **fields: Any
+    client: RoutedClient, prompt: str | list[int], sampling: SamplingParams = SHORT, **fields: Any
 ) -> OutputStream:
     made = client.front_end.generation(
-        prompt, sampling, arrival=client.clock(), request_id=f"r{next(_NUMBERS)}", **fields
+        ids(prompt) if isinstance(prompt, str) else prompt,
+        sampling,
+        arrival=client.clock(),
+        request_id=f"r{next(_NUMBERS)}",
+        **fields,
     )
     return client.generate(made.request, prompt=made.prompt)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from statistics import fmean
 from typing import Any, cast
 
 import pytest
 
+from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_plugins.bench.serve_command import measures, read_goals
 from paged_plugins.http_client import HttpClient, ServerError
@@ -41,21 +40,32 @@ def served() -> Iterator[Served]:
         yield server
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paged_core", "bench", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+Bench = Callable[..., tuple[int, str, str]]
 
 
-def found_by(served: Served, *arguments: str) -> dict[str, Any]:
-    done = bench(served.address, *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
+    """Return the status, the output and the errors of the command."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        return main(["bench", "serve", *arguments], {}), *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def found_by(served: Served, bench: Bench) -> Callable[..., dict[str, Any]]:
+    def found(*arguments: str) -> dict[str, Any]:
+        status, out, err = bench(served.address, *arguments, "--json")
+        assert status == 0, err
+        document: dict[str, Any] = json.loads(out)
+        return document
+
     return found
 
 
-def test_a_random_load(served: Served) -> None:
+def test_a_random_load(found_by: Callable[..., dict[str, Any]]) -> None:
     found = found_by(
-        served,
         *("--num-prompts", "12", "--input-len", "40", "--output-len", "6", "--range-ratio", "0.5"),
         *("--goodput", "ttft:60000 e2el:60000", "--max-concurrency", "4"),
     )
@@ -68,11 +78,11 @@ def test_a_random_load(served: Served) -> None:
     assert found["mean_ttft_ms"] == pytest.approx(1000 * fmean(found["ttfts"]))
 
 
-def test_a_load_fits_the_model_unless_lengths_are_given(served: Served) -> None:
-    done = bench(served.address, "--num-prompts", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    assert "the model takes 1024 tokens, so prompts have 911 and answers 113" in done.stderr
-    assert json.loads(done.stdout)["input_lens"] == [911, 911]
+def test_a_load_fits_the_model_unless_lengths_are_given(served: Served, bench: Bench) -> None:
+    status, out, err = bench(served.address, "--num-prompts", "2", "--json")
+    assert status == 0, err
+    assert "the model takes 1024 tokens, so prompts have 911 and answers 113" in err
+    assert json.loads(out)["input_lens"] == [911, 911]
     assert lengths(None, None, 0, 0.0, 1152) == lengths(None, None, 0, 0.0, None) == (1024, 128)
     assert lengths(None, None, 0, 0.0, 1151) == (1024, 127)
     assert lengths(None, 100, 24, 0.5, 1200) == (676, 100)
@@ -80,15 +90,16 @@ def test_a_load_fits_the_model_unless_lengths_are_given(served: Served) -> None:
     assert lengths(700, 700, 0, 0.0, 800) == (700, 700), "the server says what is wrong with it"
 
 
-def test_conversations_continue_the_answers_that_came(served: Served) -> None:
-    found = found_by(served, "--workload", "W7", "--num-prompts", "1")
+def test_conversations_continue_the_answers_that_came(
+    found_by: Callable[..., dict[str, Any]],
+) -> None:
+    found = found_by("--workload", "W7", "--num-prompts", "1")
     assert found["completed"] == found["num_prompts"] == 4
     assert found["cached_share"] > 0.4
 
 
-def test_prefixes_are_repeated(served: Served) -> None:
+def test_prefixes_are_repeated(found_by: Callable[..., dict[str, Any]]) -> None:
     found = found_by(
-        served,
         *("--workload", "prefix_repetition", "--num-prompts", "8", "--num-prefixes", "2"),
         *("--prefix-len", "64", "--input-len", "4", "--output-len", "2"),
         *("--request-rate", "50", "--burstiness", "0.5", "--max-concurrency", "1"),
@@ -96,12 +107,12 @@ def test_prefixes_are_repeated(served: Served) -> None:
     assert found["cached_share"] == pytest.approx(6 * 64 / (8 * 68), abs=0.01)
 
 
-def test_what_fails_is_told(served: Served) -> None:
+def test_what_fails_is_told(served: Served, bench: Bench) -> None:
     def failing(*arguments: str) -> str:
-        done = bench(*arguments)
-        assert done.returncode in (1, 2)
-        assert "Traceback" not in done.stderr
-        return done.stderr
+        status, _, err = bench(*arguments)
+        assert status in (1, 2)
+        assert "Traceback" not in err
+        return err
 
     assert "cannot be reached" in failing("http://127.0.0.1:9")
     told = failing(served.address, "--num-prompts", "3", "--input-len", "5000")

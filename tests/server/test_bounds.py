@@ -167,7 +167,8 @@ def test_who_takes_nothing_of_any_answer_is_cut(hasty: Served, sent: bytes) -> N
     with slow_client(hasty) as connection:
         connection.sendall(sent)
         wait_until(lambda: connections(hasty) == 1, "it was not taken")
-        hasty.ask("POST", COMPLETIONS, {**LONG, "n": 8})  # else there is nothing to view
+        if b"/live/" in sent:  # else there is nothing to view
+            hasty.ask("POST", COMPLETIONS, {**LONG, "n": 8})
         wait_until(lambda: not connections(hasty), "it is kept")
     hasty.wait_until_idle()
 

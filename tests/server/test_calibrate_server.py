@@ -22,7 +22,7 @@ def served() -> Iterator[Served]:
         yield server
 
 
-@pytest.mark.parametrize("name", ["linear", "roofline"])
+@pytest.mark.parametrize("name", ["linear", pytest.param("roofline", marks=pytest.mark.long)])
 def test_a_server_is_calibrated_and_simulated(
     name: str, served: Served, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -55,6 +55,7 @@ def engine_of(served: ServeProcess) -> psutil.Process:
     return engine
 
 
+@pytest.mark.long
 def test_events_go_on_where_a_viewer_was_over_a_lost_engine_and_end_with_the_server() -> None:
     with serve_process("--num-blocks", "64") as served:
         port = served.port()

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from threading import Thread
 from typing import Any
 
@@ -32,10 +32,13 @@ pytestmark = pytest.mark.heavy
 
 
 SETTINGS = {"num_blocks": 256, "max_model_len": 256, "threads": 1}
-FOREVER = SamplingParams(max_tokens=240, ignore_eos=True)
+MEMORY = {"executor": "memory", "num_blocks": 1024, "max_model_len": 8192}
+"""An engine without a model, whose process starts in a second."""
+FOREVER = SamplingParams(max_tokens=8000, ignore_eos=True)
 Test = Callable[[AsyncLLM, ProcessClient], Awaitable[None]]
 Losing = Callable[[Test], None]
 PROMPTS = ["What is a block table?", "Hello", "3 + 4 ="]
+IDS = [5, 6, 7]
 CASES = {
     "greedy": SamplingParams(max_tokens=16),
     "stop string": SamplingParams(max_tokens=40, stop=["block", "."]),
@@ -63,9 +66,9 @@ class Loop:
         self.loop.close()
 
 
-def make_client(**options: Any) -> ProcessClient:
+def make_client(settings: Mapping[str, Any] = MEMORY, **options: Any) -> ProcessClient:
     registry = Registry.discover()
-    return ProcessClient(settings_class(registry)(**SETTINGS), registry, **options)
+    return ProcessClient(settings_class(registry)(**settings), registry, **options)
 
 
 def served(test: Test, **options: Any) -> Any:
@@ -77,12 +80,12 @@ def served(test: Test, **options: Any) -> Any:
     return asyncio.run(main())
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[Loop, AsyncLLM]]:
+@contextmanager
+def started(settings: Mapping[str, Any]) -> Iterator[tuple[Loop, AsyncLLM]]:
     loop = Loop()
 
     async def start() -> AsyncLLM:
-        llm = AsyncLLM.from_client(make_client())
+        llm = AsyncLLM.from_client(make_client(settings))
         await llm.start()
         return llm
 
@@ -94,11 +97,23 @@ def shared() -> Iterator[tuple[Loop, AsyncLLM]]:
         loop.stop()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Loop, AsyncLLM]]:
+    with started(SETTINGS) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def without_model() -> Iterator[tuple[Loop, AsyncLLM]]:
+    with started(MEMORY) as both:
+        yield both
+
+
 @pytest.fixture
-def losing(shared: tuple[Loop, AsyncLLM], monkeypatch: pytest.MonkeyPatch) -> Losing:
+def losing(without_model: tuple[Loop, AsyncLLM], monkeypatch: pytest.MonkeyPatch) -> Losing:
     """The same engine, ready before each test that loses it, and never given up."""
     monkeypatch.setattr(backoff, "_PAUSES", (0.1,) * 30)
-    loop, llm = shared
+    loop, llm = without_model
 
     async def tried(test: Test) -> None:
         assert isinstance(llm.client, ProcessClient)
@@ -153,11 +168,11 @@ def shout(tokens: Any, logits: Any) -> Any:
     return logits
 
 
-def test_a_reader_that_leaves_frees_its_blocks(shared: tuple[Loop, AsyncLLM]) -> None:
-    loop, llm = shared
+def test_a_reader_that_leaves_frees_its_blocks(without_model: tuple[Loop, AsyncLLM]) -> None:
+    loop, llm = without_model
 
     async def ask() -> None:
-        async with aclosing(llm.generate("Hello", FOREVER)) as outputs:
+        async with aclosing(llm.generate(IDS, FOREVER)) as outputs:
             await anext(outputs)
         while (found := await llm.get_metrics()).num_unfinished:
             await asyncio.sleep(0.01)
@@ -166,7 +181,7 @@ def test_a_reader_that_leaves_frees_its_blocks(shared: tuple[Loop, AsyncLLM]) ->
     loop.run(ask())
 
 
-PIN = "What is a block table? " * 6
+PIN = list(range(100))
 
 
 def test_a_killed_engine_is_started_again(losing: Losing) -> None:
@@ -174,13 +189,13 @@ def test_a_killed_engine_is_started_again(losing: Losing) -> None:
 
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         pin = await llm.pin_prefix(PIN)
-        read = llm.generate("Hello", FOREVER)
+        read = llm.generate(IDS, FOREVER)
         await anext(read)
         pid = client.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)  # or it would answer, and answers be read
-        unread = [asyncio.create_task(last(llm.generate(each))) for each in PROMPTS]
-        while client.health().num_unfinished < 1 + len(PROMPTS):
+        unread = [asyncio.create_task(last(llm.generate([n]))) for n in range(3)]
+        while client.health().num_unfinished < 1 + len(unread):
             await asyncio.sleep(0)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineLost, match=str(pid)):
@@ -189,7 +204,7 @@ def test_a_killed_engine_is_started_again(losing: Losing) -> None:
         assert state.state is ClientState.RESTARTING
         assert state.reason
         with pytest.raises(EngineError, match="no requests are taken"):
-            await last(llm.generate("Hello"))
+            await last(llm.generate(IDS))
         answers = await asyncio.gather(*unread)
         assert all(each.finished and each.outputs[0].finish_reason != "error" for each in answers)
         assert client.health().state is ClientState.READY
@@ -208,7 +223,7 @@ def test_a_killed_engine_is_started_again(losing: Losing) -> None:
         while not await llm.reset_prefix_cache():
             await asyncio.sleep(0.01)
         found = await llm.get_metrics()
-        assert found.num_free_blocks == found.num_blocks == 256
+        assert found.num_free_blocks == found.num_blocks == MEMORY["num_blocks"]
 
     losing(test)
 
@@ -241,14 +256,14 @@ def test_an_engine_that_was_not_asked_does_not_hang(
     make = process_client.make_front_end
 
     def make_slowly(*arguments: Any) -> Any:
-        time.sleep(3)
+        time.sleep(2.5)
         return make(*arguments)
 
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         pid = client.pid
-        await asyncio.sleep(1)
-        time.sleep(3)  # the loop, which asks, stands still
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
+        time.sleep(2.5)  # the loop, which asks, stands still
+        await asyncio.sleep(0.5)
         assert client.pid == pid, "it was started again"
 
     monkeypatch.setattr(process_client, "make_front_end", make_slowly)
@@ -264,8 +279,9 @@ def test_whatever_a_start_raises_another_is_tried_and_deadlines_pass_meanwhile(
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         with monkeypatch.context() as broken:
             broken.setattr(process_client, "PythonChild", refuse)
-            late = llm.generate("Hello", FOREVER, deadline=client.clock() + 0.6)
-            asked = [asyncio.create_task(last(each)) for each in (late, llm.generate("Hello"))]
+            os.kill(client.pid or 0, signal.SIGSTOP)  # or it would answer, and answers be read
+            late = llm.generate(IDS, FOREVER, deadline=client.clock() + 0.6)
+            asked = [asyncio.create_task(last(each)) for each in (late, llm.generate(IDS))]
             while client.health().num_unfinished < 2:
                 await asyncio.sleep(0)
             os.kill(client.pid or 0, signal.SIGKILL)
@@ -293,7 +309,7 @@ def test_whatever_looking_at_an_engine_raises_it_is_started_again(
         assert "cannot be watched: OSError: no descriptors" in (client.health().reason or "")
         while not client.is_ready:
             await asyncio.sleep(0.01)
-        assert (await last(llm.generate("Hello"))).finished
+        assert (await last(llm.generate(IDS))).finished
 
     losing(test)
 
@@ -305,7 +321,7 @@ def test_an_engine_that_nothing_watches_has_failed(monkeypatch: pytest.MonkeyPat
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         monkeypatch.setattr(client._backoff, "pause", refuse)
         os.kill(client.pid or 0, signal.SIGSTOP)  # or it might answer before it is killed
-        asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
+        asked = asyncio.create_task(last(llm.generate(IDS, FOREVER)))
         await asyncio.sleep(0)
         os.kill(client.pid or 0, signal.SIGKILL)
         with pytest.raises(EngineLost, match="nothing watches it: MemoryError: nothing is left"):
@@ -318,7 +334,7 @@ def test_an_engine_that_nothing_watches_has_failed(monkeypatch: pytest.MonkeyPat
 def test_draining_outranks_a_restart() -> None:
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         os.kill(client.pid or 0, signal.SIGSTOP)  # or it might answer before it is killed
-        asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
+        asked = asyncio.create_task(last(llm.generate(IDS, FOREVER)))
         await asyncio.sleep(0)
         os.kill(client.pid or 0, signal.SIGKILL)
         while client.health().state is ClientState.READY:
@@ -330,7 +346,7 @@ def test_draining_outranks_a_restart() -> None:
             await asyncio.sleep(0.01)
             assert client.health().state is ClientState.DRAINING
             with pytest.raises(EngineError, match="no requests are taken"):
-                await last(llm.generate("Hello"))
+                await last(llm.generate(IDS))
         assert (await asked).finished, "it is served again"
         assert client.health().state is ClientState.DRAINING
 
@@ -382,14 +398,14 @@ def test_an_engine_that_cannot_be_started_again_is_given_up(
     async def test(llm: AsyncLLM, client: ProcessClient) -> None:
         monkeypatch.setattr(sys, "executable", "/bin/false")
         os.kill(client.pid or 0, signal.SIGSTOP)  # or it might answer before it is killed
-        asked = asyncio.create_task(last(llm.generate("Hello", FOREVER)))
+        asked = asyncio.create_task(last(llm.generate(IDS, FOREVER)))
         await asyncio.sleep(0)
         os.kill(client.pid or 0, signal.SIGKILL)
         with pytest.raises(EngineLost, match=r"given up.*exit status 1"):
             await asked
         assert client.health().state is ClientState.FAILED
         with pytest.raises(EngineError, match="SIGKILL"):
-            await last(llm.generate("Hello"))
+            await last(llm.generate(IDS))
 
     served(test)
 

@@ -21,11 +21,14 @@ from paged_plugins.replicas import routed_client
 from paged_plugins.replicas.routed_client import RoutedClient
 from server.outputs import comparable, last
 from server.replica_clients import (
+    BLOCKS,
+    FOREVER,
     LONG,
     SETTINGS,
     SHORT,
     all_ready,
     ask,
+    ids,
     make_client,
     pids,
     replica_of,
@@ -33,12 +36,7 @@ from server.replica_clients import (
     until,
     with_replicas,
 )
-from server.test_process_client import (
-    CASES,
-    FOREVER,
-    PROMPTS,
-    Loop,
-)
+from server.test_process_client import CASES, PROMPTS, Loop
 
 pytestmark = pytest.mark.heavy
 
@@ -63,15 +61,15 @@ def shared() -> Iterator[tuple[Loop, RoutedClient]]:
 
 def test_they_answer_as_llm_does(shared: tuple[Loop, RoutedClient]) -> None:
     loop, client = shared
-    sampling = CASES["several"]
+    sampling, prompts = CASES["several"], [ids(each) for each in PROMPTS]
     llm = AsyncLLM.from_client(client)
     before = [each.num_routed for each in client.replicas()]
 
     async def ask() -> list[RequestOutput]:
-        return await asyncio.gather(*(last(llm.generate(each, sampling)) for each in PROMPTS))
+        return await asyncio.gather(*(last(llm.generate(each, sampling)) for each in prompts))
 
     with LLM(**SETTINGS) as alone:
-        wanted = alone.generate(PROMPTS, sampling)
+        wanted = alone.generate(prompts, sampling)
     assert [comparable(each) for each in loop.run(ask())] == [comparable(each) for each in wanted]
     after = [each.num_routed for each in client.replicas()]
     assert sum(after) - sum(before) == len(PROMPTS)
@@ -82,13 +80,12 @@ def test_what_is_asked_of_all(shared: tuple[Loop, RoutedClient]) -> None:
     loop, client = shared
 
     async def check() -> None:
-        llm = AsyncLLM.from_client(client)
-        pin = await llm.pin_prefix("What is a block table? " * 6)
+        llm, prefix = AsyncLLM.from_client(client), ids("What is a block table? " * 6)
+        pin = await llm.pin_prefix(prefix)
         assert not await llm.reset_prefix_cache()
         found = await llm.get_metrics()
-        assert found.num_blocks < 512  # each holds it
-        prompt = "What is a block table? " * 6 + "A"
-        both = [ask(client, prompt), ask(client, prompt)]
+        assert found.num_blocks < 2 * BLOCKS  # each holds it
+        both = [ask(client, [*prefix, 1]), ask(client, [*prefix, 1])]
         assert {replica_of(client, each) for each in both} == {0, 1}
         for each in both:
             await each.wait()
@@ -98,9 +95,9 @@ def test_what_is_asked_of_all(shared: tuple[Loop, RoutedClient]) -> None:
             await llm.release(pin)
         assert await llm.reset_prefix_cache()
         found = await llm.get_metrics()
-        assert found.num_blocks == found.num_free_blocks == 512
+        assert found.num_blocks == found.num_free_blocks == 2 * BLOCKS
         with pytest.raises(RequestError, match=r"longer|max_model_len"):
-            await ask(client, [1] * 300).wait()
+            await ask(client, [1] * 9000).wait()
         assert client.health().num_unfinished == 0
 
     loop.run(check())
@@ -131,7 +128,7 @@ def test_reports_are_merged_or_of_one(shared: tuple[Loop, RoutedClient]) -> None
             each.num_routed - was for each, was in zip(client.replicas(), routed, strict=True)
         ]
         assert counted[0] != counted[1]
-        assert (await client.report("live_view@1"))["engine"]["num_blocks"] == 256
+        assert (await client.report("live_view@1"))["engine"]["num_blocks"] == BLOCKS
         assert (await client.report("live_view"))["whole"]
         for name, reason in {
             "live_view@2": "no replica 2",
@@ -148,7 +145,7 @@ def test_an_id_is_used_once_and_freed(shared: tuple[Loop, RoutedClient]) -> None
     loop, client = shared
 
     async def check() -> None:
-        made = client.front_end.generation("Hello", LONG, arrival=client.clock(), request_id="one")
+        made = client.front_end.generation([1, 2], LONG, arrival=client.clock(), request_id="one")
         with client.generate(made.request) as stream:
             with pytest.raises(RequestError, match="'one' is being served"):
                 client.generate(made.request)
@@ -177,7 +174,7 @@ def test_sessions_reach_the_router(shared: tuple[Loop, RoutedClient]) -> None:
         try:
             for fields in ({"session": "s", "tenant": "t"}, {"tenant": "t"}, {}):
                 made = client.front_end.generation(
-                    "Hi", SHORT, arrival=client.clock(), request_id=None, **fields
+                    [1, 2], SHORT, arrival=client.clock(), request_id=None, **fields
                 )
                 await client.generate(made.request).wait()
         finally:

@@ -65,7 +65,8 @@ def simulated(workload: ListedWorkload, router: str) -> Found:
 
 async def served(workload: ListedWorkload, router: str) -> Found:
     found = Found()
-    llm = AsyncLLM(replicas={"count": NUM_REPLICAS, "router": router}, **VALUES)
+    replicas = {"count": NUM_REPLICAS, "router": router}
+    llm = AsyncLLM(replicas=replicas, executor="memory", **VALUES)
     client: Any = llm.client
     async with llm:
         while client.health().reason is not None:

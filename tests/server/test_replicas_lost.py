@@ -20,6 +20,8 @@ from paged_core.text.outputs import RequestOutput
 from paged_plugins.engine_process import backoff
 from paged_plugins.replicas.routed_client import RoutedClient
 from server.replica_clients import (
+    BLOCKS,
+    FOREVER,
     LONG,
     all_ready,
     ask,
@@ -32,7 +34,7 @@ from server.replica_clients import (
     until,
     with_replicas,
 )
-from server.test_process_client import FOREVER, Loop
+from server.test_process_client import Loop
 
 pytestmark = pytest.mark.heavy
 
@@ -86,16 +88,17 @@ def test_what_had_not_begun_is_served_by_the_other(
         hanging._hang_seconds = 1.5
         async with states_of(client) as states:
             os.kill(pid, how)
+            said = f"replica {victim} is"
+            await until(lambda: said in (client.health().reason or ""), "it is not told")
             answers = await asyncio.gather(*(stream.wait() for stream in unread))
             ends = await asyncio.gather(*reading, return_exceptions=True)
-            assert all(len(each.outputs[0].token_ids) == 120 for each in answers)
+            assert all(len(each.outputs[0].token_ids) == LONG.max_tokens for each in answers)
             for was_hit, end in zip(hit, ends, strict=True):
                 if was_hit:
                     assert isinstance(end, EngineLost), end
                     assert str(pid) in str(end)
                 else:
                     assert isinstance(end, RequestOutput), end
-            assert f"replica {victim} is" in (client.health().reason or "")
             await all_ready(client)
         assert states == {ClientState.READY}
         assert not psutil.pid_exists(pid)
@@ -110,7 +113,7 @@ def test_both_are_killed_at_once(serving: Callable[[Test], None]) -> None:
     async def test(client: RoutedClient) -> None:
         unread = [ask(client, f"Unread {n}", LONG) for n in range(6)]
         left, aborted = ask(client, "Left", FOREVER), ask(client, "Aborted", FOREVER)
-        late = ask(client, "Late", FOREVER, deadline=client.clock() + 0.9)
+        late = ask(client, "Late", FOREVER, deadline=client.clock() + 0.3)
         async with states_of(client) as states:
             for pid in pids(client):
                 os.kill(pid, signal.SIGKILL)
@@ -126,7 +129,7 @@ def test_both_are_killed_at_once(serving: Callable[[Test], None]) -> None:
             with pytest.raises(EngineLost, match="its deadline passed"):
                 await late.wait()
             answers = await asyncio.gather(*(stream.wait() for stream in unread))
-            assert all(len(each.outputs[0].token_ids) == 120 for each in answers)
+            assert all(len(each.outputs[0].token_ids) == LONG.max_tokens for each in answers)
             await all_ready(client)
         assert states == {ClientState.READY, ClientState.RESTARTING}
         await share(client)
@@ -140,7 +143,7 @@ def test_a_pin_is_held_again_by_an_engine_that_is_started_again(
     async def test(client: RoutedClient) -> None:
         async def held() -> list[bool]:
             clients = [each.client for each in client._replicas if each.client]
-            return [(await each.metrics()).num_blocks < 256 for each in clients]
+            return [(await each.metrics()).num_blocks < BLOCKS for each in clients]
 
         async def replace(victim: int) -> None:
             os.kill(pids(client)[victim], signal.SIGKILL)
@@ -219,7 +222,7 @@ def test_closing_while_they_start_leaves_nothing() -> None:
 
 def test_those_that_cannot_start_say_why() -> None:
     async def main() -> None:
-        client = make_client(model="no/such/folder")
+        client = make_client(model="no/such/folder", executor="local")
         with pytest.raises(Exception, match="no/such/folder"):
             await client.start()
         assert client.health().state is ClientState.FAILED
@@ -284,7 +287,7 @@ def test_draining_one_loses_nothing(serving: Callable[[Test], None]) -> None:
             answered = 0
             while not has_ended:
                 found = await read(ask(client, f"Load {answered}", LONG))
-                assert len(found.outputs[0].token_ids) == 120
+                assert len(found.outputs[0].token_ids) == LONG.max_tokens
                 answered += 1
             return answered
 

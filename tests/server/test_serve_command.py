@@ -40,7 +40,7 @@ def open_stream(port: int, body: dict[str, Any]) -> tuple[http.client.HTTPConnec
 def test_sigterm_lets_what_runs_finish_and_takes_no_more() -> None:
     with serve_process(*SMALL) as served:
         port = served.port()
-        connection, answer = open_stream(port, LONG)
+        connection, answer = open_stream(port, {**LONG, "max_tokens": 400})
         served.send(signal.SIGTERM)
         served.wait_for(r"stopping: 1 requests have 30 s")
         for method, path in (("GET", "/ready"), ("POST", COMPLETIONS)):
@@ -56,7 +56,7 @@ def test_sigterm_lets_what_runs_finish_and_takes_no_more() -> None:
 
 
 def test_what_does_not_finish_in_time_is_told() -> None:
-    with serve_process(*SMALL, "--server.grace-period", "0.1") as served:
+    with serve_process(*THREAD, "--server.grace-period", "0.1") as served:
         connection, answer = open_stream(served.port(), {**LONG, "n": 4})
         served.send(signal.SIGTERM)
         text = answer.read().decode()

@@ -177,6 +177,7 @@ def test_an_engine_is_drained_and_started_over_http_and_a_server_ends_meanwhile(
             connection.close()
 
 
+@pytest.mark.long
 def test_sessions_are_named_by_header_or_field_and_engines_end_with_the_server() -> None:
     body = {"prompt": "Hello", "max_tokens": 2}
     with serve_process(*SMALL, "--replicas", "2", "--router", "session") as served:

@@ -77,6 +77,7 @@ def test_texts_of_tokens_are_the_same_whole_and_streamed(told: Served) -> None:
         assert top[token] == max(top.values())
 
 
+@pytest.mark.long
 def test_a_process_serves_it(folder: Path) -> None:
     with serve_process(*told_options(folder), **told_environ(folder)) as served:
         asked = {"messages": [{"role": "user", "content": "hi"}]}

@@ -15,6 +15,8 @@ from paged_backends.kernels.cpu.compiler import SETS as ALL
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 
 SETS = [one.name for one in (*ALL, *EMULATED)]
+PLAIN_SETS = [one.name for one in ALL]
+"""Emulated tiles multiply; all else is as without them."""
 
 
 def load(name: str, num_threads: int = 2) -> Kernels:

@@ -31,6 +31,7 @@ def test_measures_every_communicator_that_can_be_used_here(capsys: Capture) -> N
     assert (found["ranks"], found["dtype"]) == (2, "bfloat16")
 
 
+@pytest.mark.long
 def test_prints_a_table_of_those_that_are_named(capsys: Capture) -> None:
     few = ("--sizes", "64", "--repeats", "3", "--ranks", "3", "--no-pin")
     out = run(capsys, "--communicators", "shm", *few)

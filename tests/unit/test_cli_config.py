@@ -49,6 +49,7 @@ class TestFrame:
         for name in ("plugins", "config", "schema", "doctor", "replay", "diff"):
             assert f"\n  {name} " in text
 
+    @pytest.mark.heavy
     @pytest.mark.parametrize("name", sorted(Registry.discover().commands))
     def test_help_is_one_screen_and_all_settings_another(self, capsys: Capture, name: str) -> None:
         loaded = frame.Session.of([], {}).load(name)

@@ -37,7 +37,7 @@ def shell(line: str, **environ: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("line", "unbuffered", "status", "out", "errors"),
     [
-        (f"{WARNED} 2>&-", "", 0, "What is it? ", ""),
+        pytest.param(f"{WARNED} 2>&-", "", 0, "What is it? ", "", marks=pytest.mark.long),
         (f"{WARNED} 2>/dev/full", "1", 0, "What is it? ", ""),
         ("generate 2>/dev/full", "", 2, "", ""),
         ("generate 2>&-", "1", 2, "", ""),

@@ -155,11 +155,16 @@ Case = tuple[tuple[int, int], dict[str, Any] | None]
 
 def compiled(*cases: Case) -> list[list[Any]]:
     """Return what each kernel takes, case by case, as ``unit.triton_compile`` says."""
+    return _compiled(json.dumps(cases))
+
+
+@cache
+def _compiled(cases: str) -> list[list[Any]]:
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != INTERPRETER}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     environment["TRITON_DEFAULT_FP_FUSION"] = "1"
-    program = [sys.executable, "-m", "unit.triton_compile", json.dumps(cases)]
+    program = [sys.executable, "-m", "unit.triton_compile", cases]
     ran = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr
     found: list[list[Any]] = json.loads(ran.stdout)
@@ -181,11 +186,12 @@ OTHERS = [{"block_size": 128}, {"block_size": 5}, {"num_heads": 64, "num_kv_head
 @pytest.mark.parametrize(
     "cases",
     [
-        [((8, 0), QWEN3), ((9, 0), None)],
+        [((9, 0), QWEN3)],
         *(
             pytest.param(cases, marks=pytest.mark.long)
             for cases in (
                 *OF_DIMS,
+                [((9, 0), None)],
                 [*(((9, 0), {**QWEN3, **changes}) for changes in OTHERS), ((8, 0), None)],
             )
         ),

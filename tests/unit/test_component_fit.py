@@ -75,18 +75,24 @@ class Faulty:
 Make = Callable[[type], object]
 
 
-@pytest.fixture(params=SLOTS)
-def slot(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+each_slot = pytest.mark.parametrize(
+    ("slot", "given"),
+    [
+        pytest.param(slot, given, marks=[pytest.mark.long] * (number % 2 != (given == "class")))
+        for number, slot in enumerate(SLOTS)
+        for given in ("class", "function")
+    ],
+)
+"""With a component that is a class, or a function: in the long run with both."""
 
 
-@pytest.fixture(params=["class", "function"])
-def make(slot: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+@pytest.fixture
+def make(slot: str, given: str, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Make a component of a class, or of a function that makes one of it."""
     registry = registry_of(slot, Faulty)
 
     def made(kind: type) -> object:
-        factory = kind if request.param == "class" else lambda *_: kind()
+        factory = kind if given == "class" else lambda *_: kind()
         monkeypatch.setattr(sys.modules[__name__], "Faulty", factory)
         return make_component(registry, slot, FaultySettings(), None)
 
@@ -128,6 +134,7 @@ def returns_nothing(method: Any) -> bool:
     return signature(method).return_annotation in ("None", None)
 
 
+@each_slot
 def test_a_member_of_a_wrong_shape_is_refused_by_name(slot: str, make: Make) -> None:
     page = f"docs/interfaces/{slot}.md"
     for name, wanted in members(slot).items():
@@ -154,6 +161,7 @@ def test_no_command_says_that_a_misfit_can_serve(
     assert re.search(r"no: evictor 'faulty', of .*Faulty\.add\(self\) cannot be called", said)
 
 
+@each_slot
 def test_a_member_that_is_missing_is_refused_by_name(slot: str, make: Make) -> None:
     """A class of no interface is asked, too, unless its objects find the member elsewhere."""
     for name in members(slot):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from unit.cpu_kernels import SETS, load
+from unit.cpu_kernels import PLAIN_SETS, SETS, load
 
 pytestmark = pytest.mark.heavy
 
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.heavy
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 each_set = pytest.mark.parametrize("name", SETS)
-each_plain_set = pytest.mark.parametrize("name", [one for one in SETS if "emulated" not in one])
-"""Emulated tiles multiply; all else is as without them."""
+each_plain_set = pytest.mark.parametrize("name", PLAIN_SETS)
 each_dtype = pytest.mark.parametrize("dtype", list(BOUND), ids=str)
 few = settings(max_examples=15, deadline=None)
 

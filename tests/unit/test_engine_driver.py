@@ -391,7 +391,7 @@ class TestCtrlC:
 
         was = signal.signal(signal.SIGALRM, interrupt)
         try:
-            for number in range(400):
+            for number in range(150):
                 may_come = True
                 try:
                     # again after a second: Python drops what is raised while it collects garbage

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paged_backends.sampling import RandomSample, Row, kernel_random_sample, random_sample
 from paged_core.sampling_params import SamplingParams
-from unit.cpu_kernels import SETS, load
+from unit.cpu_kernels import PLAIN_SETS, load
 from unit.sampled_rows import (
     Widest,
     kept_by_loops,
@@ -28,7 +28,7 @@ from unit.sampled_rows import (
 pytestmark = pytest.mark.heavy
 
 
-each_way = pytest.mark.parametrize("name", ["torch", *SETS])
+each_way = pytest.mark.parametrize("name", ["torch", *PLAIN_SETS])
 
 
 def way(name: str) -> RandomSample:

@@ -23,7 +23,7 @@ from paged_backends.sampling import (
 from paged_backends.sampling.random_sampling import top_logits
 from paged_backends.sampling.row import uniform
 from paged_core.sampling_params import LogitsProcessor, SamplingParams
-from unit.cpu_kernels import SETS, load
+from unit.cpu_kernels import PLAIN_SETS, load
 from unit.sampled_rows import VOCAB, kept_by_loops, make_logits, make_row, sampler_of
 
 pytestmark = pytest.mark.heavy
@@ -33,7 +33,7 @@ ways: list[RandomSample] = [random_sample]
 """Ways to sample at random: the last one counts."""
 
 
-@pytest.fixture(scope="module", autouse=True, params=["torch", *SETS])
+@pytest.fixture(scope="module", autouse=True, params=["torch", *PLAIN_SETS])
 def _every_way_to_sample(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run everything here with each of them."""
     name = request.param

@@ -57,7 +57,7 @@ def served(
     return run_workload(settings, REGISTRY, CROWDED, 0, baseline=shadow)
 
 
-@lengths(6, 300, heavy=40)
+@lengths(6, 300)
 def test_a_run_with_shadows_is_the_run_without(length: Length) -> None:
     """Any component beside any other, in all slots at once."""
     drawn = st.fixed_dictionaries(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def dashed(word: str) -> str:
     return f"{'-' if len(word) < 4 and word != 'tp' else '--'}{word.replace('_', '-')}"
 
 
+@cache
 def options_of(command: str) -> set[str]:
     loaded = Session({}).load(command)
     return {option for param in loaded.params for option in param.opts}

@@ -189,7 +189,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
 
 USUAL = frozenset(
     {
-        *("WaitingAllocator", "HalfwayAllocator", "WalkingAllocator", "KeyOrderEvictor"),
+        *("HalfwayAllocator", "KeyOrderEvictor"),
         *("WalkingEvictor", "ClockOrder", "MarkingOrder", "CountingQuantum", "LateVictim"),
         *("UnimportableVictim", "check_that_refuses", "AlternatingPreemption", "RollingPreemption"),
         *("UnreservedScheduler", "PickyScheduler", "MeddlingObserver", "RaisingObserver"),
@@ -197,7 +197,7 @@ USUAL = frozenset(
         *("DeafCommunicator", "RotatedCommunicator", "HastyGrammar", "SharedGrammar"),
         *("SearchingParserFormat", "SwallowingParserFormat", "SharingParserFormat"),
         *("SharingThinkFormat", "OverflowingCostModel", "LeakyRunner", "UpsideDownRunner"),
-        *("CountingPredictor", "DeafPredictor", "LoadedAdmission", "KeepingAdmission"),
+        *("CountingPredictor", "DeafPredictor", "LoadedAdmission"),
     }
 )
 """Two or so of each class, which are found in seconds: the others are of the long run."""

@@ -397,6 +397,7 @@ class TestRequestLines:
 
 
 class TestCommand:
+    @pytest.mark.heavy
     @pytest.mark.parametrize("name", [name for name in names() if name not in NAMED])
     def test_what_it_writes_reads_back(self, name: str, tmp_path: Path, capsys: Capture) -> None:
         path = tmp_path / "requests.jsonl"

@@ -148,7 +148,7 @@ _INTEL = ("avx512_amx", "avx512_bf16_mixed")
 """Preferred where pairs are slow."""
 EMULATED = (
     InstructionSet("avx512_amx_emulated", (*_MIXED, "-DEMULATE_AMX"), 4),
-    InstructionSet("portable_amx_emulated", ("-DEMULATE_AMX",), 0),
+    InstructionSet("portable_amx_emulated", ("-DEMULATE_AMX", "-O1"), 0),
 )
 """Tile registers emulated in software: slow, for tests, never chosen by ``auto``. The first is
 otherwise compiled as ``avx512_amx`` is, and gives bit-identical results."""
