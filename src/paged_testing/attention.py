@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from paged_core.interfaces.attention import (
 )
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings.schema import EngineSettings
-from paged_testing.attention_scene import Scene
+from paged_testing.attention_scene import Scene, numbers
 from paged_testing.component import ComponentConformance
 
 Chunks = list[tuple[int, int]]
@@ -225,6 +225,7 @@ class AttentionConformance(ComponentConformance):
             scene.run([0, 1])
             first, kept = scene.result, scene.result.clone()
             assert all(map(torch.equal, scene.given, scene.inputs([0, 1])))
+            assert numbers(scene.batch) == numbers(scene.batch_of([0, 1])), "it changed the batch"
             scene.queries = [-query for query in scene.queries]
             scene.run([0, 1])  # of the same bound layer
             assert torch.equal(first, kept), "a later call of the layer changed an earlier result"
@@ -430,6 +431,15 @@ class AttentionConformance(ComponentConformance):
             self.check_outputs(scene, outputs[1:], [1, 2])
 
     # ------------------------------------------------------------------ refusals
+
+    def test_serves_whatever_its_check_passes(self) -> None:
+        """Types that the class does not name, too."""
+        backend, layer = self.make(), self.layer(self.dtypes[0], block_size=4)
+        others = [replace(layer, dtype=name) for name in self.tolerance]
+        others += [replace(layer, kv_cache_dtype=name) for name in get_args(KVCacheDtype)]
+        for other in others:
+            if backend.check(other) is None:
+                self.check_run(Scene(backend, other, [(20, 1), (0, 9)], 22))
 
     def test_says_what_it_cannot_serve(self) -> None:
         backend = self.make()

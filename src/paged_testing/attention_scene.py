@@ -6,7 +6,7 @@ Tensors are torch's, which is imported when the first one is made: the kit does 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any
 
@@ -53,6 +53,12 @@ def attention_batch(
         max_query_len=max(new),
         max_seq_len=int(lengths.max()),
     )
+
+
+def numbers(batch: AttentionBatch) -> dict[str, Any]:
+    """Return the fields of a batch as plain numbers."""
+    values = ((each.name, getattr(batch, each.name)) for each in fields(batch))
+    return {name: n if isinstance(n, int) else n.tolist() for name, n in values}
 
 
 _Rows = list[tuple[int, int, int, Any]]
@@ -143,6 +149,10 @@ class Scene:
     def plan(self, members: Sequence[int]) -> Any:
         """Return a plan for these sequences' new tokens."""
         return self._plan(self._new(members))
+
+    def batch_of(self, members: Sequence[int]) -> AttentionBatch:
+        """Return the batch of these sequences' new tokens; :attr:`batch` was planned last."""
+        return self._batch(self._new(members))
 
     def inputs(self, members: Sequence[int]) -> tuple[Any, Any, Any]:
         """Return query, key and value of these sequences' new tokens; what :meth:`run` gave to the
@@ -267,13 +277,16 @@ class Scene:
         return [(index, *self.chunks[index], self.queries[index]) for index in members]
 
     def _plan(self, rows: _Rows) -> Any:
-        batch = attention_batch(
+        self.batch = self._batch(rows)
+        return self.backend.plan(self.batch)
+
+    def _batch(self, rows: _Rows) -> AttentionBatch:
+        return attention_batch(
             self.tables[[index for index, *_ in rows]].numpy(),
             [(cached, new) for _, cached, new, _ in rows],
             self.layer.block_size,
             self.layer.device,
         )
-        return self.backend.plan(batch)
 
     def _inputs(self, rows: _Rows) -> tuple[Any, Any, Any]:
         query = self._torch.cat([part for *_, part in rows])

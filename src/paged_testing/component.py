@@ -319,7 +319,7 @@ class ComponentConformance:
 
     def growth(self) -> tuple[int, float, float]:
         """Return bytes that ended uses leave, and instructions of one before and after them."""
-        return growth(self.uses(), self.num_uses, self.package)
+        return growth(self.uses(), self.num_uses, self.package, self.bytes_free)
 
     @property
     def package(self) -> str:
@@ -402,6 +402,7 @@ class Repeats(ComponentConformance):
         return serves_again(engine)
 
     def test_asks_no_clock_and_rolls_no_dice(self) -> None:
+        """And waits for nothing."""
         with chance_watched(self.package):
             self.decide(self.registry, self.slot, {**self.settings, self.slot: self._table})
 

@@ -82,12 +82,16 @@ class EvictorCases(ComponentConformance):
 
     def test_blocks_may_be_equal_in_all_it_is_told(self) -> None:
         """Such as blocks of equal content, whose requests ended in the same step."""
-        evictor, info = self.make(), BlockInfo(8, 1, 3, 2, 7, 3)
-        for block in range(6):
-            evictor.add(BlockId(block), info)
-        assert len(evictor) == 6
-        evictor.remove(BlockId(2))
-        assert sorted(evictor.evict() for _ in range(5)) == [0, 1, 3, 4, 5]
+        infos, found = [BlockInfo(8, 1, 3, 2, 7, 3) for _ in range(6)], []
+        for turn in (infos, infos[::-1]):
+            evictor = self.make()
+            for block, info in enumerate(turn):
+                evictor.add(BlockId(block), info)
+            assert len(evictor) == 6
+            evictor.remove(BlockId(2))
+            found.append([evictor.evict() for _ in range(5)])
+        assert sorted(found[0]) == [0, 1, 3, 4, 5]
+        assert found[0] == found[1], f"it evicts {found[0]}, and {found[1]} of other objects"
 
     def test_works_without_what_an_allocator_need_not_say(self) -> None:
         evictor = self.make()
@@ -168,21 +172,24 @@ class EvictorCases(ComponentConformance):
 
     # ------------------------------------------------------------------ the cost
 
-    @pytest.mark.parametrize("num_held", [None, 8], ids=("all idle", "8 idle"))
-    def test_instructions_grow_no_faster_than_a_logarithm(self, num_held: int | None) -> None:
-        self._check_cost(int, "instructions", num_held)
+    @pytest.mark.parametrize("held", ["all idle", "8 idle", "a chain"])
+    def test_instructions_grow_no_faster_than_a_logarithm(self, held: str) -> None:
+        self._check_cost(int, "instructions", held)
 
-    @pytest.mark.parametrize("num_held", [None, 8], ids=("all idle", "8 idle"))
-    def test_comparisons_grow_no_faster_than_a_logarithm(self, num_held: int | None) -> None:
+    @pytest.mark.parametrize("held", ["all idle", "8 idle"])
+    def test_comparisons_grow_no_faster_than_a_logarithm(self, held: str) -> None:
         """Covers built-ins, whose instructions are not counted."""
-        self._check_cost(Watched, "comparisons", num_held)
+        self._check_cost(Watched, "comparisons", held)
 
-    def _check_cost(self, number: type[int], what: str, num_held: int | None) -> None:
+    def _check_cost(self, number: type[int], what: str, which: str) -> None:
         """Eight times the blocks may cost twice as much, which leaves a margin."""
+        num_held, chained = 8 if which[0] == "8" else None, which == "a chain"
         small, large = (
-            evictor_cost(self.make, n, number, num_held or n, self.package) for n in (64, 512)
+            evictor_cost(self.make, n, number, num_held or n, self.package, chained=chained)
+            for n in (64, 512)
         )
         held = "" if num_held is None else f", all but {num_held} of them in use"
+        held = ", each of which depends on another and is wanted" if chained else held
         assert large <= 2 * small + 8, (
             f"removing, adding, evicting and counting takes {small:.0f} {what} among 64 blocks"
             f"{held}, {large:.0f} among 512; it may grow no faster than the logarithm"

@@ -177,7 +177,7 @@ class EvictorModel:
     def _add(self, idle: IdleBlock) -> None:
         block, info = idle.block, idle.info
         self.real.add(block, info)
-        self.twin.add(block, info)
+        self.twin.add(block, replace(info))
         if info.content_key is not None:
             info = replace(info, content_key=other_key(info.content_key))
         if info.parent_key is not None:
@@ -197,6 +197,8 @@ def evictor_cost(
     number: type[int],
     num_held: int,
     package: str,
+    *,
+    chained: bool = False,
 ) -> float:
     """Return the cost of removing, adding, evicting and counting among ``num_held`` idle blocks.
 
@@ -209,24 +211,34 @@ def evictor_cost(
         package: that of the evictor.
         number: the type of block numbers and of the fields of a block:
             :class:`Watched` counts comparisons, any other instructions.
+        chained: whether each block depends on the one before it, and all are wanted.
     """
     evictor, random = make(num_blocks), Random(0)
     idle = [BlockId(number(block)) for block in range(num_blocks)]
     infos = iter([_info(now, num_blocks, random, number) for now in range(1, 3 * num_blocks + 1)])
     used = random.choices(idle[:num_held], k=num_blocks)
+    demanding = evictor if isinstance(evictor, SupportsDemand) else None
+
+    def add(block: BlockId) -> None:
+        info = next(infos)
+        if chained:
+            info = replace(info, content_key=block, parent_key=idle[block - 1] if block else None)
+        evictor.add(block, info)
 
     def remove_add_evict() -> None:
         for block in used:
             evictor.remove(block)
-            evictor.add(block, next(infos))
-            evictor.add(evictor.evict(), next(infos))
+            add(block)
+            add(evictor.evict())
             len(evictor)
-            if isinstance(evictor, SupportsDemand):
-                evictor.wanted(block, True)
-                evictor.wanted(block, False)
+            if demanding:
+                demanding.wanted(block, not chained)
+                demanding.wanted(block, chained)
 
     for block in idle:
-        evictor.add(block, next(infos))
+        add(block)
+        if demanding and chained:
+            demanding.wanted(block, True)
     for block in idle[num_held:]:
         evictor.remove(block)
     if number is Watched:

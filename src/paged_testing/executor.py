@@ -154,11 +154,17 @@ class ExecutorConformance(ComponentConformance):
         assert turned.token_ids == [alone[2], alone[0], alone[1]]
 
     def test_samples_a_token_for_each_sequence_of_a_fan_out(self) -> None:
-        new = replace(new_sequence(0, 5), fan_out=3)
-        result, after = self.sampled({"batch": [(0, 5)], "added": [new]}, {"batch": [(0, 1)]})
+        new, drawn = replace(new_sequence(0, 5), fan_out=3), SamplingParams(n=16, temperature=50.0)
+        other = replace(new_sequence(1, 5), fan_out=16, sampling=drawn)
+        result, after, random = self.sampled(
+            {"batch": [(0, 5)], "added": [new]},
+            {"batch": [(0, 1)]},
+            {"batch": [(1, 5)], "added": [other]},
+        )
         assert result.sequence_ids == [0, 0, 0]
         assert len(result.token_ids) == 3
         assert after.sequence_ids == [0]
+        assert len({*random.token_ids}) > 1, f"16 sequences draw {random.token_ids}: each its own"
 
     def test_ranks_the_candidates_of_a_beam_and_samples_nothing(self) -> None:
         sampling = SamplingParams(beam_width=2, max_tokens=8, ignore_eos=True)

@@ -8,6 +8,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
 from typing import Any, ClassVar
 
 import pytest
@@ -115,7 +118,8 @@ FORMS: Mapping[str, tuple[Mapping[str, Any], Check]] = {
     ),
 }
 """Forms, and what an output of each must be. A component may refuse one that it cannot enforce."""
-_MUST_COMPILE = ("choice", "regex", "object", "enumeration", "integers", "either", "nested")
+_LEAST = "choice"
+_MIXED = (_LEAST, "regex", "object", "enumeration", "integers", "either", "nested", "compact")
 _IMPOSSIBLE: Sequence[Mapping[str, Any]] = (
     {"regex": "(ab"},
     {"json": {"type": "no such type"}},
@@ -141,11 +145,11 @@ class GrammarConformance(ComponentConformance):
         return made
 
     def compiled(self, backend: GrammarBackend, name: str) -> CompiledGrammar:
-        """Compile a form of :data:`FORMS`; skip the case if it is refused, where it may be."""
+        """Compile a form of :data:`FORMS`; skip the case if it is refused and no choice."""
         try:
             return backend.compile(StructuredOutputs(**FORMS[name][0]))
         except RequestError:
-            if name in _MUST_COMPILE:
+            if name == _LEAST:
                 raise
             pytest.skip("it refuses this form")
 
@@ -170,6 +174,29 @@ class GrammarConformance(ComponentConformance):
         assert ended, "no output came to an end"
         for text in ended:
             assert FORMS[name][1](text), f"{text!r} has not the form {FORMS[name][0]}"
+
+    def test_forms_of_one_component_do_not_mix(self) -> None:
+        """Each is gone when the next one comes; another component has another vocabulary."""
+        ids = VOCABULARY.token_bytes
+        turned = [*ids[:3], *ids[-2:2:-1], None]
+        vocabulary = replace(
+            VOCABULARY,
+            token_bytes=turned,
+            encode=lambda text: [turned.index(bytes([byte])) for byte in text.encode()],
+        )
+        made = (
+            (self.build(GrammarContext(vocabulary=vocabulary)), vocabulary),
+            (self.make(), VOCABULARY),
+        )
+        for name, (backend, words) in product(_MIXED, made):
+            with suppress(pytest.skip.Exception):
+                grammar = self.compiled(backend, name)
+                for seed in range(3):
+                    text = self.walk(backend, grammar, seed, words)
+                    assert text is None or FORMS[name][1](text), (
+                        f"after others were compiled, {text!r} follows the masks, which has not "
+                        f"the form {FORMS[name][0]}"
+                    )
 
     def test_all_of_a_choice_can_be_chosen(self) -> None:
         backend = self.make()
@@ -269,19 +296,25 @@ class GrammarConformance(ComponentConformance):
         problems = backend.fill(matchers, masks)
         assert not problems, problems
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+        assert not bits[:, len(VOCABULARY.token_bytes) :].any(), "it allows tokens that are not"
         rows = [set(np.flatnonzero(row[: len(VOCABULARY.token_bytes)]).tolist()) for row in bits]
         for row in rows:
             assert not row & ({*_SPECIAL} - _END), "a special token is no part of a text"
         return rows
 
-    def walk(self, backend: GrammarBackend, grammar: CompiledGrammar, seed: int) -> str | None:
+    def walk(
+        self,
+        backend: GrammarBackend,
+        grammar: CompiledGrammar,
+        seed: int,
+        vocabulary: Vocabulary | None = None,
+    ) -> str | None:
         """Return an output by chance; ``None``: it did not end in time."""
         *_, tokens = self.prefixes(backend, grammar, seed)
         if len(tokens) >= _MOST_TOKENS:
             return None
-        return b"".join(VOCABULARY.token_bytes[token] or b"" for token in tokens).decode(
-            "utf-8", "replace"
-        )
+        words = (vocabulary or VOCABULARY).token_bytes
+        return b"".join(words[token] or b"" for token in tokens).decode("utf-8", "replace")
 
     def prefixes(
         self, backend: GrammarBackend, grammar: CompiledGrammar, seed: int

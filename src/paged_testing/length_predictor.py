@@ -59,6 +59,14 @@ class LengthPredictorConformance(ServesEveryWorkload):
             got = predictor.expect(request)
             assert wanted is None or got == wanted, f"of {request} it expects {got}, not {wanted}"
 
+    def test_requests_that_have_gone_do_not_matter(self) -> None:
+        """Others come to have their ids."""
+        predictor = self.make()
+        for request in written_requests():
+            again = replace(request, id="again")
+            found, alone = predictor.expect(again), self.make().expect(again)
+            assert found == alone, f"of {again} it expects {found}, {alone} if none was before it"
+
     def test_expects_lengths_after_requests_have_ended(self) -> None:
         self.check_answers(_ended(39))
 
@@ -115,9 +123,10 @@ class LengthPredictorConformance(ServesEveryWorkload):
         )
         again = _ask(predictor, requests[::-1])[::-1]
         assert again == answers, f"asked again it expects {again}, before {answers}"
-        of_twin = _ask(twin, requests)
+        of_twin = [twin.expect(replace(request)) for request in requests]
         assert of_twin == answers, (
-            f"it expects {answers}, a second one {of_twin}: runs cannot be repeated"
+            f"it expects {answers}, a second one of equal requests {of_twin}: runs cannot be "
+            "repeated"
         )
 
     def check_written(self) -> None:

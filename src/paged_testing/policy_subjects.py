@@ -72,6 +72,15 @@ def extreme_requests() -> list[Request]:
     ]
 
 
+def let_go(groups: list[SequenceGroup]) -> None:
+    """Empty a list of groups that nothing else holds: the next ones are made where these were in
+    memory, the first of them where the last was."""
+    while groups:
+        group = groups.pop(0)
+        group.sequences.clear()  # which refer to it
+        group.live.clear()
+
+
 WRITTEN_SHARES = (3, 13, 0, 9, 4, 11, 2, 4)
 """For :func:`running_groups`: of one the whole prompt is computed, in forks; some just began."""
 

@@ -24,6 +24,7 @@ from paged_testing.policy_subjects import (
     WRITTEN_SHARES,
     empty_cache,
     extreme_requests,
+    let_go,
     running_groups,
     untouched,
     waiting_groups,
@@ -31,7 +32,7 @@ from paged_testing.policy_subjects import (
 )
 from paged_testing.served import check_served, check_serves_what_fits
 from paged_testing.use import instructions
-from paged_testing.workloads import SITUATIONS, Workload, unlike
+from paged_testing.workloads import SITUATIONS, Workload, brief, unlike
 
 
 class PreemptionCases(ComponentConformance):
@@ -56,6 +57,22 @@ class PreemptionCases(ComponentConformance):
         self.check_modes(written_requests(), WRITTEN_SHARES[::-1])
         self.check_modes(extreme_requests(), [0] * len(extreme_requests()))
         self.check_reservations(extreme_requests(), [0] * len(extreme_requests()), 4)
+
+    def test_groups_that_have_gone_do_not_matter(self) -> None:
+        """Others come to be where they were in memory, and get their ids."""
+        asked, written, cache = self.make(), written_requests(), empty_cache(self.registry)
+        for request, share in zip((*written, *written[::-1]), WRITTEN_SHARES * 2, strict=True):
+            groups = running_groups(cache, [replace(request, id="again")], [share])
+            found, alone = (
+                (each.mode(groups[0]), each.tokens_to_reserve(groups[0]))
+                for each in (asked, self.make())
+            )
+            assert found == alone, (
+                f"of {brief(request)} it says {found}, and {alone} where none was before it: keep "
+                "nothing by the id of a request or of an object, which others get"
+            )
+            cache.release_group(groups[0])
+            let_go(groups)
 
     @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
     def test_reserves_for_written_requests(self, block_size: int) -> None:
@@ -257,6 +274,28 @@ class VictimCases(ComponentConformance):
             chosen = component.choose(list(shown), 1.0)
             assert any(chosen is group for group in shown), f"it chose {chosen}, not of {shown}"
 
+    def test_groups_that_have_gone_do_not_matter(self) -> None:
+        """Others come to be where they were in memory; those of a twin stay."""
+        caches, written = [empty_cache(self.registry) for _ in range(2)], written_requests()
+        component, twin = map(self.make, caches)
+        kept = list[list[SequenceGroup]]()
+        for turn in range(6):
+            requests = unlike([*written[turn:], *written[:turn]], turn)
+            gone, stay = (running_groups(cache, requests, [0] * 8) for cache in caches)
+            kept.append(stay)
+            place, of_twin = (
+                groups.index(each.choose([*groups], 1.0))
+                for each, groups in ((component, gone), (twin, stay))
+            )
+            assert place == of_twin, (
+                f"it chose {gone[place]}, and {gone[of_twin]} where groups before were other "
+                "objects: keep nothing by the id of an object, which others get"
+            )
+            for group in gone:
+                caches[0].release_group(group)
+            del group
+            let_go(gone)
+
     # ------------------------------------------------------------------ what is checked
 
     def check_only_candidate(self, requests: Sequence[Request]) -> None:
@@ -273,7 +312,12 @@ class VictimCases(ComponentConformance):
         """Check the choices of one component, each time without the groups chosen before."""
         cache = empty_cache(self.registry)
         candidates = running_groups(cache, requests, computed)
-        component, twin = self.make(cache), self.make(cache)
+        let_go(waiting_groups(requests))
+        other = empty_cache(self.registry)
+        copies = running_groups(other, requests, computed)
+        for groups in (candidates, copies):  # the worst is last, and not the newest
+            groups.append(groups.pop(len(groups) // 2))
+        component, twin = self.make(cache), self.make(other)
         while candidates:
             before, free = list(candidates), cache.num_free
             with untouched(before):
@@ -283,11 +327,13 @@ class VictimCases(ComponentConformance):
             assert cache.num_free == free, "it freed blocks; that is for the scheduler"
             wanted = self.expected(before, now)
             assert wanted is None or victim is wanted, f"it chose {victim} instead of {wanted}"
-            again = twin.choose(list(before), now)
-            assert again is victim, (
-                f"it chose {victim}, a second component {again}: runs cannot be repeated"
+            place, again = before.index(victim), copies.index(twin.choose([*copies], now))
+            assert again == place, (
+                f"it chose {victim}, a second component of equal groups {before[again]}: runs "
+                "cannot be repeated"
             )
             candidates = [group for group in before if group is not victim]
+            del copies[place]
 
 
 class VictimConformance(ServesEveryWorkload, VictimCases):

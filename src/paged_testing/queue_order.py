@@ -21,6 +21,7 @@ from paged_testing.policy_subjects import (
     WRITTEN_SHARES,
     empty_cache,
     extreme_requests,
+    let_go,
     running_groups,
     untouched,
     waiting_groups,
@@ -95,6 +96,9 @@ class QueueOrderCases(ComponentConformance):
         self.check_order(written_requests(), now)
         turned = reversed(written_requests())
         self.check_order([replace(r, arrival=float(at)) for at, r in enumerate(turned)], now)
+        extremes = (r for r in extreme_requests() if r.id.startswith(("priority", "deadline")))
+        every = enumerate((*written_requests(), *extremes))
+        self.check_order([replace(r, arrival=float(at)) for at, r in every], now)
 
     def test_what_the_order_does_not_look_at_does_not_matter(self) -> None:
         """Two requests that differ in one thing: in the expected order, or that of the queue."""
@@ -104,6 +108,21 @@ class QueueOrderCases(ComponentConformance):
             for pair in ((usual, other), (other, usual)):
                 self.check_order(pair, 2.0)
         self.check_order((usual, replace(usual, id="another")), 2.0, num_preemptions=(1, 0))
+
+    def test_groups_that_have_gone_do_not_matter(self) -> None:
+        """Others come to be where they were in memory, and get their ids."""
+        parts = OrderContext(kv_cache=empty_cache(self.registry))
+        order, written = self.build(parts), written_requests()
+        for request in (*written, *reversed(written)):
+            groups = waiting_groups([replace(request, id="again")])
+            key, alone = (each.key(groups[0], 3.5) for each in (order, self.build(parts)))
+            assert key == alone, (
+                f"the key of {brief(request)} is {key}, and {alone} where none was before it: keep "
+                "nothing by the id of a request or of an object, which others get"
+            )
+            if (service := _service_of(order)) is not None:
+                service.left(groups[0])
+            let_go(groups)
 
     def test_counts_service_of_written_requests(self) -> None:
         self.check_service(written_requests(), SERVED)
@@ -120,6 +139,8 @@ class QueueOrderCases(ComponentConformance):
         for group in groups[::2]:
             cache.release_group(group)
             group.status, group.waiting_since, group.num_preemptions = Status.WAITING, 9.0, 1
+        for sequence in groups[1].live:  # whose last token is being sampled
+            sequence.num_unknown = groups[1].max_length - len(sequence.tokens)
         with untouched(groups):
             keys = [order.key(group, 10.0) for group in groups]
             assert keys == [order.key(group, 10.0) for group in groups]
@@ -192,8 +213,11 @@ class QueueOrderCases(ComponentConformance):
         assert [order.key(group, now) for group in reversed(groups)] == before[::-1], (
             "a second call for the same group returns another key"
         )
-        assert [twin.key(group, now) for group in groups] == before, (
-            "a second order returns other keys for the same groups: runs cannot be repeated"
+        let_go(waiting_groups(requests))
+        of_twin = [twin.key(group, now) for group in waiting_groups(requests)]
+        assert of_twin == before, (
+            f"the keys of {_briefly(groups)} are {before}, those of a second order for equal "
+            f"groups {of_twin}: runs cannot be repeated"
         )
 
     def check_stability(self, requests: Sequence[Request], now: float, later: float) -> None:

@@ -8,6 +8,7 @@ Shapes: H query heads, K key/value heads, D head_dim, Q new and L all tokens of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import combinations, permutations
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from paged_core.engine.contexts import RunnerContext
+from paged_core.errors import PagedCoreError
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner
 from paged_core.settings.schema import settings_class
@@ -103,12 +105,17 @@ class RunnerConformance(ComponentConformance):
     max_seconds: ClassVar[float] = 200
     """Seconds of a test: it loads a model."""
 
-    def make(self) -> Runner:
-        """A fresh runner, loaded; the test is skipped where it is not available."""
+    def make(self, **values: Any) -> Runner:
+        """A fresh runner, loaded; the test is skipped where it is not available.
+
+        Args:
+            values: settings besides :attr:`settings`.
+        """
         reason = self.refusal()
         if reason:
             pytest.skip(reason)
-        settings = settings_class(self.registry)(**{**self.settings, "runner": self._table})
+        values = {**self.settings, **values, "runner": self._table}
+        settings = settings_class(self.registry)(**values)
         made = self.build(RunnerContext(settings=settings))
         assert isinstance(made, Runner)
         made.load()
@@ -128,12 +135,12 @@ class RunnerConformance(ComponentConformance):
         return use
 
     def test_describes_the_model_once_it_is_loaded(self) -> None:
-        runner = self.make()
+        runner = self.make(block_size=8)
         assert runner.layers
         for layer in runner.layers:
             assert isinstance(layer, LayerSpec)
             assert layer.num_heads % layer.num_kv_heads == 0
-            assert layer.block_size == settings_class(self.registry)().block_size
+            assert layer.block_size == 8, f"its block_size is {layer.block_size}, the settings' 8"
         assert runner.vocab_size >= 10
         assert runner.max_model_len is None or runner.max_model_len > 0
         assert all(0 <= token < runner.vocab_size for token in runner.eos_token_ids)
@@ -187,10 +194,42 @@ class RunnerConformance(ComponentConformance):
         for one, other in combinations(last, 2):
             assert not torch.equal(one, other), "two prompts have the same logits"
 
-    def test_two_runners_compute_the_same(self) -> None:
+    def test_a_long_prompt_and_the_last_positions(self) -> None:
+        """In one step and in several: of more tokens than a decode has, and up to the end."""
         torch: Any = import_module("torch")
-        one, other = (self.logits_of(self.make(), PROMPTS[0]) for _ in range(2))
-        assert torch.equal(one, other)
+        runner, length = self.make(), 70
+        prompt = [2 + place * 5 % 8 for place in range(length)]
+        for first in (0, min(runner.max_model_len or 4096, 4096) - length):
+            whole = self.step(runner, DenseAttention(runner.layers, 1), [(0, prompt, first)])
+            attention = DenseAttention(runner.layers, 1)
+            cut = [
+                self.step(runner, attention, [(0, prompt[at : at + 16], first + at)])
+                for at in range(0, length, 16)
+            ]
+            apart = float(torch.max(torch.abs(whole - torch.cat(cut))))
+            assert apart <= self.tolerance, (
+                f"logits of {length} tokens from position {first} on, and of 16 of them at a time, "
+                f"differ by {apart}"
+            )
+
+    def test_two_runners_compute_the_same(self) -> None:
+        """Also in turns with one of another dtype, with which they share nothing."""
+        torch: Any = import_module("torch")
+        one, (prompt, another, *_) = self.make(), PROMPTS
+        alone, attention = self.logits_of(one, prompt), DenseAttention(one.layers, 1)
+        rows = [self.step(one, attention, [(0, prompt[:3], 0)])]
+        with suppress(PagedCoreError):
+            dtype = "float32" if one.layers[0].dtype == "bfloat16" else "bfloat16"
+            other = self.make(dtype=dtype)
+            assert other.layers[0].dtype == dtype, f"{other.layers[0]} where settings say {dtype}"
+            self.logits_of(other, another)
+        rows.append(self.step(one, attention, [(0, prompt[3:], 3)]))
+        apart = float(torch.max(torch.abs(torch.cat(rows) - alone)))
+        assert apart <= self.tolerance, (
+            f"logits differ by {apart} after another runner was loaded: keep what one knows in "
+            "itself, not in its class or module"
+        )
+        assert torch.equal(alone, self.logits_of(self.make(), prompt))
 
     # ------------------------------------------------------------------ what is checked
 
@@ -252,11 +291,11 @@ class RunnerConformance(ComponentConformance):
         attention.begin([(sequence, len(tokens)) for sequence, tokens, _ in batch])
         tokens = [token for _, chunk, _ in batch for token in chunk]
         positions = [start + i for _, chunk, start in batch for i in range(len(chunk))]
+        ids, places = (torch.tensor(e, device=device) for e in (tokens, positions))
         with torch.inference_mode():
-            hidden = runner.forward(
-                torch.tensor(tokens, device=device),
-                torch.tensor(positions, device=device),
-                attention,
-            )
+            hidden = runner.forward(ids, places, attention)
+        assert (ids.tolist(), places.tolist()) == (tokens, positions), (
+            "forward() changed the tokens or positions that it was given"
+        )
         assert len(hidden) == len(tokens), "a hidden state for each token is expected"
         return hidden

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import _socket
 import gc
 import os
 import random
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import date
 from functools import partial
-from itertools import count
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
+from itertools import count, pairwise, repeat
 from math import inf
 from statistics import median
-from types import FrameType
+from subprocess import Popen
+from threading import Condition, Thread
+from types import FrameType, ModuleType
 from typing import Any
 
-from paged_testing.work import WORK_FILE, Work, told
+from paged_testing.work import WORK_FILE, Work, kept, told
 
 _OURS = ("paged_core", "paged_testing", "paged_backends", "paged_plugins", "paged_policies")
 _LOGS = ("logging", "structlog")
@@ -123,23 +128,12 @@ def instructions(
     return count + Work.items - work_before
 
 
-def letters_scanned(function: Callable[[], object], package: str) -> int:
-    """Return how many letters the methods of texts that code of a package calls look through."""
-    scanned = 0
-
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal scanned
-        text = getattr(argument, "__self__", None)
-        if event != "c_call" or not isinstance(text, str) or package_of(frame) != package:
-            return
-        if argument.__name__ in ("strip", "lstrip", "rstrip"):
-            scanned += len(text) - len(getattr(str, argument.__name__)(text))
-        elif argument.__name__ not in ("startswith", "endswith"):  # these look at what is asked for
-            scanned += len(text)
-
-    with _profiled(profile):
+def items(function: Callable[[], object], package: str) -> int:
+    """Return how many items code of C goes through in a call, in the place of a package."""
+    before = Work.items
+    with told(package):
         function()
-    return scanned
+    return Work.items - before
 
 
 def bytes_taken(calls: Iterable[Callable[[], object]]) -> float:
@@ -157,14 +151,22 @@ def bytes_taken(calls: Iterable[Callable[[], object]]) -> float:
     return median(peaks)
 
 
+_BYTES_A_USE = 16
+"""Bytes that a use may leave, on the average."""
+
+
 def growth(
-    use: Callable[[int], object], num_uses: int, package: str | None
+    use: Callable[[int], object], num_uses: int, package: str | None, most: float = inf
 ) -> tuple[int, float, float]:
     """Return bytes that uses which have ended leave, and instructions of one before and after.
 
     Args:
         use: one use, of a number of its own.
         package: whose instructions count; ``None``: they are not counted.
+        most: bytes of which there is no need to look for more.
+
+    Raises:
+        AssertionError: more uses leave more and more, or they change what modules or classes keep.
     """
     numbers = count()
 
@@ -176,9 +178,27 @@ def growth(
         return instructions(partial(go_on, 4), package) / 4 if package else 0.0
 
     go_on(num_uses // 4)
-    before = cost()
-    left = bytes_left(partial(go_on, num_uses), partial(go_on, num_uses // 4))
-    return left, before, cost()
+    before, shared = cost(), kept(package)
+    few, grown = max(2, num_uses // 8), list[int]()
+    times = [num_uses, *repeat(few, 10)]
+    calls = (partial(go_on, each) for each in (2 * few, *times))
+    with closing(bytes_after(calls)) as sizes:
+        for number, (before_them, after_them) in zip(times, pairwise(sizes), strict=False):
+            grown.append(after_them - before_them)
+            if not _BYTES_A_USE * number < grown[-1] < most:
+                break  # what fills, such as a buffer, is emptied at times
+        else:
+            raise AssertionError(
+                f"{num_uses} uses that have ended still take {grown[0]} bytes, each {few} more "
+                f"{grown[1:]}: what it keeps grows for ever"
+            )
+    after = kept(package)
+    changed = [place for place, value in shared.items() if after.get(place) != value]
+    assert not changed, (
+        f"its uses change {', '.join(changed)}, which all that are made share: keep what one knows "
+        "in itself, not in its class, its module or a default argument"
+    )
+    return grown[0], before, cost()
 
 
 def bytes_left(function: Callable[[], object], warm_up: Callable[[], object] = int) -> int:
@@ -226,23 +246,64 @@ def _profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
         sys.setprofile(before)
 
 
-@contextmanager
-def chance_watched(package: str) -> Iterator[None]:
-    """Check that code of a package asks no clock and draws no number without a seed.
+def chance_watched(package: str) -> AbstractContextManager[None]:
+    """Check that code of a package asks no clock, draws no number without a seed and, but for what
+    constructors open, waits for nothing.
 
     Raises:
         AssertionError: it did; the message names each line.
     """
-    found: dict[str, None] = {}
+    chance = "runs cannot be repeated; decisions follow from the calls, `now` and the seed alone"
+    return _refused(package, {_chance: chance, _waits(package): "the engine waits meanwhile"})
+
+
+def waits_watched(
+    package: str, who: str, *, files: bool = True, in_coroutines: bool = False
+) -> AbstractContextManager[None]:
+    """Check that code of a package waits for nothing: no sleep, socket, program or thread.
+
+    Args:
+        who: waits meanwhile, such as ``the engine``.
+        files: whether files are looked at, too; what a constructor opens is not.
+        in_coroutines: whether only coroutines are, and what they call.
+
+    Raises:
+        AssertionError: it did; the message names each line.
+    """
+    return _refused(package, {_waits(package, files, in_coroutines): f"{who} waits meanwhile"})
+
+
+_Asks = Callable[[FrameType, str, Any], str | None]
+"""Says what an event is, if it is to be refused."""
+
+
+def _waits(package: str, files: bool = True, in_coroutines: bool = False) -> _Asks:
+    def waits(frame: FrameType, event: str, called: Any) -> str | None:
+        if (found := _wait(frame, event, called)) is None or (found == _FILES and not files):
+            return None
+        callers = list(_callers(frame))
+        own = [each.f_code for each in callers if package_of(each) == package]
+        if in_coroutines:
+            counts = any(code.co_flags & _COROUTINE for code in own)
+        else:
+            counts = all(code.co_name != "__init__" for code in own)
+        return found if counts and all(c.f_code not in _BRIEF_WAITS for c in callers) else None
+
+    return waits
+
+
+@contextmanager
+def _refused(package: str, asked: Mapping[_Asks, str]) -> Iterator[None]:
+    """Check that code of a package, or what it calls, does nothing of some kinds, with reasons."""
+    found: dict[str, str] = {}
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        caller: FrameType | None = frame
-        if event != "c_call" or not (asked := _chance(frame, argument)):
-            return
-        while caller and package_of(caller) not in (package, *_OURS, *_LOGS):
-            caller = caller.f_back
-        if caller and package_of(caller) == package:
-            found[f"{_place(caller)} {asked}"] = None
+        for asks, why in asked.items():
+            if (what := asks(frame, event, argument)) is None:
+                continue
+            of = (each for each in _callers(frame) if package_of(each) in (package, *_OURS, *_LOGS))
+            if (caller := next(of, None)) and package_of(caller) == package:
+                found[f"{_place(caller)} {what}"] = why
 
     gc.collect()  # or finalizers of other tests' objects would run inside calls of the package
     gc.disable()
@@ -251,14 +312,44 @@ def chance_watched(package: str) -> Iterator[None]:
             yield
     finally:
         gc.enable()
-    assert not found, (
-        f"{'; '.join(found)}: runs cannot be repeated; decisions follow from the calls, `now` and "
-        "the seed alone"
-    )
+    assert not found, "; ".join(f"{place}: {why}" for place, why in found.items())
 
 
-def _chance(frame: FrameType, called: Any) -> str | None:
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame, and those that it was called from."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+_FILES = "opens a file"
+_COROUTINE = CO_COROUTINE | CO_ASYNC_GENERATOR
+_WAITS: Mapping[Any, str] = {
+    **{time.sleep: "sleeps", os.system: "runs a program", open: _FILES},
+    **dict.fromkeys((_socket.getaddrinfo, _socket.gethostbyname), "looks up a host"),
+    **dict.fromkeys((Condition.wait.__code__, Thread.join.__code__), "waits for a thread"),
+    **dict.fromkeys((Popen.wait.__code__, Popen.communicate.__code__), "waits for a program"),
+}
+"""Functions of C, and code of functions in Python."""
+_BRIEF_WAITS = (Thread.start.__code__, ThreadPoolExecutor.submit.__code__)
+_ON_SOCKETS = {"connect", "recv", "recv_into", "recvfrom", "send", "sendall", "sendmsg", "_accept"}
+
+
+def _wait(frame: FrameType, event: str, called: Any) -> str | None:
+    """Say what a call waits for; ``None``: it waits for nothing."""
+    if event != "c_call":
+        return _WAITS.get(frame.f_code) if event == "call" else None
+    owner = getattr(called, "__self__", None)
+    if isinstance(owner, _socket.socket) and called.__name__ in _ON_SOCKETS:
+        waits = owner.gettimeout() != 0 and owner.type != _socket.SOCK_DGRAM
+        return "waits for a socket" if waits else None
+    return _WAITS.get(called) if isinstance(owner, ModuleType) else None
+
+
+def _chance(frame: FrameType, event: str, called: Any) -> str | None:
     """Say what makes a call of a built-in one of chance; ``None``: it is none."""
+    if event != "c_call":
+        return None
     owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
     if owner is time:
         return f"asks the clock, time.{name}()" if called in _CLOCKS else None

@@ -1,11 +1,13 @@
-"""Work that built-ins do for a component, in items that they go through: they execute no bytecode.
+"""Work that code of C does for a component, in items that it goes through: it runs no bytecode.
 
 While it is counted, functions of the component's package have the code of a copy of their source
-in which calls, ``in``, slices, sums of containers and ``*`` tell of the sizes of their operands.
+in which calls and operators tell of what they take and what they return. Each goes through all of
+that, but for what the tables say.
 """
 
 from __future__ import annotations
 
+import array
 import ast
 import bisect
 import builtins
@@ -13,9 +15,10 @@ import copy
 import heapq
 import itertools
 import operator
+import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from operator import length_hint
@@ -32,20 +35,25 @@ from typing import Any
 
 WORK_FILE = __file__
 
+_WEIGHT = 2
+"""Instructions that an item counts for: a call has dozens, which are not to hide it."""
 _HASHED: tuple[type, ...] = (dict, set, frozenset, type({}.keys()), type({}.items()))
+_COPIED = (str, bytes, tuple)
+"""Types of which `+=` makes another object."""
 _CONTAINERS: tuple[type, ...] = (
     list,
-    tuple,
     deque,
-    str,
-    bytes,
     bytearray,
+    array.array,
     range,
     type({}.values()),
+    *_COPIED,
     *_HASHED,
 )
+_ARRAYS = ("numpy", "torch")
+_NUMBERS = {int, float, bool, type(None)}
 _LINEAR = {
-    *(list, tuple, set, frozenset, dict, bytes, bytearray),
+    *(list, tuple, set, frozenset, dict, bytes, bytearray, str, array.array),
     *(Counter, OrderedDict, defaultdict, deque),
     *(heapq.nsmallest, heapq.nlargest, copy.copy, copy.deepcopy),
 }
@@ -63,108 +71,284 @@ _LAZY = {map, filter, zip, enumerate, reversed, heapq.merge} | {
     if isinstance(each, type) and each not in (itertools.count, itertools.repeat)
 }
 """Types and functions that go through their arguments when they are asked for more."""
-_METHODS: dict[type, set[str]] = {
-    list: {"index", "remove", "count", "insert", "copy", "sort", "reverse"},
-    deque: {"index", "remove", "count", "insert", "copy", "reverse"},
-    tuple: {"index", "count"},
-    dict: {"copy"},
-    OrderedDict: {"copy"},
-    defaultdict: {"copy"},
-    Counter: {"copy", "most_common", "total"},
-    set: {"copy", "union", "difference", "symmetric_difference", "issubset"},
-    frozenset: {"union", "difference", "symmetric_difference", "issubset"},
-}
-"""Methods that go through their owner."""
-_TAKING = {
-    *("extend", "extendleft", "update", "difference_update", "subtract", "join", "fromkeys"),
-    *("union", "issuperset", "intersection", "isdisjoint"),
-}
-"""Methods of containers that go through their arguments."""
 _OF_THE_FRAME = {"super", "locals", "globals", "vars", "dir", "eval", "exec"}
 """Functions that look at the frame in which they are called."""
+
+Cost = str | Callable[[Sequence[Any], Any], int]
+"""Items that a call goes through: of ``o`` its owner, ``a`` its arguments, ``r`` its result; or a
+function of them, the owner first, and of the result, ``None`` where it raised."""
+
+
+def _behind(args: Sequence[Any], _: Any) -> int:
+    """Items that move up or down, behind an index."""
+    length, index = len(args[0]), args[1] if len(args) > 1 else -1
+    return length - max(0, index + length if index < 0 else index) if length else 0
+
+
+def _found(args: Sequence[Any], result: Any) -> int:
+    """Items up to that which was found, or all."""
+    owner, *_, start = (*args, 0) if len(args) < 3 else args[:3]
+    first = start if isinstance(start, int) else 0
+    end: int = len(owner) if result in (None, -1) else result
+    return max(0, end - first)
+
+
+def _matched(args: Sequence[Any], result: Any) -> int:
+    """Letters of a match."""
+    return result.end() - result.start() if result else 0
+
+
+def _searched(args: Sequence[Any], result: Any) -> int:
+    """Letters up to the end of a match, or all."""
+    start: int = args[2] if len(args) > 2 else 0
+    end: int = result.end() if isinstance(result, re.Match) else len(args[1])
+    return max(0, end - start)
+
+
+def _rotated(args: Sequence[Any], _: Any) -> int:
+    return min(abs(int(args[1] if len(args) > 1 else 1)), len(args[0]))
+
+
+def _smaller(args: Sequence[Any], _: Any) -> int:
+    """Items of the smallest of several sets; another argument is gone through."""
+    sizes = [*map(_size, args)]
+    return min(sizes) if isinstance(args[-1], _HASHED) else sizes[-1]
+
+
+def _costs(**names: str) -> dict[str, Cost]:
+    """Methods by what they cost, and ``default``; `nothing` is for those that look at few items."""
+    costs = {"nothing": "", "owner": "o", "given": "a", "both": "oa"}
+    return {name: costs[how] for how, of in names.items() for name in of.split()}
+
+
+_OF_DICTS = _costs(
+    nothing="get pop popitem setdefault keys values items clear move_to_end",
+    owner="copy most_common total elements",
+    given="update subtract",
+)
+_OF_SETS = _costs(
+    nothing="add discard remove pop clear",
+    owner="copy difference issubset",
+    given="update difference_update symmetric_difference_update issuperset",
+    both="union symmetric_difference",
+) | dict.fromkeys(("intersection", "intersection_update", "isdisjoint"), _smaller)
+_OF_LISTS = {
+    **_costs(nothing="append clear", given="extend", owner="index remove count copy sort reverse"),
+    **dict.fromkeys(("insert", "pop"), _behind),
+}
+_OF_TEXTS: Mapping[str, Cost] = {
+    **_costs(nothing="startswith endswith append clear", given="extend"),
+    **dict.fromkeys(("find", "index"), _found),
+    "join": "ar",
+    "pop": _behind,
+}
+_OF_ARRAYS = _costs(
+    nothing="item view reshape flatten ravel transpose permute expand squeeze unsqueeze detach "
+    "size dim numel numpy data_ptr stride split chunk unbind narrow select element_size"
+)
+_METHODS: Mapping[type, Mapping[str, Cost]] = {
+    **dict.fromkeys((dict, OrderedDict, defaultdict, Counter), _OF_DICTS),
+    **dict.fromkeys((set, frozenset), _OF_SETS),
+    **dict.fromkeys((list, tuple, array.array), _OF_LISTS),
+    **dict.fromkeys((str, bytes, bytearray), _OF_TEXTS),
+    deque: {
+        **_costs(nothing="append appendleft pop popleft clear", given="extend extendleft"),
+        **_costs(owner="index remove insert count copy reverse"),
+        "rotate": _rotated,
+    },
+    re.Pattern: {
+        **dict.fromkeys(("match", "fullmatch"), _matched),
+        **dict.fromkeys(("search", "finditer"), _searched),
+    },
+    re.Match: _costs(nothing="start end span"),
+}
+"""Methods that do not go through their owner, arguments and result, by the type of the owner."""
 
 
 class Work:
     """Counts what rewritten code tells."""
 
     items = 0
-    """Items that built-ins have gone through so far."""
+    """Items that code of C has gone through so far, weighed."""
 
     @classmethod
     def call(cls, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function in the place of a component."""
-        kind = type(function)
-        owner = getattr(function, "__self__", None)
+        kind, owner = type(function), getattr(function, "__self__", None)
+        is_c = isinstance(function, BuiltinFunctionType)
         if _among(function, _LAZY) or _among(owner, _LAZY):  # as of chain.from_iterable
             return cls._lazily(function(*args, **kwargs))
-        if _among(function, _LINEAR):
-            cls.items += sum(map(_size, args))
-        elif kind is BuiltinFunctionType or (kind is MethodType and type(owner) in _METHODS):
-            cls.items += _taken(owner, function, args)
+        taken, cost = (None, *args), None
+        if (is_c or kind is MethodType) and not isinstance(owner, ModuleType | type | None):
+            taken, cost = (owner, *args), _cost_of(type(owner), function)
         elif kind is MethodDescriptorType and args:
-            cls.items += _taken(args[0], function, args[1:])
-        return function(*args, **kwargs)
+            taken, cost = args, _cost_of(type(args[0]), function)
+        elif _among(function, _LINEAR):
+            cost = "a"
+        elif (is_c and function not in _BRIEF) or _arrays(function):
+            cost = "ar"
+        if cost is None:
+            return function(*args, **kwargs)
+        sizes, result = [*map(_size, taken)] if isinstance(cost, str) else [], None
+        try:
+            result = function(*args, **kwargs)
+            return result
+        finally:
+            if isinstance(taken[0], _HASHED) and args:
+                cls.add(_hashed(args[0]))
+            if isinstance(cost, str):
+                parts = {"o": sizes[0], "a": sum(sizes[1:]), "r": _size(result)}
+                cls.add(sum(parts[each] for each in cost))
+            else:
+                cls.add(cost(taken, result))
 
     @classmethod
-    def sized(cls, value: Any) -> Any:
-        """Return a value that is copied, if it is a container, or the copy."""
-        if isinstance(value, _CONTAINERS):
-            cls.items += length_hint(value, 0)
+    def add(cls, items: int) -> None:
+        """Count so many items."""
+        cls.items += _WEIGHT * items
+
+    @classmethod
+    def operated(cls, name: str, one: Any, other: Any) -> Any:
+        """Return what an operator gives."""
+        result = _OPERATORS[name](one, other)
+        if type(one) not in _NUMBERS or type(other) not in _NUMBERS:
+            cls.add(_operated(name, one, other, result))
+        return result
+
+    @classmethod
+    def augmented(cls, name: str, target: Any, value: Any, is_local: bool) -> Any:
+        """Return what is added to a target, or the like; a local text grows in place."""
+        is_copied = isinstance(target, _COPIED[is_local:]) or _arrays(target)
+        is_both = name == "BitAnd" and isinstance(value, _HASHED)
+        cls.add(is_copied * _size(target) + (0 if is_both else _size(value)))
         return value
 
     @classmethod
-    def searched(cls, value: Any) -> Any:
-        """Return a value in which something is looked for."""
-        return value if isinstance(value, _HASHED) else cls.sized(value)
+    def keyed(cls, index: Any) -> Any:
+        """Return an index: a tuple is hashed, and of a list or an array each is looked up."""
+        if type(index) not in _NUMBERS and type(index) is not str:
+            cls.add(_hashed(index) if isinstance(index, tuple) else _size(index))
+        return index
+
+    @classmethod
+    def sized(cls, value: Any) -> Any:
+        """Return a copy; a slice of an array is none."""
+        if isinstance(value, _CONTAINERS):
+            cls.add(length_hint(value, 0))
+        return value
+
+    @classmethod
+    def spread(cls, value: Any) -> Any:
+        """Return a value of which each item is taken, as after ``*`` or ``**``."""
+        cls.add(_size(value))
+        return value
 
     @classmethod
     def cut(cls, value: Any, index: Any) -> None:
         """Delete an item or a slice, after which the items behind it move up."""
-        if type(value) in (list, deque, bytearray):
+        if isinstance(value, list | deque | bytearray):
             every = range(len(value))
             first = every[index] if isinstance(index, int) else index.indices(len(value))[0]
-            cls.items += len(value) - first - 1
+            cls.add(len(value) - first - 1)
         del value[index]
 
     @classmethod
-    def spread(cls, value: Any) -> Any:
-        """Return a value after ``*`` or ``**``."""
-        cls.items += _size(value)
-        return value
+    def put(cls, value: Any, index: slice, new: Any) -> None:
+        """Set a slice, after which the items behind it move, if it is not as long."""
+        first, last, _ = index.indices(length_hint(value, 0))
+        moves = isinstance(value, list | bytearray) and _size(new) != last - first
+        cls.add(_size(new) + (len(value) - first if moves else last - first))
+        value[index] = new
 
     @classmethod
     def _lazily(cls, values: Iterable[Any]) -> Iterator[Any]:
         for each in values:
-            cls.items += 1
+            cls.add(1)
             yield each
 
 
 _TOLD = "_paged_testing_work"
 setattr(builtins, _TOLD, Work)  # where code of any module finds it
+_COMPARISONS = ("Eq", "NotEq", "Lt", "LtE", "Gt", "GtE")
+_NAMES = {
+    **{"BitAnd": "and_", "BitOr": "or_", "BitXor": "xor"},
+    **{"Div": "truediv", "MatMult": "matmul", "Mult": "mul", "NotEq": "ne"},
+}
+_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "In": lambda one, other: one in other,
+    "NotIn": lambda one, other: one not in other,
+    **{
+        each.__name__: getattr(operator, _NAMES.get(each.__name__, each.__name__.lower()))
+        for each in (*ast.operator.__subclasses__(), ast.Eq, ast.NotEq, ast.Lt, ast.Gt)
+    },
+    "LtE": operator.le,
+    "GtE": operator.ge,
+}
 
 
 def _among(function: Any, those: set[Any]) -> bool:
     return type(function) in (type, FunctionType, BuiltinFunctionType) and function in those
 
 
-def _taken(owner: Any, function: Any, args: Sequence[Any]) -> int:
-    """Return how many items a function of C goes through, or a method of its owner."""
-    if owner is None or isinstance(owner, ModuleType):
-        return 0 if function in _BRIEF else sum(map(_size, args))
-    name, kind = function.__name__, type(owner)
-    if kind is deque and name == "rotate":
-        return min(abs(int(*args or (1,))), len(owner))
-    goes = name in _METHODS.get(kind, ()) or (
-        kind is list and name == "pop" and args not in ((), (-1,))
-    )
-    return (length_hint(owner, 0) if goes else 0) + (
-        sum(map(_size, args)) if name in _TAKING else 0
-    )
+def _arrays(value: Any) -> bool:
+    """Return whether it is an array or a tensor, or a function of their libraries."""
+    names = (getattr(each, "__module__", None) for each in (value, type(value)))
+    return any(isinstance(n, str) and n.partition(".")[0] in _ARRAYS for n in names)
+
+
+def _cost_of(kind: type, function: Any) -> Cost | None:
+    """Return the cost of a method of a type; ``None``: it runs bytecode."""
+    name = function.__name__
+    if _arrays(kind):
+        return _OF_ARRAYS.get(name, "oar")
+    of = next((_METHODS[each] for each in kind.__mro__ if each in _METHODS), {})
+    if isinstance(function, MethodType):  # some of collections are written in both
+        return of.get(name) if function.__module__ == "collections" else None
+    return of.get(name, "oar")
 
 
 def _size(value: Any) -> int:
-    is_plain = isinstance(value, _CONTAINERS) or type(value).__module__ == "builtins"
-    return length_hint(value, 0) if is_plain else 0
+    kind = type(value)
+    if isinstance(value, _CONTAINERS) or kind.__module__ == "builtins":
+        return length_hint(value, 0)
+    if kind not in _NUMBERS and _arrays(kind):
+        size: Any = getattr(value, "numel", None) or getattr(value, "size", 0)
+        return int(size() if callable(size) else size)
+    return 0
+
+
+def _hashed(key: Any) -> int:
+    """Return the items that are gone through for the hash of a key: a text keeps its own."""
+    return len(key) + sum(map(_hashed, key)) if isinstance(key, tuple) else 0
+
+
+def _operated(name: str, one: Any, other: Any, result: Any) -> int:
+    """Return how many items an operator goes through."""
+    if name in ("In", "NotIn"):
+        looked_up = isinstance(other, (*_HASHED, range))
+        return _hashed(one) if looked_up else _size(other)
+    sizes = _size(one), _size(other)
+    if not any(sizes):
+        return 0
+    if _arrays(one) or _arrays(other):
+        return max(sizes)
+    if name in _COMPARISONS:
+        differ = sizes[0] != sizes[1] and name in _COMPARISONS[:2]
+        return 0 if differ or one is other else _alike(one, other)
+    of_sets = {"BitAnd": min(sizes), "Sub": sizes[0]}
+    return of_sets.get(name, max(sum(sizes), _size(result)))
+
+
+def _alike(one: Any, other: Any) -> int:
+    """Return how many items are looked at to compare two containers."""
+    if isinstance(one, _HASHED):
+        return min(_size(one), _size(other))
+    count = 0
+    for a, b in zip(one, other, strict=False) if type(one) is type(other) else ():
+        count += 1 + (_alike(a, b) if isinstance(a, list | tuple) and a is not b else 0)
+        if a is not b and a != b:
+            break
+    return count
 
 
 class _Telling(ast.NodeTransformer):
@@ -178,27 +362,62 @@ class _Telling(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
-        node.comparators = [
-            _told("searched", each, each) if isinstance(op, ast.In | ast.NotIn) else each
-            for op, each in zip(node.ops, node.comparators, strict=True)
-        ]
-        return node
+        op, parts = node.ops[0], (node.left, *node.comparators)
+        is_brief = any(isinstance(each, ast.Constant) for each in parts)
+        if len(parts) > 2 or isinstance(op, ast.Is | ast.IsNot):
+            return node
+        return node if is_brief and not isinstance(op, ast.In) else _operation(node, op, *parts)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.op, ast.Add | ast.BitOr | ast.Sub):
-            node.left, node.right = _sized(node.left), _sized(node.right)
-        return node
+        numbers = (isinstance(getattr(e, "value", ""), int) for e in (node.left, node.right))
+        if any(numbers) and not isinstance(node.op, ast.Mult):
+            return node
+        return _operation(node, node.op, node.left, node.right)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         self.generic_visit(node)
-        node.value = _sized(node.value)
+        before: Any = ast.Constant(None)
+        target = node.target
+        is_local = isinstance(target, ast.Name)
+        if is_local or (isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)):
+            before = copy.copy(target)
+            before.ctx = ast.Load()
+        name = ast.Constant(type(node.op).__name__)
+        more = (name, before, node.value, ast.Constant(is_local))
+        node.value = _told("augmented", node.value, *more)
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        target = node.targets[0]
+        if len(node.targets) == 1 and isinstance(target, ast.Subscript):
+            if isinstance(target.slice, ast.Slice):
+                put = _told("put", target, target.value, _slice(target.slice), node.value)
+                return ast.copy_location(ast.Expr(put), node)
+        elif any(isinstance(each, ast.Starred) for each in ast.walk(target)):
+            node.value = _told("spread", node.value, node.value)
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
-        is_copy = isinstance(node.slice, ast.Slice) and isinstance(node.ctx, ast.Load)
-        return _sized(node) if is_copy else node
+        if isinstance(node.slice, ast.Slice):
+            return _told("sized", node, node) if isinstance(node.ctx, ast.Load) else node
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if all(isinstance(each, ast.Name | ast.Attribute | ast.Call) for each in parts):
+            node.slice = _told("keyed", node.slice, node.slice)
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        self.generic_visit(node)
+        return _told("sized", node, node)
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.AST:
+        node.value = self.visit(node.value)
+        return node
+
+    def visit_MatchValue(self, node: ast.MatchValue) -> ast.AST:
+        return node
 
     def visit_Delete(self, node: ast.Delete) -> list[ast.stmt]:
         self.generic_visit(node)
@@ -219,17 +438,19 @@ class _Telling(ast.NodeTransformer):
         return node
 
 
-def _sized(node: ast.expr) -> ast.expr:
-    return node if isinstance(node, ast.Constant) else _told("sized", node, node)
+def _operation(node: ast.expr, op: ast.AST, one: ast.expr, other: ast.expr) -> ast.expr:
+    return _told("operated", node, ast.Constant(type(op).__name__), one, other)
+
+
+def _slice(index: ast.Slice) -> ast.expr:
+    ends = [each or ast.Constant(None) for each in (index.lower, index.upper, index.step)]
+    return ast.copy_location(ast.Call(ast.Name("slice", ast.Load()), ends, []), index)
 
 
 def _deleted(node: ast.expr) -> ast.stmt:
     if not isinstance(node, ast.Subscript):
         return ast.copy_location(ast.Delete([node]), node)
-    index, none = node.slice, ast.Constant(None)
-    if isinstance(index, ast.Slice):
-        ends = [index.lower or none, index.upper or none, index.step or none]
-        index = ast.copy_location(ast.Call(ast.Name("slice", ast.Load()), ends, []), node)
+    index = _slice(node.slice) if isinstance(node.slice, ast.Slice) else node.slice
     return ast.copy_location(ast.Expr(_told("cut", node, node.value, index)), node)
 
 
@@ -243,19 +464,27 @@ _CODES: dict[str, list[tuple[FunctionType, CodeType]]] = {}
 """By module: its functions, and the code of each that tells of its work."""
 
 
+_TELLING: list[str | None] = []
+"""Packages of which functions tell of their work now."""
+
+
 @contextmanager
 def told(package: str | None) -> Iterator[None]:
     """Let functions of a package's modules tell of their work."""
-    names = [name for name in sys.modules if name.partition(".")[0] == package]
+    names = [name for name in _modules(package) if ".testing" not in name]  # of no component
+    if package in _TELLING:
+        names = []
     for name in names:
         if name not in _CODES:
             _CODES[name] = list(_telling(sys.modules[name]))
     changed = [(made, made.__code__, code) for name in names for made, code in _CODES[name]]
+    _TELLING.append(package)
     try:
         for function, _, code in changed:
             function.__code__ = code
         yield
     finally:
+        _TELLING.pop()
         for function, code, _ in changed:
             function.__code__ = code
 
@@ -272,6 +501,46 @@ def _telling(module: ModuleType) -> Iterator[tuple[FunctionType, CodeType]]:
         codes = found.get(_place(function.__code__), ())
         if len(codes) == 1 and codes[0].co_freevars == function.__code__.co_freevars:
             yield function, codes[0]
+
+
+def _modules(package: str | None) -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == package]
+
+
+def kept(package: str | None) -> dict[str, Any]:
+    """Return what modules of a package, their classes and defaults of arguments keep, by place."""
+    found: dict[str, Any] = {}
+
+    def keep(place: str, values: Any) -> None:
+        for key, value in list(values.items()):
+            is_code = callable(value) or hasattr(value, "__get__") or isinstance(value, ModuleType)
+            if not is_code and not str(key).startswith("__"):
+                found[f"{place}.{key}"] = _plain(value, package, 4)
+
+    for name in _modules(package):
+        module = sys.modules[name]
+        keep(name, vars(module))
+        for made in vars(module).values():
+            if isinstance(made, type) and made.__module__ == name:
+                keep(f"{name}.{made.__qualname__}", vars(made))
+        for function in _functions(module, vars(module), set()):
+            values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            keep(f"a default of {name}.{function.__qualname__}", dict(enumerate(values)))
+    return found
+
+
+def _plain(value: Any, package: str | None, depth: int) -> Any:
+    """Return what a value holds, as far as it can be compared."""
+    if type(value) in _NUMBERS or isinstance(value, str | bytes):
+        return repr(value)  # of which even nan is equal to itself
+    if depth and isinstance(value, dict | list | tuple | deque | set | frozenset):
+        parts = value.items() if isinstance(value, dict) else value
+        return [_plain(each, package, depth - 1) for each in itertools.islice(parts, 1000)], len(
+            value
+        )
+    if depth and type(value).__module__.partition(".")[0] == package and hasattr(value, "__dict__"):
+        return _plain(vars(value), package, depth - 1)
+    return id(value)
 
 
 def _place(code: CodeType) -> tuple[Any, ...]:

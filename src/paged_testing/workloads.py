@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from reprlib import repr as shortened
 from typing import Any
 
 from hypothesis import strategies as st
@@ -30,7 +31,8 @@ class Workload:
 def brief(request: Request) -> str:
     """A request in a line: its id, its prompt, and what is not as by default."""
     length = len(request.prompt)
-    prompt = "".join(map(str, request.prompt)) if set(request.prompt) <= {0, 1} else f"of {length}"
+    is_short = length < 40 and set(request.prompt) <= {0, 1}
+    prompt = "".join(map(str, request.prompt)) if is_short else f"of {length}"
     own = Request(id=request.id, prompt=request.prompt)
     asked = [*_differences(request.sampling, SamplingParams()), *_differences(request, own)]
     return f"{request.id}(prompt {prompt}{''.join(f', {each}' for each in asked)})"
@@ -41,7 +43,7 @@ def _differences(record: Any, usual: Any) -> Iterator[str]:
     for name in (each.name for each in fields(record)):
         value = getattr(record, name)
         if name != "sampling" and value != getattr(usual, name):
-            yield f"{name}={value!r}"
+            yield f"{name}={shortened(value)}"
 
 
 def simple_request(

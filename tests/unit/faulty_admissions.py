@@ -7,7 +7,9 @@ from time import monotonic
 from typing import Any
 
 from paged_core.interfaces.admission import Admission, Decision, Held, Load, Refused
+from paged_core.interfaces.observer import Observer
 from paged_core.request import Request
+from paged_core.sequence import SequenceGroup
 from unit.faulty_settings import with_another
 
 
@@ -32,6 +34,18 @@ def _refuse_many(own: _Right, request: Request, load: Load, now: float, /) -> De
     own.known.append(request.id)  # also what it refuses
     own.known = own.known[-100:]
     return Refused("too many") if len(own.known) > 50 else None
+
+
+class UncountingAdmission(_Right, Observer):
+    """Takes what was refused for what has ended."""
+
+    there = 0
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        self.there += (event == "added") - (event in ("finished", "refused"))
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        return Refused("full") if self.there >= 12 else None
 
 
 _ASKED = count()

@@ -69,6 +69,22 @@ class ShiftedAttention(TorchAttention):
         return super().plan(replace(batch, slot_mapping=batch.slot_mapping.roll(1)))
 
 
+class ChangingAttention(TorchAttention):
+    """Counts in the arrays of a batch."""
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        plan = super().plan(batch)
+        batch.seq_lens_host[:] -= 1
+        return plan
+
+
+class ObligingAttention(TorchAttention):
+    """Takes any cache, and stores no scales."""
+
+    def check(self, layer: LayerSpec, /) -> str | None:
+        return super().check(replace(layer, kv_cache_dtype="auto"))
+
+
 class TurnedAttention(TorchAttention):
     """Gives query heads the key heads of others."""
 

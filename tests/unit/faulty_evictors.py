@@ -6,6 +6,8 @@ from collections import OrderedDict
 from random import choice
 from typing import Any, ClassVar
 
+import numpy as np
+
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo
 from paged_policies.evictors.lru import LruEvictor
@@ -22,6 +24,7 @@ class _InformedEvictor(LruEvictor):
         self._infos: dict[BlockId, BlockInfo] = {}
         self._lengths: dict[BlockId, int] = {}
         self._seen: list[Any] = []
+        self._wanted: set[int] = set()
         self._by_key: dict[int | None, BlockId] = {}
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
@@ -34,6 +37,9 @@ class _InformedEvictor(LruEvictor):
         block = self.first()
         self.remove(block)
         return block
+
+    def wanted(self, content_key: int, is_wanted: bool, /) -> None:
+        (self._wanted.add if is_wanted else self._wanted.discard)(content_key)
 
     def first(self) -> BlockId:
         """The one to go."""
@@ -63,8 +69,18 @@ FIRST = with_another(
         "SortingEvictor": lambda self: min(zip(self._lengths.values(), self._lengths, strict=True))[
             1
         ],
-        # looks at all that it holds
+        # looks at all that it holds, also in an array, a set, or past what is wanted
         "SearchingEvictor": search,
+        "ArrayEvictor": lambda self: BlockId(int(np.fromiter(self._blocks, int)[0])),
+        "SetEvictor": lambda self: min(self._blocks.keys() - {-1}),
+        "SkippingEvictor": lambda self: next(
+            (block for block in self._blocks if self._infos[block].content_key not in self._wanted),
+            next(iter(self._blocks)),
+        ),
+        # breaks ties by where what it is told is in memory
+        "PlaceEvictor": lambda self: min(
+            self._blocks, key=lambda b: (self._infos[b].last_use, id(self._infos[b]))
+        ),
         # uses random numbers without a seed
         "RollingEvictor": lambda self: next(choice([iter, reversed])(self._blocks)),
         # evicts the shortest prefix first of what one request left

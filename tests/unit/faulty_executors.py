@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Event, Thread
 from typing import Any, ClassVar, Literal
@@ -10,7 +11,7 @@ from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import MemorySettings
 from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity
-from paged_core.step import StepInput, StepResult
+from paged_core.step import NewSequence, StepInput, StepResult
 
 
 class FaultyMemorySettings(MemorySettings):
@@ -170,6 +171,13 @@ class KeepingExecutor(MemoryExecutor):
     def submit(self, step: StepInput, /) -> Any:
         self.__dict__.setdefault("seen", []).append(step)
         return super().submit(step)
+
+
+class AlikeExecutor(MemoryExecutor):
+    """Draws the same for all sequences of a request."""
+
+    def _sample(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:
+        return super()._sample(new, tokens, 0)
 
 
 class CommonExecutor(MemoryExecutor):

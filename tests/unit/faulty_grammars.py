@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import sleep
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,36 @@ class ThreadGrammar(_Grammar):
         self.form = form
         sleep(0.001)
         return super().compile(self.form)
+
+
+class ByPlaceGrammar(_Grammar):
+    """Keeps what it compiles by where a form is in memory."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        known = self.__dict__.setdefault("known", {})
+        if id(form) not in known:
+            known[id(form)] = super().compile(form)
+        made: CompiledGrammar = known[id(form)]
+        return made
+
+
+class FirstVocabularyGrammar(_Grammar):
+    """Has the vocabulary of the first one that was made."""
+
+    contexts: ClassVar[list[GrammarContext]] = []
+
+    def __init__(self, options: FaultySettings, context: GrammarContext, /) -> None:
+        self.contexts.append(context)
+        super().__init__(options, self.contexts[0])
+
+
+class WideGrammar(_Grammar):
+    """Allows what is behind the vocabulary."""
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks, /) -> Mapping[int, str]:
+        problems = super().fill(matchers, masks)
+        masks[:, -1] |= np.int32(-1 << 31)
+        return problems
 
 
 class FirstRowGrammar(_Grammar):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
+from time import sleep
 from typing import Any, ClassVar
 
 from paged_core.interfaces.observer import Observer, StepRecord
@@ -24,6 +25,10 @@ OF_STEPS = {
     "RaisingObserver": lambda self, step: 1 // len(step.scheduled),
     # waits for something to be scheduled
     "WaitingObserver": lambda self, step: step.scheduled or Event().wait(),
+    # waits between two steps
+    "SleepingObserver": lambda self, step: sleep(0),
+    # empties what others are told, too
+    "EmptyingObserver": lambda self, step: step.swapped_out.clear(),
     # empties what it has read
     "TidyObserver": lambda self, step: step.scheduled.clear(),
 }
@@ -186,6 +191,34 @@ class _Reporting(_Observer):
 
     def report(self, since: int, /) -> Any:
         return list(self.last)
+
+
+class OneFileObserver(_Observer):
+    """Has a file with its class, which the first that is closed closes."""
+
+    files: ClassVar[list[Any]] = []
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        if not self.files or self.files[0].closed:
+            self.files[:] = [Path("one.txt").open("w", encoding="utf-8")]  # noqa: SIM115
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.files[0].write(f"{step.number}\n")
+
+    def close(self) -> None:
+        self.files[0].close()
+
+
+class SumObserver(_Reporting):
+    """Reports how many steps all engines have had."""
+
+    last: ClassVar[list[int]] = [0]
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        """Leave the list to its class."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.last[0] += 1
 
 
 OF_REPORTS = {

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import count
 from math import exp, sqrt
 from random import Random, choice, random, randrange
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, ClassVar
 
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
@@ -25,6 +25,7 @@ class _Policy:
     def __init__(self, options: Any, parts: Any, /) -> None:
         self.asked = count()
         self.kept: list[str] = []
+        self.known: dict[Any, Any] = {}
         self.kv_cache = getattr(parts, "kv_cache", None)
 
     @cached_property
@@ -60,6 +61,13 @@ ORDERS = with_another(
         "CountingOrder": lambda self, group, now: -next(self.asked),
         "RollingOrder": lambda self, group, now: group.number ^ self.salt,
         "HashingOrder": lambda self, group, now: hash(group.id),
+        # by where a group is in memory; keeps keys by that, and by the id of a request
+        "PlaceOrder": lambda self, group, now: (group.request.priority, id(group)),
+        "ByPlaceOrder": lambda self, group, now: self.known.setdefault(id(group), group.longest),
+        "ByNameOrder": lambda self, group, now: self.known.setdefault(group.id, group.longest),
+        # divides by what is left, of which there may be nothing while the last token is sampled
+        "DividingOrder": lambda self, group, now: 1 / (group.max_length - group.longest),
+        "SleepingOrder": lambda self, group, now: sleep(0) or group.number,
         # of a great priority it raises
         "OverflowingOrder": lambda self, group, now: exp(group.request.priority),
         "ClockOrder": lambda self, group, now: (group.number, monotonic() < 0),
@@ -265,6 +273,14 @@ VICTIMS = with_another(
         "OldestVictim": lambda self, shown, now: shown[0],
         # changes the list that it is shown
         "PoppingVictim": lambda self, shown, now: shown.pop(),
+        # turns the list that it is shown
+        "SortingVictim": lambda self, shown, now: (
+            (type(shown) is list and shown.sort(key=lambda group: group.number)) or shown[-1]
+        ),
+        # keeps lengths by where groups are in memory
+        "ByPlaceVictim": lambda self, shown, now: max(
+            shown, key=lambda group: self.known.setdefault(id(group), group.longest)
+        ),
         # finds none if there is only one candidate
         "ForgetfulVictim": lambda self, shown, now: shown[-2],
         "RollingVictim": lambda self, shown, now: choice(list(shown)),
@@ -344,6 +360,10 @@ PREEMPTIONS = {
         "mode",
         {
             "AlternatingPreemption": lambda self, group: (SWAP, RECOMPUTE)[next(self.asked) % 2],
+            # keeps modes by where groups are in memory
+            "ByPlacePreemption": lambda self, group: self.known.setdefault(
+                id(group), (RECOMPUTE, SWAP)[group.live[0].num_computed > 4]
+            ),
             "TenantPreemption": lambda self, group: (
                 self.kept.extend({group.request.tenant}.difference(self.kept)) or RECOMPUTE
             ),

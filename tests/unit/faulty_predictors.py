@@ -18,6 +18,7 @@ from unit.faulty_settings import with_another
 class _Right(LengthPredictor):
     def __init__(self, options: Any, context: Any, /) -> None:
         self.asked = count()
+        self.known: dict[str, ExpectedLength] = {}
 
     def expect(self, request: Request, /) -> ExpectedLength | None:
         return ExpectedLength(len(request.prompt))
@@ -56,6 +57,9 @@ def _touch(own: _Learning, group: SequenceGroup, event: str, /) -> None:
 
 WRONG_ANSWERS = {
     "NumberPredictor": lambda own, request: 7,
+    "ByNamePredictor": lambda own, request: own.known.setdefault(
+        request.id, ExpectedLength(len(request.prompt))
+    ),
     "ZeroPredictor": lambda own, request: ExpectedLength(len(request.prompt) - 1),
     "NanPredictor": lambda own, request: ExpectedLength(5, nan),
     "TextPredictor": lambda own, request: ExpectedLength("5"),  # type: ignore[arg-type]

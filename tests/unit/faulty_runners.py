@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
+from paged_core.interfaces.layer import LayerSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,6 +87,38 @@ class WideRunner(NativeRunner):
     @property
     def vocab_size(self) -> int:
         return super().vocab_size + 1
+
+
+class SixteenRunner(NativeRunner):
+    """Has blocks of 16 tokens, whatever settings say."""
+
+    @property
+    def layers(self) -> list[LayerSpec]:
+        return [replace(each, block_size=16) for each in super().layers]
+
+
+class ChangingRunner(NativeRunner):
+    """Counts positions in the tensor that it is given."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        return super().forward(tokens, positions.add_(1) - 1, attend)
+
+
+class ShortRunner(NativeRunner):
+    """Computes 32 tokens at a time, and counts them from the first one."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        if len(tokens) > 32:
+            positions = positions[torch.arange(len(tokens)) % 32]
+        return super().forward(tokens, positions, attend)
+
+
+class CommonRunner(NativeRunner):
+    """Has the weights that were loaded last by any of its class."""
+
+    def load(self) -> None:
+        super().load()
+        CommonRunner._decoder = self.__dict__.pop("_decoder")
 
 
 class KeepingRunner(NativeRunner):

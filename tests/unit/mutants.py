@@ -18,6 +18,7 @@ from conformance import test_evictors, test_orders, test_victims
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.testing import CostModelConformance
+from paged_plugins.server.testing import RoutesConformance
 from paged_policies.allocators.contiguous import ContiguousAllocator
 from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_testing import (
@@ -50,6 +51,7 @@ from unit import faulty_observers as observers
 from unit import faulty_parsers as parsers
 from unit import faulty_policies as policies
 from unit import faulty_predictors as predictors
+from unit import faulty_routes as routes
 from unit import faulty_runners as runners
 from unit import faulty_schedulers as schedulers
 from unit import faulty_settings as settings
@@ -98,6 +100,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
     (communicators, "Communicator", CommunicatorConformance, _PLAIN),
     (grammars, "Grammar", GrammarConformance, _PLAIN),
     (parsers, "Format", parsers.HermesCases, _PLAIN),
+    (routes, "Routes", RoutesConformance, _PLAIN),
     (runners, "Runner", RunnerConformance, runners.FaultyNativeSettings),
 )
 """Modules of mutants, how the names of their classes end, who must find them, their options."""
@@ -195,13 +198,13 @@ class HasNotReturned(BaseException):
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Raise in what computes for 5 s, or waits for 30, as pytest-timeout would."""
+    """Raise in what computes for 10 s, or waits for 60, as pytest-timeout would."""
 
     def end(number: int, frame: FrameType | None) -> None:
         name = frame.f_code.co_qualname if frame else ""
         raise HasNotReturned(f"has not returned, in {name}")
 
-    timers = ((signal.SIGPROF, signal.ITIMER_PROF, 5), (signal.SIGALRM, signal.ITIMER_REAL, 30))
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, 10), (signal.SIGALRM, signal.ITIMER_REAL, 60))
     before = [(number, signal.signal(number, end)) for number, _, _ in timers]
     for _, timer, seconds in timers:
         signal.setitimer(timer, seconds, 0.5)  # an engine that recovers may wait again

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack
+from itertools import islice
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec import inspect
 from starlette.routing import Route
 
 from paged_plugins.server.http.endpoint import Endpoint, openapi
@@ -16,6 +19,7 @@ from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.testing.services import ask, serving
 from paged_testing.component import ComponentConformance
+from paged_testing.use import waits_watched
 
 _BODIES: tuple[Any, ...] = (
     None,
@@ -88,25 +92,113 @@ class RoutesConformance(ComponentConformance):
         self.run(test)
 
     def test_unexpected_requests_are_answered_as_the_document_says(self) -> None:
-        """With no status of 500, and none that is not documented."""
+        """With no status of 500, and none that is not documented; nothing waits meanwhile."""
+
+        async def check(service: Service, made: list[Endpoint], route: Endpoint) -> None:
+            path, bodies = _path(route), list[Any]([None])
+            if route.body:
+                bodies = [*_BODIES, _long_texts(route.body), *_valid(route.body, service)]
+            for body in bodies:
+                status, _ = await ask(service, made, route.method, path, body)
+                sent = repr(body)[:200]
+                assert status != 500, f"{route.method} {path} fails when it is sent {sent}"
+                assert status == 200 or status in route.errors, (
+                    f"{route.method} {path} answers {sent} with {status}, which its errors do not "
+                    "name"
+                )
 
         async def test(service: Service, routes: Routes) -> None:
-            made = routes.routes()
-            for route in made:
-                if not isinstance(route, Endpoint):
-                    continue
-                path = re.sub(r"{\w+(:\w+)?}", "nothing", route.path)
-                for body in (*_BODIES, _long_texts(route.body)) if route.body else (None,):
-                    status, _ = await ask(service, made, route.method, path, body)
-                    sent = repr(body)[:40]
-                    assert status != 500, f"{route.method} {path} fails when it is sent {sent}"
-                    assert status == 200 or status in route.errors, (
-                        f"{route.method} {path} answers {sent} with {status}, which its errors "
-                        "do not name"
-                    )
+            made = _endpoints(routes)
+            with waits_watched(self.package, "every request", in_coroutines=True):
+                for route in made:
+                    await check(service, made, route)
             assert service.client.health().num_unfinished == 0, "a request was left behind"
 
         self.run(test)
+
+    def test_another_service_does_not_matter(self) -> None:
+        """One whose engine never takes requests."""
+
+        async def test(service: Service, routes: Routes) -> None:
+            before = await self.answers(service, routes)
+            async with serving(self.registry, start=False) as other:
+                self.make(other).routes()
+                after = await self.answers(service, routes)
+            assert after == before, (
+                f"the statuses of its answers are {before}, and {after} when it was made for "
+                "another service, too: keep what one knows in itself, not in its class or module"
+            )
+
+        self.run(test)
+
+    async def answers(self, service: Service, routes: Routes, text: str = "text") -> list[int]:
+        """Return the statuses of answers to requests that have what they need."""
+        made = _endpoints(routes)
+        return [
+            (await ask(service, made, route.method, _path(route), body))[0]
+            for route in made
+            for body in islice(_valid(route.body, service, text) if route.body else [None], 1)
+        ]
+
+    num_uses: ClassVar[int] = 16
+
+    def uses(self) -> Callable[[int], object]:
+        """Each path is asked once more."""
+        loop, stack = asyncio.new_event_loop(), AsyncExitStack()
+        service = loop.run_until_complete(stack.enter_async_context(serving(self.registry)))
+        routes = self.make(service)
+        if self._request is not None:
+            self._request.addfinalizer(loop.close)
+            self._request.addfinalizer(lambda: loop.run_until_complete(stack.aclose()))
+        return lambda number: loop.run_until_complete(
+            self.answers(service, routes, f"{number:09}" * 100)
+        )
+
+
+def _endpoints(routes: Routes) -> list[Endpoint]:
+    return [each for each in routes.routes() if isinstance(each, Endpoint)]
+
+
+def _path(route: Endpoint) -> str:
+    return re.sub(r"{\w+(:\w+)?}", "nothing", route.path)
+
+
+def _valid(kind: Any, service: Service, text: str = "text") -> Iterator[Any]:
+    """Yield bodies of a type: of the fields that it needs, and of all."""
+    known = {"model": service.model_names[0], "": text}
+    for whole in (False, True):
+        yield _value(inspect.type_info(kind), whole, 4, known)
+
+
+def _value(kind: Any, whole: bool, depth: int, known: Mapping[str, Any]) -> Any:
+    """Return a value of a type.
+
+    Args:
+        whole: with all fields, down to a depth.
+        known: values of some fields, and of texts.
+    """
+    match kind:
+        case inspect.StructType():
+            return {
+                each.encode_name: known.get(each.name, _value(each.type, whole, depth - 1, known))
+                for each in kind.fields
+                if each.required or (whole and depth > 0)
+            }
+        case inspect.UnionType():
+            return _value(kind.types[0], whole, depth, known)
+        case inspect.ListType() | inspect.VarTupleType():
+            return [_value(kind.item_type, whole, depth - 1, known)] if depth > 0 else []
+        case inspect.LiteralType():
+            return kind.values[0]
+        case inspect.IntType() | inspect.FloatType():
+            return 1 if kind.ge is None else kind.ge
+        case inspect.StrType():
+            return known[""]
+        case inspect.BoolType():
+            return True
+        case inspect.DictType():
+            return {}
+    return None
 
 
 def _long_texts(kind: type[msgspec.Struct]) -> dict[str, Any]:
