@@ -25,6 +25,7 @@ from paged_testing.policy_subjects import (
     written_requests,
 )
 from paged_testing.use import instructions
+from paged_testing.workloads import unlike
 
 
 class LengthPredictorConformance(ServesEveryWorkload):
@@ -85,10 +86,11 @@ class LengthPredictorConformance(ServesEveryWorkload):
         )
 
     def test_expects_a_length_whatever_has_ended(self) -> None:
-        """Asked after each of many lengths, large and nearly equal, where squares lose digits."""
-        for first in (1, 3_000, 100_000_000):
+        """Asked after each of many lengths, none or large, equal and nearly so, where squares lose
+        digits."""
+        for first in (0, 1, 5, 3_000, 100_000_000):
             predictor = self.make()
-            for group in _lasting([first + 1, *repeat(first, 240)]):
+            for group in _lasting([*repeat(first, 7), first + 1, *repeat(first, 240)]):
                 _tell(predictor, [group])
                 _ask(predictor, [group.request])
 
@@ -113,6 +115,11 @@ class LengthPredictorConformance(ServesEveryWorkload):
         with untouched(ended):
             for each in (predictor, twin):
                 _tell(each, ended)
+        fresh = _ask(self.make(), requests)
+        assert fresh == before, (
+            f"another, of an engine where nothing has ended, expects {fresh}, before {before}: "
+            "they share state"
+        )
         answers = _ask(predictor, requests)
         assert predictor.learns or answers == before, (
             "its answers have changed since other requests ended; set learns = True, or a queue "
@@ -121,8 +128,13 @@ class LengthPredictorConformance(ServesEveryWorkload):
         assert not predictor.learns or isinstance(predictor, Observer), (
             "learns is True, and it is no Observer: the engine tells it nothing"
         )
+        for number in range(_ASKED):
+            predictor.expect(unlike(requests[:1], number)[0])
         again = _ask(predictor, requests[::-1])[::-1]
-        assert again == answers, f"asked again it expects {again}, before {answers}"
+        assert again == answers, (
+            f"asked again it expects {again}, before {answers}: being asked, of other tenants too, "
+            "changes what it remembers"
+        )
         of_twin = [twin.expect(replace(request)) for request in requests]
         assert of_twin == answers, (
             f"it expects {answers}, a second one of equal requests {of_twin}: runs cannot be "
@@ -133,6 +145,10 @@ class LengthPredictorConformance(ServesEveryWorkload):
         super().check_written()
         self.check_answers([])
         self.check_answers(_ended(39))
+
+
+_ASKED = 1500
+"""Requests of other tenants, of whom nothing has ended."""
 
 
 def _requests() -> list[Request]:

@@ -6,7 +6,7 @@ from itertools import count
 from math import nan, sqrt
 from random import random
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 from paged_core.interfaces.length_predictor import ExpectedLength, LengthPredictor
 from paged_core.interfaces.observer import Observer
@@ -119,3 +119,34 @@ class TenantPredictor(_Learning):
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "finished":
             self.of[group.request.tenant] = 1 + len(group.sequences[0].output)
+
+
+class CommonPredictor(_Learning):
+    """Keeps what it learns where all engines find it."""
+
+    known_to_all: ClassVar[list[int]] = [1]
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        return ExpectedLength(self.known_to_all[0])
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            self.known_to_all[0] = 1 + len(group.sequences[0].output)
+
+
+class CuriousPredictor(TenantPredictor):
+    """Makes room for each tenant that it is asked about, and forgets another for it."""
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        found = self.of.setdefault(request.tenant, 1)
+        if len(self.of) > 1000:
+            del self.of[next(iter(self.of))]
+        return ExpectedLength(found)
+
+
+class BarePredictor(_Learning):
+    """Expects nothing where the last answer had no token."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            self.last = len(group.sequences[0].output)

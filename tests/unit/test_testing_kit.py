@@ -108,6 +108,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "CountdownEvictor": "no faster than the logarithm",
     "ThreadGrammar": "several threads at once",
     "SummingPredictor": "where they had four",
+    "CommonPredictor": "they share state",
+    "CuriousPredictor": "changes what it remembers",
     "OverwritingAllocator": "the evictor is told",
     "BatchingScheduler": r"nothing is planned 0\.0 s after",
     "WalkingAllocator": "instructions and comparisons among 64",
