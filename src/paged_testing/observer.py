@@ -144,7 +144,7 @@ class ObserverConformance(ComponentConformance):
         assert _contents(self._folder) == before, "a second close() changed its files"
 
     def test_two_engines_have_observers_of_their_own(self) -> None:
-        """What each reports and writes is as where it is alone, in all that can be repeated.
+        """Reports and files of each are as where it is alone, in all that can be repeated.
 
         Requests of both may have the same ids.
         """

@@ -534,10 +534,9 @@ def _plain(value: Any, package: str | None, depth: int) -> Any:
     if type(value) in _NUMBERS or isinstance(value, str | bytes):
         return repr(value)  # of which even nan is equal to itself
     if depth and isinstance(value, dict | list | tuple | deque | set | frozenset):
-        parts = value.items() if isinstance(value, dict) else value
-        return [_plain(each, package, depth - 1) for each in itertools.islice(parts, 1000)], len(
-            value
-        )
+        parts = itertools.chain(*value.items()) if isinstance(value, dict) else value
+        first = itertools.islice(parts, 1000)
+        return [_plain(each, package, depth - 1) for each in first], len(value)
     if depth and type(value).__module__.partition(".")[0] == package and hasattr(value, "__dict__"):
         return _plain(vars(value), package, depth - 1)
     return id(value)

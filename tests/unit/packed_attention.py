@@ -63,6 +63,11 @@ class PackedAttention(TorchAttention):
         super().__init__(options, context)
         self.num_copied = {"within": 0, "across": 0}
 
+    def check(self, layer: LayerSpec, /) -> str | None:
+        if layer.kv_cache_dtype != "auto":
+            return f"its rows have no room for scales of {layer.kv_cache_dtype}"
+        return super().check(layer)
+
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
         raise AssertionError("the layout of the cache is its backend's")
 
