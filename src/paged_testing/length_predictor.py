@@ -128,17 +128,21 @@ class LengthPredictorConformance(ServesEveryWorkload):
         assert not predictor.learns or isinstance(predictor, Observer), (
             "learns is True, and it is no Observer: the engine tells it nothing"
         )
-        for number in range(_ASKED):
-            predictor.expect(unlike(requests[:1], number)[0])
         again = _ask(predictor, requests[::-1])[::-1]
-        assert again == answers, (
-            f"asked again it expects {again}, before {answers}: being asked, of other tenants too, "
-            "changes what it remembers"
-        )
+        assert again == answers, f"asked again it expects {again}, before {answers}"
         of_twin = [twin.expect(replace(request)) for request in requests]
         assert of_twin == answers, (
             f"it expects {answers}, a second one of equal requests {of_twin}: runs cannot be "
             "repeated"
+        )
+        for number in range(_ASKED):
+            predictor.expect(unlike(requests[:1], number)[0])
+        for each in (predictor, twin):
+            _tell(each, ended[-1:])
+        asked, of_twin = (_ask(each, requests) for each in (predictor, twin))
+        assert asked == of_twin, (
+            f"it expects {asked}, a second one that was not asked of many tenants {of_twin}: being "
+            "asked changes what it remembers"
         )
 
     def check_written(self) -> None:

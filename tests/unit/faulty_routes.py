@@ -52,6 +52,10 @@ ACTS = {
     "KeepingRoutes": lambda self, body: self.asked.extend(each.name for each in body.items),
     # looks for a name that only the author uses
     "NamedRoutes": lambda self, body: {"mine": 1}[body.items[0].name] if body.items else 0,
+    # takes letters for what they may be, and numbers
+    "LetterRoutes": lambda self, body: [each.name[0] for each in body.items],
+    "AsciiRoutes": lambda self, body: [each.name.encode("ascii") for each in body.items],
+    "SharesRoutes": lambda self, body: [60 // each.count for each in body.items],
     # has the service of the last one that was made
     "LastRoutes": lambda self, body: LastService.last.front_end,
 }
@@ -68,3 +72,10 @@ class LastService(_Routes):
 
 
 globals().update(with_another(__name__, LastService, "act", ACTS))
+
+
+class OtherwiseRoutes(_Routes):
+    """Answers with another name than the document says."""
+
+    async def answer(self, request: Any, body: Items) -> Response:
+        return json_response({"title": "x"})

@@ -99,13 +99,15 @@ class RoutesConformance(ComponentConformance):
             if route.body:
                 bodies = [*_BODIES, _long_texts(route.body), *_valid(route.body, service)]
             for body in bodies:
-                status, _ = await ask(service, made, route.method, path, body)
+                status, content = await ask(service, made, route.method, path, body)
                 sent = repr(body)[:200]
                 assert status != 500, f"{route.method} {path} fails when it is sent {sent}"
                 assert status == 200 or status in route.errors, (
                     f"{route.method} {path} answers {sent} with {status}, which its errors do not "
                     "name"
                 )
+                if status == 200 and not isinstance(route.answer, str) and content[:1] in b"{[":
+                    _check_answer(content, route, f"{route.method} {path} answers {sent}")
 
         async def test(service: Service, routes: Routes) -> None:
             made = _endpoints(routes)
@@ -164,18 +166,28 @@ def _path(route: Endpoint) -> str:
 
 
 def _valid(kind: Any, service: Service, text: str = "text") -> Iterator[Any]:
-    """Yield bodies of a type: of the fields that it needs, and of all."""
-    known = {"model": service.model_names[0], "": text}
-    for whole in (False, True):
-        yield _value(inspect.type_info(kind), whole, 4, known)
+    """Yield bodies of a type: of the fields that it needs, and of all, with several values."""
+    known = {"model": service.model_names[0], "": text, 1: 1}
+    for changed in ({}, {"": ""}, {"": "\N{SNOWMAN}\u2028"}, {1: 0}, {1: -1}, {1: 5000}):
+        for whole in (False, True):
+            yield _value(inspect.type_info(kind), whole, 4, {**known, **changed})
 
 
-def _value(kind: Any, whole: bool, depth: int, known: Mapping[str, Any]) -> Any:
+def _check_answer(content: bytes, route: Endpoint, what: str) -> None:
+    try:
+        msgspec.json.decode(content, type=route.answer)
+    except msgspec.MsgspecError as error:
+        raise AssertionError(
+            f"{what} with {content[:200]!r}, which is not as the document says: {error}"
+        ) from None
+
+
+def _value(kind: Any, whole: bool, depth: int, known: Mapping[Any, Any]) -> Any:
     """Return a value of a type.
 
     Args:
         whole: with all fields, down to a depth.
-        known: values of some fields, and of texts.
+        known: values of some fields, of texts ("") and of numbers (1).
     """
     match kind:
         case inspect.StructType():
@@ -191,7 +203,7 @@ def _value(kind: Any, whole: bool, depth: int, known: Mapping[str, Any]) -> Any:
         case inspect.LiteralType():
             return kind.values[0]
         case inspect.IntType() | inspect.FloatType():
-            return 1 if kind.ge is None else kind.ge
+            return known[1] if kind.ge is None else max(kind.ge, known[1])
         case inspect.StrType():
             return known[""]
         case inspect.BoolType():
