@@ -97,7 +97,7 @@ def test_a_deadline_ends_a_request(served: Served) -> None:
 def test_silence_is_filled_with_pings_and_an_error_after_one_is_an_event(narrow: Served) -> None:
     with open_request(narrow, LONG) as first:
         read_until(first, b"data: ")
-        with open_request(narrow, {**LONG, "deadline": 0.5}) as late:
+        with open_request(narrow, {**LONG, "deadline": 0.2}) as late:
             ended = read_until(late, b"0\r\n\r\n")
         assert b"event: error" in ended
         assert b"[DONE]" not in ended
