@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import EMULATED, SETS, available, find_compiler
 from paged_backends.kernels.nvidia import has_driver
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
-from paged_core.cli.frame import Session
 from paged_core.plugins import registry as plugin_registry
 from paged_core.plugins.registry import Registry
 
@@ -34,6 +32,22 @@ _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("exploring", _PATIENT)
 settings.register_profile("repeatable", _PATIENT, derandomize=True)
 settings.load_profile("repeatable")  # --hypothesis-profile=exploring takes examples by chance
+
+
+def _once(discover: Any) -> Any:
+    """Return a method that finds the same plugins once: half of the time of brief commands."""
+    found: dict[tuple[Any, ...], Registry] = {}
+
+    def discovered(kind: type[Registry], *, block: Collection[str] = ()) -> Registry:
+        key = (plugin_registry.entry_points, *sys.path, None, *block)
+        if key not in found:
+            found[key] = discover(kind, block=block)
+        return found[key]
+
+    return classmethod(discovered)
+
+
+Registry.discover = _once(vars(Registry)["discover"].__func__)  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +138,7 @@ _COUNTED: Mapping[str, Collection[str]] = {
     "queue_order": ["fair", "mlfq"],
     "reasoning_parser": ["deepseek_r1"],
     "router": ["prefix_affinity", "session"],
+    "runner": ["native"],
     "scheduler": ["past_future", "token_budget"],
     "tool_parser": ["gpt_oss", "hermes"],
     "victim": ["lowest_priority", "recompute_cost"],
@@ -146,26 +161,6 @@ def _library_logs() -> Iterator[None]:
     """A command that ran in this process may have configured them."""
     structlog.reset_defaults()
     yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _commands_discover_plugins_once() -> Iterator[None]:
-    """Let commands in this process find installed plugins once: it takes half of their time."""
-    found: dict[tuple[Any, ...], Registry] = {}
-
-    def registry(session: Session) -> Registry:
-        discover = Registry.discover
-        by = getattr(discover, "__func__", discover), plugin_registry.entry_points
-        key = (*by, *sys.path, *session.blocked)
-        if key not in found:
-            found[key] = discover(block=session.blocked)
-        return found[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        shared = cached_property(registry)
-        shared.__set_name__(Session, "registry")
-        patch.setattr(Session, "registry", shared)
-        yield
 
 
 @pytest.fixture(scope="session")

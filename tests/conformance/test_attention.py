@@ -69,12 +69,14 @@ class TestCpuInt8(TestCpu):
 
 
 class OnEachSet(TestCpu):
-    """The best of this machine, the portable one, and in the long run the others."""
+    """The best of this machine, and in the long run the others."""
 
     @pytest.fixture(
         autouse=True,
         params=[
-            pytest.param(name, marks=[pytest.mark.long] * ("emulated" in name))
+            pytest.param(
+                name, marks=[pytest.mark.long] * (name == "portable" or "emulated" in name)
+            )
             for name in cpu_kernels.SETS
             if "vnni" not in name  # which is about products
         ],

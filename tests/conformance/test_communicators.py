@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
 
 class TestShm(CommunicatorConformance):
     component = "shm"
+    timeout = 1.0
 
 
 @long(
@@ -33,6 +34,7 @@ class TestShmInPieces(CommunicatorConformance):
 
 class TestGloo(CommunicatorConformance):
     component = "gloo"
+    timeout = 1.0
 
 
 class TestNccl(CommunicatorConformance):

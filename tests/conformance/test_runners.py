@@ -7,10 +7,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from marks import long
 from paged_testing import RunnerConformance
 from unit.cpu_kernels import SETS, load
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
+CHUNKS = "test_logits_are_the_same_in_written_chunks"
+"""Cases that take the most time."""
 EVERY_SET = [pytest.param(name, marks=pytest.mark.long) for name in SETS]
 
 
@@ -26,6 +29,7 @@ class TestOnnxRuntime(RunnerConformance):
     component = "onnxruntime"
 
 
+@long(CHUNKS)
 class TestOnnxRuntimeWithA16BitCache(RunnerConformance):
     component = "onnxruntime"
     settings: ClassVar[dict[str, str]] = {"model": "demo", "dtype": "bfloat16"}
@@ -41,6 +45,7 @@ class _Quantized(RunnerConformance):
         monkeypatch.setattr("paged_backends.quantization.disk_cache.cache_dir", lambda: tmp_path)
 
 
+@long(CHUNKS)
 class TestOnnxRuntimeInt4(_Quantized):
     """Float arithmetic: a token's logits do not depend on the others in its batch."""
 

@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 ON_RAY = {"name": "tensor_parallel", "ranks": 2, "placement": "ray", "heartbeat_timeout": 120.0}
 """Ranks that import a tensor library on a busy machine answer no heartbeat for long."""
 NO_ROOM = r"no room for 3 ranks; .* 2 for 1 CPU \(the largest has 1, and \d of 2 are free"
-PROMPTS = ["2 + 2 =", "What is a block table?"]
+PROMPTS = [[5, 7, 11], [13, 17]]
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.7, seed=2, top_k=10)
 
 
@@ -51,33 +51,42 @@ def machines() -> Iterator[str]:
         nodes.shutdown()
 
 
-@pytest.fixture(
-    params=[pytest.param("a cluster of its own", marks=pytest.mark.long), "two machines"]
-)
-def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where ranks are placed."""
+@pytest.fixture
+def cluster(
+    where: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A cluster on which ranks are placed."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    if request.param == "two machines":
+    if where == "two machines":
         monkeypatch.setenv("RAY_ADDRESS", request.getfixturevalue("machines"))
     else:
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    return str(request.param)
+    yield
 
 
-def texts(llm: LLM) -> list[str]:
-    return [output.outputs[0].text for output in llm.generate(PROMPTS, SAMPLING)]
+def answers(llm: LLM) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, SAMPLING)]
 
 
-def test_say_the_same_and_one_that_ends_or_stops_is_named(cluster: str) -> None:
-    with LLM(**SMALL) as alone:
-        expected = texts(alone)
-    with LLM(executor=ON_RAY, **SMALL) as llm:
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("where", "inner"),
+    [
+        ("two machines", "memory"),
+        pytest.param("two machines", "local", marks=pytest.mark.long),
+        pytest.param("a cluster of its own", "local", marks=pytest.mark.long),
+    ],
+)
+def test_say_the_same_and_one_that_ends_or_stops_is_named(where: str, inner: str) -> None:
+    with LLM(executor=inner, **SMALL) as alone:
+        expected = answers(alone)
+    with LLM(executor={**ON_RAY, "inner": inner}, **SMALL) as llm:
         executor: Any = llm.engine.executor
-        assert texts(llm) == expected
+        assert answers(llm) == expected
         nodes = {worker.child.place.node for worker in executor._workers}
-        assert len(nodes) == (2 if cluster == "two machines" else 1)
+        assert len(nodes) == (2 if where == "two machines" else 1)
         first = [worker.pid for worker in executor._workers]
-        if cluster == "two machines":
+        if where == "two machines":
             for worker in executor._workers:
                 worker.heartbeat.timeout = 5.0  # of these, which have started
             os.kill(first[0], signal.SIGSTOP)
@@ -85,7 +94,7 @@ def test_say_the_same_and_one_that_ends_or_stops_is_named(cluster: str) -> None:
             os.kill(first[0], signal.SIGKILL)
         (lost,) = llm.generate(PROMPTS[:1], SAMPLING)
         assert "rank 0 of 2" in (lost.outputs[0].error or "")
-        assert texts(llm) == expected
+        assert answers(llm) == expected
         assert not {*first} & {worker.pid for worker in executor._workers}
         assert not [pid for pid in first if psutil.pid_exists(pid)]
 
@@ -95,7 +104,7 @@ def test_a_cluster_without_room_says_so(machines: str, monkeypatch: pytest.Monke
     ray.init(machines, logging_level="error", log_to_driver=False)
     try:
         with pytest.raises(SettingsError, match=NO_ROOM):
-            LLM(executor={**ON_RAY, "ranks": 3}, **SMALL)
+            LLM(executor={**ON_RAY, "ranks": 3, "inner": "memory"}, **SMALL)
         assert ray.is_initialized()
         states = {each["state"] for each in ray.util.placement_group_table().values()}
         assert states <= {"REMOVED"}

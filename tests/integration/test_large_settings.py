@@ -7,7 +7,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ _MEMORY = 3 << 30
 _SECONDS = 120
 
 
-def given() -> Iterator[dict[str, Any]]:
+def given(numbers: Sequence[int] = NUMBERS) -> Iterator[dict[str, Any]]:
     """Every whole number that an engine can be given."""
     registry = Registry.discover()
     for name, field in settings_class(registry).model_fields.items():
         if "int" in str(field.annotation) and name not in registry.slots:
-            yield from ({name: number} for number in NUMBERS)
+            yield from ({name: number} for number in numbers)
     for slot in SLOTS:
         for component, options in choices(registry, registry.slots[slot]).items():
             for name, field in options.model_fields.items():
@@ -52,16 +52,17 @@ def outcome(settings: dict[str, Any]) -> str:
     return "served"
 
 
-def test_whole_numbers_of_any_size() -> None:
+@pytest.mark.parametrize("count", [1, pytest.param(len(NUMBERS), marks=pytest.mark.long)])
+def test_whole_numbers_of_any_size(count: int) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    script = """
+    script = f"""
 import json
-from integration.test_large_settings import given, outcome
-for settings in given():
+from integration.test_large_settings import NUMBERS, given, outcome
+for settings in given(NUMBERS[-{count}:]):
     print(json.dumps([settings, outcome(settings)]), flush=True)
 print("null")
 """

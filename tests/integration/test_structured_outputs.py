@@ -172,7 +172,7 @@ def expected() -> list[list[tuple[list[int], str | None]]]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"executor": "process"},
+        pytest.param({"executor": "process"}, marks=pytest.mark.long),
         {"executor": "emulated"},
         {"num_blocks": 36, "block_size": 4, "max_model_len": 128, "preemption": "swap"},
     ],
@@ -341,6 +341,7 @@ def test_steps_go_on_while_a_form_is_compiled_and_who_left_is_not_served() -> No
 # ---------------------------------------------------------------------- processes, vocabularies
 
 
+@pytest.mark.long
 def test_a_process_that_has_ended_compiles_nothing_and_the_next_one_does() -> None:
     form = StructuredOutputs(choice=["a"])
     with LLM(executor="process") as llm:

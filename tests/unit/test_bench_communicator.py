@@ -19,6 +19,7 @@ def run(capsys: Capture, *argv: str, status: int = 0) -> str:
     return err if status else out
 
 
+@pytest.mark.long
 def test_measures_every_communicator_that_can_be_used_here(capsys: Capture) -> None:
     found = json.loads(run(capsys, "--sizes", "64,4096", "--repeats", "5", "--json"))
     rows = {(row["communicator"], row["operation"], row["bytes"]): row for row in found["rows"]}
@@ -31,11 +32,10 @@ def test_measures_every_communicator_that_can_be_used_here(capsys: Capture) -> N
     assert (found["ranks"], found["dtype"]) == (2, "bfloat16")
 
 
-@pytest.mark.long
 def test_prints_a_table_of_those_that_are_named(capsys: Capture) -> None:
-    few = ("--sizes", "64", "--repeats", "3", "--ranks", "3", "--no-pin")
+    few = ("--sizes", "64", "--repeats", "3", "--no-pin")
     out = run(capsys, "--communicators", "shm", *few)
-    assert "between 3 processes" in out
+    assert "between 2 processes" in out
     assert "all_gather" in out
     assert "gloo" not in out
 

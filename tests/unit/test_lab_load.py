@@ -75,7 +75,9 @@ def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- capacity
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 10])
+@pytest.mark.parametrize(
+    "rate", [0.1, *(pytest.param(r, marks=pytest.mark.long) for r in (0.01, 10))]
+)
 def test_the_capacity_of_a_queue_is_what_it_serves_however_the_workload_is_written(
     rate: float,
 ) -> None:
@@ -280,7 +282,7 @@ def test_a_part_of_the_blocks_is_rounded_up_and_holds_the_largest_request() -> N
 
 
 @pytest.mark.parametrize("name", ["chat", "few_shot", "tree_of_thoughts", "two"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_distinct_blocks_are_those_that_a_cache_without_a_limit_holds_in_the_end(
     name: str, seed: int
 ) -> None:
@@ -480,6 +482,7 @@ def test_a_measure_that_no_run_has_is_refused(workload: str, capsys: Capture) ->
     assert "--measure missed_deadlines: no run has it" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_it_is_refused_where_an_environment_or_a_file_of_a_study_has_it(
     workload: str, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -209,6 +209,7 @@ class TestProcess:
         with pytest.raises(EngineError, match=message):
             PeerProcess(Choice(PEERS["vllm"], python), load(name))
 
+    @pytest.mark.long
     def test_one_that_fails_says_why(self, model: str) -> None:
         settings = {"model": model, "dtype": "float32", "threads": 1, "num_blocks": 32}
         far = [WorkloadRequest(id="0", prompt=((100_000,),), output=2)]

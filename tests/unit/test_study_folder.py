@@ -209,7 +209,7 @@ def test_what_another_code_has_written_is_removed_by_the_names_in_its_manifest(
     assert old.isdisjoint(each.name for each in (folder / "runs").iterdir())
 
 
-@pytest.mark.parametrize("options", [(), ("--fresh",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--fresh",), marks=pytest.mark.long)])
 def test_records_are_written_through_no_link(
     tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
