@@ -114,13 +114,11 @@ def instruction_sets(item: pytest.Item) -> Iterator[str]:
 _COUNTING = frozenset(
     {
         "test_keeps_nothing_of_what_has_left",
-        "test_what_it_keeps_does_not_grow_with_its_use",
         "test_its_memory_does_not_grow_with_the_number_of",
         "test_the_work_grows_in_proportion_to_the_text",
         "test_the_work_grows_in_proportion_to_the",
         "test_what_it_remembers_is_bounded",
         "test_what_has_left_is_forgotten",
-        "test_what_it_holds_is_not_copied_at_each_letter",
         "test_instructions_grow_no_faster_than_a_logarithm",
         "test_requests_end_though_every_quantum_is_always_over",
         "test_decides_the_same_in_another_process",

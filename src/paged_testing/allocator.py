@@ -11,7 +11,7 @@ import pytest
 
 from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
-from paged_core.ids import BlockId, BlockKey
+from paged_core.ids import BlockKey
 from paged_core.interfaces.allocator import (
     BlockAllocator,
     SupportsLastStep,
@@ -25,7 +25,7 @@ from paged_testing.allocator_model import (
     PrefixCacheModel,
 )
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
-from paged_testing.use import Watched, instructions
+from paged_testing.use import instructions
 
 
 class AllocatorCases(ComponentConformance):
@@ -96,7 +96,7 @@ class AllocatorCases(ComponentConformance):
         small, large = (self._costs(size, state) for size in (64, 512))
         for name, cost in large.items():
             assert cost <= 2 * small[name] + 8, (
-                f"{name} of few blocks takes {small[name]:.0f} instructions and comparisons among "
+                f"{name} of few blocks takes {small[name]:.0f} instructions and items among "
                 f"64, {cost:.0f} among 512, all but 8 of them {state}"
             )
 
@@ -109,7 +109,7 @@ class AllocatorCases(ComponentConformance):
             for block in others[8:]:
                 cache.cache(block, BlockKey(None, (block, 0)))
         idle = others if state != "in use" else others[:8]
-        allocator.free([BlockId(Watched(block)) for block in reversed(idle)])
+        allocator.free(reversed(idle))
         numbers = count(num_blocks)
 
         def use(name: str, *args: Any) -> Any:

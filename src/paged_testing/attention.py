@@ -264,6 +264,11 @@ class AttentionConformance(ComponentConformance):
         for scene in self.scenes(LONG, 7, **changes):
             self.check_run(scene)
 
+    def test_many_new_tokens_of_a_sequence(self) -> None:
+        """More than kernels compute at a time."""
+        for scene in self.scenes([(0, 600), (130, 300)], 23, num_heads=1, num_kv_heads=1):
+            self.check_run(scene)
+
     def test_rows_may_be_strided(self) -> None:
         backend = self.make()
         for dtype in self.dtypes:

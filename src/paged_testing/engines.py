@@ -176,8 +176,8 @@ BOTH_PREEMPTIONS: Mapping[str, Any] = {"preemption": "swap", "num_host_blocks": 
 def serves_again(engine: Engine) -> Callable[[int], object]:
     """Return what serves three small requests of a number, which compete, to their end.
 
-    A fourth is aborted before it has run. Each has another id, prompt, tenant, session, priority
-    and deadline than any before; those that have a cache salt, another one.
+    A fourth is aborted before it has run, a fifth while it runs. Each has another id, prompt,
+    tenant, session, priority and deadline than any before; those that have a cache salt, another.
     """
 
     def use(number: int) -> None:
@@ -193,10 +193,11 @@ def serves_again(engine: Engine) -> Callable[[int], object]:
                 deadline=number + place / 4 + 1e6,
                 priority=4 * number + place,
             )
-            for place in range(4)
+            for place in range(5)
         ]
-        arrivals = zip((0, 0, 0, 1), requests, strict=True)
-        serve(engine, Workload(tuple(arrivals), ((1, requests[3].id),)))
+        arrivals = zip((0, 0, 0, 1, 0), requests, strict=True)
+        aborts = ((1, requests[3].id), (2, requests[4].id))
+        serve(engine, Workload(tuple(arrivals), aborts))
 
     return use
 

@@ -11,7 +11,7 @@ import pytest
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
-from paged_testing.use import Watched, instructions
+from paged_testing.use import instructions
 
 CONTENTS = (*range(8), None)
 """Content keys that the model uses; ``None``: the allocator gives no key."""
@@ -194,7 +194,6 @@ class EvictorModel:
 def evictor_cost(
     make: Callable[[int], Evictor],
     num_blocks: int,
-    number: type[int],
     num_held: int,
     package: str,
     *,
@@ -209,13 +208,11 @@ def evictor_cost(
         make: makes an evictor for a number of blocks.
         num_held: blocks that stay idle; the others were, and are in use again.
         package: that of the evictor.
-        number: the type of block numbers and of the fields of a block:
-            :class:`Watched` counts comparisons, any other instructions.
         chained: whether each block depends on the one before it, and all are wanted.
     """
     evictor, random = make(num_blocks), Random(0)
-    idle = [BlockId(number(block)) for block in range(num_blocks)]
-    infos = iter([_info(now, num_blocks, random, number) for now in range(1, 3 * num_blocks + 1)])
+    idle = [BlockId(block) for block in range(num_blocks)]
+    infos = iter([_info(now, num_blocks, random) for now in range(1, 3 * num_blocks + 1)])
     used = random.choices(idle[:num_held], k=num_blocks)
     demanding = evictor if isinstance(evictor, SupportsDemand) else None
 
@@ -241,22 +238,17 @@ def evictor_cost(
             demanding.wanted(block, True)
     for block in idle[num_held:]:
         evictor.remove(block)
-    if number is Watched:
-        Watched.touched = 0
-        remove_add_evict()
-        return Watched.touched / num_blocks
     return instructions(remove_add_evict, package, everywhere=True) / num_blocks
 
 
-def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> BlockInfo:
+def _info(now: int, num_blocks: int, random: Random) -> BlockInfo:
     departure = now // 4
-    facts = {
-        "num_tokens": random.randrange(1, 4000),
-        "num_hits": random.randrange(4) if now % 3 else num_blocks,
-        "last_use": departure,
-        "cache_order": now,
-        "content_key": random.randrange(2 * num_blocks),
-        "last_step": departure - random.choice((0, 0, 0, 2)),
-        "parent_key": random.randrange(2 * num_blocks),
-    }
-    return BlockInfo(**{name: number(fact) for name, fact in facts.items()})
+    return BlockInfo(
+        num_tokens=random.randrange(1, 4000),
+        num_hits=random.randrange(4) if now % 3 else num_blocks,
+        last_use=departure,
+        cache_order=now,
+        content_key=random.randrange(2 * num_blocks),
+        last_step=departure - random.choice((0, 0, 0, 2)),
+        parent_key=random.randrange(2 * num_blocks),
+    )

@@ -61,8 +61,9 @@ def _is_person(value: Any) -> bool:
     )
 
 
+_CHOICES = ["yes", "ye", "no: \u4e16\u754c", 'a "quote"', "(1.5)*"]
 FORMS: Mapping[str, tuple[Mapping[str, Any], Check]] = {
-    "choice": ({"choice": ["yes", "ye", "no: \u4e16\u754c", 'a "quote"']}, lambda text: True),
+    "choice": ({"choice": _CHOICES}, _CHOICES.__contains__),
     "regex": ({"regex": "(ab|12)+-?[0-9]{2}"}, lambda t: bool(re.fullmatch(r"(ab|12)+-?\d\d", t))),
     "object": ({"json": _PERSON}, _json(_is_person)),
     "compact": (

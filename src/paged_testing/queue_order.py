@@ -27,7 +27,7 @@ from paged_testing.policy_subjects import (
     waiting_groups,
     written_requests,
 )
-from paged_testing.use import Watched, instructions
+from paged_testing.use import instructions
 from paged_testing.workloads import brief, simple_request
 
 TIMES = (0.0, 3.5, 100.0)
@@ -162,7 +162,7 @@ class QueueOrderCases(ComponentConformance):
                 return
             groups = waiting_groups([simple_request(f"r{n}", 4, 4) for n in range(size)])
             _calls(order, "key", groups)
-            _tell(order, groups, [Watched(40)] * size)
+            _tell(order, groups, [40] * size)
             if isinstance(order, SupportsQuantum):
                 for group in groups:
                     group.status, group.first_token_at = Status.RUNNING, 0.0

@@ -197,7 +197,8 @@ class RunnerConformance(ComponentConformance):
     def test_a_long_prompt_and_the_last_positions(self) -> None:
         """In one step and in several: of more tokens than a decode has, and up to the end."""
         torch: Any = import_module("torch")
-        runner, length = self.make(), 70
+        runner = self.make()
+        length = min(70, runner.max_model_len or 70)
         prompt = [2 + place * 5 % 8 for place in range(length)]
         for first in (0, min(runner.max_model_len or 4096, 4096) - length):
             whole = self.step(runner, DenseAttention(runner.layers, 1), [(0, prompt, first)])

@@ -17,13 +17,13 @@ from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from itertools import count, pairwise, repeat
 from math import inf
-from statistics import median
 from subprocess import Popen
 from threading import Condition, Thread
 from types import FrameType, ModuleType
 from typing import Any
 
-from paged_testing.work import WORK_FILE, Work, kept, told
+from paged_testing.shared import shared_state
+from paged_testing.work import WORK_FILE, Work, told
 
 _OURS = ("paged_core", "paged_testing", "paged_backends", "paged_plugins", "paged_policies")
 _LOGS = ("logging", "structlog")
@@ -34,40 +34,6 @@ _CLOCKS = {
 }
 _DATES = ("now", "utcnow", "today")
 _GLOBAL_RANDOM = random.random.__self__  # type: ignore[attr-defined]
-
-
-class Watched(int):
-    """An integer that counts its comparisons and hashes, inside built-ins too.
-
-    They and its sums are methods in Python, so :func:`instructions` counts what they execute.
-    """
-
-    touched = 0
-
-    def __eq__(self, other: object) -> bool:
-        Watched.touched += 1
-        return int(self) == other
-
-    def __lt__(self, other: int) -> bool:
-        Watched.touched += 1
-        return int(self) < int(other)
-
-    def __gt__(self, other: int) -> bool:
-        Watched.touched += 1
-        return int(self) > int(other)
-
-    def __add__(self, other: Any) -> Any:
-        total = int(self) + other
-        return Watched(total) if isinstance(total, int) else total
-
-    __radd__ = __add__
-
-    def __neg__(self) -> Watched:
-        return Watched(-int(self))
-
-    def __hash__(self) -> int:
-        Watched.touched += 1
-        return hash(int(self))
 
 
 class _TooMany(BaseException):
@@ -136,21 +102,6 @@ def items(function: Callable[[], object], package: str) -> int:
     return Work.items - before
 
 
-def bytes_taken(calls: Iterable[Callable[[], object]]) -> float:
-    """Return the bytes that calls allocate while they run, the median of their peaks."""
-    peaks = []
-    tracemalloc.start()
-    try:
-        for call in calls:
-            before, _ = tracemalloc.get_traced_memory()
-            tracemalloc.reset_peak()
-            call()
-            peaks.append(tracemalloc.get_traced_memory()[1] - before)
-    finally:
-        tracemalloc.stop()
-    return median(peaks)
-
-
 _BYTES_A_USE = 16
 """Bytes that a use may leave, on the average."""
 
@@ -178,21 +129,22 @@ def growth(
         return instructions(partial(go_on, 4), package) / 4 if package else 0.0
 
     go_on(num_uses // 4)
-    before, shared = cost(), kept(package)
+    before, shared = cost(), shared_state(package)
     few, grown = max(2, num_uses // 8), list[int]()
     times = [num_uses, *repeat(few, 10)]
     calls = (partial(go_on, each) for each in (2 * few, *times))
     with closing(bytes_after(calls)) as sizes:
         for number, (before_them, after_them) in zip(times, pairwise(sizes), strict=False):
             grown.append(after_them - before_them)
-            if not _BYTES_A_USE * number < grown[-1] < most:
-                break  # what fills, such as a buffer, is emptied at times
+            is_less = grown[-1] <= (_BYTES_A_USE * number if number == num_uses else 0)
+            if is_less or grown[-1] >= most:  # what fills, such as a buffer, is emptied at times
+                break
         else:
             raise AssertionError(
                 f"{num_uses} uses that have ended still take {grown[0]} bytes, each {few} more "
                 f"{grown[1:]}: what it keeps grows for ever"
             )
-    after = kept(package)
+    after = shared_state(package)
     changed = [place for place, value in shared.items() if after.get(place) != value]
     assert not changed, (
         f"its uses change {', '.join(changed)}, which all that are made share: keep what one knows "

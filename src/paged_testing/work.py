@@ -366,7 +366,11 @@ class _Telling(ast.NodeTransformer):
         is_brief = any(isinstance(each, ast.Constant) for each in parts)
         if len(parts) > 2 or isinstance(op, ast.Is | ast.IsNot):
             return node
-        return node if is_brief and not isinstance(op, ast.In) else _operation(node, op, *parts)
+        return (
+            node
+            if is_brief and not isinstance(op, ast.In | ast.NotIn)
+            else _operation(node, op, *parts)
+        )
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
@@ -406,17 +410,6 @@ class _Telling(ast.NodeTransformer):
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if all(isinstance(each, ast.Name | ast.Attribute | ast.Call) for each in parts):
             node.slice = _told("keyed", node.slice, node.slice)
-        return node
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        self.generic_visit(node)
-        return _told("sized", node, node)
-
-    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.AST:
-        node.value = self.visit(node.value)
-        return node
-
-    def visit_MatchValue(self, node: ast.MatchValue) -> ast.AST:
         return node
 
     def visit_Delete(self, node: ast.Delete) -> list[ast.stmt]:
@@ -462,8 +455,6 @@ def _told(method: str, node: ast.expr, *args: ast.expr, keywords: Any = ()) -> a
 
 _CODES: dict[str, list[tuple[FunctionType, CodeType]]] = {}
 """By module: its functions, and the code of each that tells of its work."""
-
-
 _TELLING: list[str | None] = []
 """Packages of which functions tell of their work now."""
 
@@ -471,7 +462,7 @@ _TELLING: list[str | None] = []
 @contextmanager
 def told(package: str | None) -> Iterator[None]:
     """Let functions of a package's modules tell of their work."""
-    names = [name for name in _modules(package) if ".testing" not in name]  # of no component
+    names = [name for name in modules(package) if ".testing" not in name]  # of no component
     if package in _TELLING:
         names = []
     for name in names:
@@ -497,49 +488,15 @@ def _telling(module: ModuleType) -> Iterator[tuple[FunctionType, CodeType]]:
         tree = _Telling().visit(ast.parse(Path(file).read_bytes()))
         for code in _nested(compile(tree, file, "exec", dont_inherit=True)):
             found.setdefault(_place(code), []).append(code)
-    for function in {id(each): each for each in _functions(module, vars(module), set())}.values():
+    for function in {id(each): each for each in functions(module, vars(module), set())}.values():
         codes = found.get(_place(function.__code__), ())
         if len(codes) == 1 and codes[0].co_freevars == function.__code__.co_freevars:
             yield function, codes[0]
 
 
-def _modules(package: str | None) -> list[str]:
+def modules(package: str | None) -> list[str]:
+    """Return the names of the modules of a package."""
     return [name for name in sys.modules if name.partition(".")[0] == package]
-
-
-def kept(package: str | None) -> dict[str, Any]:
-    """Return what modules of a package, their classes and defaults of arguments keep, by place."""
-    found: dict[str, Any] = {}
-
-    def keep(place: str, values: Any) -> None:
-        for key, value in list(values.items()):
-            is_code = callable(value) or hasattr(value, "__get__") or isinstance(value, ModuleType)
-            if not is_code and not str(key).startswith("__"):
-                found[f"{place}.{key}"] = _plain(value, package, 4)
-
-    for name in _modules(package):
-        module = sys.modules[name]
-        keep(name, vars(module))
-        for made in vars(module).values():
-            if isinstance(made, type) and made.__module__ == name:
-                keep(f"{name}.{made.__qualname__}", vars(made))
-        for function in _functions(module, vars(module), set()):
-            values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-            keep(f"a default of {name}.{function.__qualname__}", dict(enumerate(values)))
-    return found
-
-
-def _plain(value: Any, package: str | None, depth: int) -> Any:
-    """Return what a value holds, as far as it can be compared."""
-    if type(value) in _NUMBERS or isinstance(value, str | bytes):
-        return repr(value)  # of which even nan is equal to itself
-    if depth and isinstance(value, dict | list | tuple | deque | set | frozenset):
-        parts = itertools.chain(*value.items()) if isinstance(value, dict) else value
-        first = itertools.islice(parts, 1000)
-        return [_plain(each, package, depth - 1) for each in first], len(value)
-    if depth and type(value).__module__.partition(".")[0] == package and hasattr(value, "__dict__"):
-        return _plain(vars(value), package, depth - 1)
-    return id(value)
 
 
 def _place(code: CodeType) -> tuple[Any, ...]:
@@ -553,7 +510,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(each)
 
 
-def _functions(module: ModuleType, names: Any, seen: set[int]) -> Iterator[FunctionType]:
+def functions(module: ModuleType, names: Any, seen: set[int]) -> Iterator[FunctionType]:
     """Yield functions of a module that its names, classes and closures hold."""
     for value in list(names.values()):
         for each in _unwrapped(value):
@@ -563,9 +520,9 @@ def _functions(module: ModuleType, names: Any, seen: set[int]) -> Iterator[Funct
             if isinstance(each, FunctionType):
                 yield each
                 cells = dict(enumerate(map(_content, each.__closure__ or ())))
-                yield from _functions(module, cells, seen)
+                yield from functions(module, cells, seen)
             elif isinstance(each, type):
-                yield from _functions(module, vars(each), seen)
+                yield from functions(module, vars(each), seen)
 
 
 def _content(cell: Any) -> object:

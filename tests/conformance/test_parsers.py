@@ -44,10 +44,7 @@ BARE: Sequence[tuple[str, Any]] = (
 """Arguments alone."""
 MISTRAL = ("[ARGS]", "[CALL_ID]123456789[ARGS]")
 KIMI = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
-WORK = (
-    "test_the_work_grows_in_proportion_to_the_text",
-    "test_what_it_holds_is_not_copied_at_each_letter",
-)
+WORK = ("test_the_work_grows_in_proportion_to_the_text",)
 """Cases that take the most time."""
 SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 

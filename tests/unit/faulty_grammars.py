@@ -72,6 +72,15 @@ class ThreadGrammar(_Grammar):
         return super().compile(self.form)
 
 
+class JoinedGrammar(_Grammar):
+    """Joins choices into a regular expression as they are."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        if form.choice is not None:
+            form = StructuredOutputs(regex="|".join(form.choice))
+        return super().compile(form)
+
+
 class ByPlaceGrammar(_Grammar):
     """Keeps what it compiles by where a form is in memory."""
 

@@ -9,6 +9,7 @@ from time import sleep
 from typing import Any, ClassVar
 
 from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
 from unit.faulty_settings import with_another
 
@@ -146,6 +147,16 @@ class KeepingObserver(_Observer):
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         self.seen.add(group.id)
+
+
+class EndedObserver(_Observer):
+    """Keeps what was aborted while it ran."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "admitted":
+            self.seen.add(group.id)
+        elif event == "finished" and group.sequences[0].finish_reason is not FinishReason.ABORT:
+            self.seen.discard(group.id)
 
 
 class SwappedObserver(_Observer):

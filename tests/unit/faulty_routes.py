@@ -27,6 +27,12 @@ class Items(msgspec.Struct, forbid_unknown_fields=True):
     items: list[Item]
 
 
+class Anything(msgspec.Struct):
+    """A body with any fields."""
+
+    items: list[Item]
+
+
 class _Routes(Routes):
     service: Any = None
 
@@ -44,6 +50,14 @@ class _Routes(Routes):
 
     def act(self, body: Items) -> object:
         """Look at a body."""
+
+
+class TolerantRoutes(_Routes):
+    """Takes fields that it does not know."""
+
+    def routes(self) -> list[Endpoint]:
+        about = {"summary": "Count.", "body": Anything, "answer": Item}
+        return [Endpoint("POST", "/count", self.answer, **about)]
 
 
 ACTS = {

@@ -29,7 +29,7 @@ PACKAGE = __name__.partition(".")[0]
 LONG = (
     *("few + many", "few * 1000", "many == twin", "many != twin", "many < twin", "-1 in many"),
     *("text == equal", "nested == (0, tuple(many))", "'y' in text", "-1 in table.values()"),
-    *("text + 'y'", "text.find('y')", "text.split()", "f'{text}!'", "'%s' % text", "text[1:]"),
+    *("text + 'y'", "text.find('y')", "text.split()", "'%s' % text", "text[1:]"),
     *("some | small", "some - small", "small ^ some", "some & other", "some <= other"),
     *("some == other", "some.union(small)", "some.issubset(other)", "small.update(many)"),
     *("table == dict(table)", "table.keys() - small", "{**table}", "[*many]", "str(many)"),

@@ -108,6 +108,13 @@ class RoutesConformance(ComponentConformance):
                 )
                 if status == 200 and not isinstance(route.answer, str) and content[:1] in b"{[":
                     _check_answer(content, route, f"{route.method} {path} answers {sent}")
+            if route.body:
+                body = {**next(_valid(route.body, service)), "no such field": 1}
+                status, _ = await ask(service, made, route.method, path, body)
+                assert status == 400, (
+                    f"{route.method} {path} answers a body with a field that it does not know with "
+                    f"{status}: declare it with forbid_unknown_fields=True"
+                )
 
         async def test(service: Service, routes: Routes) -> None:
             made = _endpoints(routes)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, cycle, islice, product, zip_longest
+from itertools import chain, product, zip_longest
 from random import Random
 from typing import Any, ClassVar
 
 from paged_testing import ComponentConformance
-from paged_testing.use import bytes_taken, instructions, items
+from paged_testing.use import instructions, items
 from paged_testing.work import Work, told
 
 MARKS = (
@@ -52,7 +52,7 @@ _BEYOND = (1024, 4096)
 def check_linear(read: Callable[[str], object], texts: Iterable[str], package: str) -> None:
     """Check that reading takes instructions in proportion to the length of a text.
 
-    Of the text that most is looked through again, the work is also compared where it is long.
+    The text that most is looked through again is also read where it is long.
     """
     growing = list[tuple[float, str]]()
     with told(package):
@@ -68,30 +68,11 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
                 f"{len(short)} take {few}: the work may grow in proportion to the text"
             )
             growing.append(((Work.items - before) / (scanned + len(short)), text))
-        ratio, text = max(growing)
-        if ratio > 2 * _TIMES + 1:
-            few, many = (items(partial(read, (text * n)[:n]), package) for n in _BEYOND)
-            assert many <= 2 * _TIMES * few, (
-                f"of {_BEYOND[1]} letters of {text!r} in a row built-ins go through {many} items, "
-                f"of {_BEYOND[0]} through {few}: each may be looked at only a few times"
-            )
-
-
-_HELD = (512, 2048)
-"""Letters that a parser has read when the memory of the next ones is compared."""
-
-
-def check_copies(make: Callable[[], Any], texts: Iterable[str]) -> None:
-    """Check that a letter does not make a parser copy those that it has read before."""
-    for text in filter(None, texts):
-        parser, letters, taken = make(), cycle(text), []
-        for held in (_HELD[0], _HELD[1] - _HELD[0] - 16):
-            for letter in islice(letters, held):
-                parser.feed(letter)
-            taken.append(bytes_taken(partial(parser.feed, each) for each in islice(letters, 16)))
-        assert taken[1] <= taken[0] + (_HELD[1] - _HELD[0]) / 2, (
-            f"in {text!r} in a row a letter after {_HELD[0]} others takes {taken[0]:.0f} bytes, "
-            f"after {_HELD[1]} others {taken[1]:.0f}: keep them in a list, and join it once"
+        _, text = max(growing)
+        few, many = (items(partial(read, (text * n)[:n]), package) for n in _BEYOND)
+        assert many <= 2 * _TIMES * few, (
+            f"of {_BEYOND[1]} letters of {text!r} in a row built-ins go through {many} items, of "
+            f"{_BEYOND[0]} through {few}: each may be looked at and copied only a few times"
         )
 
 

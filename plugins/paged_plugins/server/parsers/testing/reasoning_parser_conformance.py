@@ -14,7 +14,6 @@ from paged_plugins.server.parsers.testing.parser_cases import (
     PLAIN,
     ParserCases,
     by_letters,
-    check_copies,
     check_linear,
     cut_texts,
 )
@@ -119,7 +118,6 @@ class ReasoningParserConformance(ParserCases):
         texts = [*(text for _, text in self.written), *PLAIN, *MARKS]
         for prompt in ("", "x\n<think>\n"):
             check_linear(partial(by_letters, self.parsed, prompt), texts, self.package)
-            check_copies(partial(self.build().parser, prompt), texts)
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
         """Also where white space is beside the marks."""

@@ -22,7 +22,6 @@ from paged_plugins.server.parsers.testing.parser_cases import (
     PLAIN,
     ParserCases,
     by_letters,
-    check_copies,
     check_linear,
     cut_texts,
     read_together,
@@ -203,17 +202,6 @@ class ToolParserConformance(ParserCases):
                 assert (said, _calls(found)) == (half, list(calls)), (
                     f"{half + text!r} gives {found}; after {half!r} a call may begin"
                 )
-
-    def test_what_it_holds_is_not_copied_at_each_letter(self) -> None:
-        made = self.build()
-
-        def begun(text: str) -> Any:
-            parser = made.parser(self.functions)
-            parser.feed(text)
-            return parser
-
-        for begin in ("", *(text[: len(text) // 2] for text in self.written)):
-            check_copies(partial(begun, begin), [*self.broken, *PLAIN, *MARKS])
 
     def test_reads_what_is_nested_too_deep(self) -> None:
         """Without an error, as a call or as text."""
