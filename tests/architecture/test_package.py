@@ -7,12 +7,13 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import requires, version
+from importlib.metadata import distributions, requires, version
 from pathlib import Path, PurePosixPath
 from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import paged_core
@@ -96,15 +97,18 @@ def needed(name: str, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[s
             yield canonicalize_name(wanted.name), frozenset(wanted.extras)
 
 
-def test_everything_that_is_installed_is_pinned() -> None:
+def test_everything_that_is_installed_is_pinned_and_fits_the_oldest_python() -> None:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pinned = {
-        canonicalize_name(line.partition("==")[0])
-        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-        if "==" in line
+        canonicalize_name(name): pin for name, _, pin in (s.partition("==") for s in lines) if pin
     }
     found, left = set(), {("paged-core", frozenset({"dev"}))}
     while left:
         found |= left
         left = {wanted for name, extras in left for wanted in needed(name, extras)} - found
         left = {wanted for wanted in left if not wanted[0].startswith(PINNED_BY_TORCH)}
-    assert {name for name, _ in found} - pinned == {"paged-core"}
+    assert {name for name, _ in found} - pinned.keys() == {"paged-core"}
+    oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"
+    for each in distributions():
+        if pinned.get(canonicalize_name(each.name)) == each.version.partition("+")[0]:
+            assert oldest in SpecifierSet(each.metadata.get("Requires-Python") or ""), each.name
