@@ -39,7 +39,7 @@ def _once(discover: Any) -> Any:
     found: dict[tuple[Any, ...], Registry] = {}
 
     def discovered(kind: type[Registry], *, block: Collection[str] = ()) -> Registry:
-        key = (plugin_registry.entry_points, *sys.path, None, *block)
+        key = (plugin_registry.entry_points, is_interpreted(), *sys.path, None, *block)
         if key not in found:
             found[key] = discover(kind, block=block)
         return found[key]
