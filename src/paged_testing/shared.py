@@ -8,7 +8,7 @@ from itertools import chain, islice
 from types import ModuleType
 from typing import Any
 
-from paged_testing.work import functions, modules
+from paged_testing.telling import functions, modules
 
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 _DEPTH, _MOST = 4, 1000

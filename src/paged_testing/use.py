@@ -23,7 +23,8 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from paged_testing.shared import shared_state
-from paged_testing.work import WORK_FILE, Work, told
+from paged_testing.telling import told
+from paged_testing.work import WORK_FILE, Work
 
 _OURS = ("paged_core", "paged_testing", "paged_backends", "paged_plugins", "paged_policies")
 _LOGS = ("logging", "structlog")

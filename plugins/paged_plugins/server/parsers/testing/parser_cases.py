@@ -9,8 +9,9 @@ from random import Random
 from typing import Any, ClassVar
 
 from paged_testing import ComponentConformance
+from paged_testing.telling import told
 from paged_testing.use import instructions, items
-from paged_testing.work import Work, told
+from paged_testing.work import Work
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>"),
