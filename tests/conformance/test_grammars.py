@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from paged_backends.grammar.llguidance_grammar import LlguidanceGrammar
+from paged_backends.grammar.settings import LlguidanceSettings
+from paged_core.engine.contexts import GrammarContext
 from paged_core.errors import RequestError
+from paged_core.interfaces.grammar import CompiledGrammar
+from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.registry import Registry
 from paged_core.structured_outputs import StructuredOutputs
-from paged_testing import GrammarConformance
+from paged_testing import GrammarConformance, registry_with
 from paged_testing.grammar import VOCABULARY
 
 pytestmark = pytest.mark.heavy
@@ -72,3 +78,29 @@ class TestLlguidance(GrammarConformance):
 class TestXgrammar(GrammarConformance):
     component = "xgrammar"
     may_be_skipped = True  # where the package is not installed
+
+
+class ChoicesSettings(ComponentSettings):
+    """Options of :class:`Choices`."""
+
+    name: Literal["choices"] = "choices"
+
+
+class Choices(LlguidanceGrammar):
+    """Enforces choices alone."""
+
+    def __init__(self, options: ChoicesSettings, context: GrammarContext, /) -> None:
+        super().__init__(LlguidanceSettings(), context)
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        if form.choice is None:
+            raise RequestError("it enforces choices alone")
+        return super().compile(form)
+
+
+class TestChoices(GrammarConformance):
+    component = "choices"
+
+    def make_registry(self) -> Registry:
+        place = f"{__name__}:Choices"
+        return registry_with(Component("grammar", ChoicesSettings, place, summary="choices"))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from paged_core.plugins.registry import Registry
 from paged_plugins.server.testing import RoutesConformance, ServerConformance
+from unit.faulty_routes import ChoiceRoutes
+from unit.faulty_settings import FaultySettings, registry_of
 
 pytestmark = pytest.mark.heavy
 
@@ -27,3 +30,12 @@ class TestAnthropic(RoutesConformance):
 
 class TestPage(RoutesConformance):
     component = "page"
+
+
+class TestChoice(RoutesConformance):
+    """Of a path with a parameter and a body."""
+
+    component = "faulty"
+
+    def make_registry(self) -> Registry:
+        return registry_of("routes", ChoiceRoutes, FaultySettings, None)

@@ -92,6 +92,24 @@ class ByPlaceGrammar(_Grammar):
         return made
 
 
+class KeepingGrammar(_Grammar):
+    """Keeps all that it has compiled."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        known = self.__dict__.setdefault("known", {})
+        if form not in known:
+            known[form] = super().compile(form)
+        made: CompiledGrammar = known[form]
+        return made
+
+
+class AnyGrammar(_Grammar):
+    """Takes an object for any JSON."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        return super().compile(StructuredOutputs(json="{}") if form.json_object else form)
+
+
 class FirstVocabularyGrammar(_Grammar):
     """Has the vocabulary of the first one that was made."""
 

@@ -144,6 +144,34 @@ class RewritingParser(WholeParser):
         return json.dumps(json.loads(super().written(call)))
 
 
+class LinesParser(WholeParser):
+    """Joins lines of arguments, of which there are more than JSON has."""
+
+    def written(self, call: str) -> str:
+        return " ".join(super().written(call).splitlines())
+
+
+class QuotesParser(WholeParser):
+    """Takes a quote that is escaped for the end of a text."""
+
+    def written(self, call: str) -> str:
+        text = super().written(call)
+        if text.count('"') % 2:
+            raise ValueError(text)
+        return text
+
+
+class WordsParser(_Parser):
+    """Takes names of functions for words."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        return [self.read(piece) for piece in super().feed(text)]
+
+    def read(self, piece: Piece) -> Piece:
+        is_word = not isinstance(piece, CallBegins) or piece.name.isidentifier()
+        return piece if is_word else CallBegins(piece.name.partition("-")[0])
+
+
 class SwallowingParser(_Parser):
     """Drops text after a call."""
 
@@ -250,6 +278,33 @@ class RememberingThinkFormat(ThinkFormat):
         return self.begins in prompt
 
 
+class SureThinkFormat(ThinkFormat):
+    """Takes any answer for one that surely begins with thoughts."""
+
+    def ends_with(self, prompt: str, /, *, surely: bool) -> str | None:
+        return super().ends_with(prompt, surely=False)
+
+    def around(self, prompt: str, /) -> Sequence[str]:
+        found = super().ends_with(prompt, surely=False)
+        return () if found is None else (found,)
+
+
+class NarrowParser(ThinkParser):
+    """Drops white space before a mark where both come in one piece."""
+
+    def feed(self, text: str, /) -> Sequence[Thought]:
+        if text.isspace() and not self._inside:
+            self._may_open = False
+        return super().feed(text)
+
+
+class NarrowThinkFormat(ThinkFormat):
+    """Reads with such parsers."""
+
+    def parser(self, prompt: str, /) -> ThinkParser:
+        return NarrowParser(inside=self._begins_inside(prompt))
+
+
 class SingleParserFormat(HermesFormat):
     """Has one parser, which begins anew with each answer."""
 
@@ -329,7 +384,7 @@ PARSERS = {
     kind.__name__ + "Format": _made(kind)
     for kind in (
         *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
-        RewritingParser,
+        *(RewritingParser, LinesParser, QuotesParser, WordsParser),
         *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser, HalfParser),
     )
 }

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from pathlib import Path
 from time import sleep
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.routing import Route
 
+from paged_core import SamplingParams
+from paged_core.errors import RequestError
+from paged_plugins.server.answer import Answer, generations
+from paged_plugins.server.errors import ApiError
 from paged_plugins.server.http.endpoint import Endpoint, json_response
 from paged_plugins.server.routes import Routes
 from unit.faulty_settings import with_another
@@ -86,6 +93,121 @@ class LastService(_Routes):
 
 
 globals().update(with_another(__name__, LastService, "act", ACTS))
+
+
+class PlainRoutes(_Routes):
+    """Reads a body by itself."""
+
+    def routes(self) -> list[Any]:
+        return [*super().routes(), Route("/plain/{name}", self.plain, methods=["POST"])]
+
+    async def plain(self, request: Any) -> Response:
+        return json_response(len((await request.json())["text"]))
+
+
+class Choice(msgspec.Struct, forbid_unknown_fields=True):
+    """A body with one of several types."""
+
+    text: str | list[str]
+
+
+class ChoiceRoutes(_Routes):
+    """Is right."""
+
+    def routes(self) -> list[Endpoint]:
+        about = {"summary": "Go on.", "body": Choice, "answer": Item}
+        return [Endpoint("POST", "/go/{name}", self.go_on, **about)]
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        return await self.generated("".join(body.text))
+
+    async def generated(self, text: str) -> Response:
+        with self.answer_to(text) as answer:
+            (output,) = await answer.outputs()
+        return json_response(Item(output.outputs[0].text))
+
+    def answer_to(self, text: str) -> Answer:
+        sampling = SamplingParams(max_tokens=4)
+        return Answer(self.found, "go", generations(self.found, "go", [text], sampling, {}, None))
+
+
+class TextRoutes(ChoiceRoutes):
+    """Takes a list of texts for a text."""
+
+    async def go_on(self, request: Any, body: Any) -> Response:
+        return await self.generated(body.text.strip() or " ")
+
+
+class ConsolingRoutes(ChoiceRoutes):
+    """Answers what is refused with nothing."""
+
+    async def generated(self, text: str) -> Response:
+        try:
+            return await super().generated(text)
+        except RequestError:
+            return json_response(Item(""))
+
+
+class DeafRoutes(ChoiceRoutes):
+    """Goes on for a client that has gone."""
+
+    async def generated(self, text: str) -> Response:
+        self.task = asyncio.ensure_future(super().generated(text))
+        return await asyncio.shield(self.task)
+
+
+class LockedRoutes(ChoiceRoutes):
+    """Begins nothing new after a client has gone."""
+
+    busy = False
+
+    async def generated(self, text: str) -> Response:
+        if self.busy:
+            raise ApiError(500, "busy")
+        self.busy = True
+        try:
+            return await super().generated(text)
+        except RequestError as error:
+            raise ApiError(400, str(error)) from None
+        finally:
+            self.busy = isinstance(sys.exception(), asyncio.CancelledError)
+
+
+class MixingRoutes(ChoiceRoutes):
+    """Has the text of the last request."""
+
+    async def generated(self, text: str) -> Response:
+        self.text = text
+        await asyncio.sleep(0)
+        return await super().generated(self.text)
+
+
+class RememberingRoutes(ChoiceRoutes):
+    """Knows all that is under way, and forgets it when it has ended."""
+
+    def __init__(self, options: Any, service: Any, /) -> None:
+        super().__init__(options, service)
+        self.known: dict[object, str] = {}
+
+    async def generated(self, text: str) -> Response:
+        self.known[key := object()] = text
+        found = await super().generated(text)
+        del self.known[key]
+        return found
+
+
+class BareRoutes(ChoiceRoutes):
+    """Has errors in a form of its own."""
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        return await super().go_on(request, body) if body.text else json_response("?", 400)
+
+
+class FlatRoutes(ChoiceRoutes):
+    """Sends JSON as text."""
+
+    async def generated(self, text: str) -> Response:
+        return Response((await super().generated(text)).body, media_type="text/plain")
 
 
 class OtherwiseRoutes(_Routes):

@@ -121,7 +121,11 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "SharingThinkFormat": parsers.ThinkCases,
     "LateThinkFormat": parsers.ThinkCases,
     **dict.fromkeys(
-        ("RememberingThinkFormat", "OpenEndThinkFormat", "PieceThinkFormat"), parsers.ThinkCases
+        (
+            *("RememberingThinkFormat", "OpenEndThinkFormat", "PieceThinkFormat"),
+            *("SureThinkFormat", "NarrowThinkFormat"),
+        ),
+        parsers.ThinkCases,
     ),
 }
 """Mutants that another class finds: by what it expects, or of another slot."""
@@ -130,7 +134,8 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
 def _mutants() -> Iterator[Mutant]:
     for module, noun, conformance, options in _SLOTS:
         for name, made in vars(module).items():
-            if name.endswith(noun) and name[0] != "_" and made.__module__ == module.__name__:
+            is_right = name[0] == "_" or made is routes.ChoiceRoutes
+            if name.endswith(noun) and not is_right and made.__module__ == module.__name__:
                 own = [more for base, more in _OPTIONS.items() if issubclass(made, base)]
                 yield Mutant(_WITH_EXPECTATION.get(name, conformance), [options, *own][-1], made)
 

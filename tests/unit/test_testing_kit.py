@@ -90,7 +90,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "ChangingAttention": "changed the batch",
     **dict.fromkeys(("SleepingRoutes", "ReadingRoutes"), "every request waits meanwhile"),
     "KeepingRoutes": "grows for ever|still take",
-    "NamedRoutes": "fails when it is sent",
+    "NamedRoutes": "with 500: KeyError",
     "LastRoutes": "when it was made for another service",
     "TolerantRoutes": "with a field that it does not know",
     "ClockCostModel": "asks the clock",

@@ -81,7 +81,7 @@ class Endpoint(Route):
     async def _handle(self, request: Request) -> Response:
         if self._decoder is None:
             return await self.handler(request)
-        body = decode(self._decoder, request.state.body)
+        body = decode(self._decoder, await request.state.read())
         request.state.fields = given_fields(body)
         session = request.headers.get("x-session-id")
         if session and getattr(body, "prompt_cache_key", session) is None:

@@ -159,8 +159,7 @@ class Gate:
                 headers={"www-authenticate": f'{scheme} realm="paged_core"'},
             )
         exchange.check_length()
-        if endpoint is not None and endpoint.body and scope["method"] == endpoint.method:
-            scope["state"]["body"] = await exchange.read()
+        scope["state"]["read"] = exchange.read
         scope["app"] = self  # the router then raises what is not found
         await self._router(scope, exchange.receive, exchange.send)
 

@@ -28,7 +28,7 @@ from paged_plugins.server.parsers.tool_parser import (
 _NAMES = {"true": True, "false": False, "null": None}
 _MOST = 1 << 20
 """Characters of a list."""
-_HEAD = re.compile(r"\[\s*+(?:(?P<name>[\w.]+)(?P<rest>[^\w.])|[^\w.])")
+_HEAD = re.compile(r"\[\s*+(?:(?P<name>[\w.-]+)(?P<rest>[^\w.-])|[^\w.-])")
 _PARTS = re.compile(r"""(?P<plain>[^][(){}'"\\]+)|\\.?|.""", re.DOTALL)
 _CLOSING = dict(zip(")]}", "([{", strict=True))
 
@@ -178,9 +178,10 @@ def _calls(line: ast.stmt, names: Collection[str]) -> list[tuple[Piece, Piece]]:
     for call in tree.elts if isinstance(tree, ast.List) else [tree]:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "print" and call.args:
             call = call.args[0]  # what a notebook would show
+        call, name = _named(call)
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("no call with named arguments")
-        if (name := ast.unparse(call.func)) not in names:
+        if name not in names:
             raise ValueError(f"no function is called {name!r}")
         arguments = {word.arg: _value(word.value) for word in call.keywords}
         if None in arguments:
@@ -188,6 +189,14 @@ def _calls(line: ast.stmt, names: Collection[str]) -> list[tuple[Piece, Piece]]:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         found.append((CallBegins(name), Arguments(written)))
     return found
+
+
+def _named(node: ast.expr | None) -> tuple[ast.expr | None, str]:
+    """Return a call and its name; one with dashes is a difference to Python."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        call, name = _named(node.right)
+        return call, f"{ast.unparse(node.left).replace(' ', '')}-{name}"
+    return node, ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
 def _value(node: ast.expr) -> Any:

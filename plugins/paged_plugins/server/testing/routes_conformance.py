@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack
-from itertools import islice
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from itertools import chain, product
+from random import Random
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import inspect
 from starlette.routing import Route
 
-from paged_plugins.server.http.endpoint import Endpoint, openapi
+from paged_core.errors import error_text
+from paged_plugins.server.http.endpoint import EVENTS, Endpoint, openapi
 from paged_plugins.server.http.own_routes import OwnRoutes
 from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
-from paged_plugins.server.testing.services import ask, serving
+from paged_plugins.server.testing.services import Answered, WatchedService, ask, serving
 from paged_testing.component import ComponentConformance
 from paged_testing.use import waits_watched
 
 _BODIES: tuple[Any, ...] = (
-    None,
     b"",
     b"{",
     b"\xff",
@@ -35,6 +37,11 @@ _BODIES: tuple[Any, ...] = (
     {"model": "no such model"},
 )
 """Unexpected things that a client may send."""
+_TEXTS = ("", "\N{SNOWMAN}\u2028", "\ud800", "\0\r\n", "long " * 4000)
+_NUMBERS = (1, 0, -1, 5000, 1 << 62)
+_MOST_BODIES = 300
+"""Bodies of a route that are tried."""
+_SECONDS_OF_A_STREAM = 0.1
 
 
 class RoutesConformance(ComponentConformance):
@@ -52,7 +59,7 @@ class RoutesConformance(ComponentConformance):
         assert isinstance(made, Routes)
         return made
 
-    def run(self, test: Callable[[Service, Routes], Coroutine[Any, Any, None]]) -> None:
+    def run(self, test: Callable[[WatchedService, Routes], Coroutine[Any, Any, None]]) -> None:
         """Run a test with a service."""
 
         async def main() -> None:
@@ -66,7 +73,7 @@ class RoutesConformance(ComponentConformance):
     def test_paths_are_its_own(self) -> None:
         """None is there twice, or is one of the server's."""
 
-        async def test(service: Service, routes: Routes) -> None:
+        async def test(service: WatchedService, routes: Routes) -> None:
             made = routes.routes()
             assert made, "it has no route"
             own = [*OwnRoutes(service, dict).routes(), *made]
@@ -83,7 +90,7 @@ class RoutesConformance(ComponentConformance):
         self.run(test)
 
     def test_the_document_can_be_made(self) -> None:
-        async def test(_: Service, routes: Routes) -> None:
+        async def test(_: WatchedService, routes: Routes) -> None:
             made = routes.routes()
             document = openapi(made, has_keys=True, public=())
             paths = [each.path for each in made if isinstance(each, Endpoint)]
@@ -94,41 +101,102 @@ class RoutesConformance(ComponentConformance):
     def test_unexpected_requests_are_answered_as_the_document_says(self) -> None:
         """With no status of 500, and none that is not documented; nothing waits meanwhile."""
 
-        async def check(service: Service, made: list[Endpoint], route: Endpoint) -> None:
-            path, bodies = _path(route), list[Any]([None])
-            if route.body:
-                bodies = [*_BODIES, _long_texts(route.body), *_valid(route.body, service)]
-            for body in bodies:
-                status, content = await ask(service, made, route.method, path, body)
-                sent = repr(body)[:200]
-                assert status != 500, f"{route.method} {path} fails when it is sent {sent}"
-                assert status == 200 or status in route.errors, (
-                    f"{route.method} {path} answers {sent} with {status}, which its errors do not "
-                    "name"
-                )
-                if status == 200 and not isinstance(route.answer, str) and content[:1] in b"{[":
-                    _check_answer(content, route, f"{route.method} {path} answers {sent}")
-            if route.body:
-                body = {**next(_valid(route.body, service)), "no such field": 1}
-                status, _ = await ask(service, made, route.method, path, body)
-                assert status == 400, (
-                    f"{route.method} {path} answers a body with a field that it does not know with "
-                    f"{status}: declare it with forbid_unknown_fields=True"
+        async def check(service: WatchedService, made: list[Route], route: Route) -> None:
+            is_plain = not isinstance(route, Endpoint)
+            for method, path in product(_methods(route), _paths(route)):
+                bodies = [None] if method == "GET" else [None, *_BODIES]
+                if isinstance(route, Endpoint) and route.body:
+                    known = _bodies(route.body, service)
+                    bodies += Random(0).sample(known, min(len(known), _MOST_BODIES))
+                for body in bodies:
+                    refused = service.num_refused
+                    # a plain route may be a stream without an end
+                    until = partial(asyncio.sleep, _SECONDS_OF_A_STREAM) if is_plain else None
+                    found = await ask(service, made, method, path, body, until=until)
+                    said = f"{method} {path} answers {_short(body)} with {found.status}"
+                    assert found.status != 500, f"{said}: {found.error and error_text(found.error)}"
+                    if isinstance(route, Endpoint):
+                        _check_answer(found, route, said)
+                    assert found.status != 200 or service.num_refused == refused, (
+                        f"{said}, though the engine refuses the request: let what it raises pass"
+                    )
+            if isinstance(route, Endpoint) and route.body:
+                body = {**_usual(route, service), "no such field": 1}
+                found = await ask(service, made, route.method, _paths(route)[0], body)
+                assert found.status == 400, (
+                    f"{route.path} answers a body with a field that it does not know with "
+                    f"{found.status}: declare it with forbid_unknown_fields=True"
                 )
 
-        async def test(service: Service, routes: Routes) -> None:
-            made = _endpoints(routes)
+        async def test(service: WatchedService, routes: Routes) -> None:
+            made = [each for each in routes.routes() if isinstance(each, Route)]
             with waits_watched(self.package, "every request", in_coroutines=True):
                 for route in made:
                     await check(service, made, route)
-            assert service.client.health().num_unfinished == 0, "a request was left behind"
+            assert not service.client.is_busy, "a request was left behind"
 
         self.run(test)
+
+    def test_requests_at_once_are_answered_as_each_alone(self) -> None:
+        """Two that are alike, and one with another text."""
+
+        async def test(service: WatchedService, routes: Routes) -> None:
+            made = _endpoints(routes)
+            for route in made:
+                path, texts = _paths(route)[0], ("one", "one", "and another")
+                asked = [_usual(route, service, text) for text in texts]
+                alone, again, together = (
+                    [await ask(service, made, route.method, path, body) for body in asked],
+                    [await ask(service, made, route.method, path, body) for body in asked],
+                    await asyncio.gather(
+                        *(ask(service, made, route.method, path, body) for body in asked)
+                    ),
+                )
+                for body, *found in zip(asked, alone, again, together, strict=True):
+                    one, other, beside = ((each.status, each.content) for each in found)
+                    same = beside == one if one == other else beside[0] == one[0]
+                    assert same, (
+                        f"{route.method} {path} answers {_short(body)} with {beside} beside "
+                        f"others, alone with {one}: keep what is of one request in its call"
+                    )
+
+        self.run(test)
+
+    def test_leaves_nothing_behind_when_a_client_goes(self) -> None:
+        async def test(service: WatchedService, routes: Routes) -> None:
+            before = await self.answers(service, routes)
+            await self.leave(service, routes)
+            assert not service.client.is_busy, (
+                "the client of a request has gone, and the engine goes on with it: use an Answer "
+                "in a `with` block, in the task that answers"
+            )
+            after = await self.answers(service, routes)
+            assert after == before, (
+                f"the statuses of answers are {before}, and {after} after clients have gone"
+            )
+
+        self.run(test)
+
+    async def leave(self, service: WatchedService, routes: Routes, text: str = "text") -> None:
+        """Ask each path what it needs, and go as soon as the engine has the request."""
+
+        async def until() -> None:
+            for _ in range(100):
+                if service.client.is_busy:
+                    return
+                await asyncio.sleep(0.002)
+
+        made, service.client.is_held = _endpoints(routes), True
+        for route in made:
+            body = _usual(route, service, text)
+            await ask(service, made, route.method, _paths(route)[0], body, until=until)
+        await asyncio.sleep(0)
+        service.client.is_held = False
 
     def test_another_service_does_not_matter(self) -> None:
         """One whose engine never takes requests."""
 
-        async def test(service: Service, routes: Routes) -> None:
+        async def test(service: WatchedService, routes: Routes) -> None:
             before = await self.answers(service, routes)
             async with serving(self.registry, start=False) as other:
                 self.make(other).routes()
@@ -140,90 +208,138 @@ class RoutesConformance(ComponentConformance):
 
         self.run(test)
 
-    async def answers(self, service: Service, routes: Routes, text: str = "text") -> list[int]:
+    async def answers(
+        self, service: WatchedService, routes: Routes, text: str = "text"
+    ) -> list[int]:
         """Return the statuses of answers to requests that have what they need."""
         made = _endpoints(routes)
         return [
-            (await ask(service, made, route.method, _path(route), body))[0]
-            for route in made
-            for body in islice(_valid(route.body, service, text) if route.body else [None], 1)
+            (await ask(service, made, each.method, _paths(each)[0], _usual(each, service, text)))[0]
+            for each in made
         ]
 
     num_uses: ClassVar[int] = 16
+    _open: AsyncExitStack | None = None
+    """Ends the service of the uses."""
 
     def uses(self) -> Callable[[int], object]:
-        """Each path is asked once more."""
+        """Each path is asked once more, and once more by a client that goes."""
         loop, stack = asyncio.new_event_loop(), AsyncExitStack()
         service = loop.run_until_complete(stack.enter_async_context(serving(self.registry)))
-        routes = self.make(service)
+        routes, self._open = self.make(service), stack
         if self._request is not None:
             self._request.addfinalizer(loop.close)
             self._request.addfinalizer(lambda: loop.run_until_complete(stack.aclose()))
-        return lambda number: loop.run_until_complete(
-            self.answers(service, routes, f"{number:09}" * 100)
-        )
+
+        async def use(number: int) -> None:
+            for how in (self.answers, self.leave):
+                await how(service, routes, f"{number:09}" * 12)
+            await service.client.metrics()  # the engine has done all before it answers
+
+        return lambda number: loop.run_until_complete(use(number))
 
 
 def _endpoints(routes: Routes) -> list[Endpoint]:
     return [each for each in routes.routes() if isinstance(each, Endpoint)]
 
 
-def _path(route: Endpoint) -> str:
-    return re.sub(r"{\w+(:\w+)?}", "nothing", route.path)
+def _methods(route: Route) -> list[str]:
+    return sorted({*(route.methods or ())} - {"HEAD"})
 
 
-def _valid(kind: Any, service: Service, text: str = "text") -> Iterator[Any]:
-    """Yield bodies of a type: of the fields that it needs, and of all, with several values."""
-    known = {"model": service.model_names[0], "": text, 1: 1}
-    for changed in ({}, {"": ""}, {"": "\N{SNOWMAN}\u2028"}, {1: 0}, {1: -1}, {1: 5000}):
-        for whole in (False, True):
-            yield _value(inspect.type_info(kind), whole, 4, {**known, **changed})
+def _paths(route: Route) -> list[str]:
+    """Return the path with values of its parameters."""
+    said = ("nothing", "0", "-1", "\N{SNOWMAN}") if route.param_convertors else ("",)
+    return [re.sub(r"{\w+(:\w+)?}", each, route.path) for each in said]
 
 
-def _check_answer(content: bytes, route: Endpoint, what: str) -> None:
-    try:
-        msgspec.json.decode(content, type=route.answer)
-    except msgspec.MsgspecError as error:
-        raise AssertionError(
-            f"{what} with {content[:200]!r}, which is not as the document says: {error}"
-        ) from None
+def _short(body: Any) -> str:
+    return repr(body)[:300]
 
 
-def _value(kind: Any, whole: bool, depth: int, known: Mapping[Any, Any]) -> Any:
-    """Return a value of a type.
+def _check_answer(found: Answered, route: Endpoint, said: str) -> None:
+    """Check an answer against the document."""
+    assert found.status == 200 or found.status in route.errors, (
+        f"{said}, which the `errors` of the endpoint do not name"
+    )
+    media, kind = "application/json", route.answer if found.status == 200 else route.error
+    parts = [found.content]
+    if found.status == 200 and EVENTS in found.headers.get("content-type", ""):
+        assert route.events is not None, f"{said} and events, but the endpoint has no `events`"
+        media, kind = EVENTS, route.events
+        data = re.findall(rb"(?<=^data: ).*", found.content, re.MULTILINE)
+        parts = [each for each in data if each != b"[DONE]" and not each.startswith(b'{"error')]
+    elif isinstance(kind, str):
+        media, parts = kind, []
+    given = found.headers.get("content-type", "none")
+    assert given.startswith(media), f"{said} and the media type {given!r}, not {media!r}"
+    values = found.headers.values()
+    assert not re.search(r"[\0\r\n]", "".join(values)), f"{said} and a broken header: {values}"
+    for part in parts:
+        try:
+            msgspec.json.decode(part, type=kind)
+        except msgspec.MsgspecError as error:
+            raise AssertionError(
+                f"{said} and {part[:200]!r}, which is not as the document says: {error}"
+            ) from None
+
+
+def _bodies(kind: Any, service: WatchedService, text: str = "text") -> list[Any]:
+    """Return bodies of a type: with the fields that it needs, and then with each value of each."""
+    known = {"model": [service.model_names[0], "no such model"]}
+    return [*_values(inspect.type_info(kind), 5, {**known, "": [text, *_TEXTS]})]
+
+
+def _usual(route: Endpoint, service: WatchedService, text: str = "text") -> Any:
+    """Return the body that a request to a route needs."""
+    bodies = _bodies(route.body, service, text) if route.body else [None]
+    for body in bodies:
+        with suppress(msgspec.ValidationError):
+            msgspec.convert(body, route.body or Any)
+            return body
+    return bodies[0]
+
+
+def _values(kind: Any, depth: int, known: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
+    """Yield values of a type, the usual one first; of a structure, each with one that is unusual.
 
     Args:
-        whole: with all fields, down to a depth.
-        known: values of some fields, of texts ("") and of numbers (1).
+        known: values of some fields, and of texts ("").
     """
     match kind:
         case inspect.StructType():
-            return {
-                each.encode_name: known.get(each.name, _value(each.type, whole, depth - 1, known))
+            fields = {
+                each.encode_name: (each.required, found)
                 for each in kind.fields
-                if each.required or (whole and depth > 0)
+                if (found := known.get(each.name) or [*_values(each.type, depth - 1, known)])
             }
+            needed = {name: found[0] for name, (is_needed, found) in fields.items() if is_needed}
+            yield needed
+            yield {name: found[0] for name, (_, found) in fields.items()}
+            for name, (_, found) in fields.items():
+                yield from ({**needed, name: value} for value in found)
         case inspect.UnionType():
-            return _value(kind.types[0], whole, depth, known)
-        case inspect.ListType() | inspect.VarTupleType():
-            return [_value(kind.item_type, whole, depth - 1, known)] if depth > 0 else []
+            yield from chain.from_iterable(_values(each, depth, known) for each in kind.types)
+        case inspect.ListType() | inspect.VarTupleType() if depth > 0:
+            items = [*_values(kind.item_type, depth - 1, known)]
+            yield from (items[:1], [], *([each] for each in items[1:]), items[:1] * 100)
+        case inspect.DictType() if depth > 0:
+            yield from ({}, *({"a": each} for each in _values(kind.value_type, depth - 1, known)))
         case inspect.LiteralType():
-            return kind.values[0]
+            yield from kind.values
         case inspect.IntType() | inspect.FloatType():
-            return known[1] if kind.ge is None else max(kind.ge, known[1])
+            least = [each for each in (kind.ge, kind.gt and kind.gt + 1) if each is not None]
+            yield from (
+                *least,
+                *_NUMBERS,
+                *([1e308] if isinstance(kind, inspect.FloatType) else ()),
+            )
         case inspect.StrType():
-            return known[""]
+            yield from (each.ljust(kind.min_length or 0, "x") for each in known[""][:1])
+            yield from known[""][1:]
         case inspect.BoolType():
-            return True
-        case inspect.DictType():
-            return {}
-    return None
-
-
-def _long_texts(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return a body whose texts are long, as far as its other fields need none."""
-    return {
-        field.encode_name: "long " * 4000
-        for field in msgspec.structs.fields(kind)
-        if field.type is str and (field.required or field.name != "model")
-    }
+            yield from (True, False)
+        case inspect.AnyType() | inspect.RawType():
+            yield from ({}, "text", 1, [], None)
+        case inspect.NoneType():
+            yield None

@@ -4,31 +4,148 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Router
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from paged_core.client.in_process import InProcessClient
+from paged_core.client.streams import CopiedStream
+from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import Resolved, settings_class
+from paged_core.text.front_end import FrontEnd
+from paged_core.text.generation import Generation
 from paged_plugins.server.http.gate import Gate, Hosts, Keys
 from paged_plugins.server.service import Service
 from paged_plugins.server.settings import HttpSettings
 
+_SECONDS = 20
+"""In which each request is answered."""
+
+
+class _Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
+        return [*text.encode()]
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
+        return bytes(token % 256 for token in token_ids).decode(errors="replace")
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], /, *, tokenize: bool = True, **options: Any
+    ) -> list[int] | str:
+        text = "\n".join(str(each.get("content")) for each in conversation)
+        return self.encode(text) if tokenize else text
+
+    def detokenizer(
+        self,
+        prompt: Sequence[int],
+        /,
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: Collection[int] = (),
+    ) -> _ByBytes:
+        return _ByBytes()
+
+
+class _ByBytes:
+    """Decodes bytes as they come."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def append(self, token_ids: Sequence[int], /) -> str:
+        return self._decoder.decode(bytes(token % 256 for token in token_ids))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _FrontEnd(FrontEnd):
+    """Counts the requests that it refuses."""
+
+    num_refused = 0
+
+    def generation(self, *args: Any, **kwargs: Any) -> Generation:
+        try:
+            return super().generation(*args, **kwargs)
+        except RequestError:
+            self.num_refused += 1
+            raise
+
+
+class Client(InProcessClient):
+    """Has tokens that are bytes; while it is held, no request comes to an end by itself."""
+
+    is_held = False
+    front_end: _FrontEnd
+
+    async def start(self) -> None:
+        await super().start()
+        most = self.front_end.max_model_len
+        self.front_end = _FrontEnd(_Bytes(), max_model_len=most, name="a model of bytes")
+
+    def _add(self, stream: CopiedStream) -> None:
+        if not self.is_held:
+            super()._add(stream)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a request has not ended."""
+        return self.health().num_unfinished > 0
+
+
+class WatchedService(Service):
+    """A service over such a client."""
+
+    client: Client
+
+    @property
+    def num_refused(self) -> int:
+        """Return how many requests the front end has refused."""
+        return self.client.front_end.num_refused
+
+
+class Answered(NamedTuple):
+    """An answer, as far as it came, and what the route raised."""
+
+    status: int
+    headers: Headers
+    content: bytes
+    error: Exception | None
+
+
+class _Router(Router):
+    """Keeps what a route raises."""
+
+    error: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except Exception as error:
+            self.error = error
+            raise
+
 
 @asynccontextmanager
-async def serving(registry: Registry, *, start: bool = True) -> AsyncIterator[Service]:
+async def serving(registry: Registry, *, start: bool = True) -> AsyncIterator[WatchedService]:
     """Yield a service whose engine is in a thread, and computes nothing.
 
     Args:
         start: the engine; otherwise it is never ready.
     """
-    settings = settings_class(registry)(executor="memory", num_blocks=64, max_model_len=128)
-    client = InProcessClient(settings, registry)
-    service = Service(client, Resolved(settings, {}, registry), HttpSettings())
+    settings = settings_class(registry)(
+        executor="memory", num_blocks=64, max_model_len=128, block_allocator="uncached"
+    )
+    client = Client(settings, registry)
+    service = WatchedService(client, Resolved(settings, {}, registry), HttpSettings())
     try:
         if start:
             await client.start()
@@ -39,14 +156,22 @@ async def serving(registry: Registry, *, start: bool = True) -> AsyncIterator[Se
 
 
 async def ask(
-    service: Service, routes: Sequence[BaseRoute], method: str, path: str, body: Any = None
-) -> tuple[int, bytes]:
-    """Return the status and the content with which routes answer.
+    service: Service,
+    routes: Sequence[BaseRoute],
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    until: Callable[[], Awaitable[object]] | None = None,
+) -> Answered:
+    """Return what routes answer; the status is 0 if the client went before they did.
 
     Args:
         body: bytes, or what is sent as JSON; ``None``: nothing.
+        until: waits for what makes the client go; ``None``: nothing does.
     """
-    app = Gate(Router(routes, redirect_slashes=False), service, Keys(()), Hosts(()), ())
+    router = _Router(routes, redirect_slashes=False)
+    app = Gate(router, service, Keys(()), Hosts(()), ())
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     received: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
     sent: list[Message] = []
@@ -54,8 +179,8 @@ async def ask(
     async def receive() -> Message:
         if received:
             return received.pop()
-        await asyncio.Event().wait()
-        raise AssertionError
+        await (until or asyncio.Event().wait)()
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -74,6 +199,13 @@ async def ask(
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
     }
-    await app(scope, receive, send)
-    assert sent, f"{method} {path} is not answered"
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+    what = f"{method} {path}, sent {data[:200]!r},"
+    try:
+        await asyncio.wait_for(app(scope, receive, send), _SECONDS)
+    except TimeoutError:
+        raise AssertionError(f"{what} is not answered within {_SECONDS} s") from None
+    if not sent:
+        return Answered(0, Headers(), b"", router.error)
+    headers = Headers(raw=[(name.lower(), value) for name, value in sent[0]["headers"]])
+    content = b"".join(message.get("body", b"") for message in sent[1:])
+    return Answered(sent[0]["status"], headers, content, router.error)

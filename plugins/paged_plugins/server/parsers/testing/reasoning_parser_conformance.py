@@ -108,10 +108,33 @@ class ReasoningParserConformance(ParserCases):
                 )
 
     def test_names_the_mark_at_the_end_of_thoughts(self) -> None:
+        """Surely only of a prompt after which text without a mark is thoughts."""
         made = self.build()
         for (prompt, text), (thoughts, rest) in self.written.items():
-            mark = made.ends_with(prompt, surely=False) if thoughts and rest else None
-            assert mark is None or mark in text, f"ends_with() returns {mark!r}, not in {text!r}"
+            mark = made.ends_with(prompt, surely=False) if thoughts and rest else ""
+            assert mark is not None, f"ends_with({prompt!r}, surely=False) returns None"
+            assert mark in text, f"ends_with() returns {mark!r}, not in {text!r}"
+            shown, spaced = self.begun(prompt), self.begun(f"{prompt}\n")
+            assert shown == spaced or shown[1] != spaced[1], (
+                f"after {prompt!r} text is thoughts, ends_with(surely=True): {shown}; with a line "
+                f"break behind it {spaced}"
+            )
+        is_inside, surely = self.begun("")
+        assert is_inside == (surely is not None), (
+            f"after no prompt text is thoughts: {is_inside}; ends_with(surely=True): {surely!r}"
+        )
+
+    def begun(self, prompt: str) -> tuple[bool, str | None]:
+        """Return whether text after a prompt is thoughts, and the mark at their end if it surely
+        is; around() has that mark alone."""
+        made = self.build()
+        is_inside = all(each.is_reasoning for each in self.parsed(prompt, "because"))
+        surely, around = made.ends_with(prompt, surely=True), made.around(prompt)
+        assert (surely is not None) >= is_inside, f"ends_with({prompt!r}, surely=True) is None"
+        assert (len(around) == 1) == (surely is not None), (
+            f"around({prompt!r}) returns {around}, ends_with(surely=True) {surely!r}"
+        )
+        return is_inside, surely
 
     def test_the_work_grows_in_proportion_to_the_text(self) -> None:
         """And none of it is copied at each letter."""
@@ -122,9 +145,9 @@ class ReasoningParserConformance(ParserCases):
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
         """Also where white space is beside the marks."""
         texts = [
-            text.replace(said, f" {said}\n") if said else text
+            each
             for (_, text), both in self.written.items()
-            for said in ("", *both)
+            for each in (f" \n{text}", text * 2, *(text.replace(s, f" {s}\n") for s in both if s))
         ]
         prompts = ("", "x\n<think>\n")
         for pieces, prompt in product(cut_texts(), prompts):

@@ -37,10 +37,15 @@ from paged_plugins.server.parsers.tool_parser import (
 from paged_testing import GrammarConformance
 from paged_testing.grammar import VOCABULARY
 
-NAMES = ("f", "weather", "getWeather2")
+NAMES = ("f", "weather", "get-Weather_2", "get-Weather_2-x")
 OTHER_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {"f": {"properties": {"a": {"type": "string"}}}}
 _NO_TOKENS: Mapping[str, int] = {}
-_AS_WRITTEN = '{"a": 1.50, "b":1E3,  "c": "\\u00e9\\/", "d": 12345678901234567890.0}'
+_AS_WRITTEN = (
+    '{"a": 1.50, "b":1E3,  "c": "\\u00e9\\/", "d": 12345678901234567890.0}',
+    "{}",
+    '{"a": "\\"}])> None \\\\", "b": {"c": [{}, 1]}}',
+    '{"a": "\u2028\x85\u00a0\x7f", "a b": null}',
+)
 DEEP = 100_000
 """Brackets in each other, further than any recursion goes."""
 PARAMETERS: Mapping[str, Any] = {
@@ -158,15 +163,26 @@ class ToolParserConformance(ParserCases):
                 self.check_cuts([*whole])
 
     def test_arguments_stay_as_they_are_written(self) -> None:
-        """Where they are written as JSON, numbers keep their digits, and letters their escapes."""
-        for text, whole in ((t, w) for t in self.written for w in _with_instead(t, _AS_WRITTEN)):
-            is_json = all(
-                each.text in text for each in self.parsed(text) if type(each) is Arguments
-            )
-            for piece in self.parsed(whole) if is_json else ():
-                assert not isinstance(piece, Arguments) or piece.text in whole, (
-                    f"{whole!r} gives {piece}: pass on the text of arguments as it is written"
-                )
+        """Where they are written as JSON: digits of numbers, escapes, and texts with anything."""
+        for text in self.written:
+            found, end = self.arguments_of(text), 0
+            for place, given in enumerate(found):
+                if (at := text.find(given, end)) < 0:
+                    break  # they are no JSON
+                end = at + len(given)
+                for other in _AS_WRITTEN:
+                    whole = text[:at] + other + text[end:]
+                    wanted = [*found[:place], other, *found[place + 1 :]]
+                    for pieces in ([whole], [*whole]):
+                        got = self.arguments_of(*pieces)
+                        assert got == wanted, (
+                            f"{whole!r} in {len(pieces)} pieces gives the arguments {got}: pass "
+                            f"on their text as it is written, {wanted}"
+                        )
+
+    def arguments_of(self, *pieces: str) -> list[str]:
+        """Return the arguments of the calls in a text."""
+        return [each.text for each in self.parsed(*pieces) if isinstance(each, Arguments)]
 
     def test_a_call_of_no_function_is_kept(self) -> None:
         """As a call, which the server refuses, or as text."""
@@ -307,7 +323,7 @@ class ToolParserConformance(ParserCases):
 
     def test_forced_calls_are_read(self) -> None:
         """Calls of the functions that there are."""
-        for names, num_texts in ((NAMES, 12), (NAMES[:1], 4), (NAMES[1:], 4)):
+        for names, num_texts in ((NAMES, 12), (NAMES[-1:], 4), (NAMES[:-1], 4)):
             cases, grammar = self.grammar(dict.fromkeys(names, PARAMETERS))
             backend = cases.make()
             texts = filter(None, (cases.walk(backend, grammar, seed) for seed in range(num_texts)))
@@ -355,7 +371,7 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
 def _calls(pieces: Sequence[Piece]) -> list[tuple[str, Any]]:
     """The calls with their arguments read."""
     calls: list[tuple[str, Any]] = []
-    for piece, after in zip(pieces, [*pieces[1:], None], strict=True):
+    for piece, after in pairwise([*pieces, None]):
         if isinstance(piece, CallBegins):
             assert isinstance(after, Arguments), "a call without arguments"
             calls.append((piece.name, json.loads(after.text)))
