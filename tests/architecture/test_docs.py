@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -12,13 +13,13 @@ from types import ModuleType
 import pytest
 
 import paged_core
-from architecture.kits import conformance_classes, first_party
+from architecture.kits import conformance_classes, first_party, kit_modules
 from architecture.snippets import PAGES, ROOT, blocks, run_page
 from paged_core.plugins import hooks as hookspecs
 from paged_core.plugins.component import Command, Component, Profile, Slot
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
-from paged_testing import POLICY_SLOTS
+from paged_testing import POLICY_SLOTS, ComponentConformance
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -77,6 +78,27 @@ def test_the_api_page_has_every_public_name() -> None:
     names = {path.rpartition(".")[2] for path in shown}
     public = {*paged_core.__all__} - {"__version__"}
     assert public | {slot.interface.partition(":")[2] for slot in SLOTS.values()} <= names
+
+
+def test_the_api_page_has_every_conformance_class_with_what_it_may_set() -> None:
+    page, base = (ROOT / "docs" / "api.md").read_text("utf-8"), set(_settable(ComponentConformance))
+    for module in kit_modules():
+        for name, kind in vars(import_module(module)).items():
+            if not name.endswith("Conformance"):
+                continue
+            found = re.search(rf"^::: {module}\.{name}\n    options: (.*)$", page, re.MULTILINE)
+            own = set(_settable(kind)) - (set() if kind is ComponentConformance else base)
+            own |= {"expected", "table", "budget", "max_num_seqs"} & set(dir(kind))
+            assert found, f"{module}.{name}"
+            assert not own - set(re.findall(r"\w+", found[1])), name
+
+
+def _settable(kind: type) -> Iterator[str]:
+    """Attributes that a conformance class declares for those who subclass it."""
+    for each in kind.__mro__:
+        for name in vars(each).get("__annotations__", {}):
+            if not name.startswith("_") and name not in ("slot", "example", "pytestmark"):
+                yield name
 
 
 @pytest.mark.parametrize(

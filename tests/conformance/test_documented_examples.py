@@ -21,16 +21,21 @@ from paged_plugins.server.parsers.testing import (
     ReasoningParserConformance,
     ToolParserConformance,
 )
-from paged_plugins.server.testing import RoutesConformance
+from paged_plugins.server.testing import RoutesConformance, ServerConformance
 from paged_testing import (
     AdmissionConformance,
+    AttentionConformance,
     BlockAllocatorConformance,
+    CommunicatorConformance,
     ComponentConformance,
     EvictorConformance,
+    ExecutorConformance,
+    GrammarConformance,
     LengthPredictorConformance,
     ObserverConformance,
     PreemptionConformance,
     QueueOrderConformance,
+    RunnerConformance,
     SchedulerConformance,
     VictimConformance,
     build_memory_engine,
@@ -51,9 +56,15 @@ SHOWN: dict[type[ComponentConformance], str] = {
     VictimConformance: "Youngest",
     PreemptionConformance: "SwapLong",
     ObserverConformance: "Preemptions",
+    AttentionConformance: "Float32Only",
+    RunnerConformance: "Counting",
+    CommunicatorConformance: "Counted",
+    ExecutorConformance: "Printing",
+    GrammarConformance: "Choices",
     CostModelConformance: "PerToken",
     RouterConformance: "FewestTokens",
     RoutesConformance: "CountTokens",
+    ServerConformance: "Lines",
     ToolParserConformance: "CallFormat",
     ReasoningParserConformance: "FirstLineFormat",
 }
@@ -106,13 +117,18 @@ class _Shown(ComponentConformance):
         )
 
 
-_WRITTEN: dict[type[ComponentConformance], object] = {
-    ToolParserConformance: {'CALL f {"a": 1}': [("f", {"a": 1})]},
-    ReasoningParserConformance: {("", "why\nso"): ("why", "so")},
+_SET: dict[type[ComponentConformance], dict[str, object]] = {
+    AttentionConformance: {"dtypes": ("float32",)},
+    CommunicatorConformance: {"timeout": 1.0},
+    ServerConformance: {"component": {"name": "shown", "port": 0}},
+    ToolParserConformance: {
+        "written": {'CALL f {"a": 1}': [("f", {"a": 1})]},
+        "broken": ("CALL f", "CALL other {}"),
+    },
+    ReasoningParserConformance: {"written": {("", "why\nso"): ("why", "so")}},
 }
 for _kind, _name in SHOWN.items():
-    _own = {"written": _WRITTEN[_kind]} if _kind in _WRITTEN else {}
-    _own |= {"__module__": __name__}
+    _own = {"__module__": __name__, **_SET.get(_kind, {})}
     globals()[f"Test{_name}"] = type(f"Test{_name}", (_Shown, _kind), _own)
 
 

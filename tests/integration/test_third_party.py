@@ -181,6 +181,7 @@ def test_fresh_plugins_run_by_yaml_together(place: Place, tmp_path: Path) -> Non
     for slot, name in MADE.items():  # beside its own slot one may name another, which asks it
         given = yaml.safe_load((place.sources / name / "engine.yaml").read_text("utf-8"))
         settings = {**given, **settings, **{key: given[key] for key in given if key == slot}}
+    del settings["replicas"]  # an LLM has one engine
     config = tmp_path / "engine.yaml"
     config.write_text(json.dumps(settings), "utf-8")
     prompts = json.dumps([[1, 2, 3, 4, 5, 6, 7, number] for number in range(6)])

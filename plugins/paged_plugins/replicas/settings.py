@@ -14,18 +14,19 @@ class RoutedSettings(ComponentSettings):
     """Options of :class:`~paged_plugins.replicas.routed_client.RoutedClient`."""
 
     name: Literal["routed"] = "routed"
-    count: PositiveInt = Field(1, le=64, description="engines, each with the whole model")
+    count: PositiveInt = Field(default=1, le=64, description="engines, each with the whole model")
     router: ChosenComponent | None = Field(
-        None,
+        default=None,
         description="which of them serves; null: the setting `router`, or prefix_affinity",
     )
     placement: Literal["process", "ray"] = Field(
-        "process", description="where each runs: in a process here, or as an actor of a Ray cluster"
+        default="process",
+        description="where each runs: in a process here, or as an actor of a Ray cluster",
     )
-    cpus: float = Field(1.0, ge=0, description="of the Ray cluster, for each engine")
-    gpus: float = Field(0.0, ge=0, description="of the Ray cluster, for each engine")
+    cpus: float = Field(default=1.0, ge=0, description="of the Ray cluster, for each engine")
+    gpus: float = Field(default=0.0, ge=0, description="of the Ray cluster, for each engine")
     devices: tuple[str, ...] = Field(
-        (), description="of the engines in turn: cuda:0, cuda:1; none: the setting `device`"
+        default=(), description="of the engines in turn: cuda:0, cuda:1; none: the setting `device`"
     )
 
     @property

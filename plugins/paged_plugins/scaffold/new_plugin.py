@@ -33,10 +33,16 @@ SUMMARIES = {
     "attention": "gathers the blocks of one sequence after another, and attends to them",
     "runner": "serves models of transformers, with logits that are capped",
     "executor": "runs the model in this process, at a lower speed",
+    "communicator": "warns of sums that are slow",
+    "grammar": "holds an output to a choice of texts, and refuses other forms",
     "observers": "counts steps, tokens and requests, and writes the sums at the end",
     "cost_model": "predicts the time of a step from the tokens that it computes and reads",
     "router": "keeps sessions on their replica, unless that is too busy",
+    "replicas": "sends requests to the least loaded of several engines",
+    "server": "completes lines over TCP",
     "tool_parser": "reads an answer that is a call: a word, the name of a function, JSON",
+    "reasoning_parser": "takes what comes before a mark for reasoning",
+    "routes": "says whether there is room for a request",
 }
 """Slots with a template, and what the component that it makes does."""
 OWN_SLOT = "start_rule"
@@ -47,9 +53,18 @@ _GENERATE = 'paged-core generate "What is a block table?" --config engine.yaml'
 USAGES = {
     "cost_model": "paged-core simulate chat --config engine.yaml",
     "router": "paged-core simulate chat --replicas 4 --config engine.yaml",
-    "tool_parser": "paged-core serve --config engine.yaml",
+    **dict.fromkeys(
+        ("grammar", "replicas", "server", "tool_parser", "reasoning_parser", "routes"),
+        "paged-core serve --config engine.yaml",
+    ),
 }
 """Commands that use a component, where that is not an engine that generates."""
+BESIDE = {
+    "length_predictor": "queue_order: sjf",
+    "communicator": "executor: {name: workers, ranks: 2}",
+    OWN_SLOT: "start_rule: {name: tenant_limit, limit: 8}",
+}
+"""Further settings, without which a component is not asked."""
 
 LAYOUT = {
     "pyproject.toml": "pyproject.toml",
@@ -116,12 +131,12 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
     package = name.replace("-", "_")
     if taken := _taken(package, slot, registry):
         raise PluginError(f"{name!r} cannot be the name of the package: {taken}; choose another")
-    noun = registry.slots[slot].noun.replace("_", " ")
-    setting = f"{slot}: {package}"
-    if slot == "length_predictor":
-        setting += "\nqueue_order: sjf"
-    if template == OWN_SLOT:
-        setting += "\nstart_rule: {name: tenant_limit, limit: 8}"
+    declared = registry.slots[slot]
+    noun = declared.noun.replace("_", " ")
+    others = declared.default if isinstance(declared.default, tuple) else ()
+    setting = (
+        f"{slot}: [{', '.join((*others, package))}]" if declared.many else f"{slot}: {package}"
+    )
     return {
         "distribution": package.replace("_", "-"),
         "package": package,
@@ -134,10 +149,10 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
         "own": f"-{OWN_SLOT}" if template == OWN_SLOT else "",
         "noun": noun,
         "article": "An" if noun[0] in "aeiou" else "A",
-        "setting": f"{slot}: [{package}]" if registry.slots[slot].many else setting,
+        "setting": "\n".join(filter(None, (setting, BESIDE.get(template)))),
         "summary": TEMPLATES[template],
         "usage": USAGES.get(slot, _GENERATE),
-        "interface_version": str(registry.slots[slot].version),
+        "interface_version": str(declared.version),
         "core_version": ".".join(__version__.split(".")[:2]),
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,9 @@ class ReasoningParser(ABC):
 class ReasoningFormat(ABC):
     """A way to mark thoughts. Its factory gets the options alone."""
 
-    begins: ClassVar[str] = ""
+    begins: str = ""
     """Mark that a model writes at the beginning of an answer that begins with thoughts."""
-    marks: ClassVar[tuple[str, ...]] = ()
+    marks: tuple[str, ...] = ()
     """Marks that are special tokens in some vocabularies: these tokens stay in the text."""
 
     def __init__(self, options: object = None, /) -> None:  # noqa: B027 - few have any
