@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from math import isfinite
 from numbers import Integral, Real
+from operator import index
 from typing import Any
 
 from paged_core.errors import RequestError
@@ -156,13 +157,14 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
     """Accept token ids, of whatever vocabulary."""
     copied = entries(name, value, what := "a list of token ids")
+    kinds = set(map(type, copied))
     try:
-        fitting = array("q", copied)  # in one pass: whole numbers that fit
-    except TypeError as error:
-        raise refusal(name, f"be {what}", copied) from error
+        whole = copied if kinds == {int} else [*map(index, copied)]
+        fitting = array("q", whole)  # in one pass: numbers that fit
     except OverflowError:
         fitting = array("q", [-1])
-    kinds = set(map(type, copied))
+    except Exception as error:
+        raise refusal(name, f"be {what}", copied) from error
     if bool in kinds or (kinds - {int} and any(map(_is_truth, copied))):
         raise refusal(name, f"be {what}", copied)
     if fitting and min(fitting) < 0:

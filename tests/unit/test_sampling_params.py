@@ -66,6 +66,8 @@ def test_a_value_out_of_range_is_refused(name: str, value: Any, message: str) ->
         *((name, value) for name in FLAGS for value in ("no", 1, None)),
         *((name, value) for name in LISTS for value in (3, b"ab", {"a": 1}, [None])),
         *((name, value) for name in IDS for value in ("12", [1.0], [True], torch.tensor([True]))),
+        *((name, [10**19, value]) for name in IDS for value in (np.arange(2), torch.ones(2), 1.0)),
+        *((name, [torch.empty(1, device="meta")]) for name in IDS),
         ("logit_bias", {True: 1.0}),
         ("logit_bias", [1]),
         ("logit_bias", {"a": 1.0}),
