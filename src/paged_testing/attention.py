@@ -224,7 +224,9 @@ class AttentionConformance(ComponentConformance):
             scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 18)
             scene.run([0, 1])
             first, kept = scene.result, scene.result.clone()
-            assert all(map(torch.equal, scene.given, scene.inputs([0, 1])))
+            both = zip(("query", "key", "value"), scene.given, scene.inputs([0, 1]), strict=True)
+            changed = [name for name, given, kept in both if not torch.equal(given, kept)]
+            assert not changed, f"forward() changed the {' and the '.join(changed)} that it got"
             assert numbers(scene.batch) == numbers(scene.batch_of([0, 1])), "it changed the batch"
             scene.queries = [-query for query in scene.queries]
             scene.run([0, 1])  # of the same bound layer
@@ -267,6 +269,15 @@ class AttentionConformance(ComponentConformance):
     def test_many_new_tokens_of_a_sequence(self) -> None:
         """More than kernels compute at a time."""
         for scene in self.scenes([(0, 600), (130, 300)], 23, num_heads=1, num_kv_heads=1):
+            self.check_run(scene)
+
+    @pytest.mark.parametrize("window", [None, 7])
+    def test_scores_may_be_far_from_zero(self, window: int | None) -> None:
+        """Far below and far above, and equal: a result is the mean of the values that are seen."""
+        for scene in self.scenes([(20, 1), (0, 19), (40, 3), (0, 9)], 24, sliding_window=window):
+            for number, queries in enumerate(scene.queries):
+                keys = scene.keys[number]
+                queries.zero_()[..., 0], keys.zero_()[..., 0] = 1024, (-1024, 1024)[number // 2]
             self.check_run(scene)
 
     def test_rows_may_be_strided(self) -> None:
@@ -343,10 +354,10 @@ class AttentionConformance(ComponentConformance):
 
     def test_blocks_can_be_copied(self) -> None:
         for scene in self.scenes([(30, 1), (17, 5)], 4):
-            scene.write_cached([0, 1])
+            self.check_run(scene)
             for distance in (1, -1):  # one of them overwrites, block by block, what is to be read
                 scene.move_blocks(distance)
-            self.check_run(scene, write_cached=False)
+                self.check_run(scene, write_cached=False)  # of the same lengths, in other blocks
 
     def test_blocks_can_be_swapped(self) -> None:
         for scene in self.scenes([(30, 1), (17, 5)], 4):

@@ -22,6 +22,8 @@ from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.options import component_options
 from paged_testing.workloads import Workload
 
+_UNDER_TEST = "under_test"
+
 
 def registry_with(*parts: object) -> Registry:
     """Return a registry of everything installed, with ``parts`` added.
@@ -35,11 +37,12 @@ def registry_with(*parts: object) -> Registry:
         PluginError: a part cannot be used; the message says why.
     """
     found = Registry.discover()
-    return found.extended(*parts, plugin="under_test") if parts else found
+    return found.extended(*parts, plugin=_UNDER_TEST) if parts else found
 
 
 def first_party(registry: Registry, *wanted: tuple[str, str]) -> Registry:
-    """Return the plugins of a registry that come with the core, and those with ``wanted`` parts.
+    """Return the plugins of a registry that come with the core, those with ``wanted`` parts, and
+    what :func:`registry_with` added.
 
     Those that cannot be used bring no parts, and stay: one may be why a part is missing.
 
@@ -53,6 +56,7 @@ def first_party(registry: Registry, *wanted: tuple[str, str]) -> Registry:
             for plugin in registry.plugins
             if plugin.distribution == core.distribution
             or plugin.status != "active"
+            or plugin.name == _UNDER_TEST
             or any((part.slot, part.name) in wanted for part in plugin.components)
         )
     )

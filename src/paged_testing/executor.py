@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -141,12 +142,17 @@ class ExecutorConformance(ComponentConformance):
 
     def test_returns_results_in_the_order_of_the_batch(self) -> None:
         added = [new_sequence(number, 4 + number) for number in range(3)]
+        added[1] = replace(added[1], sampling=replace(added[1].sampling, logprobs=1))
         first, turned = self.sampled(
             {"batch": [(0, 4), (1, 5), (2, 6)], "added": added},
             {"batch": [(2, 1), (0, 1), (1, 1)]},
         )
         assert first.sequence_ids == [0, 1, 2]
         assert turned.sequence_ids == [2, 0, 1]
+        given = zip(turned.token_ids, turned.logprobs or [], strict=False)
+        assert [token in (found or ()) for token, found in given] == [False, False, True], (
+            f"of the sequences 2, 0 and 1 the last asks for log-probabilities: {turned}"
+        )
         alone = []
         for number, new in enumerate(added):
             whole = {"batch": [(number, len(new.tokens))], "added": [new]}
@@ -281,13 +287,28 @@ class ExecutorConformance(ComponentConformance):
         assert (shared.sequence_ids, shared.token_ids) == ([1], whole.token_ids)
 
     def test_a_step_may_be_submitted_before_the_last_one_is_collected(self) -> None:
-        plain = self.sampled(WHOLE, {"batch": [(0, 1)]})
-        with self.engine() as engine:
-            executor = engine.executor
-            steps = [step_input(0, **WHOLE), step_input(1, [(0, 1)])]
-            handles = [executor.submit(step) for step in steps]
-            ahead = [executor.collect(handle) for handle in handles]
-        assert [r.token_ids for r in ahead] == [r.token_ids for r in plain]
+        """They run in the order in which they are submitted, also where threads take turns."""
+        added = [new_sequence(number, 11) for number in range(16)]
+        first: Mapping[str, Any] = {"batch": [(number, 11) for number in range(16)], "added": added}
+        steps = [first, *[{"batch": [(number, 1) for number in range(16)]}] * 4]
+        plain, ahead = self.sampled(*steps, num_blocks=64), list[StepResult]()
+        handles = list[Any]()
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            with self.engine(num_blocks=64) as engine:
+                for number, step in enumerate(steps):
+                    handles.append(engine.executor.submit(step_input(number, **step)))
+                    if number:
+                        ahead.append(engine.executor.collect(handles[-2]))
+                ahead.append(engine.executor.collect(handles[-1]))
+        except Exception as error:
+            error.add_note(f"step {len(ahead)} was collected after the next one was submitted")
+            raise
+        finally:
+            sys.setswitchinterval(before)
+        tokens, wanted = ([each.token_ids for each in results] for results in (ahead, plain))
+        assert tokens == wanted, f"submitted ahead it samples {tokens}, one by one {wanted}"
 
     def test_a_step_may_only_remove_what_is_known(self) -> None:
         _, gone, again = self.sampled(WHOLE, {"batch": [], "removed": [0]}, WHOLE)

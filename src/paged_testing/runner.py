@@ -190,9 +190,10 @@ class RunnerConformance(ComponentConformance):
         torch: Any = import_module("torch")
         runner = self.make()
         prompts = ((1, 5, 9), (1, 5, 8), (2, 5, 9), (5, 1, 9))
-        last = [self.logits_of(runner, prompt)[-1] for prompt in prompts]
+        last = {prompt: self.logits_of(runner, prompt)[-1] for prompt in prompts}
         for one, other in combinations(last, 2):
-            assert not torch.equal(one, other), "two prompts have the same logits"
+            same = torch.equal(last[one], last[other])
+            assert not same, f"the prompts {one} and {other} have the same logits"
 
     def test_a_long_prompt_and_the_last_positions(self) -> None:
         """In one step and in several: of more tokens than a decode has, and up to the end."""

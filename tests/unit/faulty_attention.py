@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
+
+import torch
 
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.interfaces.attention import AttentionBatch
@@ -112,6 +115,36 @@ class UnpreparedAttention(TorchAttention):
                 return bound.forward(*rows_and_plan[:-1])
 
         return Unprepared()
+
+
+class LowAttention(TorchAttention):
+    """Hides what is not to be seen by low scores."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        bound, fill = super().bind(layer, cache), torch.Tensor.masked_fill_
+
+        class Low:
+            def forward(self, *rows_and_plan: Any) -> Any:
+                def lower(scores: Any, hidden: Any, _: float) -> Any:
+                    return fill(scores, hidden, -1e4)
+
+                with patch.object(torch.Tensor, "masked_fill_", lower):
+                    return bound.forward(*rows_and_plan)
+
+        return Low()
+
+
+class AlikeAttention(TorchAttention):
+    """Prepares batches of the same lengths once."""
+
+    def __init__(self, options: Any, parts: Any) -> None:
+        super().__init__(options, parts)
+        self._plans: dict[Any, Any] = {}
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        key = (*batch.seq_lens_host.tolist(), *batch.query_start_host.tolist())
+        self._plans = {key: self._plans.get(key) or super().plan(batch)}
+        return self._plans[key]
 
 
 class ThriftyAttention(TorchAttention):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event, Thread
+from time import sleep
 from typing import Any, ClassVar, Literal
 
 from paged_backends.executors.memory import MemoryExecutor
@@ -43,6 +45,39 @@ class ThreadExecutor(MemoryExecutor):
     def start(self) -> Capacity:
         Thread(target=Event().wait, args=(60,), daemon=True).start()
         return super().start()
+
+
+class PooledExecutor(MemoryExecutor):
+    """Runs steps in two threads, as these come to it."""
+
+    def start(self) -> Capacity:
+        self.close()
+        self.pool = ThreadPoolExecutor(2)
+        return super().start()
+
+    def submit(self, step: StepInput, /) -> Any:
+        return self.pool.submit(self.run, super().submit(step), len(step.added))
+
+    def run(self, handle: Any, num_added: int) -> StepResult:
+        """Run a step, which takes longer for prompts."""
+        sleep(0.01 * num_added)
+        return super().collect(handle)
+
+    def collect(self, handle: Any, /) -> StepResult:
+        found: StepResult = handle.result()
+        return found
+
+    def close(self) -> None:
+        if hasattr(self, "pool"):
+            self.pool.shutdown()
+        super().close()
+
+
+class UnlikelyExecutor(MemoryExecutor):
+    """Returns no log-probabilities."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        return replace(super().collect(handle), logprobs=None)
 
 
 class _DeafExecutor(MemoryExecutor):
