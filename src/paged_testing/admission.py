@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from math import isclose
-from typing import ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import pytest
 
-from paged_core.checked.answers import AdmissionAnswers
 from paged_core.engine.contexts import AdmissionContext
 from paged_core.engine.engine import Engine
 from paged_core.errors import AdmissionRefused, SettingsError
@@ -51,28 +49,67 @@ class AdmissionConformance(Repeats):
         assert isinstance(made, Admission)
         return made
 
+    def engine(self, **values: Any) -> Engine:
+        """A small engine that has the admission."""
+        table = {self.slot: self._table}
+        return build_memory_engine(
+            self.registry, **{"num_blocks": 16, **values, **self.settings, **table}
+        )
+
     def test_decides_what_can_be_acted_on(self) -> None:
-        admission, twin = self.make(), self.make()
-        for one, other in zip(_ask(admission), _ask(twin), strict=True):
-            assert one == other, f"it decides {one}, a second one {other}: runs cannot be repeated"
-        later = _ask(self.make(), 1e5)
-        for one, other in zip(_ask(self.make()), later, strict=True):
-            untils = [each.until if isinstance(each, Held) else 0.0 for each in (one, other)]
-            is_same = not isinstance(one, Held) or isclose(untils[0] + 1e5, untils[1], abs_tol=1e-3)
-            assert type(one) is type(other) and is_same, (
-                f"it decides {one}, and {other} where all happens 1e5 seconds later: `until` is a "
-                "time on the engine's clock, which may begin anywhere"
+        """The same at any time: `until` is on the engine's clock, `retry_after` in seconds."""
+        one, other, later = self.asked(), self.asked(), self.asked(_LATER)
+        assert one == other, f"it decides {one}, a second one {other}: runs cannot be repeated"
+        for first, second in zip(one, later, strict=True):
+            assert _seconds(first) == pytest.approx(_seconds(second, _LATER), abs=1e-3), (
+                f"it decides {first}, and {second} where all happens {_LATER:g} seconds later: "
+                "`until` is a time on the engine's clock, which may begin anywhere, and "
+                "`retry_after` seconds from now"
             )
 
+    def asked(self, begins: float = 0.0) -> list[Decision]:
+        """Return what is decided over written requests under each load, some of which are aborted;
+        and then over those that are too long for the engine.
+
+        Args:
+            begins: seconds on the clock when the first ones arrive.
+        """
+        engine = self.engine(num_blocks=64)
+        watched, clock = _Watched.install(engine), cast("StepClock", engine.clock)
+        clock.skipped += begins
+        for turn, watched.load in enumerate(LOADS):
+            clock.skipped += 30 * turn
+            arrivals, aborts = list[tuple[int, Request]](), list[tuple[int, str]]()
+            for place, request in enumerate((*written_requests(), *extreme_requests())):
+                name, step = f"{turn} {request.id}", place // 4
+                due = None if request.deadline is None else request.deadline + begins
+                asked = replace(request, id=name, arrival=clock() + step, deadline=due)
+                arrivals.append((step, asked))
+                aborts.append((step + place % 5, name))
+            serve(engine, Workload(tuple(arrivals), tuple(aborts)))
+            for _, asked in arrivals:
+                if len(asked.prompt) > 64:
+                    watched.decide(asked, watched.load, clock())
+        return watched.decisions
+
+    def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+        """Also of many tenants, who ask for much at once, the first of them last."""
+        found, admission = super().answers(beside), self.make()
+        usual, tenants = written_requests()[2], range(_TENANTS)
+        asked = [
+            replace(usual, id=f"{n}", tenant=f"t{n}", prompt=(n,) * 2000)
+            for n in (*tenants, *reversed(tenants))
+        ]
+        return found | {"many tenants": [admission.decide(each, LOADS[0], 0.0) for each in asked]}
+
     def test_takes_as_many_requests_after_others_were_refused(self) -> None:
-        """Bursts in an engine that has nothing to do, with much time between them."""
-        values = {**self.settings, "num_blocks": 16, self.slot: self._table}
-        engine, taken = build_memory_engine(self.registry, **values), list[int]()
+        """Bursts of a tenant in an engine that has nothing to do, with years between them."""
+        engine, taken = self.engine(), list[int]()
         for number in range(5):
-            burst = unlike([simple_request(f"r{place}", 3, 2) for place in range(40)], number)
+            burst = [simple_request(f"r{number}.{place}", 3, 2) for place in range(40)]
             groups = serve(engine, Workload(tuple((0, request) for request in burst)))
             taken.append(len(groups))
-            cast("StepClock", engine.clock).skipped += 1e4
+            cast("StepClock", engine.clock).skipped += 1e8
         assert min(taken) == taken[0] and len({*taken[1:]}) == 1, (
             f"of 40 requests that arrive while nothing waits or runs it takes {taken}, one burst "
             "after the other: what it refused and what has ended is not there any more"
@@ -91,7 +128,7 @@ class AdmissionConformance(Repeats):
             check_not_cut_short(groups.values())
 
     def test_a_request_that_was_accepted_can_be_aborted_at_once(self) -> None:
-        engine = build_memory_engine(self.registry, **{**self.settings, self.slot: self._table})
+        engine = self.engine(num_blocks=64)
         for request in written_requests():
             _may_add(engine, request)
         for group in list(engine.groups):
@@ -101,41 +138,61 @@ class AdmissionConformance(Repeats):
         check_nothing_leaked(engine)
 
     def check_written(self) -> None:
-        _ask(self.make())
+        self.asked()
         self.test_takes_as_many_requests_after_others_were_refused()
         for situation in FOR_EVERY_POLICY.values():
             with suppress(pytest.skip.Exception):
                 self.test_what_it_does_not_refuse_is_served(situation)
 
     def uses(self) -> Callable[[int], object]:
-        """Much time passes between."""
-        values = {**self.settings, "num_blocks": 16, self.slot: self._table}
-        engine = build_memory_engine(self.registry, **values)
+        """Requests of a tenant under each load, the first one long, some aborted, with much time
+        between uses."""
+        long = simple_request("long", 1500, 1)
+        engine = self.engine(block_size=128, max_model_len=2048)
+        watched = _Watched.install(engine)
 
         def use(number: int) -> None:
-            requests = unlike(written_requests(), number)
-            serve(engine, Workload(tuple((0, replace(r, deadline=None)) for r in requests)))
+            watched.load = LOADS[number % len(LOADS)]
+            requests = [
+                replace(each, tenant=f"tenant {number}", deadline=None)
+                for each in unlike([long, *written_requests()], number)
+            ]
+            aborts = tuple((place % 3, each.id) for place, each in enumerate(requests[::2]))
+            serve(engine, Workload(tuple((0, each) for each in requests), aborts))
+            watched.decisions.clear()
             cast("StepClock", engine.clock).skipped += 1e4
 
         return use
 
 
-def _ask(admission: Admission, begins: float = 0.0) -> list[Decision]:
-    """Return what is decided over written requests, in time, under each load.
+class _Watched(Admission):
+    """Passes on to the admission of an engine, under another load, and notes what it decides."""
 
-    Args:
-        begins: seconds on the clock when the first one arrives.
-    """
-    decisions, answers = [], AdmissionAnswers()
-    for number, load in enumerate(LOADS):
-        for place, request in enumerate((*written_requests(), *extreme_requests())):
-            now = begins + min(place, 7) + 30 * number
-            due = None if request.deadline is None else request.deadline + begins
-            asked = replace(request, id=f"{request.id} {number}", arrival=now, deadline=due)
-            decision = admission.decide(asked, load, now)
-            answers.decide(decision, asked, load, now)
-            decisions.append(decision)
-    return decisions
+    def __init__(self, inner: Admission) -> None:
+        self.inner, self.load = inner, LOADS[0]
+        self.decisions: list[Decision] = []
+
+    @classmethod
+    def install(cls, engine: Engine) -> Self:
+        """Put one between ``engine`` and its admission."""
+        engine._admission = watched = cls(engine._admission)
+        return watched
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        self.decisions.append(self.inner.decide(request, self.load, now))
+        return self.decisions[-1]
+
+
+_LATER = 2.0**17
+"""Seconds, by which times can be moved without being rounded."""
+_TENANTS = 1100
+
+
+def _seconds(decision: Decision, begins: float = 0.0) -> tuple[str, float]:
+    """Return the kind of a decision, and the seconds that it names, on a clock that begins at 0."""
+    if isinstance(decision, Held):
+        return "held", decision.until - begins
+    return ("refused", decision.retry_after or 0.0) if decision else ("", 0.0)
 
 
 def _may_add(engine: Engine, request: Request) -> None:

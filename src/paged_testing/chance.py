@@ -22,7 +22,7 @@ from paged_testing.engines import build_memory_engine, serve
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation
 
 Decide = Callable[..., dict[str, list[Any]]]
-"""A function at the top of a module, which takes the arguments of :func:`decisions`."""
+"""A function that can be pickled, and takes the arguments of :func:`decisions`."""
 
 _START = "import sys; sys.path[:] = {path!r}; from paged_testing.chance import answer; answer()"
 

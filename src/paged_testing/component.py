@@ -7,11 +7,11 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from inspect import getsourcefile, getsourcelines, isfunction
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pytest
 
@@ -390,8 +390,22 @@ class Repeats(ComponentConformance):
     """The promise of every policy: runs can be repeated, on any machine and at any time."""
 
     bytes_free: ClassVar[int] = 4 << 10
-    decide = staticmethod(decisions)
-    """Function whose answers are compared between processes."""
+
+    @classmethod
+    def of(cls, registry: Registry, slot: str, settings: Mapping[str, Any]) -> Self:
+        """Return the cases of the component that settings name for a slot."""
+        named = {"slot": slot, "component": settings[slot], "settings": settings}
+        made: Self = type(cls.__name__, (cls,), {**named, "_registry": registry})()
+        return made
+
+    def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+        """Return decisions, by what they are about, to compare between processes.
+
+        Args:
+            beside: settings of another component of the slot that is at work meanwhile, if any.
+        """
+        settings = {**self.settings, self.slot: self._table}
+        return decisions(self.registry, self.slot, settings, beside=beside)
 
     def uses(self) -> Callable[[int], object]:
         values = {**self.settings, "num_blocks": 7, "max_model_len": 24, self.slot: self._table}
@@ -404,7 +418,7 @@ class Repeats(ComponentConformance):
     def test_asks_no_clock_and_rolls_no_dice(self) -> None:
         """And waits for nothing."""
         with chance_watched(self.package):
-            self.decide(self.registry, self.slot, {**self.settings, self.slot: self._table})
+            self.answers()
 
     def test_decides_the_same_in_another_process(self) -> None:
         """Whose strings have other hashes, on which the order of sets depends; here another
@@ -425,8 +439,9 @@ class Repeats(ComponentConformance):
         self, settings: Mapping[str, Any], others: Mapping[str, Any]
     ) -> None:
         """Check decisions beside an engine of other settings against those of a fresh process."""
-        here = self.decide(self.registry, self.slot, settings, beside=others)
-        there = decisions_elsewhere(self.decide, self.registry, self.slot, settings)
+        kit = next(kind for kind in type(self).__mro__ if kind.__module__.startswith(_KITS))
+        here = _decided(kit, self.registry, self.slot, settings, beside=others)
+        there = decisions_elsewhere(partial(_decided, kit), self.registry, self.slot, settings)
         for name, steps in here.items():
             for step, (one, other) in enumerate(zip(steps, there[name], strict=False)):
                 assert one == other, (
@@ -435,6 +450,21 @@ class Repeats(ComponentConformance):
                     "order of a set and nothing that others keep in its class or module "
                     f"({settings[self.slot]}, beside {others[self.slot]})"
                 )
+
+
+def _decided(
+    kit: type[Repeats],
+    registry: Registry,
+    slot: str,
+    settings: Mapping[str, Any],
+    *,
+    beside: Mapping[str, Any] | None = None,
+) -> dict[str, list[Any]]:
+    return kit.of(registry, slot, settings).answers(beside)
+
+
+_KITS = ("paged_testing.", "paged_plugins.")
+"""Packages of conformance classes, which another process imports."""
 
 
 class ServesEveryWorkload(Repeats):

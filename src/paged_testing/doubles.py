@@ -205,6 +205,10 @@ class WatchedScheduler(Scheduler):
         self._budget = budget
         self._max_num_seqs = max_num_seqs
         self._planner = inner.planner if isinstance(inner.planner, Planner) else None
+        self._late: list[str] = []
+        if self._planner is not None:
+            self._preempt = self._planner.preempt
+            self._planner.preempt = self._noted  # type: ignore[method-assign]
         self._idle_since: float | None = None
         self.decisions: list[Decision] = []
         """Decisions of each step."""
@@ -264,6 +268,12 @@ class WatchedScheduler(Scheduler):
             error.args = (f"step {len(self.decisions)}: {error}",)
             raise
 
+    def _noted(self, group: SequenceGroup) -> None:
+        admitted = [other.id for other, _ in self._planner.plan.admitted] if self._planner else []
+        if admitted:
+            self._late.append(f"{group} is preempted after {admitted} were admitted")
+        self._preempt(group)
+
     def _checked(self, now: float) -> Schedule:
         before = self.inner.queues()
         queues = {name: list(getattr(before, name)) for name in ("running", "waiting", "swapped")}
@@ -272,6 +282,9 @@ class WatchedScheduler(Scheduler):
         running = list(self._planner.running) if self._planner else []
         given = {group: _given(group) for queue in queues.values() for group in queue}
         plan = self.inner.schedule(now)
+        assert not self._late, (
+            f"{self._late[0]} in this step, since blocks were short: let running groups grow first"
+        )
         ignored = [group for group, _ in plan.ignored]
         for group, facts in given.items():
             assert group in ignored or facts == _given(group), (

@@ -143,7 +143,7 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
         AssertionError: it has not ended after ``max_steps``, nothing is planned any more (the
             message says what waits for what), or a policy raised.
     """
-    scheduler = engine.scheduler
+    scheduler, num_observers = engine.scheduler, len(engine.observers)
     groups: dict[str, SequenceGroup] = {}
     to_come = list(workload.requests)
     step = num_idle = 0
@@ -161,6 +161,9 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
         if engine.scheduler is not scheduler:  # the policies were made anew
             errors = [each.error for group in outcome.finished for each in group.sequences]
             raise AssertionError(f"step {step}: {next(filter(None, errors), 'a policy raised')}")
+        assert len(engine.observers) == num_observers, (
+            "an observer raised and was dropped; the log says why"
+        )
         num_idle = 0 if outcome.progressed or to_come else num_idle + 1
         if isinstance(engine.clock, StepClock):
             engine.clock.skipped += engine.held_for

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -231,6 +232,21 @@ class ExecutorConformance(ComponentConformance):
         )
         left = _started() - before
         assert not left, f"after close() there are still {left}"
+
+    @pytest.mark.parametrize("method", ["submit", "collect"])
+    def test_passes_on_what_an_executor_within_it_raises(self, method: str) -> None:
+        """Where it passes steps on to the executor ``memory``."""
+        inner = self.registry.get("executor", "memory").load()
+        with self.engine() as engine:
+            executor, raised = engine.executor, None
+            with patch.object(inner, method, side_effect=ExecutorLost("on purpose")) as broken:
+                try:
+                    run(executor, 0, **WHOLE)
+                except ExecutorLost as error:
+                    raised = error
+            assert raised or not broken.called, (
+                f"{method}() of the executor within it raised ExecutorLost, and it did not"
+            )
 
     def test_reads_all_blocks_before_it_writes_any(self) -> None:
         """Blocks are copied and swapped in a circle in one step."""

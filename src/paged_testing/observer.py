@@ -32,7 +32,7 @@ from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import BOTH_PREEMPTIONS, build_memory_engine, serve, serves_again
-from paged_testing.policy_subjects import untouched, written_requests
+from paged_testing.policy_subjects import extreme_requests, untouched, written_requests
 from paged_testing.served import check_served
 from paged_testing.use import waits_watched
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request, unlike
@@ -177,6 +177,9 @@ class ObserverConformance(ComponentConformance):
                 if isinstance(observer, SupportsReport):
                     facts.update(_counts("report", observer.report(0)))
                 engine.close()
+                assert _contents(folder) or str(folder) not in str(table), (
+                    f"its options name {folder}, and no file is there after close()"
+                )
                 for path, content in _contents(folder).items():
                     facts[f"number of lines in {path.name}"] = len(content.splitlines())
                 found.append(facts)
@@ -229,9 +232,11 @@ class ObserverConformance(ComponentConformance):
         )
 
     def test_handles_an_id_that_is_used_again(self) -> None:
+        """Texts may have any letters and length, in each field that has one."""
         engine, _ = self.watched_engine()
+        odd = [(0, each) for each in extreme_requests()]
         for _ in range(3):
-            serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
+            serve(engine, Workload(((0, simple_request("A", 5, 3)), *odd)))
         self.check_closes(engine)
 
     def test_handles_steps_that_fail(self) -> None:
@@ -294,9 +299,14 @@ def _counts(place: str, value: object) -> Iterator[tuple[str, object]]:
 def _reports(observer: SupportsReport) -> Iterator[tuple[object, str]]:
     """Yield reports since the beginning, a number of its own and one of an engine before."""
     for since in (0, 1, 2**62):
-        report = observer.report(since)
+        report, again = (observer.report(since) for _ in range(2))
+        facts, facts_again = (dict(_counts("the report", each)) for each in (report, again))
+        assert facts_again == facts, (
+            f"report({since}) returns {report}, and {again} when it is asked again: each front end "
+            "is to hear all that came after the number that it names"
+        )
         try:
-            yield report, json.dumps(report)
+            yield report, json.dumps(report, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise AssertionError(f"report({since}) returns no plain data: {error}") from None
 

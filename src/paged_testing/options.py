@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from paged_core.plugins.component import ComponentSettings
 
 _KNOWN: Mapping[str, Sequence[Any]] = {
-    "max_num_seqs": range(3, 9),
-    "max_num_batched_tokens": range(3, 41),
+    "max_num_seqs": (1, *range(3, 9)),
+    "max_num_batched_tokens": (1, *range(3, 41)),
     "chunked_prefill": [True, True, True, False],
     "long_prefill_token_threshold": [0, 0, 2, 5],
     "delay_factor": [0.0, 0.0, 0.5],
@@ -26,9 +26,9 @@ _KNOWN: Mapping[str, Sequence[Any]] = {
     "promote_after": [None, 3.0, 20.0],
 }
 """Options of which it is known what puts the small engines of the kit to the test."""
-_LEAST: Mapping[type, Sequence[Any]] = {int: (0, -1), float: (0.0, -1.0), str: ("",)}
+_LEAST: Mapping[type, Sequence[Any]] = {int: (0, -1), float: (0.0, -1.0, inf), str: ("",)}
 """Values that an option of a type has, and each item of one that holds several, unless its bounds
-refuse them."""
+refuse them; and infinity, unless that is refused."""
 
 
 def component_options(
@@ -51,7 +51,7 @@ def other_options(
     kind: type[ComponentSettings], fixed: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Tables that differ in what is not ``fixed``: the two smallest values, the three largest; and
-    in one option each, which is 0, negative or an empty text.
+    in one option each, which is 0, negative, infinite or an empty text.
 
     Those that the settings class refuses are left out.
     """

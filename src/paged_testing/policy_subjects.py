@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from random import Random
 from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
@@ -50,6 +51,7 @@ def written_requests() -> list[Request]:
 
 
 _EXTREMES: Mapping[str, Sequence[Any]] = {
+    "id": ("\N{SNOWMAN}", "\0"),
     "priority": (-MOST, MOST, 10_000, -10_000, -1),
     "deadline": (-1e18, 0.0, 1e300),
     "arrival": (-1e9, 1e9),
@@ -66,10 +68,45 @@ def extreme_requests() -> list[Request]:
     """Requests of which one thing has a value as small or as large as it may be."""
     usual = written_requests()[0]
     return [
-        replace(usual, id=f"{field} {place}", **{field: value})
+        replace(usual, **{"id": f"{field} {place}", field: value})
         for field, values in _EXTREMES.items()
         for place, value in enumerate(values)
     ]
+
+
+_DRAWN: Mapping[str, Sequence[Any]] = {
+    "priority": (0, 0, 1, -1, 7),
+    "deadline": (None, None, 0.0, 3.5, 50.0, -2.0),
+    "tenant": ("", "a", "b"),
+    "session": ("", "s"),
+    "cache_salt": (None, None, "", "salt"),
+}
+NUM_DRAWN = 24
+"""Numbers of sets of requests that are tried."""
+
+
+def drawn_requests(number: int) -> list[Request]:
+    """Four requests of values that are often 0, absent, equal, or on a bound, by a set's number.
+
+    Their prompts begin alike.
+    """
+    drawn, requests = Random(number), list[Request]()
+    for place in range(4):
+        fields = {name: drawn.choice(values) for name, values in _DRAWN.items()}
+        asked = SamplingParams(
+            n=drawn.choice((1, 1, 2, 3)), max_tokens=drawn.choice((1, 2, 4, 12, None))
+        )
+        prompt = tuple(at % 2 for at in range(drawn.choice((1, 4, 5, 8, 16))))
+        arrival = float(place // 2)
+        made = Request(id=f"d{place}", prompt=prompt, sampling=asked, arrival=arrival, **fields)
+        requests.append(made)
+    return requests
+
+
+def drawn_numbers(number: int) -> list[int]:
+    """A small number for each of :func:`drawn_requests`, such as of preemptions; some are equal."""
+    drawn = Random(number)
+    return [drawn.choice((0, 0, 1, 2, 3, 4, 5, 8, 10)) for _ in range(4)]
 
 
 def let_go(groups: list[SequenceGroup]) -> None:
@@ -107,7 +144,7 @@ def running_groups(
 ) -> list[SequenceGroup]:
     """Running groups of these requests, partly prefilled, as many as the cache has blocks for.
 
-    Those whose whole prompt is computed have forked.
+    They share cached blocks. Those whose whole prompt is computed have forked.
 
     Args:
         computed: for each request, a number that determines how much of its prompt is computed.
@@ -118,12 +155,14 @@ def running_groups(
     for group, share in zip(waiting_groups(requests), computed, strict=False):
         (sequence,) = group.live
         num_computed = 1 + share % len(sequence.tokens)
+        hit = cache.lookup(sequence, num_computed - 1)
+        group.num_cached = len(hit.blocks) * cache.block_size
         try:
-            cache.admit(sequence, num_computed)
+            cache.admit(sequence, num_computed - group.num_cached, hit, group.num_cached)
         except OutOfBlocks:
             break
         sequence.num_scheduled = sequence.num_computed = num_computed
-        group.status = Status.RUNNING
+        group.status, group.admitted_at = Status.RUNNING, group.arrival
         if num_computed == len(sequence.tokens):
             for index in range(1, group.num_seqs):
                 child = SequenceState(SeqId(next(more)), group, index, list(sequence.tokens))
@@ -132,6 +171,7 @@ def running_groups(
                 cache.fork(sequence, child)
             group.forked = True
             if grown:
+                group.first_token_at = group.arrival
                 _grow(cache, group)
         groups.append(group)
     return groups

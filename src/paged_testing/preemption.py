@@ -21,7 +21,10 @@ from paged_core.sequence import SequenceGroup, Status
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.engines import build_memory_engine, serve
 from paged_testing.policy_subjects import (
+    NUM_DRAWN,
     WRITTEN_SHARES,
+    drawn_numbers,
+    drawn_requests,
     empty_cache,
     extreme_requests,
     let_go,
@@ -56,6 +59,8 @@ class PreemptionCases(ComponentConformance):
         self.check_modes(written_requests(), WRITTEN_SHARES)
         self.check_modes(written_requests(), WRITTEN_SHARES[::-1])
         self.check_modes(extreme_requests(), [0] * len(extreme_requests()))
+        for number in range(NUM_DRAWN):
+            self.check_modes(drawn_requests(number), drawn_numbers(number))
         self.check_reservations(extreme_requests(), [0] * len(extreme_requests()), 4)
 
     def test_groups_that_have_gone_do_not_matter(self) -> None:
@@ -227,6 +232,12 @@ class VictimCases(ComponentConformance):
         self.check_choices(written_requests()[::-1], WRITTEN_SHARES[::-1], now)
         self.check_choices(extreme_requests(), [0] * len(extreme_requests()), now)
 
+    def test_chooses_among_drawn_candidates(self) -> None:
+        """Such as forks that share most blocks; preempted as often as an option says, or others."""
+        for number in range(NUM_DRAWN):
+            shares, often = drawn_numbers(number + 1), drawn_numbers(number)
+            self.check_choices(drawn_requests(number), [15, *shares[1:]], 3.5, often)
+
     def test_chooses_among_equal_candidates(self) -> None:
         self.check_choices([written_requests()[0]] * 6, (4,) * 6, 1.0)
 
@@ -307,7 +318,11 @@ class VictimCases(ComponentConformance):
             assert chosen is group, f"it chose another group, {chosen}, and not {group}"
 
     def check_choices(
-        self, requests: Sequence[Request], computed: Sequence[int], now: float
+        self,
+        requests: Sequence[Request],
+        computed: Sequence[int],
+        now: float,
+        num_preemptions: Sequence[int] = (),
     ) -> None:
         """Check the choices of one component, each time without the groups chosen before."""
         cache = empty_cache(self.registry)
@@ -315,7 +330,10 @@ class VictimCases(ComponentConformance):
         let_go(waiting_groups(requests))
         other = empty_cache(self.registry)
         copies = running_groups(other, requests, computed)
-        for groups in (candidates, copies):  # the worst is last, and not the newest
+        for groups in (candidates, copies):
+            for group, number in zip(groups, num_preemptions, strict=False):
+                group.num_preemptions = number
+            # the worst is last, and not the newest
             groups.append(groups.pop(len(groups) // 2))
         component, twin = self.make(cache), self.make(other)
         while candidates:

@@ -18,7 +18,10 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.policy_subjects import (
+    NUM_DRAWN,
     WRITTEN_SHARES,
+    drawn_numbers,
+    drawn_requests,
     empty_cache,
     extreme_requests,
     let_go,
@@ -99,6 +102,8 @@ class QueueOrderCases(ComponentConformance):
         extremes = (r for r in extreme_requests() if r.id.startswith(("priority", "deadline")))
         every = enumerate((*written_requests(), *extremes))
         self.check_order([replace(r, arrival=float(at)) for at, r in every], now)
+        for number in range(NUM_DRAWN):
+            self.check_order(drawn_requests(number), now, drawn_numbers(number))
 
     def test_what_the_order_does_not_look_at_does_not_matter(self) -> None:
         """Two requests that differ in one thing: in the expected order, or that of the queue."""
@@ -336,6 +341,18 @@ class QueueOrderConformance(ServesEveryWorkload, QueueOrderCases):
         def expected(self, groups, now):
             return list(reversed(groups))
     """
+
+    def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+        """Also the order of many tenants, of whom some have left."""
+        order, usual = self.make(), written_requests()[0]
+        groups = waiting_groups([replace(usual, tenant=f"t{n}") for n in range(1100)])
+        _tell(order, groups, SERVED * 138)
+        if (service := _service_of(order)) is not None:
+            for group in groups[::3]:
+                service.left(group)
+        keys = [order.key(group, TIMES[-1]) for group in groups]
+        ranks = sorted(range(len(groups)), key=keys.__getitem__)
+        return {**super().answers(beside), "many tenants": ranks}
 
     def check_written(self) -> None:
         super().check_written()

@@ -42,13 +42,15 @@ from paged_testing.served import (
 from paged_testing.use import instructions
 from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request, unlike
 
-SMALL: Mapping[str, int] = {"max_num_batched_tokens": 6, "max_num_seqs": 3}
-"""Limits under which prompts take several steps, and requests wait for others."""
+SMALL: Mapping[str, int] = {"max_num_batched_tokens": 4, "max_num_seqs": 5}
+"""Limits under which prompts take several steps, requests wait for others, and not all that run
+are computed in a step."""
 UNCHUNKED_BUDGET = 30
 """The same for schedulers that compute a prompt in one step."""
 
 _STREAM = 80
 """Steps in which small requests keep coming."""
+_BRIEF = tuple((step, simple_request(f"brief{step}", 2, 1 + step % 2)) for step in range(2, 12))
 DISTURBED = (
     "a forked group that is swapped outgrows the cache",
     "a forked group outgrows the cache without prefixes",
@@ -152,19 +154,27 @@ class SchedulerConformance(Repeats):
         )
 
     def test_leaves_out_what_waits_for_a_step_in_flight(self) -> None:
-        """A running sequence with nothing pending: its group is left out, and is not disturbed."""
-        engine = self.make_engine()
-        group = engine.add(simple_request("A", 5, 8))
-        (sequence,) = group.live
-        while sequence.num_tokens == 5:
+        """Running sequences with nothing pending: their groups are left out, and not disturbed,
+        whatever waits."""
+        engine = self.make_engine(queue_order="priority")
+        groups = [engine.add(simple_request(name, 5, 20, priority=2)) for name in "AB"]
+        while not (running := engine.scheduler.queues().running) or running[0].longest < 7:
             engine.step()
-        sequence.num_scheduled = sequence.num_tokens
+        sequences = [sequence for group in running for sequence in group.live]
+        for sequence in sequences:
+            sequence.num_scheduled = sequence.num_tokens
+        groups.append(engine.add(simple_request("C", 5, 8, priority=0)))
         plan = engine.scheduler.schedule(engine.clock())
-        assert not plan.sequences, f"{sequence} is scheduled, but has nothing pending"
-        assert group in engine.scheduler.queues().running, f"{group} should go on running"
-        sequence.num_scheduled = sequence.num_computed
+        scheduled = [each for each in plan.sequences if each in sequences]
+        assert not scheduled, f"{scheduled} are scheduled, and have nothing pending"
+        for group in running:
+            assert group in engine.scheduler.queues().running, f"{group} should go on running"
+        for sequence in sequences:
+            sequence.num_scheduled = sequence.num_computed
+        engine.abort("C")  # of which the engine has seen no plan
         serve(engine, Workload(()))
-        check_said(engine, group)
+        for group in groups:
+            check_said(engine, group)
         check_nothing_leaked(engine)
 
     def test_queues_are_in_the_order_in_which_requests_are_admitted(self) -> None:
@@ -222,7 +232,7 @@ class SchedulerConformance(Repeats):
         for name, limit in SMALL.items():
             if name in fields:
                 small.setdefault(name, limit)
-        if small.get("max_num_batched_tokens") == 6 and not self._cuts_prompts(small):
+        if small.get("max_num_batched_tokens") == 4 and not self._cuts_prompts(small):
             small["max_num_batched_tokens"] = UNCHUNKED_BUDGET
         if small != self._table:
             yield small
@@ -237,7 +247,7 @@ class SchedulerConformance(Repeats):
         for _ in range(3):
             engine.step()
         assert group.admitted_at is not None or group.finished, (
-            "a prompt of 9 tokens waits for ever where the budget of a step is 6: compute it in "
+            "a prompt of 9 tokens waits for ever where the budget of a step is 4: compute it in "
             "chunks, refuse it in refuse(), or ignore it"
         )
         return group.admitted_at is not None
@@ -279,10 +289,14 @@ class SchedulerConformance(Repeats):
 
     @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
     def test_plans_ahead_when(self, situation: Situation) -> None:
-        """A running sequence may have nothing pending: a step in flight draws its next token."""
+        """A running sequence may have nothing pending: a step in flight draws its next token.
+
+        In many steps it draws the last one of a request.
+        """
+        workload = Workload((*situation.workload.requests, *_BRIEF), situation.workload.aborts)
         for engine in self.engines(situation, async_scheduling=True):
             BackgroundExecutor.install(engine)
-            check_served(engine, situation.workload, serve(engine, situation.workload))
+            check_served(engine, workload, serve(engine, workload))
 
     @pytest.mark.parametrize("name", DISTURBED)
     def test_aborts_at_any_moment_when(self, name: str) -> None:

@@ -291,10 +291,13 @@ SITUATIONS: Mapping[str, Situation] = {
     "better requests arrive while others run": Situation(
         _arrive(
             *(
-                replace(simple_request(f"r{at}", 6, 9, priority=5 - at), tenant="ab"[at % 2])
-                for at in range(6)
+                replace(
+                    simple_request(f"r{at}", 6, (9, 9, 1)[at % 3], priority=9 - at),
+                    tenant="ab"[at % 2],
+                )
+                for at in range(9)
             ),
-            every=2,
+            every=1,
         ),
         {"num_blocks": 16, "queue_order": "priority"},
     ),

@@ -20,6 +20,10 @@ def most(score: Callable[[SequenceGroup], int]) -> Any:
     return expected
 
 
+def _num_blocks(group: SequenceGroup) -> int:
+    return len({block for each in group.live for block in each.table.blocks})
+
+
 class TestNewest(VictimConformance):
     component = "newest"
     expected = most(lambda group: 0)
@@ -37,7 +41,7 @@ class TestFewestComputed(VictimConformance):
 
 class TestMostBlocks(VictimConformance):
     component = "most_blocks"
-    expected = most(lambda group: len({b for each in group.live for b in each.table.blocks}))
+    expected = most(_num_blocks)
 
 
 class TestMostRemaining(VictimConformance):
@@ -59,6 +63,10 @@ class TestLowestPriorityThatSpares(VictimConformance):
 
 class TestMostBlocksThatSpares(VictimConformance):
     component = {"name": "most_blocks", "max_preemptions": 1}  # noqa: RUF012
+
+    def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        spared = [group for group in candidates if group.num_preemptions < 1]
+        return max(reversed(spared or candidates), key=_num_blocks)
 
 
 class TestFewestComputedThatSpares(VictimConformance):

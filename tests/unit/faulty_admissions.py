@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import count
 from time import monotonic
 from typing import Any
@@ -34,6 +35,74 @@ def _refuse_many(own: _Right, request: Request, load: Load, now: float, /) -> De
     own.known.append(request.id)  # also what it refuses
     own.known = own.known[-100:]
     return Refused("too many") if len(own.known) > 50 else None
+
+
+class _OfTenants(_Right, Observer):
+    """Counts the requests of each tenant, and refuses what is too much."""
+
+    def __init__(self, options: Any, context: Any, /) -> None:
+        super().__init__(options, context)
+        self.open = Counter[str]()
+
+    def over(self, request: Request, now: float) -> Decision:
+        return Refused("too many", 1.0)
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        return self.over(request, now) if self.open[request.tenant] >= 3 else None
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        self.open[group.request.tenant] += (event == "added") - (event == "finished")
+        self.open += Counter()  # without those of none
+
+
+OVER = {
+    # names seconds where a time is asked for, and a time where seconds are
+    "LastingAdmission": lambda own, request, now: Held(5.0),
+    "DatedAdmission": lambda own, request, now: Refused("too many", now + 5),
+    # counts from now to what is over
+    "OverdueAdmission": lambda own, request, now: Refused(
+        "too many", (request.deadline or now) - now
+    ),
+    # remembers what it refused
+    "GrudgingAdmission": lambda own, request, now: (
+        own.known.append(request.id) or Refused("too many")
+    ),
+}
+globals().update(with_another(__name__, _OfTenants, "over", OVER))
+
+
+class StrayAdmission(_OfTenants):
+    """Raises when a request ends."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            raise KeyError(group.id)
+        super().on_request(group, event)
+
+
+class DecidingAdmission(_OfTenants):
+    """Counts what it decides over, refused or not."""
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        self.open[request.tenant] += 1
+        return Refused("too many") if self.open[request.tenant] > 3 else None
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            self.open[group.request.tenant] -= 1
+            self.open += Counter()
+
+
+class SetAdmission(_Right):
+    """Refuses the tenants of the last requests, of which it forgets whichever a set gives."""
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        if request.tenant in self.known and len(request.prompt) > 1000:
+            return Refused("again")
+        self.known.append(request.tenant)
+        while len(self.known) > 16:
+            self.known.remove(next(iter({*self.known})))
+        return None
 
 
 class UncountingAdmission(_Right, Observer):

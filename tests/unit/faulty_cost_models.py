@@ -32,6 +32,10 @@ WRONG_SECONDS = {
     "FallingCostModel": lambda own, work: (
         _seconds(own, work) - (0.005 if work.decode_context > 200_000 else 0)
     ),
+    # has another path for more than 256 sequences
+    "EagerCostModel": lambda own, work: (
+        _seconds(own, work) - (0.005 if work.decode_sequences > 256 else 0)
+    ),
     # keeps the work of each step
     "KeepingCostModel": lambda own, work: own.works.append(work) or _seconds(own, work),
     # times go by the hash of a text

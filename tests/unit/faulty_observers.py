@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
-from unit.faulty_settings import with_another
+from unit.faulty_settings import FaultyPathSettings, with_another
 
 
 class _Observer(Observer):
@@ -232,12 +233,31 @@ class SumObserver(_Reporting):
         self.last[0] += 1
 
 
+class FixedPathObserver(_Observer):
+    """Writes a file of the name that it should, elsewhere."""
+
+    def __init__(self, options: FaultyPathSettings, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        Path(options.path.name).touch()
+
+
+class AsciiObserver(_Observer):
+    """Knows letters of ASCII alone."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        group.request.tenant.encode("ascii")
+
+
 OF_REPORTS = {
     # a number for each step that there was
     "BoundlessObserver": lambda self, since: [0] * self.steps,
     # what it goes on to write to
     "ReferringObserver": lambda self, since: self.last,
     "SetObserver": lambda self, since: set(self.last),
+    # what comes only once
+    "PoppingObserver": lambda self, since: [self.steps, self.__dict__.update(steps=0)][:1],
+    # numbers that JSON does not have
+    "NanObserver": lambda self, since: self.steps or nan,
     # plain data while nothing runs
     "RunningObserver": lambda self, since: list(self.running),
 }

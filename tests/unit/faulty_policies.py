@@ -76,6 +76,8 @@ ORDERS = with_another(
         # of no effect, but drawn from the numbers of the program
         "DicingOrder": lambda self, group, now: (group.number, random() < 0),
         "ReversedOrder": lambda self, group, now: -group.number,
+        # by arrival, but what was preempted first
+        "PreemptedOrder": lambda self, group, now: (not group.num_preemptions, group.number),
         # equal ones by what it does not say
         "SaltedOrder": lambda self, group, now: group.request.cache_salt or "",
         # it says that it is stable, but looks at the cache
@@ -88,7 +90,7 @@ ORDERS = with_another(
         ),
         # raises for a group that runs
         "FrozenOrder": lambda self, group, now: (
-            group.number if group.admitted_at is None else self.no_key
+            group.number if group.admitted_at is None else self.known[group.id]
         ),
     },
 )
@@ -185,6 +187,18 @@ SERVED = with_another(
 )
 
 
+class ForgetfulOrder(_ServiceOrder):
+    """Counts the service of a few tenants, of whom it forgets whichever a set gives."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return self.tokens.get(group.request.tenant, 0)
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        self.tokens[group.request.tenant] = num_tokens
+        while len(self.tokens) > 16:
+            del self.tokens[next(iter({*self.tokens}))]
+
+
 class CommonOrder(_ServiceOrder):
     """Counts with its class what was served, so two engines count together."""
 
@@ -271,6 +285,15 @@ VICTIMS = with_another(
     "choose",
     {
         "OldestVictim": lambda self, shown, now: shown[0],
+        # counts shared blocks once for each sequence; and those that have been preempted as often
+        # as they may be
+        "DoublingVictim": lambda self, shown, now: max(
+            reversed(shown), key=lambda g: sum(len(each.table.blocks) for each in g.live)
+        ),
+        "OnceMoreVictim": lambda self, shown, now: max(
+            reversed([g for g in shown if g.num_preemptions <= 1] or shown),
+            key=lambda g: len({b for each in g.live for b in each.table.blocks}),
+        ),
         # changes the list that it is shown
         "PoppingVictim": lambda self, shown, now: shown.pop(),
         # turns the list that it is shown

@@ -150,3 +150,54 @@ class BarePredictor(_Learning):
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "finished":
             self.last = len(group.sequences[0].output)
+
+
+class _Lately(_Learning):
+    """Remembers the last lengths of a few tenants."""
+
+    def __init__(self, options: Any, context: Any, /) -> None:
+        super().__init__(options, context)
+        self.of: dict[str, int] = {}
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        found = self.of.get(request.tenant)
+        return ExpectedLength(found) if found else None
+
+    def first(self) -> str:
+        return next(iter(self.of))
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            self.of.pop(group.request.tenant, None)
+            self.of[group.request.tenant] = 1 + len(group.sequences[0].output)
+            while len(self.of) > 8:
+                del self.of[self.first()]
+
+
+class HashedPredictor(_Lately):
+    """Forgets the tenant of the least hash."""
+
+    def first(self) -> str:
+        return min(self.of, key=hash)
+
+
+class RefreshingPredictor(_Lately):
+    """Forgets the tenant that it was not asked about for the longest time."""
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        if found := self.of.pop(request.tenant, None):
+            self.of[request.tenant] = found
+        return ExpectedLength(found) if found else None
+
+
+class NotingPredictor(_Lately):
+    """Notes what it was asked about until it ends."""
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        self.known[request.id] = ExpectedLength(1)
+        return super().expect(request)
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        super().on_request(group, event)
+        if event == "finished":
+            self.known.pop(group.id, None)

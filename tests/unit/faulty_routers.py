@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import randrange
 from typing import Any, cast
 from zlib import crc32
 
 from paged_core.request import Request
 from paged_plugins.routing.load_book import Load
-from paged_plugins.routing.router import ReplicaLoad, Router, RouterContext
+from paged_plugins.routing.router import BlockChange, ReplicaLoad, Router, RouterContext
 
 _SHARED: list[int] = []
 
@@ -118,6 +118,17 @@ class OrderlyRouter(FaultyRouter):
             raise ValueError(request.id)
 
 
+class RereadingRouter(FaultyRouter):
+    """Goes over changes twice, of which it finds none the second time; knows the first key."""
+
+    def blocks_changed(self, replica: int, changes: Iterable[BlockChange], /) -> None:
+        if all(kind != "cleared" for kind, _ in changes):
+            self.kept.update({key: replica for _, keys in changes for key in keys[:1]})
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        return self.nth(self.turn + len(self.kept), replicas)
+
+
 class LastingRouter(FaultyRouter):
     """Remembers the last prompts, however long they are."""
 
@@ -204,6 +215,7 @@ _CLASSES = (
     GrievingRouter,
     RemindedRouter,
     LastingRouter,
+    RereadingRouter,
 )
 FAULTY: dict[str, type[FaultyRouter]] = {each.__name__: each for each in _CLASSES} | {
     name: type(name, (FaultyRouter,), {"choose": choose, "__module__": __name__})

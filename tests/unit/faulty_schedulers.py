@@ -55,6 +55,45 @@ class ReversingScheduler(TokenBudgetScheduler):
         return super().schedule(now)
 
 
+class RotatingScheduler(TokenBudgetScheduler):
+    """Sorts the planner's list by when groups were computed last."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        self._running.sort(key=lambda group: group.live[0].last_step)
+        return super().schedule(now)
+
+
+class EagerScheduler(TokenBudgetScheduler):
+    """Admits before running requests grow."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        self.planner.begin(now)
+        self._start()
+        self.planner.grow(self._running)
+        return self.planner.plan
+
+
+class UrgentScheduler(TokenBudgetScheduler):
+    """Preempts the newest for what comes before it, though it may wait for a step in flight."""
+
+    def _start(self) -> None:
+        first, newest = self._waiting.ordered()[:1], self._running[1:][-1:]
+        if first and newest and first[0].request.priority < newest[0].request.priority:
+            self.planner.preempt(newest[0])
+        super()._start()
+
+
+class HalfScheduler(TokenBudgetScheduler):
+    """Runs half as many as it may, rounded down."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._most = options.max_num_seqs // 2
+
+    def _may_admit(self) -> bool:
+        return len(self._running) < self._most and super()._may_admit()
+
+
 class ShorteningScheduler(TokenBudgetScheduler):
     """Ends requests early while others wait."""
 

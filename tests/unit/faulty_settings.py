@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
@@ -28,6 +29,13 @@ class FaultyLimitSettings(ComponentSettings):
 
     name: Literal["faulty"] = "faulty"
     limit: PositiveInt = Field(default=100, description="a number")
+
+
+class FaultyPathSettings(ComponentSettings):
+    """Options of a component that writes a file."""
+
+    name: Literal["faulty"] = "faulty"
+    path: Path = Field(default=Path("faulty.txt"), description="a file")
 
 
 class FaultyOpenSettings(ComponentSettings):

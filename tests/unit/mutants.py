@@ -81,6 +81,13 @@ class Caught:
     seconds: float
 
 
+class WithPath(ObserverConformance):
+    """Cases of an observer that writes a file."""
+
+    def table(self, folder: Path) -> dict[str, Any]:
+        return {"name": "faulty", "path": str(folder / "faulty.txt")}
+
+
 _PLAIN = settings.FaultySettings
 _BUDGET = settings.FaultyTokenBudgetSettings
 _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentSettings]], ...] = (
@@ -105,6 +112,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
 )
 """Modules of mutants, how the names of their classes end, who must find them, their options."""
 _OPTIONS = {
+    observers.FixedPathObserver: settings.FaultyPathSettings,
     schedulers.OverdrawingScheduler: settings.FaultyBudgetSettings,
     policies.FirstOptionsOrder: settings.FaultyLimitSettings,
     HashCachedAllocator: settings.FaultyHashCachedSettings,
@@ -118,6 +126,10 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "ReversedOrder": test_orders.TestFcfs,
     "SaltedOrder": test_orders.TestFcfs,
     "OldestVictim": test_victims.TestNewest,
+    "DoublingVictim": test_victims.TestMostBlocks,
+    "OnceMoreVictim": test_victims.TestMostBlocksThatSpares,
+    "PreemptedOrder": test_orders.TestFcfs,
+    "FixedPathObserver": WithPath,
     "SharingThinkFormat": parsers.ThinkCases,
     "LateThinkFormat": parsers.ThinkCases,
     **dict.fromkeys(

@@ -5,17 +5,28 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from itertools import product
+from itertools import pairwise, product
 from math import inf
 from random import Random
 from typing import Any, ClassVar
 
-from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_testing.component import Repeats
 
 _PARTS = [field.name for field in fields(StepWork)]
+_SIZES = sorted(
+    {*range(520), *(n * 2**k + d for n in (3, 4, 5, 125) for k in range(14) for d in (0, 1))}
+)
+"""Sizes up to that of large batches, and of more those at which kernels may end, and one more."""
+_A_STEP = StepWork(
+    prefill_tokens=99,
+    prefill_sequences=1,
+    prefill_pairs=4950,
+    decode_sequences=60,
+    decode_context=60_000,
+    sampled_rows=61,
+)
 
 
 def step_works() -> Iterator[StepWork]:
@@ -33,25 +44,6 @@ def step_works() -> Iterator[StepWork]:
         yield StepWork(decode_sequences=100, decode_context=tokens, sampled_rows=100)
 
 
-def times(
-    registry: Registry,
-    slot: str,
-    settings: Mapping[str, Any],
-    *,
-    beside: Mapping[str, Any] | None = None,
-) -> dict[str, list[Any]]:
-    """Return the times of written steps, also ``beside`` others, of such settings."""
-    models = []
-    for each in (beside, settings, beside):
-        members = {"component": (each or settings)[slot], "settings": each, "_registry": registry}
-        kit = type("Times", (CostModelConformance,), members)
-        models += [kit().make_cost_model()] if each else []
-    for work in step_works() if beside else ():
-        models[0].seconds(work)
-        models[-1].seconds(work)
-    return {"written steps": [models[len(models) // 2].seconds(work) for work in step_works()]}
-
-
 class CostModelConformance(Repeats):
     """Subclass it for a cost model::
 
@@ -62,7 +54,6 @@ class CostModelConformance(Repeats):
     """
 
     slot: ClassVar[str] = "cost_model"
-    decide = staticmethod(times)
 
     def make_cost_model(self, **values: Any) -> CostModel:
         """The cost model under test; ``values`` are further settings."""
@@ -70,6 +61,15 @@ class CostModelConformance(Repeats):
         settings = made(**{**self.settings, **values, "cost_model": self._table})
         model: CostModel = self.build(CostModelContext(settings=settings))
         return model
+
+    def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+        """Times of written steps, also beside others, made before and after."""
+        other = beside and self.of(self.registry, self.slot, beside)
+        models = [kit.make_cost_model() for kit in (other, self, other) if kit]
+        for work in step_works() if beside else ():
+            models[0].seconds(work)
+            models[-1].seconds(work)
+        return {"written steps": [models[len(models) // 2].seconds(work) for work in step_works()]}
 
     def uses(self) -> Callable[[int], object]:
         """Times of some steps, of works that differ; of computed tokens as many as a step has."""
@@ -99,11 +99,19 @@ class CostModelConformance(Repeats):
             assert one.seconds(work) == other.seconds(work) == seconds
 
     def test_more_work_never_takes_less_time(self) -> None:
+        """Also where a kernel or a graph ends, and another begins."""
         model = self.make_cost_model()
         for work, part, more in product(step_works(), _PARTS, (1, 100, 10**5)):
             larger = replace(work, **{part: getattr(work, part) + more})
             least = model.seconds(work) * (1 - 1e-12)  # sums are rounded
             assert model.seconds(larger) >= least, f"{more} more of {part} took less time"
+        for work, part in product((StepWork(), _A_STEP), _PARTS):
+            works = [replace(work, **{part: size}) for size in _SIZES]
+            seconds = [model.seconds(each) for each in works]
+            for larger, (least, found) in zip(works[1:], pairwise(seconds), strict=True):
+                assert found >= least * (1 - 1e-12), (
+                    f"{larger} takes {found} s, and {least} s with less of {part}"
+                )
 
     def test_a_longer_prompt_takes_longer_in_the_end(self) -> None:
         model = self.make_cost_model()

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_plugins.routing.load_book import LoadBook
 from paged_plugins.routing.router import Router, RouterContext
@@ -32,26 +31,6 @@ _MAX_GROWTH = 4 * 1024
 """Bytes that a router may have allocated more after many requests than after some."""
 
 
-def routes(
-    registry: Registry,
-    slot: str,
-    settings: Mapping[str, Any],
-    *,
-    beside: Mapping[str, Any] | None = None,
-) -> dict[str, list[Any]]:
-    """Return where a router sends written requests, also ``beside`` others, of such settings."""
-    scenes = []
-    for each in (beside, settings, beside):
-        members = {"component": (each or settings)[slot], "settings": each, "_registry": registry}
-        kit = type("Routes", (RouterConformance,), members)
-        scenes += [kit().scene(5, 100, seed=7)] if each else []
-    requests = [*varied_requests(), *islice(unrelated_requests(), 100)]
-    for other in (scenes[0], scenes[-1]) if beside else ():
-        other.leave(0)
-        other.route_all(reversed(requests))
-    return {"written requests": scenes[len(scenes) // 2].route_all(requests)}
-
-
 class RouterConformance(Repeats):
     """Subclass it for a router component::
 
@@ -60,7 +39,6 @@ class RouterConformance(Repeats):
     """
 
     slot: ClassVar[str] = "router"
-    decide = staticmethod(routes)
     most_over_mean: ClassVar[float] = 2.0
     """Requests that have nothing in common: so many times the mean a replica may get at most, in
     all and at once."""
@@ -71,9 +49,21 @@ class RouterConformance(Repeats):
         assert isinstance(made, Router)
         return made
 
-    def scene(self, num_replicas: int = 4, num_live: int = 10, seed: int = 0) -> Scene:
+    def scene(
+        self, num_replicas: int = 4, num_live: int = 10, seed: int = 0, **options: Any
+    ) -> Scene:
         """A fresh component that these replicas have joined."""
-        return Scene(self.make(seed), num_replicas, num_live)
+        return Scene(self.make(seed), num_replicas, num_live, **options)
+
+    def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+        """Where written requests are sent, also beside others, made before and after."""
+        other = beside and self.of(self.registry, self.slot, beside)
+        scenes = [kit.scene(5, 100, seed=7) for kit in (other, self, other) if kit]
+        requests = [*varied_requests(), *islice(unrelated_requests(), 100)]
+        for scene in (scenes[0], scenes[-1]) if beside else ():
+            scene.leave(0)
+            scene.route_all(reversed(requests))
+        return {"written requests": scenes[len(scenes) // 2].route_all(requests)}
 
     # ------------------------------------------------------------------ written cases
 
@@ -202,6 +192,11 @@ class RouterConformance(Repeats):
         random.seed(2)
         second = self.scene(5, seed=7).route_all(requests)
         assert first == second, f"{first} the first time, {second} the second: cannot be repeated"
+        of_list = self.scene(5, seed=7, handed=list).route_all(requests)
+        assert of_list == first, (
+            f"{of_list} where changes of caches come as a list, {first} where they come as an "
+            "iterator, which can be gone over once"
+        )
 
     def test_takes_the_end_of_requests_in_any_order(self) -> None:
         """Equal prompts, ended last first, and a request that was refused at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from types import MappingProxyType
@@ -47,9 +47,17 @@ class Scene:
 
     Args:
         num_live: requests that are served at once, over all replicas; older ones end.
+        handed: makes of changes of a cache what the router is handed.
     """
 
-    def __init__(self, router: Router, num_replicas: int, num_live: int) -> None:
+    def __init__(
+        self,
+        router: Router,
+        num_replicas: int,
+        num_live: int,
+        handed: Callable[[list[BlockChange]], Iterable[BlockChange]] = iter,
+    ) -> None:
+        self._handed = handed
         self.book = LoadBook(WatchedRouter(router))
         self.counts: Counter[int] = Counter()
         """Requests sent to each replica so far."""
@@ -127,7 +135,7 @@ class Scene:
             cache.move_to_end(key)
         while len(cache) > NUM_BLOCKS:
             changes.append(("removed", [cache.popitem(last=False)[0]]))
-        self._events.blocks_changed(replica, changes)
+        self._events.blocks_changed(replica, self._handed(changes))
 
 
 def _values(load: ReplicaLoad) -> tuple[int, int, int, int]:
