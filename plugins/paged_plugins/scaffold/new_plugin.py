@@ -132,7 +132,7 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
     if taken := _taken(package, slot, registry):
         raise PluginError(f"{name!r} cannot be the name of the package: {taken}; choose another")
     declared = registry.slots[slot]
-    noun = declared.noun.replace("_", " ")
+    noun = "client of replicas" if slot == "replicas" else declared.noun.replace("_", " ")
     others = declared.default if isinstance(declared.default, tuple) else ()
     setting = (
         f"{slot}: [{', '.join((*others, package))}]" if declared.many else f"{slot}: {package}"
