@@ -148,7 +148,7 @@ class AdmissionConformance(Repeats):
         """Requests of a tenant under each load, the first one long, some aborted, with much time
         between uses."""
         long = simple_request("long", 1500, 1)
-        engine = self.engine(block_size=128, max_model_len=2048)
+        engine = self.engine(num_blocks=4, block_size=512, max_model_len=2048)
         watched = _Watched.install(engine)
 
         def use(number: int) -> None:
