@@ -267,8 +267,8 @@ def _check_answer(found: Answered, route: Endpoint, said: str) -> None:
     if found.status == 200 and EVENTS in found.headers.get("content-type", ""):
         assert route.events is not None, f"{said} and events, but the endpoint has no `events`"
         media, kind = EVENTS, route.events
-        data = re.findall(rb"(?<=^data: ).*", found.content, re.MULTILINE)
-        parts = [each for each in data if each != b"[DONE]" and not each.startswith(b'{"error')]
+        events = re.sub(rb"^event: error\n.*\n", b"", found.content, flags=re.MULTILINE)
+        parts = re.findall(rb"^data: (?!\[DONE\])(.*)", events, re.MULTILINE)
     elif isinstance(kind, str):
         media, parts = kind, []
     given = found.headers.get("content-type", "none")
@@ -307,7 +307,7 @@ def _values(kind: Any, depth: int, known: Mapping[str, Sequence[Any]]) -> Iterat
         known: values of some fields, and of texts ("").
     """
     match kind:
-        case inspect.StructType():
+        case inspect.StructType() if depth > 0:
             fields = {
                 each.encode_name: (each.required, found)
                 for each in kind.fields
@@ -327,13 +327,13 @@ def _values(kind: Any, depth: int, known: Mapping[str, Sequence[Any]]) -> Iterat
             yield from ({}, *({"a": each} for each in _values(kind.value_type, depth - 1, known)))
         case inspect.LiteralType():
             yield from kind.values
+        case inspect.EnumType():
+            yield from (each.value for each in kind.cls)
         case inspect.IntType() | inspect.FloatType():
-            least = [each for each in (kind.ge, kind.gt and kind.gt + 1) if each is not None]
-            yield from (
-                *least,
-                *_NUMBERS,
-                *([1e308] if isinstance(kind, inspect.FloatType) else ()),
-            )
+            yield from () if kind.ge is None else (kind.ge,)
+            yield from () if kind.gt is None else (kind.gt + 1,)
+            yield from _NUMBERS
+            yield from (1e308,) if isinstance(kind, inspect.FloatType) else ()
         case inspect.StrType():
             yield from (each.ljust(kind.min_length or 0, "x") for each in known[""][:1])
             yield from known[""][1:]
