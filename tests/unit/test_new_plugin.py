@@ -12,7 +12,7 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.plugins.registry import Registry
-from paged_plugins.scaffold.new_plugin import LAYOUT, OWN_SLOT, SUMMARIES
+from paged_plugins.scaffold.new_plugin import APART, LAYOUT, OWN_SLOT, SUMMARIES
 from paged_plugins.scaffold.new_plugin import TEMPLATES as KINDS
 
 pytestmark = pytest.mark.heavy
@@ -27,7 +27,7 @@ def test_writes_a_package_that_is_sound_and_tidy(slot: str, tmp_path: Path) -> N
     assert main(["new-plugin", "made-here", "--slot", slot, "--out", str(tmp_path / "new")]) == 0
     folder = tmp_path / "new" / "made-here"
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert len(files) == len(LAYOUT)
+    assert len(files) == len(LAYOUT) - (slot not in APART)
     assert {"pyproject.toml", "src/made_here/plugin.py", "tests/test_made_here.py"} <= files
     project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["entry-points"]["paged_core"] == {"made_here": "made_here.plugin"}
@@ -93,7 +93,7 @@ def test_what_it_writes_has_types_and_so_has_the_example(tmp_path: Path) -> None
 def test_every_slot_has_a_template_and_there_is_no_other() -> None:
     shared = {name for name in LAYOUT.values() if "$" not in name}
     own = {f"{kind}-{slot}.py" for kind in ("component", "test") for slot in KINDS}
-    own |= {"plugin.py", f"plugin-{OWN_SLOT}.py"}
+    own |= {"plugin.py", f"plugin-{OWN_SLOT}.py", *(f"settings-{slot}.py" for slot in APART)}
     there = {path.name.removesuffix(".tmpl") for path in TEMPLATES.iterdir()}
     assert there == shared | own
     assert set(SUMMARIES) == set(Registry.discover().slots)

@@ -74,9 +74,12 @@ LAYOUT = {
     "src/${package}/py.typed": "py.typed",
     "src/${package}/plugin.py": "plugin${own}.py",
     "src/${package}/${component}.py": "component-${template}.py",
+    "src/${package}/settings.py": "settings-${template}.py",
     "tests/test_${component}.py": "test-${template}.py",
 }
 """Files of the package, and their templates."""
+APART = ("replicas", "routes", "server")
+"""Slots of components that import much: only these have a module of their own for options."""
 
 
 def command(
@@ -143,6 +146,12 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
         "plugin": package,
         "component": package,
         "module": f"{package}.{package}",
+        "options": f"{package}.{'settings' if template in APART else package}",
+        "files": ", ".join(
+            f"`src/{package}/{each}.py`"
+            for each in (package, "settings")
+            if each == package or template in APART
+        ),
         "name": "".join(part.capitalize() for part in package.split("_")),
         "slot": slot,
         "template": template,
@@ -216,6 +225,7 @@ def _write(folder: Path, words: Mapping[str, str]) -> None:
     texts = {
         Template(path).substitute(words): _text(Template(source).substitute(words), words)
         for path, source in LAYOUT.items()
+        if words["template"] in APART or not source.startswith("settings-")
     }
     _refuse_clash(folder.name, *(text for path, text in texts.items() if path.endswith(".py")))
     folder.parent.mkdir(parents=True, exist_ok=True)
