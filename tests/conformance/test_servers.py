@@ -33,7 +33,7 @@ class TestPage(RoutesConformance):
 
 
 class TestChoice(RoutesConformance):
-    """Of a path with a parameter and a body."""
+    """A path with a parameter, and a body."""
 
     component = "faulty"
 

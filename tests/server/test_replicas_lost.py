@@ -154,6 +154,7 @@ def test_a_pin_is_held_again_by_an_engine_that_is_started_again(
         pin = await client.pin(prefix)
         passing = await client.pin(prefix, ttl=0.5)
         assert await held() == [True, True]
+        await asyncio.sleep(0.5)
         await replace(1)
         async with asyncio.timeout(60):
             while await held() != [True, True]:
