@@ -203,6 +203,20 @@ class ObserverConformance(ComponentConformance):
         assert ("A", "finished") in witness.events
         assert ("B", "finished") in witness.events
 
+    def test_handles_a_step_of_what_was_aborted_while_it_ran(self) -> None:
+        engine, witness = self.watched_engine(async_scheduling=True)
+        for name in "AB":
+            engine.add(simple_request(name, 5, 8))
+        for _ in range(3):
+            engine.step()
+        engine.abort("A")
+        while engine.has_unfinished:
+            engine.step()
+        ended = witness.events.index(("A", "finished"))
+        later = [each["scheduled"] for each in witness.events[ended:] if isinstance(each, dict)]
+        assert "A" in later[0], "its step is reported after its end"
+        self.check_closes(engine)
+
     def test_reports_plain_data_of_bounded_size(self) -> None:
         """A report stays as it was: a front end reads it while the engine goes on."""
         engine = self._small_engine()
@@ -298,12 +312,12 @@ def _counts(place: str, value: object) -> Iterator[tuple[str, object]]:
 
 def _reports(observer: SupportsReport) -> Iterator[tuple[object, str]]:
     """Yield reports since the beginning, a number of its own and one of an engine before."""
-    for since in (0, 1, 2**62):
-        report, again = (observer.report(since) for _ in range(2))
+    for since, same in ((0, 0), (1, 1), (2**62, 0)):
+        report, again = map(observer.report, (since, same))
         facts, facts_again = (dict(_counts("the report", each)) for each in (report, again))
         assert facts_again == facts, (
-            f"report({since}) returns {report}, and {again} when it is asked again: each front end "
-            "is to hear all that came after the number that it names"
+            f"report({since}) returns {report}, and report({same}) then {again}: each front end is "
+            "to hear all that came after the number that it names, all if it is of another engine"
         )
         try:
             yield report, json.dumps(report, allow_nan=False)

@@ -220,10 +220,11 @@ class QueueOrderCases(ComponentConformance):
             "a second call for the same group returns another key"
         )
         let_go(waiting_groups(requests))
-        of_twin = [twin.key(group, now) for group in waiting_groups(requests)]
+        again = waiting_groups(requests)
+        of_twin = [twin.key(group, at) for at in (now - 1, now) for group in again][len(again) :]
         assert of_twin == before, (
             f"the keys of {_briefly(groups)} are {before}, those of a second order for equal "
-            f"groups {of_twin}: runs cannot be repeated"
+            f"groups, which was asked a second before, too, {of_twin}: runs cannot be repeated"
         )
 
     def check_stability(self, requests: Sequence[Request], now: float, later: float) -> None:

@@ -116,6 +116,19 @@ class OnceClosedObserver(_Observer):
         self.file = True
 
 
+class LookingObserver(_Observer):
+    """Takes what was computed to be there, though it was aborted meanwhile."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        assert not self.seen & step.scheduled.keys()
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished" and group.sequences[0].finish_reason is FinishReason.ABORT:
+            self.seen.add(group.id)
+        elif event == "added":
+            self.seen.discard(group.id)
+
+
 class UnclosedObserver(_Observer):
     """Leaves its file open."""
 
@@ -256,6 +269,8 @@ OF_REPORTS = {
     "SetObserver": lambda self, since: set(self.last),
     # what comes only once
     "PoppingObserver": lambda self, since: [self.steps, self.__dict__.update(steps=0)][:1],
+    # nothing after a number of another engine
+    "LateObserver": lambda self, since: [self.steps] * (since <= self.steps),
     # numbers that JSON does not have
     "NanObserver": lambda self, since: self.steps or nan,
     # plain data while nothing runs

@@ -65,6 +65,8 @@ ORDERS = with_another(
         "PlaceOrder": lambda self, group, now: (group.request.priority, id(group)),
         "ByPlaceOrder": lambda self, group, now: self.known.setdefault(id(group), group.longest),
         "ByNameOrder": lambda self, group, now: self.known.setdefault(group.id, group.longest),
+        # by when it was first asked
+        "AskedOrder": lambda self, group, now: self.known.setdefault(group, now),
         # divides by what is left, of which there may be nothing while the last token is sampled
         "DividingOrder": lambda self, group, now: 1 / (group.max_length - group.longest),
         "SleepingOrder": lambda self, group, now: sleep(0) or group.number,

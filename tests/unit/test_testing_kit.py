@@ -111,7 +111,9 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
         ("SetAdmission", "HashedPredictor", "ForgetfulOrder"), "another process decides"
     ),
     "NotingPredictor": "still take",
-    "PoppingObserver": "when it is asked again",
+    **dict.fromkeys(("PoppingObserver", "LateObserver"), "each front end is to hear"),
+    "LookingObserver": "raised and was dropped",
+    "AskedOrder": "asked a second before",
     "NanObserver": "no plain data",
     "FixedPathObserver": "no file is there",
     "RotatingScheduler": "sort a copy",
