@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
+from itertools import product, repeat
 from typing import Any, ClassVar, cast
 
 from paged_core.checked.answers import LengthAnswers
@@ -87,10 +87,13 @@ class LengthPredictorConformance(ServesEveryWorkload):
 
     def test_expects_a_length_whatever_has_ended(self) -> None:
         """Asked after each of many lengths, none or large, equal and nearly so, where squares lose
-        digits."""
-        for first in (0, 1, 5, 3_000, 100_000_000):
+        digits, as those of means do that are no whole numbers."""
+        firsts = (0, 1, 5, 3_000, 100_000_000)
+        ended = [_lasting([*repeat(each, 7), each + 1, *repeat(each, 240)]) for each in firsts]
+        ended += [_lasting([n] * 16, 5, longer=more) for n, more in product((5, 40), range(1, 5))]
+        for groups in ended:
             predictor = self.make()
-            for group in _lasting([*repeat(first, 7), first + 1, *repeat(first, 240)]):
+            for group in groups:
                 _tell(predictor, [group])
                 _ask(predictor, [group.request])
 
@@ -214,19 +217,21 @@ def _ended(count: int) -> list[SequenceGroup]:
     return groups
 
 
-def _lasting(lengths: Sequence[int], num: int = 1, tenants: str = "") -> Iterator[SequenceGroup]:
+def _lasting(
+    lengths: Sequence[int], num: int = 1, tenants: str = "", longer: int = 0
+) -> Iterator[SequenceGroup]:
     """Yield requests of so many sequences that have ended after so many tokens each, which take no
-    memory; of a tenant, or of one each that is named so."""
+    memory; of a tenant, or of one each that is named so. Some sequences are a token longer."""
     usual = replace(written_requests()[0], sampling=SamplingParams(n=num))
     for number, length in enumerate(lengths):
         tenant = f"{tenants}{number}" if tenants else "a"
         request = replace(usual, id=f"e{number}", tenant=tenant)
         (group,) = waiting_groups([request])
-        tokens = cast("list[int]", range(len(request.prompt) + length))
-        more = [SequenceState(SeqId(at), group, at, tokens) for at in range(1, num)]
-        group.sequences += more
-        for sequence in group.sequences:
-            sequence.tokens, sequence.finish_reason = tokens, FinishReason.LENGTH
+        group.sequences += [SequenceState(SeqId(at), group, at, []) for at in range(1, num)]
+        for at, sequence in enumerate(group.sequences):
+            tokens = range(len(request.prompt) + length + (at < longer))
+            sequence.tokens = cast("list[int]", tokens)
+            sequence.finish_reason = FinishReason.LENGTH
         group.live.clear()
         yield group
 

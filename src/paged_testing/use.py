@@ -18,7 +18,7 @@ from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from itertools import count, pairwise, repeat
 from math import inf
 from subprocess import Popen
-from threading import Condition, Thread
+from threading import Condition, Thread, get_ident
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -53,7 +53,7 @@ def instructions(
     most: float = inf,
     everywhere: bool = False,
 ) -> int:
-    """Return the number of bytecode instructions that a call takes.
+    """Return the number of bytecode instructions that a call takes, in its thread.
 
     A built-in that code of the package calls counts as one for each item that it goes through.
 
@@ -62,7 +62,7 @@ def instructions(
         most: after so many it is stopped.
         everywhere: whether instructions of all other code count, too.
     """
-    count, work_before = 0, Work.items
+    count, work_before, thread_before = 0, Work.items, Work.thread
 
     def counts(frame: FrameType) -> bool:
         name, caller = package_of(frame), frame.f_back
@@ -86,12 +86,14 @@ def instructions(
     before = sys.gettrace()
     with told(package):
         sys.settrace(trace)
+        Work.thread = get_ident()
         try:
             function()
         except _TooMany:
             pass
         finally:
             sys.settrace(before)
+            Work.thread = thread_before
     return count + Work.items - work_before
 
 

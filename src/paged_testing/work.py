@@ -17,6 +17,7 @@ import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
+from threading import get_ident
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -160,6 +161,8 @@ class Work:
 
     items = 0
     """Items that code of C has gone through so far, weighed."""
+    thread: int | None = None
+    """In which they count; ``None``: in any."""
 
     @classmethod
     def call(cls, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +198,8 @@ class Work:
     @classmethod
     def add(cls, items: int) -> None:
         """Count so many items."""
-        cls.items += _WEIGHT * items
+        if cls.thread in (None, get_ident()):
+            cls.items += _WEIGHT * items
 
     @classmethod
     def operated(cls, name: str, one: Any, other: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,6 +110,18 @@ class WholeParser(_Parser):
         except (ValueError, LookupError, TypeError):
             return [Text(text)] if text else []
         return [*made, *([Text(after)] if after.strip() else [])]
+
+
+class BraceParser(WholeParser):
+    """Takes what ends with a brace for an object."""
+
+    def end(self) -> Sequence[Piece]:
+        text = self.whole()
+        inside, _, after = text.removeprefix(MARK).partition("</tool_call>")
+        name = re.match(r'\s*{"name": "([\w-]+)", "arguments": ({.*}) *}\s*$', inside, re.DOTALL)
+        if name is None:
+            return [Text(text)] if text else []
+        return [CallBegins(name[1]), Arguments(name[2]), *([Text(after)] if after.strip() else [])]
 
 
 class StrippingParser(_Parser):
@@ -384,7 +397,7 @@ PARSERS = {
     kind.__name__ + "Format": _made(kind)
     for kind in (
         *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
-        *(RewritingParser, LinesParser, QuotesParser, WordsParser),
+        *(BraceParser, RewritingParser, LinesParser, QuotesParser, WordsParser),
         *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser, HalfParser),
     )
 }

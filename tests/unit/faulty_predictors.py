@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import count
-from math import nan, sqrt
+from math import fsum, nan, sqrt
 from random import random
 from time import monotonic
 from typing import Any, ClassVar
@@ -96,6 +97,27 @@ class SquaringPredictor(_Learning):
             length = len(group.sequences[0].output)
             self.mean += (length - self.mean) / self.count
             self.squares += (length**2 - self.squares) / self.count
+
+
+class FractionPredictor(_Learning):
+    """Takes a variance as the difference of two squares, which of numbers that are not whole are
+    rounded."""
+
+    def __init__(self, options: Any, context: Any, /) -> None:
+        super().__init__(options, context)
+        self.lately = deque[float](maxlen=4)
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        if not self.lately:
+            return None
+        mean = fsum(self.lately) / len(self.lately)
+        squares = sum(each * each for each in self.lately) / len(self.lately)
+        return ExpectedLength(mean, sqrt(squares - mean * mean))
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "finished":
+            lengths = [len(each.output) for each in group.sequences]
+            self.lately.append(max(1, sum(lengths) / len(lengths)))
 
 
 class SummingPredictor(_Learning):

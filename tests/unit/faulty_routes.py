@@ -210,6 +210,16 @@ class FlatRoutes(ChoiceRoutes):
         return Response((await super().generated(text)).body, media_type="text/plain")
 
 
+class CountingRoutes(ChoiceRoutes):
+    """Counts words while all others wait."""
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        counts: dict[str, int] = {}
+        for word in "".join(body.text).split():
+            counts[word] = 1 + counts.get(word, 0)
+        return json_response(Item("words", len(counts)))
+
+
 class OtherwiseRoutes(_Routes):
     """Answers with another name than the document says."""
 

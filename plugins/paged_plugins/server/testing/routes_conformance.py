@@ -22,7 +22,8 @@ from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
 from paged_plugins.server.testing.services import Answered, WatchedService, ask, serving
 from paged_testing.component import ComponentConformance
-from paged_testing.use import waits_watched
+from paged_testing.use import instructions, waits_watched
+from paged_testing.work import Work
 
 _BODIES: tuple[Any, ...] = (
     b"",
@@ -38,6 +39,7 @@ _BODIES: tuple[Any, ...] = (
 )
 """Unexpected things that a client may send."""
 _TEXTS = ("", "\N{SNOWMAN}\u2028", "\ud800", "\0\r\n", "long " * 4000)
+_LINES = "a b\n" * 100
 _NUMBERS = (1, 0, -1, 5000, 1 << 62)
 _MOST_BODIES = 300
 """Bodies of a route that are tried."""
@@ -176,6 +178,30 @@ class RoutesConformance(ComponentConformance):
             )
 
         self.run(test)
+
+    def test_what_is_long_is_not_done_in_the_event_loop(self) -> None:
+        """Its thread makes no steps for the words or lines of a text; what code of C does with it
+        takes little time."""
+        with asyncio.Runner() as runner:
+            stack = AsyncExitStack()
+            service = runner.run(stack.enter_async_context(serving(self.registry)))
+            try:
+                routes = self.make(service)
+                for route in (each for each in _endpoints(routes) if each.body):
+                    counts = []
+                    for text in (_LINES, _LINES * 100):
+                        body = _usual(route, service, text)
+                        call = ask(service, [route], route.method, _paths(route)[0], body)
+                        before = Work.items
+                        steps = instructions(partial(runner.run, call), self.package)
+                        counts.append(steps - (Work.items - before))
+                    assert counts[1] <= counts[0] + 100 * len(_LINES), (
+                        f"{route.path} takes {counts[0]} instructions in the event loop with a "
+                        f"text of {len(_LINES)} letters, {counts[1]} with one 100 times as long: "
+                        "await service.off_loop or asyncio.to_thread"
+                    )
+            finally:
+                runner.run(stack.aclose())
 
     async def leave(self, service: WatchedService, routes: Routes, text: str = "text") -> None:
         """Ask each path what it needs, and go as soon as the engine has the request."""

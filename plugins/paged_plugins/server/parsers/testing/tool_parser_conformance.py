@@ -17,6 +17,7 @@ import pytest
 from paged_core.engine.contexts import GrammarContext
 from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Vocabulary
 from paged_core.structured_outputs import StructuredOutputs
+from paged_plugins.server.parsers.json_text import JsonText
 from paged_plugins.server.parsers.testing.parser_cases import (
     MARKS,
     PLAIN,
@@ -46,6 +47,7 @@ _AS_WRITTEN = (
     '{"a": "\\"}])> None \\\\", "b": {"c": [{}, 1]}}',
     '{"a": "\u2028\x85\u00a0\x7f", "a b": null}',
 )
+_NO_OBJECTS = ("[1]", '[{"a": 1}]', "7", "true", '{"a": 1}}', '{"a" 1}', '{"a": [1}}', "{,}")
 DEEP = 100_000
 """Brackets in each other, further than any recursion goes."""
 PARAMETERS: Mapping[str, Any] = {
@@ -157,8 +159,8 @@ class ToolParserConformance(ParserCases):
             self.check_cuts(pieces)
 
     def test_arguments_are_an_object(self) -> None:
-        """Otherwise it is no call, or one without them."""
-        for text, other in product(self.written, ("[1]", '[{"a": 1}]', "7", "true")):
+        """Otherwise it is no call, or one without them, or with what was an object so far."""
+        for text, other in product(self.written, _NO_OBJECTS):
             for whole in _with_instead(text, other):
                 self.check_cuts([*whole])
 
@@ -345,7 +347,18 @@ class ToolParserConformance(ParserCases):
         for piece, after in pairwise(found):
             if isinstance(after, Arguments):
                 assert isinstance(piece, CallBegins), "arguments without a call"
-                assert after.text.lstrip()[:1] == "{", f"{after} of {whole!r} are no object"
+                _check_object(after.text, whole)
+
+
+def _check_object(arguments: str, whole: str) -> None:
+    """Check that arguments are an object, or the beginning of one, as far as the server mends."""
+    read, arguments = JsonText(is_object=True), arguments.rstrip()
+    with suppress(ValueError):
+        read.take(arguments, 0)
+    assert 0 < read.num_taken == len(arguments), (
+        f"{whole!r} gives the arguments {arguments!r}, which are no object: where they stop to be "
+        f"one, behind {arguments[: read.num_taken]!r}, the rest is text, or all is"
+    )
 
 
 def _with_instead(text: str, other: str) -> Iterator[str]:
