@@ -10,12 +10,14 @@ import array
 import ast
 import bisect
 import copy
+import functools
 import heapq
 import itertools
 import operator
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import length_hint
 from threading import get_ident
 from types import (
@@ -59,6 +61,8 @@ _BRIEF = {
     *(operator.getitem, operator.setitem, operator.length_hint, operator.is_, operator.is_not),
 }
 """Functions of C that look at few items of their arguments."""
+_CALLING = {map, filter, functools.reduce, itertools.starmap, itertools.takewhile}
+"""Types and functions that call their first argument."""
 _LAZY = {map, filter, zip, enumerate, reversed, heapq.merge} | {
     each
     for each in vars(itertools).values()
@@ -169,6 +173,10 @@ class Work:
         """Call a function in the place of a component."""
         kind, owner = type(function), getattr(function, "__self__", None)
         is_c = isinstance(function, BuiltinFunctionType)
+        if _among(function, _CALLING) and args:
+            args = (cls._telling(args[0]), *args[1:])
+        if "key" in kwargs:
+            kwargs["key"] = cls._telling(kwargs["key"])
         if _among(function, _LAZY) or _among(owner, _LAZY):  # as of chain.from_iterable
             return cls._lazily(function(*args, **kwargs))
         taken, cost = (None, *args), None
@@ -194,6 +202,12 @@ class Work:
                 cls.add(sum(parts[each] for each in cost))
             else:
                 cls.add(cost(taken, result))
+
+    @classmethod
+    def _telling(cls, function: Any) -> Any:
+        """Return a function that code of C is to call, so that it tells of its work, too."""
+        is_c = isinstance(function, BuiltinFunctionType | MethodDescriptorType)
+        return partial(cls.call, function) if is_c else function
 
     @classmethod
     def add(cls, items: int) -> None:

@@ -296,6 +296,8 @@ VICTIMS = with_another(
             reversed([g for g in shown if g.num_preemptions <= 1] or shown),
             key=lambda g: len({b for each in g.live for b in each.table.blocks}),
         ),
+        # looks for the place of each candidate among all
+        "PlacingVictim": lambda self, shown, now: sorted(shown, key=shown.index)[-1],
         # changes the list that it is shown
         "PoppingVictim": lambda self, shown, now: shown.pop(),
         # turns the list that it is shown

@@ -41,6 +41,7 @@ LONG = (
     *("it.text += 'y'", "it.key += (1,)", "key += (1,)", "some |= other", "array += 1"),
     *("pattern.search(text)", "hash(key)", "by_key[key]", "by_key.get(nested)", "nested in by_key"),
     *("array.sum()", "np.argmin(array)", "array + array", "array < array", "np.zeros(1000)"),
+    *("sorted([999], key=many.index)", "list(map(many.index, [999]))", "min([9], key=many.count)"),
     *("array[twin]", "tensor * 2", "torch.argmax(tensor)"),
 )
 """Statements that go through a thousand items."""
