@@ -49,7 +49,8 @@ class NewSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """One step's work. The executor keeps a copy of each sequence: only changes are sent.
+    """One step's work. The executor keeps a copy of each sequence: only changes are sent, in lists
+    that may change once the step is collected.
 
     In this order: forget ``removed``; copy device blocks to the host (``swap_out``), host blocks to
     the device (``swap_in``), then device blocks (``copy``; every source is read before any target

@@ -141,6 +141,37 @@ class ExecutorConformance(ComponentConformance):
         for result in (last, more):
             assert (result.sequence_ids, len(result.token_ids)) == ([0], 1)
 
+    def test_a_sequence_of_more_tokens_than_its_prompt_samples_after_the_last_of_them(self) -> None:
+        """As after a preemption, in chunks of which one ends where its prompt does."""
+        new = replace(new_sequence(0, 7), num_prompt_tokens=4)
+        *early, last, whole = self.sampled(
+            {"batch": [(0, 4)], "added": [new]},
+            {"batch": [(0, 1)]},
+            {"batch": [(0, 2)]},
+            {"batch": [(0, 7)], "added": [new], "removed": [0]},
+        )
+        for result in early:
+            assert not result.sequence_ids, f"it samples where known tokens are left: {result}"
+        assert (last.sequence_ids, last.token_ids) == ([0], whole.token_ids)
+
+    def test_keeps_a_copy_of_a_sequence(self) -> None:
+        """The lists of a step may change once it was collected."""
+        new, found = new_sequence(0, 5), []
+        with self.engine() as engine:
+            executor = engine.executor
+            for number in (0, 2):
+                step = step_input(number, [(0, 3)], added=[new], removed=[0] * (number // 2))
+                executor.collect(executor.submit(step))
+                if number:
+                    for kept in step.added:
+                        kept.tokens.reverse()
+                        kept.blocks.reverse()
+                found.append(run(executor, number + 1, **LAST).token_ids)
+        assert found[0] == found[1], (
+            f"it samples {found[0]}, and {found[1]} where the lists of a step that was collected "
+            "change: keep a copy of a sequence, not the lists of the step"
+        )
+
     def test_returns_results_in_the_order_of_the_batch(self) -> None:
         added = [new_sequence(number, 4 + number) for number in range(3)]
         added[1] = replace(added[1], sampling=replace(added[1].sampling, logprobs=1))

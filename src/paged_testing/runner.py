@@ -18,7 +18,7 @@ import pytest
 from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import PagedCoreError
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.runner import Runner
+from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsTopLogits
 from paged_core.settings.schema import settings_class
 from paged_testing.component import ComponentConformance
 
@@ -184,6 +184,8 @@ class RunnerConformance(ComponentConformance):
             some = runner.logits(hidden[[4, 1]])
         apart = float(torch.max(torch.abs(some - whole[[4, 1]])))
         assert apart <= self.tolerance, f"logits of two rows alone differ by {apart}"
+        for scale in (1, 0, 1 / 8, 8):
+            self.check_best(runner, hidden * scale)
 
     def test_different_tokens_have_different_logits(self) -> None:
         """Compare the same prompt at other positions, too, where a token was put before it."""
@@ -242,6 +244,34 @@ class RunnerConformance(ComponentConformance):
     def logits_alone(self, runner: Runner) -> list[Any]:
         """Logits of each of the prompts."""
         return [self.logits_of(runner, prompt) for prompt in PROMPTS]
+
+    def check_best(self, runner: Runner, hidden: Any) -> None:
+        """Check best tokens and top logits, if the runner has them, by the logits of these rows."""
+        torch: Any = import_module("torch")
+        counts = (1, 9, runner.vocab_size) if isinstance(runner, SupportsTopLogits) else ()
+        found = {}
+        with torch.inference_mode():
+            logits = runner.logits(hidden).cpu().float()
+            if not bool(torch.isfinite(logits).all()):
+                return
+            if isinstance(runner, SupportsBestTokens):
+                best = runner.best_tokens(hidden)
+                found["best_tokens()"] = [each.cpu()[:, None] for each in best]
+            for count in counts:
+                values, tokens = runner.top_logits(hidden, count)  # type: ignore[attr-defined]
+                found[f"top_logits() of {count}"] = [tokens.cpu(), values.cpu()]
+        ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+        within = self.tolerance * max(1.0, float(logits.abs().max()))
+        for name, (tokens, values) in found.items():
+            count, held = tokens.shape[1], logits.gather(1, tokens)
+            for wanted in (ranked[:, :count], held):
+                apart = float((values - wanted).abs().max())
+                assert apart <= within, f"{name} differ by {apart} from the highest of logits()"
+            assert all(len({*row}) == count for row in tokens.tolist()), f"{name} repeat a token"
+            tied = ranked[:, 0] == ranked[:, max(count, 9) - 1]
+            assert torch.equal(tokens[tied], order[tied, :count]), (
+                f"{name} of equal logits are not the lowest tokens: {tokens[tied][:, :9].tolist()}"
+            )
 
     def check_chunks(
         self, runner: Runner, alone: Sequence[Any], cuts: Sequence[int], order: Sequence[int]

@@ -236,3 +236,26 @@ class SwallowingExecutor(MemoryExecutor):
             return super().collect(handle)
         except Exception:  # noqa: BLE001 - what is wrong with it
             return StepResult()
+
+
+class ForgetfulExecutor(MemoryExecutor):
+    """Samples when the prompt is computed, also where more tokens are known."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        for seq_id in handle.sequence_ids:
+            sequence = self._sequences[seq_id]
+            is_ready = sequence.num_computed >= sequence.new.num_prompt_tokens
+            if is_ready and seq_id not in result.sequence_ids:
+                result.sequence_ids.append(seq_id)
+                result.token_ids.append(0)
+        return result
+
+
+class AliasingExecutor(MemoryExecutor):
+    """Keeps the very lists of tokens that a step has."""
+
+    def _learn(self, step: StepInput) -> None:
+        super()._learn(step)
+        for new in step.added:
+            self._sequences[new.id].tokens = new.tokens

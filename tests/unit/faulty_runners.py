@@ -128,3 +128,31 @@ class KeepingRunner(NativeRunner):
         hidden = super().forward(tokens, positions, attend)
         self.__dict__.setdefault("seen", []).append(hidden.clone())
         return hidden
+
+
+class UncappedRunner(NativeRunner):
+    """Caps logits, and not that of the best token."""
+
+    def logits(self, hidden: Tensor, /) -> Tensor:
+        return 20 * torch.tanh(super().logits(hidden) / 20)
+
+    def top_logits(self, hidden: Tensor, k: int, /) -> tuple[Tensor, Tensor]:
+        values, tokens = super().top_logits(hidden, k)
+        return 20 * torch.tanh(values / 20), tokens
+
+
+class LastRunner(NativeRunner):
+    """Takes the last of equal logits for the best."""
+
+    def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
+        scores, tokens = self.logits(hidden).flip(-1).max(-1)
+        return self.vocab_size - 1 - tokens, scores
+
+
+class UnstableRunner(NativeRunner):
+    """Ranks the last of equal logits first."""
+
+    def top_logits(self, hidden: Tensor, k: int, /) -> tuple[Tensor, Tensor]:
+        logits = self.logits(hidden).float().flip(-1)
+        values, tokens = logits.sort(dim=-1, descending=True, stable=True)
+        return values[:, :k], self.vocab_size - 1 - tokens[:, :k]

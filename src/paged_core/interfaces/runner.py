@@ -82,7 +82,7 @@ class SupportsBestTokens(Protocol):
 
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return the best token [R] int64 of the rows [R, hidden], the first of equals, and its
-        score [R]; NaN if any logit of the row is NaN."""
+        logit [R]; NaN if any logit of the row is NaN."""
 
 
 @runtime_checkable

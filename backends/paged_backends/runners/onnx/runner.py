@@ -207,14 +207,18 @@ class OnnxRuntimeRunner(DescribedRunner):
 
     def logits(self, hidden: Tensor, /) -> Tensor:
         """Return logits [R, vocab_size] float32."""
-        logits_RV, cap = self._scores(hidden), self._config.logits_soft_cap
-        return logits_RV if cap is None else soft_cap(logits_RV, cap)
+        return self._capped(self._scores(hidden))
 
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Return the best token [R] int64 of each row, and its logit [R] before the soft cap."""
+        """Return the best token [R] int64 of each row, and its logit [R]."""
         scores_RV = self._scores(hidden)  # a soft cap keeps their order
         best_R = scores_RV.argmax(dim=-1)
-        return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]
+        return best_R, self._capped(scores_RV.gather(1, best_R[:, None])[:, 0])
+
+    def _capped(self, scores: Tensor) -> Tensor:
+        """Return logits; scores are overwritten."""
+        cap = self._config.logits_soft_cap
+        return scores if cap is None else soft_cap(scores, cap)
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """Return logits [R, V] float32 before the soft cap."""
