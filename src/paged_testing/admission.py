@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
+from unittest.mock import patch
 
 import pytest
 
 from paged_core.engine.contexts import AdmissionContext
 from paged_core.engine.engine import Engine
-from paged_core.errors import AdmissionRefused, SettingsError
+from paged_core.errors import AdmissionRefused, PluginError, SettingsError
 from paged_core.interfaces.admission import Admission, Decision, Held, Load
 from paged_core.request import Request
 from paged_testing.component import Repeats
@@ -103,16 +104,22 @@ class AdmissionConformance(Repeats):
         return found | {"many tenants": [admission.decide(each, LOADS[0], 0.0) for each in asked]}
 
     def test_takes_as_many_requests_after_others_were_refused(self) -> None:
-        """Bursts of a tenant in an engine that has nothing to do, with years between them."""
+        """Bursts of a tenant in an engine that has nothing to do, with years between them, and
+        requests that the scheduler fails to take."""
         engine, taken = self.engine(), list[int]()
         for number in range(5):
             burst = [simple_request(f"r{number}.{place}", 3, 2) for place in range(40)]
             groups = serve(engine, Workload(tuple((0, request) for request in burst)))
             taken.append(len(groups))
+            with patch.object(type(engine.scheduler), "add", side_effect=KeyError("added")):
+                for place in range(8):
+                    with suppress(PluginError, AdmissionRefused):
+                        engine.add(simple_request(f"f{number}.{place}", 3, 2))
             cast("StepClock", engine.clock).skipped += 1e8
         assert min(taken) == taken[0] and len({*taken[1:]}) == 1, (
             f"of 40 requests that arrive while nothing waits or runs it takes {taken}, one burst "
-            "after the other: what it refused and what has ended is not there any more"
+            "after the other: what it refused, what was not added after all and what has ended is "
+            "not there any more"
         )
 
     @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)

@@ -161,6 +161,14 @@ class CommunicatorConformance(ComponentConformance):
             for each in results:
                 assert each[-1] == each[0 if each[0] else 1] == _sum(parts)
 
+    def test_a_deadline_begins_with_the_operation(self) -> None:
+        """After the ranks have had nothing to do for longer."""
+        seconds = max(2.0, self.timeout)
+        call: Call = ("all_reduce", _random("float32", (4,), 0), 0)
+        with self.group(2, seconds) as group:
+            for found in self.run(group, *([("pause", seconds + 0.1, 0), call] for _ in range(2))):
+                assert isinstance(found[1], bytes), f"after {seconds:g} s without calls: {found[1]}"
+
     def test_groups_do_not_mix(self) -> None:
         with self.group(2) as one, self.group(2) as other:
             for seed in range(3):

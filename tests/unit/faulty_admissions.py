@@ -93,6 +93,16 @@ class DecidingAdmission(_OfTenants):
             self.open += Counter()
 
 
+class PromisingAdmission(DecidingAdmission):
+    """Counts what it accepts, also what is not added after all."""
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        if self.open[request.tenant] >= 12:
+            return Refused("too many")
+        self.open[request.tenant] += 1
+        return None
+
+
 class SetAdmission(_Right):
     """Refuses the tenants of the last requests, of which it forgets whichever a set gives."""
 

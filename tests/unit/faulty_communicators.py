@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import sleep
+from time import monotonic, sleep
 
 import torch
 from torch import Tensor
@@ -19,6 +19,19 @@ class _Shm(ShmCommunicator):
 
     def __init__(self, options: FaultySettings, context: CommunicatorContext, /) -> None:
         super().__init__(ShmSettings(), context)
+
+
+class IdleCommunicator(_Shm):
+    """Counts the deadline of operations from when the group was made."""
+
+    def __init__(self, options: FaultySettings, context: CommunicatorContext, /) -> None:
+        super().__init__(options, context)
+        self._until = monotonic() + context.group.timeout
+
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        if monotonic() > self._until:
+            raise ExecutorLost("ranks are lost")
+        super().all_reduce(tensor)
 
 
 class BufferCommunicator(_Shm):

@@ -25,7 +25,7 @@ from paged_plugins.server.parsers.tool_parser import (
     Text,
     ToolParser,
 )
-from unit.faulty_settings import with_another
+from unit.faulty_settings import FaultyMarkSettings, with_another
 
 MARK = "<tool_call>"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -414,6 +414,14 @@ class OtherWordsFormat(HermesFormat):
             .grammar(functions, parallel=parallel, tokens=tokens)
             .replace("arguments\\", "input\\")
         )
+
+
+class FixedMarkFormat(HermesFormat):
+    """Forces calls of a mark of its own, whichever its parser looks for."""
+
+    def __init__(self, options: FaultyMarkSettings, /) -> None:
+        self.layout = replace(HermesFormat.layout, begins=(options.mark,))  # type: ignore[misc]
+        super().__init__(options)
 
 
 class WordyFormat(HermesFormat):

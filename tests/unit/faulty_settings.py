@@ -31,6 +31,13 @@ class FaultyLimitSettings(ComponentSettings):
     limit: PositiveInt = Field(default=100, description="a number")
 
 
+class FaultyMarkSettings(ComponentSettings):
+    """Options of a parser whose mark can be chosen."""
+
+    name: Literal["faulty"] = "faulty"
+    mark: str = Field(default="<tool_call>", min_length=1, description="what begins a call")
+
+
 class FaultyPathSettings(ComponentSettings):
     """Options of a component that writes a file."""
 

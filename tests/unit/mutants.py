@@ -113,6 +113,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
 """Modules of mutants, how the names of their classes end, who must find them, their options."""
 _OPTIONS = {
     observers.FixedPathObserver: settings.FaultyPathSettings,
+    parsers.FixedMarkFormat: settings.FaultyMarkSettings,
     schedulers.OverdrawingScheduler: settings.FaultyBudgetSettings,
     policies.FirstOptionsOrder: settings.FaultyLimitSettings,
     HashCachedAllocator: settings.FaultyHashCachedSettings,

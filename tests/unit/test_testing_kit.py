@@ -109,7 +109,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "OverdueAdmission": "retry_after=-",
     "GrudgingAdmission": "still take",
     **dict.fromkeys(("StrayAdmission", "AsciiObserver"), "raised and was dropped"),
-    "DecidingAdmission": "one burst after the other",
+    **dict.fromkeys(("DecidingAdmission", "PromisingAdmission"), "one burst after the other"),
+    "IdleCommunicator": "without calls",
     **dict.fromkeys(
         ("SetAdmission", "HashedPredictor", "ForgetfulOrder"), "another process decides"
     ),
@@ -176,6 +177,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "HalfParserFormat": "after '<' a call may begin",
     "ManyFormat": "accepts two calls or more",
     "FirstOnlyFormat": "the grammar does not accept",
+    "FixedMarkFormat": "gives .Text",
     "EmptyingFormat": "changed the functions",
     **dict.fromkeys(
         ("SharingParserFormat", "SharingThinkFormat", "SingleParserFormat"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, product, zip_longest
 from random import Random
 from typing import Any, ClassVar
+
+from pydantic import ValidationError
 
 from paged_testing import ComponentConformance
 from paged_testing.telling import told
@@ -128,6 +131,18 @@ class ParserCases(ComponentConformance):
             assert found == [alone[one], alone[other]], (
                 f"{answers[one]} is read otherwise while another parser reads {answers[other]}"
             )
+
+    def other_settings(self) -> list[dict[str, Any]]:
+        """Also other texts, such as marks."""
+        found, kind = super().other_settings(), type(self.options)
+        for name, field in kind.model_fields.items():
+            text = field.default
+            if name not in self._table and isinstance(text, str) and text:
+                table = {**self._table, name: text[0] + text}
+                with suppress(ValidationError):
+                    kind(**table)
+                    found.append({"component": table})
+        return found
 
     def test_goes_by_its_own_options_beside_another(self) -> None:
         made, answers = self.build(), list(self.answers())

@@ -326,16 +326,24 @@ class ToolParserConformance(ParserCases):
     def test_forced_calls_are_read(self) -> None:
         """Calls of the functions that there are."""
         for names, num_texts in ((NAMES, 12), (NAMES[-1:], 4), (NAMES[:-1], 4)):
-            cases, grammar = self.grammar(dict.fromkeys(names, PARAMETERS))
-            backend = cases.make()
-            texts = filter(None, (cases.walk(backend, grammar, seed) for seed in range(num_texts)))
-            for text in texts:
-                found = self.parsed(text)
-                said = f"{text!r} gives {found}"
-                assert not any(isinstance(piece, Text) for piece in found), said
-                for name, arguments in _calls(found) or [("none", {})]:
-                    assert name in names, said
-                    assert arguments.get("a", ...) in PARAMETERS["properties"]["a"]["enum"], said
+            self.check_forced(names, num_texts)
+
+    def check_written(self) -> None:
+        super().check_written()
+        self.check_forced(NAMES, 2)
+
+    def check_forced(self, names: Sequence[str], num_texts: int) -> None:
+        """Check that what the grammar permits is read as calls of these functions."""
+        cases, grammar = self.grammar(dict.fromkeys(names, PARAMETERS))
+        backend = cases.make()
+        texts = filter(None, (cases.walk(backend, grammar, seed) for seed in range(num_texts)))
+        for text in texts:
+            found = self.parsed(text)
+            said = f"{text!r} gives {found}"
+            assert not any(isinstance(piece, Text) for piece in found), said
+            for name, arguments in _calls(found) or [("none", {})]:
+                assert name in names, said
+                assert arguments.get("a", ...) in PARAMETERS["properties"]["a"]["enum"], said
 
     def check_cuts(self, pieces: Sequence[str]) -> None:
         """Check that pieces give what the whole gives, and that arguments are as they should."""
