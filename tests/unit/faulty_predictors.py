@@ -87,6 +87,8 @@ class MemoPredictor(_Learning):
     """Keeps its last answers by the ids of requests, whatever it learns meanwhile."""
 
     def expect(self, request: Request, /) -> ExpectedLength | None:
+        if self.last == 1:  # has learnt nothing
+            return None
         found = self.known.setdefault(request.id, ExpectedLength(self.last))
         if len(self.known) > 8:
             del self.known[next(iter(self.known))]
