@@ -17,7 +17,7 @@ from paged_core.interfaces.admission import Admission, Decision, Held, Load
 from paged_core.request import Request
 from paged_testing.component import Repeats
 from paged_testing.engines import StepClock, build_memory_engine, memory_settings, serve
-from paged_testing.policy_subjects import extreme_requests, written_requests
+from paged_testing.policy_subjects import extreme_requests, requests_of_tenants, written_requests
 from paged_testing.served import check_not_cut_short, check_nothing_leaked, check_served
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request, unlike
 
@@ -96,11 +96,9 @@ class AdmissionConformance(Repeats):
     def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
         """Also of many tenants, who ask for much at once, the first of them last."""
         found, admission = super().answers(beside), self.make()
-        usual, tenants = written_requests()[2], range(_TENANTS)
-        asked = [
-            replace(usual, id=f"{n}", tenant=f"t{n}", prompt=(n,) * 2000)
-            for n in (*tenants, *reversed(tenants))
-        ]
+        tenants = enumerate(requests_of_tenants(written_requests()[2]))
+        asked = [replace(each, prompt=(number,) * 2000) for number, each in tenants]
+        asked += reversed(asked)
         return found | {"many tenants": [admission.decide(each, LOADS[0], 0.0) for each in asked]}
 
     def test_takes_as_many_requests_after_others_were_refused(self) -> None:
@@ -192,7 +190,6 @@ class _Watched(Admission):
 
 _LATER = 2.0**17
 """Seconds, by which times can be moved without being rounded."""
-_TENANTS = 1100
 
 
 def _seconds(decision: Decision, begins: float = 0.0) -> tuple[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import build_memory_engine, serve, serves_again
 from paged_testing.served import check_nothing_leaked
+from paged_testing.use import threads_in_turns
 from paged_testing.workloads import Workload, simple_request
 
 TIGHT: Sequence[Mapping[str, Any]] = (
@@ -159,13 +159,14 @@ class ExecutorConformance(ComponentConformance):
         new, found = new_sequence(0, 5), []
         with self.engine() as engine:
             executor = engine.executor
-            for number in (0, 2):
-                step = step_input(number, [(0, 3)], added=[new], removed=[0] * (number // 2))
+            for is_changed in (False, True):
+                number = 2 * is_changed
+                step = step_input(number, [(0, 3)], added=[new], removed=[0] * is_changed)
                 executor.collect(executor.submit(step))
-                if number:
-                    for kept in step.added:
-                        kept.tokens.reverse()
-                        kept.blocks.reverse()
+                if is_changed:
+                    for sent in step.added:
+                        sent.tokens.reverse()
+                        sent.blocks.reverse()
                 found.append(run(executor, number + 1, **LAST).token_ids)
         assert found[0] == found[1], (
             f"it samples {found[0]}, and {found[1]} where the lists of a step that was collected "
@@ -340,10 +341,8 @@ class ExecutorConformance(ComponentConformance):
         steps = [first, *[{"batch": [(number, 1) for number in range(16)]}] * 4]
         plain, ahead = self.sampled(*steps, num_blocks=64), list[StepResult]()
         handles = list[Any]()
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(1e-5)
         try:
-            with self.engine(num_blocks=64) as engine:
+            with threads_in_turns(), self.engine(num_blocks=64) as engine:
                 for number, step in enumerate(steps):
                     handles.append(engine.executor.submit(step_input(number, **step)))
                     if number:
@@ -352,8 +351,6 @@ class ExecutorConformance(ComponentConformance):
         except Exception as error:
             error.add_note(f"step {len(ahead)} was collected after the next one was submitted")
             raise
-        finally:
-            sys.setswitchinterval(before)
         tokens, wanted = ([each.token_ids for each in results] for results in (ahead, plain))
         assert tokens == wanted, f"submitted ahead it samples {tokens}, one by one {wanted}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +19,7 @@ from paged_core.errors import RequestError
 from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Matcher, Vocabulary
 from paged_core.structured_outputs import StructuredOutputs
 from paged_testing.component import ComponentConformance
+from paged_testing.use import threads_in_turns
 
 _SPECIAL = (0, 1, 2)
 _PIECES = (
@@ -277,15 +277,11 @@ class GrammarConformance(ComponentConformance):
 
     def test_any_thread_may_compile(self) -> None:
         """While others compile other forms, and one fills masks."""
-        backend, before = self.make(), sys.getswitchinterval()
+        backend = self.make()
         forms = [StructuredOutputs(choice=(f"{number} of many",)) for number in range(8)]
-        sys.setswitchinterval(1e-5)
-        try:
-            with ThreadPoolExecutor(len(forms)) as pool:
-                compiled = [*pool.map(backend.compile, forms * 4)]
-                found = [*pool.map(lambda each: self.walk(backend, each, 0), compiled)]
-        finally:
-            sys.setswitchinterval(before)
+        with threads_in_turns(), ThreadPoolExecutor(len(forms)) as pool:
+            compiled = [*pool.map(backend.compile, forms * 4)]
+            found = [*pool.map(lambda each: self.walk(backend, each, 0), compiled)]
         wanted = [f"{number} of many" for number in range(8)] * 4
         assert found == wanted, f"compiled in several threads at once, they give {found}"
 

@@ -19,7 +19,9 @@ from paged_core.sequence import SequenceGroup, SequenceState
 from paged_testing.component import ServesEveryWorkload
 from paged_testing.engines import memory_settings
 from paged_testing.policy_subjects import (
+    NUM_TENANTS,
     extreme_requests,
+    requests_of_tenants,
     untouched,
     waiting_groups,
     written_requests,
@@ -144,10 +146,11 @@ class LengthPredictorConformance(ServesEveryWorkload):
     def test_being_asked_changes_nothing(self) -> None:
         """Asked about more tenants than it may remember, the first of them last, and of others."""
         asked, twin = self._crowded(), self._crowded()
-        _ask(asked, _tenants(2 * _MANY)[::-1])
+        usual = written_requests()[0]
+        _ask(asked, requests_of_tenants(usual, 2 * NUM_TENANTS)[::-1])
         for each in (asked, twin):
             _tell(each, [*_lasting([9], tenants="new")])
-        found, of_twin = (_ask(each, _tenants(_MANY)) for each in (asked, twin))
+        found, of_twin = (_ask(each, requests_of_tenants(usual)) for each in (asked, twin))
         differ = [
             n for n, (one, other) in enumerate(zip(found, of_twin, strict=True)) if one != other
         ]
@@ -160,11 +163,11 @@ class LengthPredictorConformance(ServesEveryWorkload):
     def _crowded(self) -> LengthPredictor:
         """A predictor that was told of many tenants."""
         predictor = self.make()
-        _tell(predictor, [*_lasting([1 + n % 13 for n in range(_MANY)], tenants="t")])
+        _tell(predictor, [*_lasting([1 + n % 13 for n in range(NUM_TENANTS)], tenants="t")])
         return predictor
 
     def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
-        crowded = _ask(self._crowded(), _tenants(_MANY))
+        crowded = _ask(self._crowded(), requests_of_tenants(written_requests()[0]))
         return {**super().answers(beside), "many tenants": crowded}
 
     def uses(self) -> Callable[[int], object]:
@@ -181,16 +184,6 @@ class LengthPredictorConformance(ServesEveryWorkload):
         super().check_written()
         self.check_answers([])
         self.check_answers(_ended(39))
-
-
-_MANY = 1100
-"""Tenants."""
-
-
-def _tenants(count: int) -> list[Request]:
-    """Requests of these tenants."""
-    usual = written_requests()[0]
-    return [replace(usual, id=f"t{n}", tenant=f"t{n}") for n in range(count)]
 
 
 def _requests() -> list[Request]:

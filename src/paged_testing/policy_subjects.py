@@ -74,6 +74,15 @@ def extreme_requests() -> list[Request]:
     ]
 
 
+NUM_TENANTS = 1100
+"""More than small tables hold."""
+
+
+def requests_of_tenants(usual: Request, count: int = NUM_TENANTS) -> list[Request]:
+    """Requests like a usual one, each of a tenant of its own."""
+    return [replace(usual, id=f"t{number}", tenant=f"t{number}") for number in range(count)]
+
+
 _DRAWN: Mapping[str, Sequence[Any]] = {
     "priority": (0, 0, 1, -1, 7),
     "deadline": (None, None, 0.0, 3.5, 50.0, -2.0),

@@ -40,11 +40,9 @@ class _Telling(ast.NodeTransformer):
         is_brief = any(isinstance(each, ast.Constant) for each in parts)
         if len(parts) > 2 or isinstance(op, ast.Is | ast.IsNot):
             return node
-        return (
-            node
-            if is_brief and not isinstance(op, ast.In | ast.NotIn)
-            else _operation(node, op, *parts)
-        )
+        if is_brief and not isinstance(op, ast.In | ast.NotIn):
+            return node
+        return _operation(node, op, *parts)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)

@@ -192,6 +192,17 @@ def _in_tensors() -> int:
 
 
 @contextmanager
+def threads_in_turns() -> Iterator[None]:
+    """Let threads take turns as often as Python can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextmanager
 def _profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
     before = sys.getprofile()
     sys.setprofile(profile)
