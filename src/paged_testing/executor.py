@@ -96,11 +96,15 @@ class ExecutorConformance(ComponentConformance):
         values = {"num_blocks": 9, "num_host_blocks": 5, "block_size": 4, "max_model_len": 32}
         with self.engine(**values, preemption="swap") as engine:
             capacity = engine.capacity
-            assert (capacity.num_blocks, capacity.num_host_blocks) == (9, 5)
-            assert 0 < capacity.max_model_len <= 32
-            assert capacity.vocab_size is None or capacity.vocab_size > 0
-            tokens = capacity.eos_token_ids
-            assert all(0 <= token < (capacity.vocab_size or token + 1) for token in tokens)
+            size, ends = capacity.vocab_size, capacity.eos_token_ids
+            assert (capacity.num_blocks, capacity.num_host_blocks) == (9, 5), (
+                f"num_blocks is 9 and num_host_blocks 5, and start() returns {capacity}"
+            )
+            assert 0 < capacity.max_model_len <= 32, f"max_model_len is 32: {capacity}"
+            assert size is None or size > 0, f"vocab_size is a number above 0 or None: {capacity}"
+            assert all(0 <= token < (size or token + 1) for token in ends), (
+                f"eos_token_ids are tokens of the vocabulary: {capacity}"
+            )
 
     @pytest.mark.parametrize("tight", TIGHT, ids=("budget", "swap", "merge", "plain"))
     def test_written_requests_have_the_same_output_alone_and_in_a_batch(
@@ -137,9 +141,9 @@ class ExecutorConformance(ComponentConformance):
 
     def test_samples_when_the_last_prompt_token_is_computed_and_not_before(self) -> None:
         early, last, more = self.sampled(FIRST, LAST, {"batch": [(0, 1)]})
-        assert (early.sequence_ids, early.token_ids) == ([], [])
-        for result in (last, more):
-            assert (result.sequence_ids, len(result.token_ids)) == ([0], 1)
+        check_samples(early, [])
+        check_samples(last, [0])
+        check_samples(more, [0])
 
     def test_a_sequence_of_more_tokens_than_its_prompt_samples_after_the_last_of_them(self) -> None:
         """As after a preemption, in chunks of which one ends where its prompt does."""
@@ -151,8 +155,8 @@ class ExecutorConformance(ComponentConformance):
             {"batch": [(0, 7)], "added": [new], "removed": [0]},
         )
         for result in early:
-            assert not result.sequence_ids, f"it samples where known tokens are left: {result}"
-        assert (last.sequence_ids, last.token_ids) == ([0], whole.token_ids)
+            check_samples(result, [])
+        check_samples(last, [0], whole.token_ids)
 
     def test_keeps_a_copy_of_a_sequence(self) -> None:
         """The lists of a step may change once it was collected."""
@@ -180,8 +184,8 @@ class ExecutorConformance(ComponentConformance):
             {"batch": [(0, 4), (1, 5), (2, 6)], "added": added},
             {"batch": [(2, 1), (0, 1), (1, 1)]},
         )
-        assert first.sequence_ids == [0, 1, 2]
-        assert turned.sequence_ids == [2, 0, 1]
+        check_samples(first, [0, 1, 2])
+        check_samples(turned, [2, 0, 1])
         given = zip(turned.token_ids, turned.logprobs or [], strict=False)
         assert [token in (found or ()) for token, found in given] == [False, False, True], (
             f"of the sequences 2, 0 and 1 the last asks for log-probabilities: {turned}"
@@ -190,7 +194,7 @@ class ExecutorConformance(ComponentConformance):
         for number, new in enumerate(added):
             whole = {"batch": [(number, len(new.tokens))], "added": [new]}
             alone.append(self.sampled(whole, {"batch": [(number, 1)]})[1].token_ids[0])
-        assert turned.token_ids == [alone[2], alone[0], alone[1]]
+        check_samples(turned, [2, 0, 1], [alone[2], alone[0], alone[1]])
 
     def test_samples_a_token_for_each_sequence_of_a_fan_out(self) -> None:
         new, drawn = replace(new_sequence(0, 5), fan_out=3), SamplingParams(n=16, temperature=50.0)
@@ -200,9 +204,8 @@ class ExecutorConformance(ComponentConformance):
             {"batch": [(0, 1)]},
             {"batch": [(1, 5)], "added": [other]},
         )
-        assert result.sequence_ids == [0, 0, 0]
-        assert len(result.token_ids) == 3
-        assert after.sequence_ids == [0]
+        check_samples(result, [0, 0, 0])
+        check_samples(after, [0])
         assert len({*random.token_ids}) > 1, f"16 sequences draw {random.token_ids}: each its own"
 
     def test_ranks_the_candidates_of_a_beam_and_samples_nothing(self) -> None:
@@ -211,24 +214,30 @@ class ExecutorConformance(ComponentConformance):
         with self.engine() as engine:
             executor = engine.executor
             early = run(executor, 0, [(0, 3)], added=[new])
-            assert not early.candidates, "its tokens are not all computed yet"
+            assert not early.candidates, "it ranks candidates before all tokens are computed"
             result = run(executor, 1, [(0, 2)])
-            assert not result.sequence_ids
-            (found,) = result.candidates.values()
-            assert len(found) == 4
-            assert list(found.values()) == sorted(found.values(), reverse=True)
-            assert max(found.values()) <= 0
+            check_samples(result, [])
+            assert list(result.candidates) == [0], (
+                f"the sequence 0 wants candidates, and those of {list(result.candidates)} came"
+            )
+            found = result.candidates[SeqId(0)]
+            ranked = sorted(found.values(), reverse=True)
+            assert len(found) == 4 and list(found.values()) == ranked and ranked[0] <= 0, (
+                f"4 candidates are wanted, log-probabilities from the highest on: {found}"
+            )
             longer = replace(new, tokens=[*new.tokens, next(iter(found))], num_computed=5)
             whole = replace(longer, num_computed=0, blocks=[BlockId(9 + i) for i in range(4)])
             cached = run(executor, 2, [(0, 1)], added=[longer], removed=[0]).candidates[SeqId(0)]
             again = run(executor, 3, [(0, 6)], added=[whole], removed=[0]).candidates[SeqId(0)]
-            assert list(again) == list(cached)
+            assert list(again) == list(cached), (
+                f"it ranks {list(cached)}, and {list(again)} where all tokens are computed again"
+            )
 
     def test_a_removed_sequence_can_be_added_again(self) -> None:
         once, again = self.sampled(
             WHOLE, {"batch": [(0, 5)], "added": [new_sequence(0, 5, 8)], "removed": [0]}
         )
-        assert (again.sequence_ids, again.token_ids) == ([0], once.token_ids)
+        check_samples(again, [0], once.token_ids)
 
     def test_moves_blocks_in_the_order_swap_out_swap_in_copy(self) -> None:
         """A block is swapped out, swapped in and copied in one step, then computed on."""
@@ -242,7 +251,7 @@ class ExecutorConformance(ComponentConformance):
             self.sampled(FIRST, {**LAST, **changes}, **WITH_HOST)[1].token_ids
             for changes in ({}, moves)
         )
-        assert turned == plain
+        assert turned == plain, f"with its first block moved it samples {turned}, else {plain}"
 
     def test_starts_again_when_it_was_lost_and_ends_what_it_started(self) -> None:
         """Threads and processes end in close(), which may be called more than once."""
@@ -314,7 +323,7 @@ class ExecutorConformance(ComponentConformance):
             {"batch": [(0, size)], "added": [replace(new, blocks=[BlockId(0)])]},
             {**LAST, **edited((0, 1, 7))},
         )
-        assert (grown.sequence_ids, grown.token_ids) == ([0], whole.token_ids)
+        check_samples(grown, [0], whole.token_ids)
 
     def test_a_sequence_in_few_chunks_samples_the_same_as_in_many(self) -> None:
         found = []
@@ -332,7 +341,7 @@ class ExecutorConformance(ComponentConformance):
         whole, shared = self.sampled(
             {"batch": [(0, 6)], "added": [first]}, {"batch": [(1, 2)], "added": [second]}
         )
-        assert (shared.sequence_ids, shared.token_ids) == ([1], whole.token_ids)
+        check_samples(shared, [1], whole.token_ids)
 
     def test_a_step_may_be_submitted_before_the_last_one_is_collected(self) -> None:
         """They run in the order in which they are submitted, also where threads take turns."""
@@ -356,8 +365,8 @@ class ExecutorConformance(ComponentConformance):
 
     def test_a_step_may_only_remove_what_is_known(self) -> None:
         _, gone, again = self.sampled(WHOLE, {"batch": [], "removed": [0]}, WHOLE)
-        assert (gone.sequence_ids, gone.token_ids) == ([], [])
-        assert again.sequence_ids == [0]
+        check_samples(gone, [])
+        check_samples(again, [0])
 
     def test_two_executors_in_turns_sample_as_each_alone(self) -> None:
         """Requests of the two have the same ids, and other tokens."""
@@ -431,6 +440,21 @@ def run(
 ) -> StepResult:
     """Run one step; the arguments are those of :func:`step_input`."""
     return executor.collect(executor.submit(step_input(number, batch, **more)))
+
+
+def check_samples(
+    result: StepResult, sequence_ids: list[int], token_ids: list[int] | None = None
+) -> None:
+    """Check for which sequences a step sampled, and what, if that is known."""
+    found, tokens = result.sequence_ids, result.token_ids
+    assert found == sequence_ids and len(tokens) == len(found), (
+        f"it samples {tokens} for the sequences {found}; {sequence_ids} are to get one each: those "
+        "of which the step computes the last token, in the order of the batch"
+    )
+    assert token_ids in (None, tokens), (
+        f"it samples {tokens} for the sequences {found}; {token_ids} where they are computed "
+        "whole, alone and in blocks of their own"
+    )
 
 
 def moved(how: str, blocks: Mapping[int, int]) -> dict[str, list[BlockId]]:

@@ -329,13 +329,17 @@ def _chance(frame: FrameType, event: str, called: Any) -> str | None:
 
 
 def last_place(function: Callable[[], object], package: str) -> str | None:
-    """Call again what has failed; return the line in which code of a package returned last."""
+    """Call again what has failed; return the line in which code of a package returned last.
+
+    Calls of ``close`` do not count: a ``with`` statement makes them after the failure.
+    """
     last: str | None = None
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal last
         if event == "return" and package_of(frame) == package:
-            last = _place(frame)
+            is_closed = any(each.f_code.co_name == "close" for each in _callers(frame))
+            last = last if is_closed else _place(frame)
 
     with _profiled(profile):
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from pydantic import field_validator
@@ -25,6 +26,7 @@ from paged_testing import (
     settings_round_trip,
     simple_request,
 )
+from paged_testing.use import last_place
 from unit.faulty_evictors import LeakyEvictor
 from unit.faulty_settings import registry_of
 from unit.mutants import MUTANTS, Mutant, recorded
@@ -59,6 +61,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "LeapingAllocator": "it found blocks",
     "CommonExecutor": "beside another it samples",
     "AlikeExecutor": "16 sequences draw",
+    "ForgetfulExecutor": "are to get one each",
     "TenantPredictor": "still take",
     **dict.fromkeys(("SquaringPredictor", "FractionPredictor"), "math domain error"),
     "BraceParserFormat": "behind .* the rest is text",
@@ -337,6 +340,18 @@ class TestHelpers:
         engine = build_memory_engine()
         with pytest.raises(AssertionError, match="unfinished after 3 steps"):
             serve(engine, Workload(((0, simple_request("A", 5, 40)),)), max_steps=3)
+
+    def test_a_failure_is_not_placed_where_the_component_is_closed_after_it(self) -> None:
+        made: dict[str, Any] = {"__name__": "a_plugin.part"}
+        code = "class Part:\n    def work(self): pass\n    def close(self): self.work()"
+        exec(compile(code, "part.py", "exec"), made)
+
+        def fails() -> None:
+            with closing(made["Part"]()) as part:
+                part.work()
+                pytest.fail("its work is wrong")
+
+        assert last_place(fails, "a_plugin") == "part.py:2 in Part.work"
 
 
 class DoublingSettings(ComponentSettings):
