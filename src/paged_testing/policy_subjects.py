@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -18,6 +18,8 @@ from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_testing.engines import memory_settings, start_memory_engine
+from paged_testing.use import instructions
+from paged_testing.workloads import simple_request
 
 _FACTS: Sequence[tuple[int, int | None, int, float | None, str, int, float]] = (
     # tokens of the prompt, max_tokens, priority, deadline, tenant, n, arrival
@@ -131,10 +133,10 @@ WRITTEN_SHARES = (3, 13, 0, 9, 4, 11, 2, 4)
 """For :func:`running_groups`: of one the whole prompt is computed, in forks; some just began."""
 
 
-def empty_cache(registry: Registry, num_blocks: int = 64) -> KVCache:
+def empty_cache(registry: Registry, num_blocks: int = 64, **values: Any) -> KVCache:
     """An empty cache."""
     checks = "full" if num_blocks <= 64 else "basic"  # each admission checks all blocks
-    settings = memory_settings(registry, num_blocks=num_blocks, checks=checks)
+    settings = memory_settings(registry, num_blocks=num_blocks, checks=checks, **values)
     return start_memory_engine(settings, registry).kv_cache
 
 
@@ -197,6 +199,42 @@ def _grow(cache: KVCache, group: SequenceGroup) -> None:
         first = group.live.pop(0)
         first.finish_reason = FinishReason.STOP
         cache.release(first)
+
+
+_LENGTHS = ((64, 64), (4096, 64), (64, 4096))
+"""Tokens of prompts, and of answers."""
+
+
+def long_groups(
+    registry: Registry, prompt: int, answer: int
+) -> tuple[KVCache, list[SequenceGroup]]:
+    """A cache, and running groups in it of so many tokens, each in one block."""
+    cache = empty_cache(registry, block_size=2 * 4096, max_model_len=2 * 4096)
+    requests = [simple_request(f"r{number}", prompt, 4096) for number in range(4)]
+    groups = running_groups(cache, requests, [prompt - 1] * 4, grown=False)
+    for group in groups:
+        (sequence,) = group.live
+        sequence.tokens += [7] * answer
+        sequence.num_scheduled = sequence.num_computed = len(sequence.tokens) - 1
+        group.first_token_at = 0.0
+    return cache, groups
+
+
+def check_costs_by_length(
+    calls: Callable[[int, int], Callable[[], object]], package: str, what: str
+) -> None:
+    """Check that calls about requests cost the same, however long these are.
+
+    Args:
+        calls: returns what calls the component about :func:`long_groups` of such lengths.
+        what: is called.
+    """
+    costs = [instructions(calls(*each), package, everywhere=True) for each in _LENGTHS]
+    for (prompt, answer), cost in zip(_LENGTHS, costs, strict=True):
+        assert cost <= 2 * costs[0] + 2000, (  # there may be another path
+            f"{what} takes {costs[0]} instructions and items where prompts and answers have 64 "
+            f"tokens, {cost} where they have {prompt} and {answer}"
+        )
 
 
 @contextmanager

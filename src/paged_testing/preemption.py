@@ -23,11 +23,13 @@ from paged_testing.engines import build_memory_engine, serve
 from paged_testing.policy_subjects import (
     NUM_DRAWN,
     WRITTEN_SHARES,
+    check_costs_by_length,
     drawn_numbers,
     drawn_requests,
     empty_cache,
     extreme_requests,
     let_go,
+    long_groups,
     running_groups,
     untouched,
     waiting_groups,
@@ -98,6 +100,15 @@ class PreemptionCases(ComponentConformance):
         for name in ("three requests grow until one is preempted", "two forked groups compete"):
             values = SITUATIONS[name].values({"preemption": self._table})
             self.check_swaps(values, SITUATIONS[name].workload, num_host_blocks)
+
+    @pytest.mark.parametrize("method", ["mode", "tokens_to_reserve"])
+    def test_a_call_costs_the_same_for_short_requests_and_long(self, method: str) -> None:
+        def calls(prompt: int, answer: int) -> Callable[[], object]:
+            _, groups = long_groups(self.registry, prompt, answer)
+            ask = getattr(self.make(), method)
+            return lambda: [ask(group) for group in groups]
+
+        check_costs_by_length(calls, self.package, f"{method}() of 4 that run")
 
     # ------------------------------------------------------------------ what is checked
 
@@ -276,6 +287,15 @@ class VictimCases(ComponentConformance):
         assert taken[1] < 16 * taken[0] + 400, (
             f"choose() takes {taken[0]} instructions of 192 candidates, {taken[1]} or more of 1536"
         )
+
+    def test_the_work_does_not_depend_on_how_long_candidates_are(self) -> None:
+        """Of equally many blocks."""
+
+        def calls(prompt: int, answer: int) -> Callable[[], object]:
+            cache, candidates = long_groups(self.registry, prompt, answer)
+            return partial(self.make(cache).choose, candidates, 5.0)
+
+        check_costs_by_length(calls, self.package, "choose() of 4 candidates")
 
     def test_what_it_was_shown_before_does_not_matter(self) -> None:
         """Ask it about others, and then about groups that have arrived since."""

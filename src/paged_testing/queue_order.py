@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -20,11 +20,13 @@ from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.policy_subjects import (
     NUM_DRAWN,
     WRITTEN_SHARES,
+    check_costs_by_length,
     drawn_numbers,
     drawn_requests,
     empty_cache,
     extreme_requests,
     let_go,
+    long_groups,
     requests_of_tenants,
     running_groups,
     untouched,
@@ -180,23 +182,19 @@ class QueueOrderCases(ComponentConformance):
             "128"
         )
 
-    @pytest.mark.parametrize("method", ["quantum_over", "served"])
+    @pytest.mark.parametrize("method", _ASKED)
     def test_a_call_costs_the_same_for_short_requests_and_long(self, method: str) -> None:
-        """Each running request is asked about in each step."""
-        costs = []
-        for length in (16, 2048):
-            order = self.make()
-            if not hasattr(order, method):
-                return
-            groups = waiting_groups([simple_request(f"r{n}", length, 4) for n in range(4)])
+        """All running requests are asked about in each step."""
+
+        def calls(prompt: int, answer: int) -> Callable[[], object]:
+            cache, groups = long_groups(self.registry, prompt, answer)
+            order = self.build(OrderContext(kv_cache=cache))
             _calls(order, "key", groups)
-            for group in groups:
-                group.status, group.first_token_at = Status.RUNNING, 0.0
-            costs.append(instructions(partial(_calls, order, method, groups), self.package))
-        assert costs[1] <= 2 * costs[0] + 8, (
-            f"4 calls of {method}() take {costs[0]} instructions and items where prompts have 16 "
-            f"tokens, {costs[1]} where they have 2048"
-        )
+            _tell(order, groups, [answer] * len(groups))
+            return partial(_calls, order, method, groups)
+
+        if hasattr(self.make(), method):
+            check_costs_by_length(calls, self.package, f"{method}() of 4 that run")
 
     # ------------------------------------------------------------------ what is checked
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from paged_testing.work import Work
+from paged_testing.work import COPIES, Work
 
 _TOLD = "_paged_testing_work"
 setattr(builtins, _TOLD, Work)  # where code of any module finds it
@@ -33,6 +33,12 @@ class _Telling(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id in _OF_THE_FRAME:
             return node
         return _told("call", node, node.func, *node.args, keywords=node.keywords)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if node.attr in COPIES and isinstance(node.ctx, ast.Load):
+            return _told("read", node, node.value, ast.Constant(node.attr))
+        return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)

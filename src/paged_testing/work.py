@@ -29,6 +29,8 @@ from types import (
 )
 from typing import Any
 
+from paged_core.sequence import SequenceState
+
 WORK_FILE = __file__
 
 _WEIGHT = 2
@@ -47,6 +49,8 @@ _CONTAINERS: tuple[type, ...] = (
     *_HASHED,
 )
 _ARRAYS = ("numpy", "torch")
+COPIES = {"output": SequenceState.output}
+"""Properties of what a component sees that copy what they return."""
 _NUMBERS = {int, float, bool, type(None)}
 _LINEAR = {
     *(list, tuple, set, frozenset, dict, bytes, bytearray, str, array.array),
@@ -237,6 +241,12 @@ class Work:
         if type(index) not in _NUMBERS and type(index) is not str:
             cls.add(_hashed(index) if isinstance(index, tuple) else _size(index))
         return index
+
+    @classmethod
+    def read(cls, owner: Any, name: str) -> Any:
+        """Return an attribute, which may be a copy."""
+        value = getattr(owner, name)
+        return cls.spread(value) if getattr(type(owner), name, None) is COPIES[name] else value
 
     @classmethod
     def sized(cls, value: Any) -> Any:

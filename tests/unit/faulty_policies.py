@@ -232,6 +232,13 @@ class CopyingQuantum(_CountingService):
         return sum(len(list(each.tokens)) for each in group.live) > 4096
 
 
+class RecountingQuantum(_CountingService):
+    """Counts what was generated, of which it gets a copy."""
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        return sum(len(each.output) for each in group.sequences) > 4096
+
+
 class GatheringQuantum(_CountingService):
     """Looks at all whose keys it was asked for."""
 
@@ -326,6 +333,10 @@ VICTIMS = with_another(
         "PairingVictim": lambda self, shown, now: max(
             shown, key=lambda group: sum(1 for each in shown if each.number <= group.number)
         ),
+        # adds up the tokens that each has computed
+        "AddingVictim": lambda self, shown, now: max(
+            shown, key=lambda group: len([t for each in group.live for t in each.tokens])
+        ),
         # finds none in a crowd
         "CrowdedVictim": lambda self, shown, now: shown[-1] if len(shown) < 1000 else None,
         # frees the blocks itself
@@ -410,6 +421,8 @@ PREEMPTIONS = {
                 group.max_length,
                 len(group.live[0].tokens) + group.request.sampling.max_tokens,  # type: ignore[operator]
             ),
+            # counts what its longest sequence has in a copy of it
+            "CopyingPreemption": lambda self, group: max(len([*s.tokens]) for s in group.live),
             # for its first sequence, which may have ended before the others
             "FirstPreemption": lambda self, group: len(group.sequences[0].tokens),
             # less than what a group has already

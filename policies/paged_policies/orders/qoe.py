@@ -46,7 +46,7 @@ class QoeOrder(QueueOrder):
         options, gain = self._options, 0.0
         end, unread = options.horizon, 0.0
         if group.first_token_at is not None:
-            sent = max(len(sequence.output) for sequence in group.live)
+            sent = group.longest - len(group.request.prompt)
             unread = max(0.0, sent / options.tokens_per_second - (now - group.first_token_at))
         expected = now + end - group.arrival - options.expected_ttft
         if expected > 0:
