@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from math import inf
@@ -78,6 +79,17 @@ def other_options(
         if made not in seen:
             seen.append(made)
             yield table
+
+
+def each_option(
+    kind: type[ComponentSettings], fixed: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Tables that differ in one option each, small and large, of those that are not ``fixed``."""
+    for name, values in _values(kind).items():
+        for value in values if name not in fixed else ():
+            with suppress(ValidationError):
+                kind(**(table := {**fixed, name: value}))
+                yield table
 
 
 def unbounded(kind: type[ComponentSettings]) -> Iterator[str]:

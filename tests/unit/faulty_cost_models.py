@@ -19,6 +19,26 @@ class _Right(CostModel):
         return 0.01 + 1e-5 * tokens + 1e-8 * (work.prefill_pairs + work.decode_context)
 
 
+class TightCostModel(_Right):
+    """Has fewer blocks than none where the model does not fit."""
+
+    def __init__(self, options: Any, context: Any, /) -> None:
+        super().__init__(options, context)
+        self._memory = options.limit
+
+    def num_blocks(self, block_size: int, /) -> int:
+        return 1000 * (self._memory - 50) // block_size
+
+
+class KeyCostModel(_Right):
+    """Keeps times by some parts of the work."""
+
+    def seconds(self, work: StepWork, /) -> float:
+        known: dict[tuple[int, int], float] = self.__dict__.setdefault("known", {})
+        key = work.prefill_tokens % 64, work.sampled_rows % 2
+        return known.setdefault(key, super().seconds(work))
+
+
 def _seconds(own: Any, work: StepWork) -> float:
     return _Right.seconds(own, work)
 
@@ -36,6 +56,12 @@ WRONG_SECONDS = {
     "EagerCostModel": lambda own, work: (
         _seconds(own, work) - (0.005 if work.decode_sequences > 256 else 0)
     ),
+    # pads decodes to multiples of 16, unless a prompt is there
+    "PaddingCostModel": lambda own, work: (
+        _seconds(own, work) + (0 if work.prefill_tokens else 1e-3 * (-work.decode_sequences % 16))
+        if work.decode_sequences > 256
+        else _seconds(own, work)
+    ),
     # keeps the work of each step
     "KeepingCostModel": lambda own, work: own.works.append(work) or _seconds(own, work),
     # times go by the hash of a text
@@ -45,6 +71,7 @@ WRONG_SECONDS = {
 }
 WRONG_BLOCKS = {
     "FractionalCostModel": lambda own, size: 1e6 / size,
+    "OwnSizeCostModel": lambda own, size: 4096,
     "NegativeCostModel": lambda own, size: 1000 - 100 * size,
 }
 WRONG_LENGTHS = {

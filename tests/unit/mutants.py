@@ -115,6 +115,7 @@ _OPTIONS = {
     observers.FixedPathObserver: settings.FaultyPathSettings,
     parsers.FixedMarkFormat: settings.FaultyMarkSettings,
     schedulers.OverdrawingScheduler: settings.FaultyBudgetSettings,
+    cost_models.TightCostModel: settings.FaultyLimitSettings,
     policies.FirstOptionsOrder: settings.FaultyLimitSettings,
     HashCachedAllocator: settings.FaultyHashCachedSettings,
     ContiguousAllocator: settings.FaultyContiguousSettings,

@@ -71,6 +71,11 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "TruncatingObserver": "hears of an event, it changed group",
     "CommonObserver": "the observer raised",
     "KeepingCostModel": "still take",
+    "TightCostModel": "1 or more, None where it does not know",
+    "NegativeCostModel": "1 or more, None where it does not know",
+    "OwnSizeCostModel": "in blocks of the size that it is asked for",
+    "KeyCostModel": "whatever the earlier calls were",
+    "PaddingCostModel": "with less of prefill_tokens",
     "HashingCostModel": "another process decides",
     **dict.fromkeys(
         ("ByPlaceOrder", "ByNameOrder", "ByPlaceVictim", "ByPlacePreemption"),

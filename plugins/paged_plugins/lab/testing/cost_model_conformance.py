@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 from math import inf
 from random import Random
 from typing import Any, ClassVar
 
+from pydantic import ValidationError
+
+from paged_core.errors import SettingsError
 from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_testing.component import Repeats
+from paged_testing.options import each_option
 
 _PARTS = [field.name for field in fields(StepWork)]
 _SIZES = sorted(
     {*range(520), *(n * 2**k + d for n in (3, 4, 5, 125) for k in range(14) for d in (0, 1))}
 )
 """Sizes up to that of large batches, and of more those at which kernels may end, and one more."""
+_EDGES = sorted({2**k + d for k in (0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 12) for d in (-1, 0, 1)} | {300})
+"""Sizes of one part, beside which each other part grows from none."""
 _A_STEP = StepWork(
     prefill_tokens=99,
     prefill_sequences=1,
@@ -98,9 +104,25 @@ class CostModelConformance(Repeats):
             assert type(beyond) is bool, f"is_extrapolated() returned {beyond!r}, which is no bool"
             assert one.seconds(work) == other.seconds(work) == seconds
 
+    def test_a_time_follows_from_the_work_alone(self) -> None:
+        """The same works are asked for in another order."""
+        varied = [
+            replace(work, **{part: getattr(work, part) + more})
+            for work, part, more in product((*step_works(), _A_STEP, StepWork()), _PARTS, (0, 1))
+        ]
+        forwards, backwards = self.make_cost_model(), self.make_cost_model()
+        first = [forwards.seconds(work) for work in varied]
+        again = [backwards.seconds(work) for work in reversed(varied)]
+        for work, one, other in zip(varied, first, reversed(again), strict=True):
+            assert one == other, (
+                f"{work} takes {one} s, and {other} s where other work was asked for before it: "
+                "equal work takes equal time, whatever the earlier calls were"
+            )
+
     def test_more_work_never_takes_less_time(self) -> None:
         """Also where a kernel or a graph ends, and another begins."""
         model = self.make_cost_model()
+        self.check_grows(model, (StepWork(), _A_STEP))
         for work, part, more in product(step_works(), _PARTS, (1, 100, 10**5)):
             larger = replace(work, **{part: getattr(work, part) + more})
             least = model.seconds(work) * (1 - 1e-12)  # sums are rounded
@@ -121,8 +143,20 @@ class CostModelConformance(Repeats):
         )
         assert long > short
 
+    def check_grows(self, model: CostModel, works: Sequence[StepWork]) -> None:
+        """Check that time grows with each part, beside each other part at its edges."""
+        for work, (one, other), size in product(works, permutations(_PARTS, 2), _EDGES):
+            beside = replace(work, **{one: size})
+            grown = [replace(beside, **{other: more}) for more in (0, 1, 2, 9)]
+            for less, more in pairwise(grown):
+                least, found = model.seconds(less), model.seconds(more)
+                assert found >= least * (1 - 1e-12), (
+                    f"{more} takes {found} s, and {least} s with less of {other}"
+                )
+
     def check_written(self) -> None:
         self.test_a_step_without_work_takes_time()
+        self.check_grows(self.make_cost_model(), [StepWork()])
         self.test_can_be_pickled()
 
     def test_can_be_pickled(self) -> None:
@@ -132,16 +166,45 @@ class CostModelConformance(Repeats):
         work = StepWork(prefill_tokens=100, prefill_pairs=5050, decode_sequences=8, sampled_rows=9)
         assert copy.seconds(work) == model.seconds(work)
 
-    def test_larger_blocks_are_not_more(self) -> None:
-        """If it knows how many there are."""
-        counts = [self.make_cost_model(block_size=size).num_blocks(size) for size in (8, 16, 32)]
-        if counts[0] is None:
-            assert counts == [None] * 3
-        else:
-            for count in counts:
-                assert type(count) is int, f"num_blocks() returned {count!r}, which is no int"
-                assert count >= 1
-            assert counts == sorted(counts, key=lambda count: -(count or 0))
+    def test_blocks_of_any_size_have_as_many_tokens(self) -> None:
+        """If it knows; also those of another size than that of the settings."""
+        models = [(self.make_cost_model(block_size=size), size) for size in (8, 16, 32)]
+        models += [(self.make_cost_model(block_size=16), size) for size in (1, 8, 16, 32, 64)]
+        counts = [(size, self.blocks(model, size)) for model, size in models]
+        known = [(size, count) for size, count in counts if count is not None]
+        assert len(known) in (0, len(counts)), f"by size there are {counts} blocks: all, or none"
+        tokens = [size * count for size, count in known]
+        for size, count in known:
+            apart = max(abs(size * count - each) for each in tokens)
+            assert apart <= 64 + 0.1 * max(tokens), (
+                f"{count} blocks of {size} tokens fit, by size {counts}: num_blocks(block_size) is "
+                "about the same memory, in blocks of the size that it is asked for"
+            )
+
+    def test_blocks_are_one_or_more_where_a_model_does_not_fit(self) -> None:
+        """With each option alone at its smallest and largest."""
+        for table in each_option(type(self.options), self._table):
+            kit = self.of(self.registry, self.slot, {**self.settings, self.slot: table})
+            try:
+                model = kit.make_cost_model()
+            except (SettingsError, ValidationError):
+                continue
+            kit.blocks(model, 16)
+
+    def blocks(self, model: CostModel, size: int) -> int | None:
+        """Return how many blocks fit; ``None``: it does not know, or refuses the settings."""
+        try:
+            count = model.num_blocks(size)
+        except SettingsError:
+            return None
+        assert count is None or type(count) is int, (
+            f"num_blocks() returned {count!r}, which is no int"
+        )
+        assert count is None or count >= 1, (
+            f"num_blocks({size}) returned {count} with {self._table}: 1 or more, None where it "
+            "does not know, or a SettingsError that says what does not fit"
+        )
+        return count
 
     def test_the_longest_sequence_has_a_token(self) -> None:
         longest = self.make_cost_model().max_model_len
