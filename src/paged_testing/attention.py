@@ -56,6 +56,23 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Changes to a small layer."""
 
 
+_ALIKE = (
+    (0, 1),
+    (1, 0),
+    (1, 2),
+    (1, 3),
+    (0, 1),
+    (3, 1),
+    (4, 0, 3),
+    (4, 5, 6),
+    (4, 3, 0),
+    (6, 5, 4),
+)
+"""Sequences of batches that follow each other."""
+_MOST_CACHED = 233
+"""More uses than there are of a layer."""
+
+
 def _prepared(heads: Any, norm: Any, how: Any) -> Any:
     """Return heads [T, ., head_dim] as they come to attention, computed in float64."""
     torch: Any = import_module("torch")
@@ -177,9 +194,17 @@ class AttentionConformance(ComponentConformance):
     num_uses: ClassVar[int] = 60
 
     def uses(self) -> Callable[[int], object]:
-        """A step with a plan of its own, by a layer that stays."""
-        scene = next(self.scenes([(20, 1), (3, 9)], 21))
-        return lambda number: scene.run([number % 2, 1 - number % 2])
+        """A step of other lengths, with a plan of its own, by a layer that stays."""
+        scene = next(self.scenes([(_MOST_CACHED, 1), (_MOST_CACHED, 9)], 21))
+        queries = scene.queries[1]
+
+        def use(number: int) -> None:
+            one, other = ((number + more) * 89 % _MOST_CACHED for more in (0, 2))
+            scene.queries[1] = queries[: 1 + number % 9]
+            scene.chunks = [(one, 1), (other, 1 + number % 9)]
+            scene.run([number % 2, 1 - number % 2], write_cached=False)
+
+        return use
 
     # ------------------------------------------------------------------ results
 
@@ -260,6 +285,21 @@ class AttentionConformance(ComponentConformance):
         for scenes in zip(*both, strict=True):
             for scene in scenes * 2:
                 self.check_run(scene)
+
+    def test_batches_that_differ_in_one_thing_follow_each_other(self) -> None:
+        """In the order of lengths, in tables, in what is cached, or in numbers alone: each has as
+        many sequences and tokens as the one before it, and most as long ones."""
+        chunks = [(9, 1), (7, 3), (9, 1), (5, 1), (12, 1), (7, 1), (7, 1)]
+        for scene in self.scenes(chunks, 25):
+            scene.share_blocks(owner=0, other=3)  # of one table, and other lengths
+            scene.write_cached(range(len(chunks)))
+            for members in _ALIKE:
+                self.check_run(scene, members, write_cached=False)
+            for index in _ALIKE[-1]:
+                scene.queries[index].neg_()
+                scene.keys[index][-1:].neg_()
+                scene.values[index][-1:].neg_()
+            self.check_run(scene, _ALIKE[-1], write_cached=False)
 
     @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
     def test_equals_dense_attention_on_long_sequences(self, changes: dict[str, Any]) -> None:

@@ -111,6 +111,7 @@ class Scene:
         self.keys, self.values = stored(), stored()
         self._shared: dict[int, tuple[int, int]] = {}
         """Sequences that share blocks of another: with which, and how many tokens."""
+        self._last_tables = np.zeros((0, 0), np.int32)
         self.cache = self._allocate(layer.device) if not first_block else self._zeros()
         self._attention = backend.bind(layer, self.cache)
         # what is cached is written by attention whose results are dropped: let it see little
@@ -249,7 +250,8 @@ class Scene:
 
     def share_blocks(self, *, owner: int, other: int, count: int = 1) -> None:
         """Give both the same first ``count`` blocks, and the tokens in them."""
-        size = count * self.layer.block_size
+        lengths = (len(self.keys[each]) for each in (owner, other))
+        size = min(count * self.layer.block_size, *lengths)
         self._shared[other] = (owner, size)
         self.tables[other, :count] = self.tables[owner, :count]
         self.keys[other][:size] = self.keys[owner][:size]
@@ -281,8 +283,11 @@ class Scene:
         return self.backend.plan(self.batch)
 
     def _batch(self, rows: _Rows) -> AttentionBatch:
+        tables = self.tables[[index for index, *_ in rows]].numpy().astype(np.int32)
+        if not np.array_equal(tables, self._last_tables):
+            self._last_tables = tables  # of equal ones an executor hands over one array
         return attention_batch(
-            self.tables[[index for index, *_ in rows]].numpy(),
+            self._last_tables,
             [(cached, new) for _, cached, new, _ in rows],
             self.layer.block_size,
             self.layer.device,

@@ -161,6 +161,41 @@ class ThriftyAttention(TorchAttention):
         return self._plans[count]
 
 
+class CoarseAttention(TorchAttention):
+    """Takes what it prepared last for a batch of as many tokens and sequences, and as long ones."""
+
+    last: tuple[Any, Any] = (None, None)
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        lengths = batch.query_start_host, batch.seq_lens_host
+        sizes = (len(batch.slot_mapping), len(batch.seq_lens_host), batch.max_seq_len)
+        if self.last[0] != sizes:
+            self.last = sizes, lengths
+        starts, lengths = self.last[1]
+        return super().plan(replace(batch, query_start_host=starts, seq_lens_host=lengths))
+
+
+class OfTablesAttention(TorchAttention):
+    """Takes the lengths that it had for the same array of tables."""
+
+    last: tuple[Any, Any] = (None, None)
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        if self.last[0] is not batch.block_tables_host:
+            self.last = batch.block_tables_host, batch.seq_lens_host
+        return super().plan(replace(batch, seq_lens_host=self.last[1]))
+
+
+class PlacesAttention(TorchAttention):
+    """Keeps something for each length."""
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        kept = self.__dict__.setdefault("kept", {})
+        for length in batch.seq_lens_host.tolist():
+            kept.setdefault(length, torch.arange(length))
+        return super().plan(batch)
+
+
 class KeepingAttention(TorchAttention):
     """Keeps every plan."""
 
