@@ -151,7 +151,7 @@ class AdmissionConformance(Repeats):
 
     def uses(self) -> Callable[[int], object]:
         """Requests of a tenant under each load, the first one long, some aborted, with much time
-        between uses."""
+        between uses; every other one is of a tenant that always comes back."""
         long = simple_request("long", 1500, 1)
         engine = self.engine(num_blocks=4, block_size=512, max_model_len=2048)
         watched = _Watched.install(engine)
@@ -159,8 +159,8 @@ class AdmissionConformance(Repeats):
         def use(number: int) -> None:
             watched.load = LOADS[number % len(LOADS)]
             requests = [
-                replace(each, tenant=f"tenant {number}", deadline=None)
-                for each in unlike([long, *written_requests()], number)
+                replace(each, tenant=f"tenant {number}" if at % 2 else "regular", deadline=None)
+                for at, each in enumerate(unlike([long, *written_requests()], number))
             ]
             aborts = tuple((place % 3, each.id) for place, each in enumerate(requests[::2]))
             serve(engine, Workload(tuple((0, each) for each in requests), aborts))

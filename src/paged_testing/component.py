@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 from inspect import getsourcefile, getsourcelines, isfunction
 from itertools import chain
 from typing import Any, ClassVar, Self
+from unittest.mock import patch
 
 import pytest
 
@@ -33,6 +35,7 @@ from paged_testing.engines import (
 )
 from paged_testing.options import other_options, unbounded
 from paged_testing.served import check_not_cut_short, check_served
+from paged_testing.unused import unused_options
 from paged_testing.use import chance_watched, growth, last_place
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation
 
@@ -251,6 +254,39 @@ class ComponentConformance:
             f"nothing bounds the number {', '.join(found)} from below: write PositiveInt, "
             "NonNegativeFloat or Field(ge=...), with a negative number where those mean something"
         )
+
+    @_placed
+    def test_reads_each_of_its_options(self) -> None:
+        """Or one has no effect, and nobody is told."""
+        if self.refusal():
+            pytest.skip("it is not imported")
+        found = unused_options(self.record.settings, self.record.load())
+        assert not found, (
+            f"{', '.join(map(repr, found))} of {self.record.settings.__name__} has no effect: no "
+            f"code of {self.package} reads it, or reads what it is assigned to"
+        )
+
+    @_placed
+    def test_asks_once_for_what_it_needs_of_a_slot_of_a_package(self) -> None:
+        """By ``make(slot)`` when it is made: each call makes a component that knows nothing."""
+        named = [key for key, _ in self._own_parts() if key in self.settings]
+        if not named:
+            pytest.skip("its settings choose nothing of a slot that a package brings")
+        if reason := self.refusal():
+            pytest.skip(reason)
+        with patch.object(Maker, "__call__", autospec=True, side_effect=Maker.__call__) as made:
+            use, counts = self.uses(), list[Counter[str]]()
+            for number in range(6):
+                use(number)
+                counts.append(Counter(call.args[1] for call in made.call_args_list))
+        for key in named:
+            assert counts[-1][key], (
+                f"nothing calls make({key!r}), so it has no effect what the settings choose there"
+            )
+            assert counts[-1][key] == counts[1][key], (
+                f"make({key!r}) is called {counts[-1][key] - counts[1][key]} times in four uses: "
+                "each component that it makes is new and knows nothing of what was before"
+            )
 
     @_placed
     def test_holds_with_other_options(self) -> None:

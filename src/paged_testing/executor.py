@@ -17,9 +17,11 @@ from paged_core.engine.engine import Engine
 from paged_core.errors import ExecutorLost
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.executor import Executor
+from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
+from paged_testing.chance import decisions_elsewhere
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import build_memory_engine, serve, serves_again
@@ -381,6 +383,16 @@ class ExecutorConformance(ComponentConformance):
             "keep what one knows in itself, not in its class or module"
         )
 
+    def test_draws_the_same_in_another_process(self) -> None:
+        """Whose strings have other hashes."""
+        settings = {**self.settings, "executor": self._table}
+        drawn = _drawn(self.registry, "executor", settings)
+        elsewhere = decisions_elsewhere(_drawn, self.registry, "executor", settings)
+        assert drawn == elsewhere, (
+            f"requests at random draw {drawn}, in another process {elsewhere}: what is drawn "
+            "follows from the seed and the place, not from hashes, addresses or global state"
+        )
+
     def outputs(self, *asked: Sequence[Request]) -> list[list[list[int]]]:
         """Return outputs of requests, in an engine for each list of them, which step in turns."""
         with ExitStack() as stack:
@@ -394,6 +406,20 @@ class ExecutorConformance(ComponentConformance):
                     if engine.has_unfinished:
                         engine.step()
             return [[group.sequences[0].output for group in each] for each in groups]
+
+
+def _drawn(registry: Registry, slot: str, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return outputs that requests with a seed and without one draw."""
+    engine = build_memory_engine(registry, **settings)
+    asked = [
+        replace(each, sampling=replace(each.sampling, seed=seed, temperature=2.0))
+        for seed, each in ((None, simple_request("A", 5, 8)), (7, simple_request("B", 3, 8)))
+    ]
+    try:
+        groups = serve(engine, Workload(tuple((0, each) for each in asked)))
+        return {name: [*group.sequences[0].output] for name, group in groups.items()}
+    finally:
+        engine.close()
 
 
 def _started() -> set[object]:

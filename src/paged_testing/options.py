@@ -52,11 +52,13 @@ def other_options(
     kind: type[ComponentSettings], fixed: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Tables that differ in what is not ``fixed``: the two smallest values, the three largest; and
-    in one option each, which is 0, negative, infinite or an empty text.
+    in one option each, which is 0, negative, infinite or an empty text, or, of one that is
+    ``fixed``, the smallest or the largest.
 
     Those that the settings class refuses are left out.
     """
-    values = {name: each for name, each in _values(kind).items() if name not in fixed}
+    every = _values(kind)
+    values = {name: each for name, each in every.items() if name not in fixed}
     seen = [kind(**fixed)]
     varied = [
         {name: each[number % len(each)] for name, each in values.items()}
@@ -70,6 +72,7 @@ def other_options(
         for each in _least(inner)
         if each not in values.get(name, ())
     ]
+    varied += [{name: every[name][at]} for name in fixed if name in every for at in (0, -1)]
     for more in varied:
         table = {**fixed, **more}
         try:

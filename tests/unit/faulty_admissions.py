@@ -55,6 +55,15 @@ class _OfTenants(_Right, Observer):
         self.open += Counter()  # without those of none
 
 
+class RegularAdmission(_Right):
+    """Keeps when each request of a tenant came, as long as there are requests of others."""
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        if request.tenant == "regular":
+            self.known += [str(now)] * 20
+        return None
+
+
 OVER = {
     # names seconds where a time is asked for, and a time where seconds are
     "LastingAdmission": lambda own, request, now: Held(5.0),

@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_core.sequence import SequenceGroup
 from paged_policies.victims.newest import NewestVictim
+from unit.faulty_settings import FaultyShareSettings
 
 UnimportableVictim = type("UnimportableVictim", (), {"__module__": "unit.a_module_not_there"})
 MisspeltVictim = type("MisspeltVictim", (), {"__module__": "unit.faulty_policies"})
@@ -18,6 +19,14 @@ class CheckedVictim(NewestVictim):
     def __init__(self, options: Any, context: Any, /) -> None:
         super().__init__(options, context)
         self.limit = getattr(options, "limit", None)
+
+
+class UnreadVictim(CheckedVictim):
+    """Assigns its option, and goes by nothing of it."""
+
+    def __init__(self, options: FaultyShareSettings, context: Any, /) -> None:
+        super().__init__(options, context)
+        self._most_unread = options.unread_share
 
 
 class UnboundedVictim(CheckedVictim):

@@ -215,6 +215,13 @@ class AlikeExecutor(MemoryExecutor):
         return super()._sample(new, tokens, 0)
 
 
+class HashingExecutor(MemoryExecutor):
+    """Draws by the hash of a string."""
+
+    def _sample(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:
+        return super()._sample(new, [*tokens, hash(str(tokens)) % 97], index)
+
+
 class CommonExecutor(MemoryExecutor):
     """Keeps the sequences of all executors in one table."""
 

@@ -16,7 +16,7 @@ from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.victim import Victim
 from paged_core.sequence import SequenceGroup
-from unit.faulty_settings import forever, meddling, with_another
+from unit.faulty_settings import FaultyLimitSettings, Part, forever, meddling, with_another
 
 RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP
 
@@ -122,6 +122,28 @@ class FirstPartOrder(_Order):
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         return (group.number % self.parts[0].limit, group.number)
+
+
+class OwnPartOrder(_Order):
+    """Makes a component of its own slot itself, whichever the settings choose."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.part = Part(FaultyLimitSettings(), parts)
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (group.number // self.part.limit, group.number)
+
+
+class PartForEachOrder(_Order):
+    """Asks for a component of its own slot whenever it needs one."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.make = parts.make
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (group.number // self.make("faulty_part").limit, group.number)
 
 
 class OneSidedOrder(_Order):

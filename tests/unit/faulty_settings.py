@@ -31,6 +31,13 @@ class FaultyLimitSettings(ComponentSettings):
     limit: PositiveInt = Field(default=100, description="a number")
 
 
+class FaultyShareSettings(ComponentSettings):
+    """Options of a component that does not go by them."""
+
+    name: Literal["faulty"] = "faulty"
+    unread_share: PositiveInt = Field(default=3, description="a number")
+
+
 class FaultyMarkSettings(ComponentSettings):
     """Options of a parser whose mark can be chosen."""
 
@@ -90,7 +97,7 @@ def registry_of(
     version = registry_with().slots[slot].version
     part = Component("faulty_part", FaultyLimitSettings, f"{__name__}:Part", summary="a part")
     slot_of_its_own = Slot("faulty_part", f"{__name__}:Part", "faulty", summary="parts")
-    more = (slot_of_its_own, part) if made.__name__.startswith("FirstPart") else ()
+    more = (slot_of_its_own, part) if "Part" in made.__name__ else ()
     return registry_with(replace(component, interface_version=version), *more)
 
 

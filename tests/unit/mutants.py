@@ -162,6 +162,7 @@ MUTANTS: Sequence[Mutant] = (
     *(Mutant(VictimConformance, _PLAIN, components.CheckedVictim, each) for each in _CHECKS),
     Mutant(VictimConformance, settings.FaultyLimitSettings, components.LimitedVictim),
     Mutant(VictimConformance, settings.FaultyOpenSettings, components.UnboundedVictim),
+    Mutant(VictimConformance, settings.FaultyShareSettings, components.UnreadVictim),
 )
 
 
@@ -177,6 +178,7 @@ def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
 
     class Kit(conformance):  # type: ignore[misc, valid-type]
         component = "faulty"
+        settings = {"faulty_part": "faulty"} if "Part" in mutant.name else {}
         patience = 5.0  # of communicators
 
         def make_registry(self) -> Registry:
