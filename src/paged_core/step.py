@@ -40,9 +40,11 @@ class NewSequence:
     """The block table, this step's blocks included."""
     sampling: SamplingParams
     index: int = 0
-    """Its place among the sequences of its request: each has a random stream."""
+    """Its place among the sequences of its request: each has a random stream, by this number."""
     fan_out: int = 1
-    """Tokens to sample when its prompt is first computed: one for each sequence of its request."""
+    """Tokens to sample when its prompt is first computed, and never again: one for each sequence of
+    its request, with ``index`` and the numbers after it. The first is appended to this one; the
+    others are added in the next step, as sequences of their own."""
     num_candidates: int = 0
     """Beam search: report this many best continuations and sample no token; 0: sample."""
 

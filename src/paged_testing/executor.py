@@ -201,14 +201,20 @@ class ExecutorConformance(ComponentConformance):
     def test_samples_a_token_for_each_sequence_of_a_fan_out(self) -> None:
         new, drawn = replace(new_sequence(0, 5), fan_out=3), SamplingParams(n=16, temperature=50.0)
         other = replace(new_sequence(1, 5), fan_out=16, sampling=drawn)
-        result, after, random = self.sampled(
+        result, after, random, again = self.sampled(
             {"batch": [(0, 5)], "added": [new]},
             {"batch": [(0, 1)]},
             {"batch": [(1, 5)], "added": [other]},
+            {"batch": [(1, 1)]},
         )
         check_samples(result, [0, 0, 0])
         check_samples(after, [0])
         assert len({*random.token_ids}) > 1, f"16 sequences draw {random.token_ids}: each its own"
+        grown = [*other.tokens, random.token_ids[0]]
+        (first,) = self.sampled(
+            {"batch": [(1, 6)], "added": [replace(other, tokens=grown, fan_out=1)]}
+        )
+        check_samples(again, [1], first.token_ids)
 
     def test_ranks_the_candidates_of_a_beam_and_samples_nothing(self) -> None:
         sampling = SamplingParams(beam_width=2, max_tokens=8, ignore_eos=True)

@@ -215,6 +215,16 @@ class AlikeExecutor(MemoryExecutor):
         return super()._sample(new, tokens, 0)
 
 
+class LastExecutor(MemoryExecutor):
+    """Goes on from the last of the tokens that a sequence sampled for others."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        for seq_id, token in zip(result.sequence_ids, result.token_ids, strict=True):
+            self._sequences[seq_id].tokens[-1] = token
+        return result
+
+
 class HashingExecutor(MemoryExecutor):
     """Draws by the hash of a string."""
 
