@@ -7,19 +7,26 @@ Shapes: H query heads, K key/value heads, D head_dim, Q new and L all tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from itertools import combinations, permutations
+from random import Random
+from threading import Barrier
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar
 
 import pytest
 
 from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import PagedCoreError
+from paged_core.interfaces.communicator import Communicator
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsTopLogits
 from paged_core.settings.schema import settings_class
+from paged_testing.availability import RAISED
 from paged_testing.component import ComponentConformance
 
 
@@ -44,6 +51,7 @@ class DenseAttention:
         Raises:
             AssertionError: a shape or dtype differs from the layer's description.
         """
+        assert layer in range(len(self.layers)), f"attend() of layer {layer!r}: its index in layers"
         spec = self.layers[layer]
         total = sum(num_tokens for _, num_tokens in self._batch)
         assert tuple(query.shape) == (total, spec.num_heads, spec.head_dim), query.shape
@@ -83,6 +91,32 @@ class DenseAttention:
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 
+class _Rank(Communicator):
+    """One end of a group of threads."""
+
+    def __init__(self, rank: int, parts: list[Any], barrier: Barrier) -> None:
+        self.rank, self.size = rank, len(parts)
+        self._parts, self._barrier = parts, barrier
+
+    def all_gather(self, tensor: Any, /) -> Any:
+        self._parts[self.rank] = tensor.clone()
+        self._barrier.wait()
+        found = import_module("torch").stack(self._parts)
+        self._barrier.wait()
+        return found
+
+    def all_reduce(self, tensor: Any, /) -> None:
+        tensor.copy_(self.all_gather(tensor).float().sum(0))
+
+    def broadcast(self, tensor: Any, /, source: int = 0) -> None:
+        tensor.copy_(self.all_gather(tensor)[source])
+
+    def close(self) -> None:
+        self._barrier.abort()
+
+
+_MOST_TOKENS = 127
+"""In a step of a use: a prime number, so that no two of so many uses have as many."""
 PROMPTS = ((1, 5, 9, 2, 6, 3, 8), (4, 4, 7), (2, 9, 1, 1, 3))
 
 
@@ -109,14 +143,19 @@ class RunnerConformance(ComponentConformance):
         """A fresh runner, loaded; the test is skipped where it is not available.
 
         Args:
-            values: settings besides :attr:`settings`.
+            values: settings besides :attr:`settings`, but for ``runner``, which is
+                :attr:`component`.
         """
+        return self._loaded(values)
+
+    def _loaded(self, values: Mapping[str, Any], **parts: Any) -> Runner:
+        assert "runner" not in values, "`component` names the runner and its options"
         reason = self.refusal()
         if reason:
             pytest.skip(reason)
         values = {**self.settings, **values, "runner": self._table}
         settings = settings_class(self.registry)(**values)
-        made = self.build(RunnerContext(settings=settings))
+        made = self.build(RunnerContext(settings=settings, **parts))
         assert isinstance(made, Runner)
         made.load()
         return made
@@ -124,13 +163,36 @@ class RunnerConformance(ComponentConformance):
     num_uses: ClassVar[int] = 40
 
     def uses(self) -> Callable[[int], object]:
-        """A sequence of tokens of its own, computed in two steps."""
+        """Sequences of tokens, lengths and positions of their own, computed in two steps.
+
+        The first one is the longest, for buffers that are as large as was ever needed.
+        """
+        torch: Any = import_module("torch")
         runner = self.make()
+        limit = min(runner.max_model_len or 4096, 4096)
 
         def use(number: int) -> None:
-            attention, tokens = DenseAttention(runner.layers, 1), [1, *map(int, f"{number:06}")]
-            self.step(runner, attention, [(0, tokens[:4], 0)])
-            self.step(runner, attention, [(0, tokens[4:], 4)])
+            drawn, count = Random(number), number % 4 + 1
+            total = _MOST_TOKENS - number * 61 % _MOST_TOKENS
+            lengths = [max(1, min((total + each) // count, limit // 2)) for each in range(count)]
+            tokens = [drawn.choices(range(runner.vocab_size), k=length + 1) for length in lengths]
+            starts = [
+                drawn.randrange(limit - length) if number else limit - 1 - length
+                for length in lengths
+            ]
+            attention = DenseAttention(runner.layers, count)
+            self.hidden(runner, attention, [(n, t[:-1], starts[n]) for n, t in enumerate(tokens)])
+            hidden = self.hidden(
+                runner,
+                attention,
+                [(n, t[-1:], starts[n] + lengths[n]) for n, t in enumerate(tokens)],
+            )
+            with torch.inference_mode():
+                runner.logits(hidden)
+                if isinstance(runner, SupportsBestTokens):
+                    runner.best_tokens(hidden)
+                if isinstance(runner, SupportsTopLogits):
+                    runner.top_logits(hidden, 1 + (49 + number * 31) % 50)
 
         return use
 
@@ -141,15 +203,27 @@ class RunnerConformance(ComponentConformance):
             assert isinstance(layer, LayerSpec)
             assert layer.num_heads % layer.num_kv_heads == 0
             assert layer.block_size == 8, f"its block_size is {layer.block_size}, the settings' 8"
-        assert runner.vocab_size >= 10
-        assert runner.max_model_len is None or runner.max_model_len > 0
-        assert all(0 <= token < runner.vocab_size for token in runner.eos_token_ids)
+        longest, size, ends = runner.max_model_len, runner.vocab_size, runner.eos_token_ids
+        assert type(size) is int, f"vocab_size is {size!r}, which is no int"
+        assert size >= 10
+        assert longest is None or type(longest) is int, f"max_model_len is {longest!r}, no int"
+        assert longest is None or longest > 0
+        assert isinstance(ends, frozenset), f"eos_token_ids are {ends!r}, no frozenset"
+        assert all(0 <= token < size for token in ends)
+
+    def test_layers_have_the_format_of_the_cache_that_settings_name(self) -> None:
+        for wanted in ("int8", "fp8_e4m3"):
+            with suppress(PagedCoreError):
+                found = {each.kv_cache_dtype for each in self.make(kv_cache_dtype=wanted).layers}
+                assert found == {wanted}, (
+                    f"kv_cache_dtype of its layers is {found}, that of the settings {wanted!r}"
+                )
 
     def test_calls_attention_once_per_layer_in_order(self) -> None:
         runner = self.make()
-        attention = DenseAttention(runner.layers, 1)
-        self.step(runner, attention, [(0, PROMPTS[0], 0)])
-        assert attention.called == list(range(len(runner.layers)))
+        attention = DenseAttention(runner.layers, len(PROMPTS))
+        for batch in ([(0, PROMPTS[0], 0)], [(0, (5,), 7)], [(n, (5,), n) for n in range(3)]):
+            self.step(runner, attention, batch)
 
     def test_logits_have_a_row_per_hidden_state(self) -> None:
         torch: Any = import_module("torch")
@@ -158,7 +232,8 @@ class RunnerConformance(ComponentConformance):
         assert tuple(rows.shape) == (len(PROMPTS[0]), runner.vocab_size)
         dtypes = {"float32", runner.layers[0].dtype}
         assert str(rows.dtype).removeprefix("torch.") in dtypes, f"logits are {rows.dtype}"
-        assert bool(torch.isfinite(rows).all())
+        of_last = self.logits_of(runner, (runner.vocab_size - 1, 0, runner.vocab_size - 2))
+        assert bool(torch.isfinite(rows).all() and torch.isfinite(of_last).all())
 
     @pytest.mark.parametrize("cuts", [[], [1], [3, 1], [2, 2, 2], [1, 1, 1, 1]], ids=str)
     def test_logits_are_the_same_in_written_chunks(self, cuts: list[int]) -> None:
@@ -186,6 +261,83 @@ class RunnerConformance(ComponentConformance):
         assert apart <= self.tolerance, f"logits of two rows alone differ by {apart}"
         for scale in (1, 0, 1 / 8, 8):
             self.check_best(runner, hidden * scale)
+        mixed = hidden.repeat(2, 1)
+        mixed[1], mixed[3], mixed[5, 0], mixed[7, -1] = torch.nan, 0, torch.inf, -torch.inf
+        self.check_best(runner, mixed)
+
+    def test_a_logit_that_is_nan_is_told_wherever_it_is(self) -> None:
+        """As where weights are damaged: of one token, which may be any."""
+        torch: Any = import_module("torch")
+        runner = self.make()
+        hidden = self.hidden(runner, DenseAttention(runner.layers, 1), [(0, PROMPTS[0], 0)])
+        size = runner.vocab_size
+        tensors = [each for each in _tensors_of(runner) if size in each.shape]
+        with torch.inference_mode():
+            kept = [each.data for each in tensors]  # code of C may know where they are
+            for each in tensors:
+                each.data = each.data.clone()
+            for token in (0, size // 2 + 1, size - 1):
+                for each in tensors:
+                    each.select(each.shape.index(size), token).fill_(torch.nan)
+                self.check_best(runner, hidden)
+                for each, before in zip(tensors, kept, strict=True):
+                    each.copy_(before)
+
+    def test_two_runners_compute_the_same(self) -> None:
+        """Also in turns with one of another dtype, with which they share nothing."""
+        torch: Any = import_module("torch")
+        one, (prompt, another, *_) = self.make(), PROMPTS
+        alone, attention = self.logits_of(one, prompt), DenseAttention(one.layers, 1)
+        rows = [self.step(one, attention, [(0, prompt[:3], 0)])]
+        with suppress(PagedCoreError):
+            dtype = "float32" if one.layers[0].dtype == "bfloat16" else "bfloat16"
+            other = self.make(dtype=dtype)
+            assert other.layers[0].dtype == dtype, f"{other.layers[0]} where settings say {dtype}"
+            try:
+                self.logits_of(other, another)
+            except RAISED as error:
+                error.add_note(
+                    f"it was loaded with dtype {dtype} beside one of {one.layers[0].dtype}: keep "
+                    "what one knows, such as weights, in itself, not in its class or module"
+                )
+                raise
+        rows.append(self.step(one, attention, [(0, prompt[3:], 3)]))
+        apart = float(torch.max(torch.abs(torch.cat(rows) - alone)))
+        assert apart <= self.tolerance, (
+            f"logits differ by {apart} after another runner was loaded: keep what one knows in "
+            "itself, not in its class or module"
+        )
+        assert torch.equal(alone, self.logits_of(self.make(), prompt))
+
+    def test_positions_differ_up_to_the_longest_sequence(self) -> None:
+        """Queries and keys of one token at any two positions, where layers do not see to them."""
+        torch: Any = import_module("torch")
+        runner = self.make()
+        if any(each.alibi_slopes for each in runner.layers):
+            pytest.skip("the scores of its attention depend on positions")
+        limit = runner.max_model_len or 4096
+        edges = {2**k + d for k in range(limit.bit_length()) for d in (-1, 0, 1)}
+        edges |= {*range(min(limit, 1024)), *range(limit - 9, limit)}
+        edges |= {Random(0).randrange(limit) for _ in range(500)}
+        places = sorted(each for each in edges if 0 <= each < limit)
+        seen: list[Any] = []
+
+        def attend(layer: int, query: Any, key: Any, value: Any, /) -> Any:
+            seen.extend(part.flatten(1).float().cpu() for part in (query, key))
+            return torch.zeros_like(query)
+
+        device = runner.layers[0].device
+        ids, at = (torch.tensor(e, device=device) for e in ([5] * len(places), places))
+        with torch.inference_mode():
+            runner.forward(ids, at, attend)
+        _, kinds = torch.unique(torch.cat(seen, dim=1), dim=0, return_inverse=True)
+        first: dict[int, int] = {}
+        for place, kind in zip(places, kinds.tolist(), strict=True):
+            before = first.setdefault(kind, place)
+            assert before == place, (
+                f"queries and keys of a token at the positions {before} and {place} are the same "
+                f"in all layers; a sequence may have {limit} tokens"
+            )
 
     def test_different_tokens_have_different_logits(self) -> None:
         """Compare the same prompt at other positions, too, where a token was put before it."""
@@ -216,24 +368,46 @@ class RunnerConformance(ComponentConformance):
                 f"differ by {apart}"
             )
 
-    def test_two_runners_compute_the_same(self) -> None:
-        """Also in turns with one of another dtype, with which they share nothing."""
+    def test_any_thread_may_run_it(self) -> None:
+        """An engine's thread is another one than that which loads."""
         torch: Any = import_module("torch")
-        one, (prompt, another, *_) = self.make(), PROMPTS
-        alone, attention = self.logits_of(one, prompt), DenseAttention(one.layers, 1)
-        rows = [self.step(one, attention, [(0, prompt[:3], 0)])]
-        with suppress(PagedCoreError):
-            dtype = "float32" if one.layers[0].dtype == "bfloat16" else "bfloat16"
-            other = self.make(dtype=dtype)
-            assert other.layers[0].dtype == dtype, f"{other.layers[0]} where settings say {dtype}"
-            self.logits_of(other, another)
-        rows.append(self.step(one, attention, [(0, prompt[3:], 3)]))
-        apart = float(torch.max(torch.abs(torch.cat(rows) - alone)))
-        assert apart <= self.tolerance, (
-            f"logits differ by {apart} after another runner was loaded: keep what one knows in "
-            "itself, not in its class or module"
+        runner = self.make()
+        with ThreadPoolExecutor(1) as pool:
+            there = pool.submit(self.logits_of, runner, PROMPTS[0]).result()
+        assert torch.equal(there, self.logits_of(runner, PROMPTS[0])), (
+            "logits differ in another thread than that which loaded it"
         )
-        assert torch.equal(alone, self.logits_of(self.make(), prompt))
+
+    def test_ranks_share_the_heads_or_are_refused(self) -> None:
+        """Two of them, which are threads here."""
+        torch: Any = import_module("torch")
+        whole, parts, barrier = self.make(), list[Any]([None, None]), Barrier(2, timeout=60)
+
+        def run(rank: int) -> tuple[Runner, Any]:
+            end = _Rank(rank, parts, barrier)
+            try:
+                made = self._loaded({}, rank=rank, size=2, communicator=end)
+                return made, self.logits_of(made, PROMPTS[0])
+            except BaseException:
+                barrier.abort()  # the other one waits for this one
+                raise
+
+        with ThreadPoolExecutor(2) as pool:
+            running = [pool.submit(run, rank) for rank in range(2)]
+        if any(isinstance(each.exception(), PagedCoreError) for each in running):
+            return
+        (one, logits), (other, others) = (each.result() for each in running)
+        for layer, of_one, of_other in zip(whole.layers, one.layers, other.layers, strict=True):
+            heads = [of_one.num_heads, of_other.num_heads]
+            assert sum(heads) == layer.num_heads, (
+                f"with a communicator of 2 ranks its layers have {heads} heads, where the model "
+                f"has {layer.num_heads}: it computes the share of its rank, or refuses by an "
+                "UnsupportedModel"
+            )
+        assert one.vocab_size == other.vocab_size == whole.vocab_size
+        assert torch.equal(logits, others), "two ranks have other logits"
+        apart = float(torch.max(torch.abs(logits - self.logits_of(whole, PROMPTS[0]))))
+        assert apart <= self.tolerance, f"logits of two ranks differ by {apart} from those of one"
 
     # ------------------------------------------------------------------ what is checked
 
@@ -252,22 +426,32 @@ class RunnerConformance(ComponentConformance):
         found = {}
         with torch.inference_mode():
             logits = runner.logits(hidden).cpu().float()
-            if not bool(torch.isfinite(logits).all()):
-                return
             if isinstance(runner, SupportsBestTokens):
                 best = runner.best_tokens(hidden)
                 found["best_tokens()"] = [each.cpu()[:, None] for each in best]
             for count in counts:
                 values, tokens = runner.top_logits(hidden, count)  # type: ignore[attr-defined]
+                assert values.dtype == torch.float32, f"top_logits() returns {values.dtype}"
                 found[f"top_logits() of {count}"] = [tokens.cpu(), values.cpu()]
         ranked, order = logits.sort(dim=-1, descending=True, stable=True)
-        within = self.tolerance * max(1.0, float(logits.abs().max()))
+        finite = logits[logits.isfinite()]
+        within = self.tolerance * max(1.0, float(finite.abs().max()) if len(finite) else 0.0)
         is_zero = (hidden == 0).all(-1).cpu()
         for name, (tokens, values) in found.items():
-            count, held = tokens.shape[1], logits.gather(1, tokens)
+            count = int(name.rpartition(" ")[2]) if "of" in name else 1
+            assert tokens.shape == values.shape == (len(logits), count), (
+                f"{name} return {tuple(tokens.shape)} tokens and {tuple(values.shape)} logits"
+            )
+            assert tokens.dtype == torch.int64, f"{name} return tokens as {tokens.dtype}"
+            held = logits.gather(1, tokens)
             for wanted in (ranked[:, :count], held):
-                apart = float((values - wanted).abs().max())
-                assert apart <= within, f"{name} differ by {apart} from the highest of logits()"
+                for row, (got, want) in enumerate(zip(values.float(), wanted, strict=True)):
+                    near = torch.isclose(got, want, rtol=0, atol=within, equal_nan=True)
+                    assert near.all(), (
+                        f"{name} differ from the best of logits(): {got[~near][:3].tolist()} for "
+                        f"{want[~near][:3].tolist()} in row {row} of {len(logits)}, of which the "
+                        f"tokens {logits[row].isnan().nonzero()[:3, 0].tolist()} are NaN"
+                    )
             assert all(len({*row}) == count for row in tokens.tolist()), f"{name} repeat a token"
             tied = is_zero & (ranked[:, 0] == ranked[:, max(count, 9) - 1])
             assert torch.equal(tokens[tied], order[tied, :count]), (
@@ -331,4 +515,24 @@ class RunnerConformance(ComponentConformance):
             "forward() changed the tokens or positions that it was given"
         )
         assert len(hidden) == len(tokens), "a hidden state for each token is expected"
+        assert attention.called == list(range(len(runner.layers))), (
+            f"attend() was called for the layers {attention.called}, in a step of {len(tokens)} "
+            f"tokens: once for each of {len(runner.layers)}, in order"
+        )
         return hidden
+
+
+def _tensors_of(runner: Runner) -> Iterator[Any]:
+    """Yield tensors of floating-point numbers that a runner holds, if only through others."""
+    torch: Any = import_module("torch")
+    seen, todo = set[int](), [vars(runner)]
+    while todo:
+        each: Any = todo.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor):
+            if each.is_floating_point() and each.layout is torch.strided:
+                yield each
+        else:
+            todo += gc.get_referents(each)

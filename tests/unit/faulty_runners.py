@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import local
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
+from paged_core.engine.contexts import RunnerContext
 from paged_core.interfaces.layer import LayerSpec
 
 if TYPE_CHECKING:
@@ -156,3 +158,83 @@ class UnstableRunner(NativeRunner):
         logits = self.logits(hidden).float().flip(-1)
         values, tokens = logits.sort(dim=-1, descending=True, stable=True)
         return values[:, :k], self.vocab_size - 1 - tokens[:, :k]
+
+
+class TableRunner(NativeRunner):
+    """Has a table of 512 positions, of which the last serves all others."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        return super().forward(tokens, positions.clamp(max=511), attend)
+
+
+class PositionsRunner(NativeRunner):
+    """Keeps what it makes of the positions of a batch."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        known = self.__dict__.setdefault("known", {})
+        key = tuple(positions.tolist())
+        return super().forward(tokens, known.setdefault(key, positions.clone()), attend)
+
+
+class BatchesRunner(NativeRunner):
+    """Keeps a buffer for every number of tokens."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        buffer = self.__dict__.setdefault("known", {}).setdefault(len(tokens), tokens.clone())
+        return super().forward(buffer.copy_(tokens), positions, attend)
+
+
+class WholeRunner(NativeRunner):
+    """Computes the whole model on each of several ranks."""
+
+    def __init__(self, options: NativeSettings, context: RunnerContext) -> None:
+        super().__init__(options, replace(context, communicator=None))
+
+
+class HopefulRunner(NativeRunner):
+    """Loses NaN in all but the first of the parts in which it looks at logits."""
+
+    def __init__(self, options: NativeSettings, context: RunnerContext) -> None:
+        super().__init__(options.model_copy(update={"kernels": "off"}), context)
+
+    def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
+        first, *parts = self.logits(hidden).split(256, dim=-1)
+        scores, tokens = first.max(-1)
+        for number, part in enumerate(parts, 1):
+            highest, places = part.max(-1)
+            is_better = highest > scores
+            tokens = torch.where(is_better, 256 * number + places, tokens)
+            scores = torch.where(is_better, highest, scores)
+        return tokens, scores
+
+
+class NarrowRunner(NativeRunner):
+    """Counts tokens in 32 bits."""
+
+    def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
+        tokens, scores = super().best_tokens(hidden)
+        return tokens.int(), scores
+
+
+class PlainCacheRunner(NativeRunner):
+    """Says nothing of the format of the cache."""
+
+    @property
+    def layers(self) -> list[LayerSpec]:
+        return [replace(each, kv_cache_dtype="auto") for each in super().layers]
+
+
+class OneThreadRunner(NativeRunner):
+    """Keeps its weights where its thread alone finds them."""
+
+    def load(self) -> None:
+        super().load()
+        self._own = local()
+        self._own.decoder = self.__dict__.pop("_decoder")
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_decoder":
+            raise AttributeError(name)
+        if not hasattr(self._own, "decoder"):
+            raise RuntimeError("it was loaded in another thread")
+        return self._own.decoder
