@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -16,7 +17,7 @@ from paged_core import SamplingParams
 from paged_core.errors import RequestError
 from paged_plugins.server.answer import Answer, generations
 from paged_plugins.server.errors import ApiError
-from paged_plugins.server.http.endpoint import Endpoint, json_response
+from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response
 from paged_plugins.server.routes import Routes
 from unit.faulty_settings import with_another
 
@@ -48,7 +49,7 @@ class _Routes(Routes):
         self.found = service
 
     def routes(self) -> list[Endpoint]:
-        about = {"summary": "Count.", "body": Items, "answer": Item}
+        about = {"summary": "Count.", "body": Items, "answer": Item, "errors": TOKENISES}
         return [Endpoint("POST", "/count", self.answer, **about)]
 
     async def answer(self, request: Any, body: Items) -> Response:
@@ -114,21 +115,23 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True):
 class ChoiceRoutes(_Routes):
     """Is right."""
 
+    errors = GENERATES
+
     def routes(self) -> list[Endpoint]:
-        about = {"summary": "Go on.", "body": Choice, "answer": Item}
+        about = {"summary": "Go on.", "body": Choice, "answer": Item, "errors": self.errors}
         return [Endpoint("POST", "/go/{name}", self.go_on, **about)]
 
     async def go_on(self, request: Any, body: Choice) -> Response:
         return await self.generated("".join(body.text))
 
     async def generated(self, text: str) -> Response:
-        with self.answer_to(text) as answer:
+        service, sampling = self.found, SamplingParams(max_tokens=4)
+        made = await service.off_loop(
+            lambda: generations(service, "go", [text], sampling, {}, None), len(text)
+        )
+        with Answer(service, "go", made) as answer:
             (output,) = await answer.outputs()
         return json_response(Item(output.outputs[0].text))
-
-    def answer_to(self, text: str) -> Answer:
-        sampling = SamplingParams(max_tokens=4)
-        return Answer(self.found, "go", generations(self.found, "go", [text], sampling, {}, None))
 
 
 class TextRoutes(ChoiceRoutes):
@@ -218,6 +221,56 @@ class CountingRoutes(ChoiceRoutes):
         for word in "".join(body.text).split():
             counts[word] = 1 + counts.get(word, 0)
         return json_response(Item("words", len(counts)))
+
+
+class InLoopRoutes(ChoiceRoutes):
+    """Tokenises whatever it gets while all others wait."""
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        return json_response(
+            Item("tokens", len(self.found.front_end.encode("".join(body.text))[1]))
+        )
+
+
+class Parts(msgspec.Struct, forbid_unknown_fields=True):
+    """A body with a text, and how it is to be cut."""
+
+    text: str
+    size: int = 4096
+
+
+class CuttingRoutes(ChoiceRoutes):
+    """Tokenises off the event loop, and makes parts in it."""
+
+    def routes(self) -> list[Endpoint]:
+        about = {"summary": "Cut.", "body": Parts, "answer": Item}
+        return [Endpoint("POST", "/cut", self.cut, errors=TOKENISES, **about)]
+
+    async def cut(self, request: Any, body: Parts) -> Response:
+        encode, size = self.found.front_end.encode, min(4096, max(1, body.size))
+        _, tokens = await self.found.off_loop(lambda: encode(body.text), len(body.text))
+        parts = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+        return json_response(Item("parts", len(parts)))
+
+
+class RecountingRoutes(ChoiceRoutes):
+    """Goes through the whole text again for some of its letters, in the event loop."""
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        text = "".join(body.text)
+        return json_response(Item("parts", sum(text.count(each) for each in text[:64])))
+
+
+class UndocumentedRoutes(ChoiceRoutes):
+    """Names no errors of the engine."""
+
+    errors: Mapping[int, str] = {}
+
+
+class UnabortedRoutes(ChoiceRoutes):
+    """Names no error of a request that another one aborts."""
+
+    errors = TOKENISES
 
 
 class OtherwiseRoutes(_Routes):

@@ -55,12 +55,13 @@ def generations(
 
     Raises:
         RequestError: a prompt or a parameter can never be served.
+        ApiError: the engine has not started yet.
     """
-    client = service.client
-    arrival = client.clock()
+    front_end = service.front_end
+    arrival = service.client.clock()
     when = None if deadline is None else arrival + deadline
     return [
-        client.front_end.generation(
+        front_end.generation(
             prompt,
             sampling,
             arrival=arrival,

@@ -313,8 +313,9 @@ def size_of(body: ChatRequest | TokenizeRequest) -> int:
     for told in (body.tools, body.documents, body.chat_template_kwargs):
         size += len(msgspec.json.encode(told)) if told else 0
     for each in body.messages or ():
-        parts = each.content if isinstance(each.content, list) else ()
-        size += len(each.content or "") + sum(len(part.text or "") for part in parts)
+        size += sum(map(len, (*texts_of(each), each.reasoning_content or each.reasoning or "")))
+        called = each.tool_calls or each.function_call
+        size += len(msgspec.json.encode(called)) if called else 0
     return size
 
 

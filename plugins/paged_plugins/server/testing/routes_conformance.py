@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from itertools import chain, product
 from random import Random
 from typing import Any, ClassVar
 
 import msgspec
+import pytest
 from msgspec import inspect
 from starlette.routing import Route
 
@@ -40,6 +42,10 @@ _BODIES: tuple[Any, ...] = (
 """Unexpected things that a client may send."""
 _TEXTS = ("", "\N{SNOWMAN}\u2028", "\ud800", "\0\r\n", "long " * 4000)
 _LINES = "a b\n" * 100
+_MOST_LONG = 16
+"""Bodies with a long text that are tried."""
+_NOT_READY = ("starts", "ends", "is full", "aborts")
+"""States in which requests are not served."""
 _NUMBERS = (1, 0, -1, 5000, 1 << 62)
 _MOST_BODIES = 300
 """Bodies of a route that are tried."""
@@ -180,28 +186,59 @@ class RoutesConformance(ComponentConformance):
         self.run(test)
 
     def test_what_is_long_is_not_done_in_the_event_loop(self) -> None:
-        """Its thread makes no steps for the words or lines of a text; what code of C does with it
-        takes little time."""
-        with asyncio.Runner() as runner:
-            stack = AsyncExitStack()
-            service = runner.run(stack.enter_async_context(serving(self.registry)))
-            try:
-                routes = self.make(service)
-                for route in (each for each in _endpoints(routes) if each.body):
-                    counts = []
-                    for text in (_LINES, _LINES * 100):
-                        body = _usual(route, service, text)
-                        call = ask(service, [route], route.method, _paths(route)[0], body)
-                        before = Work.items
-                        steps = instructions(partial(runner.run, call), self.package)
-                        counts.append(steps - (Work.items - before))
-                    assert counts[1] <= counts[0] + 100 * len(_LINES), (
-                        f"{route.path} takes {counts[0]} instructions in the event loop with a "
-                        f"text of {len(_LINES)} letters, {counts[1]} with one 100 times as long: "
-                        "await service.off_loop or asyncio.to_thread"
+        """Its thread tokenises no long text and makes no steps for the words, lines or tokens of
+        one, with other numbers in the body, too; what code of C does with it takes little time."""
+        for few, many in zip(*map(self.costs, (_LINES, _LINES * 100)), strict=True):
+            for what, most in (("instructions", 100), ("items of built-ins", 3200)):
+                assert many[what] <= few[what] + most * len(_LINES), (
+                    f"{many['said']} takes {few[what]} {what} in the event loop with a text of "
+                    f"{len(_LINES)} letters, {many[what]} with one 100 times as long: await "
+                    "service.off_loop or asyncio.to_thread"
+                )
+
+    def costs(self, text: str) -> Iterator[dict[str, Any]]:
+        """Yield what bodies with a text cost in the event loop."""
+        with asyncio.Runner() as runner, ExitStack() as stack:
+            serves = serving(self.registry, block_size=4096, max_model_len=1 << 17)
+            service = runner.run(serves.__aenter__())
+            service.client.front_end.longest = 16
+            stack.callback(lambda: runner.run(serves.__aexit__(None, None, None)))
+            for route in (each for each in _endpoints(self.make(service)) if each.body):
+                bodies = [_usual(route, service, text), *_bodies(route.body, service, text)]
+                for body in [each for each in bodies if 0 < _count(text, each) < 4][:_MOST_LONG]:
+                    path = _paths(route)[0]
+                    calls = (ask(service, [route], route.method, path, body) for _ in range(2))
+                    runner.run(next(calls))  # what is made once is made now
+                    before = Work.items
+                    steps = instructions(partial(runner.run, next(calls)), self.package)
+                    items = Work.items - before
+                    words = json.dumps(body).replace(json.dumps(text), '"..."')
+                    said = f"{route.path}, sent {words[:300]},"
+                    assert service.client.tokenizer.longest_in_loop < 100 * len(_LINES), (
+                        f"{said} tokenises the text in the event loop: await service.off_loop"
                     )
-            finally:
-                runner.run(stack.aclose())
+                    yield {"said": said, "instructions": steps - items, "items of built-ins": items}
+
+    @pytest.mark.parametrize("when", _NOT_READY)
+    def test_what_takes_no_requests_is_answered_as_the_document_says(self, when: str) -> None:
+        """By each endpoint that needs the engine, or whose request is aborted."""
+
+        async def main() -> None:
+            async with serving(self.registry, start=when != "starts") as service:
+                made = _endpoints(self.make(service))
+                service.is_stopping, service.is_full = when == "ends", when == "is full"
+                service.client.aborts = when == "aborts"
+                for route, text in product(made, ("text", _LINES * 20)):
+                    path, body = _paths(route)[0], _usual(route, service, text)
+                    found = await ask(service, made, route.method, path, body)
+                    said = (
+                        f"while the engine {when}, {route.method} {path} answers {_short(body)} "
+                        f"with {found.status}"
+                    )
+                    assert found.status != 500, f"{said}: {found.error and error_text(found.error)}"
+                    _check_answer(found, route, said)
+
+        asyncio.run(main())
 
     async def leave(self, service: WatchedService, routes: Routes, text: str = "text") -> None:
         """Ask each path what it needs, and go as soon as the engine has the request."""
@@ -279,6 +316,11 @@ def _paths(route: Route) -> list[str]:
     return [re.sub(r"{\w+(:\w+)?}", each, route.path) for each in said]
 
 
+def _count(text: str, body: Any) -> int:
+    """Return how often a text is in a body."""
+    return json.dumps(body).count(json.dumps(text))
+
+
 def _short(body: Any) -> str:
     return repr(body)[:300]
 
@@ -286,7 +328,8 @@ def _short(body: Any) -> str:
 def _check_answer(found: Answered, route: Endpoint, said: str) -> None:
     """Check an answer against the document."""
     assert found.status == 200 or found.status in route.errors, (
-        f"{said}, which the `errors` of the endpoint do not name"
+        f"{said}, which the `errors` of the endpoint do not name: GENERATES and TOKENISES of "
+        "paged_plugins.server.http.endpoint have those of engines"
     )
     media, kind = "application/json", route.answer if found.status == 200 else route.error
     parts = [found.content]

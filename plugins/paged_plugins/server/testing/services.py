@@ -6,22 +6,25 @@ import asyncio
 import json
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from paged_core.client.engine_client import ClientHealth
 from paged_core.client.in_process import InProcessClient
 from paged_core.client.streams import CopiedStream
 from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
+from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import Resolved, settings_class
-from paged_core.text.front_end import FrontEnd
+from paged_core.text.front_end import FrontEnd, Prompt
 from paged_core.text.generation import Generation
 from paged_plugins.server.http.gate import Gate, Hosts, Keys
-from paged_plugins.server.service import Service
+from paged_plugins.server.service import Result, Service
 from paged_plugins.server.settings import HttpSettings
 
 _SECONDS = 20
@@ -31,10 +34,20 @@ _SECONDS = 20
 class _Bytes:
     """A tokenizer whose tokens are bytes."""
 
+    longest_in_loop = 0
+    """Letters and tokens of the longest text that it looked at in an event loop."""
+
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
+        self._looks_at(text)
         return [*text.encode()]
 
+    def _looks_at(self, text: Sequence[object]) -> None:
+        with suppress(RuntimeError):  # in another thread
+            asyncio.get_running_loop()
+            self.longest_in_loop = max(self.longest_in_loop, len(text))
+
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
+        self._looks_at(token_ids)
         return bytes(token % 256 for token in token_ids).decode(errors="replace")
 
     def apply_chat_template(
@@ -71,29 +84,39 @@ class _FrontEnd(FrontEnd):
     """Counts the requests that it refuses."""
 
     num_refused = 0
+    longest: int | None = None
+    """Tokens that are generated at most."""
 
-    def generation(self, *args: Any, **kwargs: Any) -> Generation:
+    def generation(
+        self, prompt: Prompt, sampling: SamplingParams, /, *args: Any, **kwargs: Any
+    ) -> Generation:
         try:
-            return super().generation(*args, **kwargs)
+            if self.longest is not None:
+                sampling = replace(sampling, max_tokens=self.longest)
+            return super().generation(prompt, sampling, *args, **kwargs)
         except RequestError:
             self.num_refused += 1
             raise
 
 
 class Client(InProcessClient):
-    """Has tokens that are bytes; while it is held, no request comes to an end by itself."""
+    """Has tokens that are bytes; while it is held, no request comes to an end by itself; while it
+    aborts, each is aborted at once."""
 
-    is_held = False
+    is_held = aborts = False
     front_end: _FrontEnd
 
     async def start(self) -> None:
         await super().start()
         most = self.front_end.max_model_len
-        self.front_end = _FrontEnd(_Bytes(), max_model_len=most, name="a model of bytes")
+        self.tokenizer = _Bytes()
+        self.front_end = _FrontEnd(self.tokenizer, max_model_len=most, name="a model of bytes")
 
     def _add(self, stream: CopiedStream) -> None:
         if not self.is_held:
             super()._add(stream)
+        if self.aborts:
+            self._abort(stream.number)
 
     @property
     def is_busy(self) -> bool:
@@ -102,9 +125,23 @@ class Client(InProcessClient):
 
 
 class WatchedService(Service):
-    """A service over such a client."""
+    """A service over such a client; while it is full, too much waits to take any request."""
 
     client: Client
+    is_full = False
+
+    def health(self) -> ClientHealth:
+        waiting = {"num_waiting": self.options.max_waiting_requests} if self.is_full else {}
+        return replace(super().health(), **waiting)
+
+    async def off_loop(self, call: Callable[[], Result], size: int) -> Result:
+        if self.is_full:
+            self._num_in_thread += self.options.max_waiting_requests
+        try:
+            return await super().off_loop(call, size)
+        finally:
+            if self.is_full:
+                self._num_in_thread -= self.options.max_waiting_requests
 
     @property
     def num_refused(self) -> int:
@@ -135,15 +172,17 @@ class _Router(Router):
 
 
 @asynccontextmanager
-async def serving(registry: Registry, *, start: bool = True) -> AsyncIterator[WatchedService]:
+async def serving(
+    registry: Registry, *, start: bool = True, **values: Any
+) -> AsyncIterator[WatchedService]:
     """Yield a service whose engine is in a thread, and computes nothing.
 
     Args:
         start: the engine; otherwise it is never ready.
+        values: settings.
     """
-    settings = settings_class(registry)(
-        executor="memory", num_blocks=64, max_model_len=128, block_allocator="uncached"
-    )
+    usual = {"num_blocks": 64, "max_model_len": 128, "block_allocator": "uncached"}
+    settings = settings_class(registry)(executor="memory", **{**usual, **values})
     client = Client(settings, registry)
     service = WatchedService(client, Resolved(settings, {}, registry), HttpSettings())
     try:
