@@ -19,9 +19,8 @@ from paged_core.client.in_process import InProcessClient
 from paged_core.client.streams import CopiedStream
 from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
-from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import Resolved, settings_class
-from paged_core.text.front_end import FrontEnd, Prompt
+from paged_core.text.front_end import FrontEnd
 from paged_core.text.generation import Generation
 from paged_plugins.server.http.gate import Gate, Hosts, Keys
 from paged_plugins.server.service import Result, Service
@@ -87,13 +86,12 @@ class _FrontEnd(FrontEnd):
     longest: int | None = None
     """Tokens that are generated at most."""
 
-    def generation(
-        self, prompt: Prompt, sampling: SamplingParams, /, *args: Any, **kwargs: Any
-    ) -> Generation:
+    def generation(self, *args: Any, **kwargs: Any) -> Generation:
+        if self.longest is not None:
+            prompt, sampling = args
+            args = prompt, replace(sampling, max_tokens=self.longest)
         try:
-            if self.longest is not None:
-                sampling = replace(sampling, max_tokens=self.longest)
-            return super().generation(prompt, sampling, *args, **kwargs)
+            return super().generation(*args, **kwargs)
         except RequestError:
             self.num_refused += 1
             raise
@@ -131,8 +129,9 @@ class WatchedService(Service):
     is_full = False
 
     def health(self) -> ClientHealth:
-        waiting = {"num_waiting": self.options.max_waiting_requests} if self.is_full else {}
-        return replace(super().health(), **waiting)
+        most = self.options.max_waiting_requests if self.is_full else 0
+        found = super().health()
+        return replace(found, num_waiting=found.num_waiting + most)
 
     async def off_loop(self, call: Callable[[], Result], size: int) -> Result:
         if self.is_full:
