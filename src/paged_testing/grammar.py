@@ -129,6 +129,116 @@ FORMS: Mapping[str, tuple[Mapping[str, Any], Check]] = {
     ),
 }
 """Forms, and what an output of each must be. A component may refuse one that it cannot enforce."""
+
+
+def _of(name: str, kind: str, *pairs: tuple[Any, Sequence[str], Sequence[str]]) -> dict[str, Any]:
+    """Forms of a kind by their names, with texts of the form, and others."""
+    return {f"{name} {form}": ({kind: form}, good, bad) for form, good, bad in pairs}
+
+
+def _object(more: Any, *required: str, **properties: Any) -> dict[str, Any]:
+    own = {"type": "object", "properties": properties, "required": list(required)}
+    return {**own, "additionalProperties": more}
+
+
+_INTEGER, _TEXT = {"type": "integer"}, {"type": "string"}
+_TREE = {
+    "$defs": {
+        "t": _object(False, "v", v=_INTEGER, c={"type": "array", "items": {"$ref": "#/$defs/t"}})
+    },
+    "$ref": "#/$defs/t",
+}
+TEXTS: Mapping[str, tuple[Mapping[str, Any], Sequence[str], Sequence[str]]] = {
+    **_of(
+        "choice",
+        "choice",
+        (("ab", "abc", "世界", "世"), ("ab", "abc", "世界", "世"), ("", "a", "abcd", "世世")),
+        (("a|b", "^ab$", "[a]", "\\d", "a\nb"), ("a|b", "^ab$", "[a]", "\\d", "a\nb"), ("a", "1")),
+    ),
+    **_of(
+        "regex",
+        "regex",
+        ("^ab$", ["ab"], ["^ab$", "a", "abb", "^ab"]),
+        (r"a\$b\^\{1\}", ["a$b^{1}"], ["ab1", "a\\$b\\^\\{1\\}"]),
+        (r"\(\d\.\d\)\\", ["(1.5)\\"], ["(1x5)\\", "(1.5)", "1.5"]),
+        (r"\n\t\x41", ["\n\tA"], ["\\n\\tA", "ntA", "\n\tx41"]),
+        (r"[a-c_\-\]]+[^0-9a-z]", ["ab_-]Z", "c世"], ["d!", "a1", "!"]),
+        (r"[\d.]+\s\w\D", ["1.5 a!", "7\t_x"], ["a a!", "1.5 a1", "1.5a!"]),
+        ("a{2}b{1,3}c{2,}d?e*", ["aabcc", "aabbbcccdee"], ["abcc", "aabbbbcc", "aabc", "aabccdde"]),
+        ("(a{1,2}b){2}", ["abab", "aabab"], ["ab", "ababab", "aaabab"]),
+        ("a+?b", ["ab", "aab"], ["b", "a"]),
+        ("ab|c(d|e)", ["ab", "cd", "ce"], ["abcd", "c", "abd", "abe"]),
+        ("(?:ab)+(c)?", ["ab", "ababc"], ["aba", "c", "abcc"]),
+        ("(ab)?", ["", "ab"], ["a", "abab"]),
+        ("a|", ["a", ""], ["aa", "b"]),
+        ("a.c", ["abc", "a世c"], ["a\nc", "ac", "abbc"]),
+        ("é+[世-界]", ["é世", "éé界"], ["é", "éa", "e世"]),
+        ("Ab", ["Ab"], ["ab", "AB"]),
+        ("(?i)ab", ["ab", "aB"], ["b", "(?i)ab"]),
+    ),
+    **_of(
+        "json",
+        "json",
+        (
+            {"enum": ["a", 'a"b', 1, None, True]},
+            ['"a"', r'"a\"b"', "1", "null", "true"],
+            ['"b"', '"', "2", "1.5", "false", '"a"b"'],
+        ),
+        ({"const": "ab"}, ['"ab"'], ["ab", '"a"', '"abb"']),
+        (
+            _object(False, "a", a=_INTEGER, b={"type": "boolean"}),
+            ['{"a":1}', '{"a":1,"b":true}'],
+            ["{}", '{"b":true}', '{"a":1,"c":2}', '{"a":1,}', '{"a":true}', '{"a":1,"a":2}'],
+        ),
+        (
+            _object(_INTEGER, "a", a=_TEXT),
+            ['{"a":"x"}', '{"a":"x","c":3}'],
+            ['{"a":"x","c":"x"}', '{"a":3}', '{"c":3}'],
+        ),
+        (_object(False, 'a"b', **{'a"b': _INTEGER}), [r'{"a\"b":1}'], ['{"a"b":1}', '{"ab":1}']),
+        (
+            {"type": "array", "items": _object(False, "a", a={"type": "array", "items": _INTEGER})},
+            ["[]", '[{"a":[1,2]}]', '[{"a":[]},{"a":[3]}]'],
+            ['[{"a":[1,"x"]}]', "[{}]", "[1]", '[{"a":[1,]}]'],
+        ),
+        (_TREE, ['{"v":1}', '{"v":1,"c":[{"v":2,"c":[]}]}'], ['{"c":[]}', '{"v":1,"c":[1]}']),
+        ({"type": "number"}, ["0", "-1.5", "1e5", "12"], ["01", "+1", ".5", "1.", "-", '"1"']),
+        (_INTEGER, ["0", "-7", "12"], ["1.5", "01", "-", "1e", "true"]),
+        ({**_INTEGER, "minimum": 5, "maximum": 12}, ["5", "10", "12"], ["4", "13", "1", "100"]),
+        (
+            {**_INTEGER, "exclusiveMinimum": -2, "exclusiveMaximum": 2},
+            ["-1", "0", "1"],
+            ["-2", "2"],
+        ),
+        ({"type": "number", "minimum": 0.5, "maximum": 2.5}, ["0.5", "2"], ["0.4", "2.6", "3"]),
+        (
+            _TEXT,
+            ['""', '"a"', r'"a\"b\n"', '"é世"', r'"\\"'],
+            ["a", '"a"b"', '"\n"', '"\\"', r'"\x"'],
+        ),
+        (
+            {**_TEXT, "minLength": 2, "maxLength": 3},
+            ['"ab"', '"世界é"', r'"a\""'],
+            ['"a"', '"abcd"', '"世"', r'"\""'],
+        ),
+        ({"type": ["string", "null"]}, ["null", '"a"'], ["1", "true"]),
+        ({"anyOf": [_INTEGER, _object(False, "a", a=_TEXT)]}, ["1", '{"a":""}'], ['""', "{}"]),
+        (
+            {"type": "array", "prefixItems": [_INTEGER, _TEXT], "items": False, "minItems": 2},
+            ['[1,"a"]'],
+            ["[]", "[1]", '["a",1]', '[1,"a",2]'],
+        ),
+    ),
+    **_of(
+        "grammar",
+        "grammar",
+        ('root ::= "a" root "b" | "c"', ["c", "acb", "aacbb"], ["acbb", "ac", "ab"]),
+        ('root ::= [a-c]+ [^x] ("1" | "2")?', ["ab!1", "c!"], ["ax", "!1", "a!3"]),
+        ('root ::= "\\"" [^"\\n]* "\\""', ['"ab"', '""'], ['"a', '"a\n"', '"a"b"']),
+        ('start: WORD ("," WORD)*\nWORD: /[a-c]+/', ["ab,c", "a"], ["ab,", ",", "abd"]),
+    ),
+}
+"""By kind and form: the form, texts that have it, and texts that have not."""
 _LEAST = "choice"
 _MIXED = (_LEAST, "regex", "object", "enumeration", "integers", "either", "nested", "compact")
 _IMPOSSIBLE: Sequence[Mapping[str, Any]] = (
@@ -193,6 +303,24 @@ class GrammarConformance(ComponentConformance):
         assert ended, "no output came to an end"
         for text in ended:
             assert FORMS[name][1](text), f"{text!r} has not the form {FORMS[name][0]}"
+
+    @pytest.mark.parametrize("name", TEXTS)
+    def test_texts_of_a_form_may_be_written_and_no_others(self, name: str) -> None:
+        """In some tokens each. A form may be refused."""
+        form, good, bad = TEXTS[name]
+        backend = self.make()
+        try:
+            grammar = backend.compile(StructuredOutputs(**form))
+        except RequestError:
+            if "choice" in form:
+                raise
+            pytest.skip("it refuses this form")
+        for text, has_form in (*((t, True) for t in good), *((t, False) for t in bad)):
+            can_be = self.can_write(backend, grammar, text.encode())
+            assert can_be == has_form, (
+                f"the masks of {form} {'allow' if can_be else 'never allow'} the text {text!r}, "
+                f"which {'has' if has_form else 'has not'} this form"
+            )
 
     def test_forms_of_one_component_do_not_mix(self) -> None:
         """Each is gone when the next one comes; another component has another vocabulary."""
@@ -261,6 +389,41 @@ class GrammarConformance(ComponentConformance):
         together = self.allowed(backend, matchers)
         assert together == [self.allowed(backend, [each])[0] for each in matchers]
 
+    def test_rows_are_the_callers(self) -> None:
+        """It may use them again, for other matchers and in other orders, and write to them."""
+        import numpy as np
+
+        backend = self.make()
+        grammar = self.compiled(backend, "choice")
+        matchers = [grammar.matcher() for _ in range(3)]
+        for matcher, text in zip(matchers, (b"", b"y", b"yes"), strict=True):
+            for letter in text:
+                matcher.accept(len(_SPECIAL) + letter)
+        size = -(-len(VOCABULARY.token_bytes) // 32)
+        masks = [np.zeros((1, size), np.int32) for _ in matchers]
+        for one, matcher in zip(masks, matchers, strict=True):
+            assert not backend.fill([matcher], one)
+        alone = [one[0].copy() for one in masks]
+        buffer = np.zeros((3, size), np.int32)
+        for order in ((0, 1, 2), (2, 0, 1), (1,), (0, 1), (2, 1), (0, 1, 2)):
+            rows = buffer[: len(order)]
+            backend.fill([matchers[each] for each in order], rows)
+            for row, each in zip(rows, order, strict=True):
+                assert (row == alone[each]).all(), (
+                    f"of the matchers {order}, filled into rows that were used before, that of "
+                    f"{each} has another mask: keep no reference to the rows of a caller"
+                )
+            rows[:] = -1
+        for one, before in zip(masks, alone, strict=True):
+            assert (one[0] == before).all(), "later calls of fill() changed masks that were filled"
+            one[:] = 0
+        again = np.zeros((3, size), np.int32)
+        backend.fill(matchers, again)
+        assert (again == np.stack(alone)).all(), (
+            "after the caller wrote to rows that were filled, masks are others: keep a copy of "
+            "what is known, not the row of a caller"
+        )
+
     def test_accepts_nothing_that_cannot_follow(self) -> None:
         matcher = self.compiled(self.make(), "choice").matcher()
         with pytest.raises(ValueError, match=r"."):
@@ -278,12 +441,17 @@ class GrammarConformance(ComponentConformance):
     def test_any_thread_may_compile(self) -> None:
         """While others compile other forms, and one fills masks."""
         backend = self.make()
-        forms = [StructuredOutputs(choice=(f"{number} of many",)) for number in range(8)]
-        with threads_in_turns(), ThreadPoolExecutor(len(forms)) as pool:
-            compiled = [*pool.map(backend.compile, forms * 4)]
+        choices = [[f"{number} of many {each}" for each in range(40)] for number in range(8)] * 8
+        forms = [StructuredOutputs(choice=tuple(each)) for each in choices]
+        with threads_in_turns(), ThreadPoolExecutor(8) as pool:
+            compiled = [*pool.map(backend.compile, forms)]
             found = [*pool.map(lambda each: self.walk(backend, each, 0), compiled)]
-        wanted = [f"{number} of many" for number in range(8)] * 4
-        assert found == wanted, f"compiled in several threads at once, they give {found}"
+        wrong = [
+            f"{text!r} of {own[0]!r} and so on"
+            for text, own in zip(found, choices, strict=True)
+            if text not in own
+        ]
+        assert not wrong, f"compiled in several threads at once, choices give {', '.join(wrong)}"
 
     # ------------------------------------------------------------------ what is checked
 
@@ -315,9 +483,30 @@ class GrammarConformance(ComponentConformance):
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
         assert not bits[:, len(VOCABULARY.token_bytes) :].any(), "it allows tokens that are not"
         rows = [set(np.flatnonzero(row[: len(VOCABULARY.token_bytes)]).tolist()) for row in bits]
-        for row in rows:
-            assert not row & ({*_SPECIAL} - _END), "a special token is no part of a text"
+        if any(row & ({*_SPECIAL} - _END) for row in rows):
+            cleared = np.zeros_like(masks)
+            backend.fill(matchers, cleared)
+            assert (masks == cleared).all(), (
+                "masks depend on what was in their rows before: write whole rows, or clear them"
+            )
+            raise AssertionError("a special token is no part of a text")
         return rows
+
+    def can_write(
+        self, backend: GrammarBackend, grammar: CompiledGrammar, text: bytes, *before: int
+    ) -> bool:
+        """Return whether the masks allow a text in some tokens, and its end, after some tokens."""
+        matcher = grammar.matcher()
+        for token in before:
+            matcher.accept(token)
+        (allowed,) = self.allowed(backend, [matcher])
+        if not text:
+            return bool(allowed & _END)
+        return any(
+            self.can_write(backend, grammar, text.removeprefix(part), *before, token)
+            for token in allowed
+            if (part := VOCABULARY.token_bytes[token]) and text.startswith(part)
+        )
 
     def walk(
         self,
@@ -345,7 +534,14 @@ class GrammarConformance(ComponentConformance):
             token = rng.choice(sorted(allowed))
             if token in _END or (allowed & _END and rng.random() < 0.2):
                 return
-            matcher.accept(token)
+            try:
+                matcher.accept(token)
+            except ValueError as error:
+                raise AssertionError(
+                    f"after the tokens {tokens} a mask allows {token}, which accept() refuses "
+                    f"({error}): is the mask that of another form or matcher, such as one found "
+                    "by the id() of what is gone?"
+                ) from error
             tokens.append(token)
 
 

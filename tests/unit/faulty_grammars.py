@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import sleep
@@ -101,6 +102,87 @@ class KeepingGrammar(_Grammar):
             known[form] = super().compile(form)
         made: CompiledGrammar = known[form]
         return made
+
+
+class RowsGrammar(_Grammar):
+    """Keeps the row in which the mask of a beginning was first."""
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks, /) -> Mapping[int, str]:
+        problems = super().fill(matchers, masks)
+        known = self.__dict__.setdefault("known", {})
+        for row, matcher in enumerate(matchers):
+            if matcher in known:
+                masks[row] = known[matcher]
+            else:
+                known.clear()
+                known[matcher] = masks[row]
+        return problems
+
+
+class AddingGrammar(_Grammar):
+    """Adds to what is in the rows."""
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks, /) -> Mapping[int, str]:
+        before = masks.copy()
+        problems = super().fill(matchers, masks)
+        masks |= before
+        return problems
+
+
+class _RegexGrammar(_Grammar):
+    """Reads regular expressions in a way of its own."""
+
+    def read(self, text: str) -> str:
+        raise NotImplementedError
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        if form.regex is not None:
+            form = replace(form, regex=self.read(form.regex))
+        return super().compile(form)
+
+
+class AnchoredGrammar(_RegexGrammar):
+    """Takes the marks of beginning and end for letters."""
+
+    def read(self, text: str) -> str:
+        return re.sub(r"(?<!\\)([$])|^\^", r"\\\g<0>", text)
+
+
+class LowerGrammar(_RegexGrammar):
+    """Knows small letters alone."""
+
+    def read(self, text: str) -> str:
+        return re.sub(r"(?<!\\)[A-Z]", lambda found: found[0].lower(), text)
+
+
+class OneBranchGrammar(_RegexGrammar):
+    """Cuts alternatives at the first one."""
+
+    def read(self, text: str) -> str:
+        return text if "(" in text.partition("|")[0] else text.partition("|")[0] or text
+
+
+class OpenGrammar(_Grammar):
+    """Lets objects have any further properties."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        if form.json:
+            form = replace(form, json=form.json.replace('"additionalProperties":false', '"x-a":1'))
+        return super().compile(form)
+
+
+class LongestGrammar(_Grammar):
+    """Leaves out choices that another one begins with."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        if form.choice is not None:
+            texts = [
+                each
+                for each in form.choice
+                if not any(other != each and other.startswith(each) for other in form.choice)
+            ]
+            form = replace(form, choice=texts)
+        return super().compile(form)
 
 
 class AnyGrammar(_Grammar):
