@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from itertools import product
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field
@@ -188,6 +189,7 @@ class WatchedScheduler(Scheduler):
     Args:
         budget: tokens that a step may compute; ``None``: any number.
         max_num_seqs: sequences that may run; ``None``: any number.
+        by_arrival: whether the queue order is that of arrival.
 
     Raises:
         AssertionError: from ``schedule``; a decision breaks the contract, the message says how.
@@ -199,8 +201,10 @@ class WatchedScheduler(Scheduler):
         kv_cache: KVCache,
         budget: int | None,
         max_num_seqs: int | None,
+        by_arrival: bool = False,
     ) -> None:
         self.inner = inner
+        self._by_arrival = by_arrival
         self._kv = kv_cache
         self._budget = budget
         self._max_num_seqs = max_num_seqs
@@ -217,10 +221,14 @@ class WatchedScheduler(Scheduler):
 
     @classmethod
     def install(
-        cls, engine: Engine, budget: int | None, max_num_seqs: int | None
+        cls,
+        engine: Engine,
+        budget: int | None,
+        max_num_seqs: int | None,
+        by_arrival: bool = False,
     ) -> WatchedScheduler:
         """Put one between ``engine`` and its scheduler."""
-        watched = cls(engine.scheduler, engine.kv_cache, budget, max_num_seqs)
+        watched = cls(engine.scheduler, engine.kv_cache, budget, max_num_seqs, by_arrival)
         engine.scheduler = watched
         return watched
 
@@ -407,6 +415,12 @@ class WatchedScheduler(Scheduler):
         for group in held:
             assert group in status_before, f"{group} was not held before"
         assert len(set(admitted)) == len(admitted), "a group is admitted twice in one step"
+        stay = [each for each in queues.swapped if status_before.get(each) is Status.SWAPPED]
+        for group, other in product(admitted, stay if self._by_arrival else ()):
+            assert (group.arrival, group.number) < (other.arrival, other.number), (
+                f"{group} is admitted, and {other}, which comes before it in the queue order, "
+                "stays swapped out: resume first what is swapped out"
+            )
         for group, cached in plan.admitted:
             if group.status is Status.RUNNING:
                 skipped = sum(sequence.num_scheduled for sequence in group.live)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -143,7 +143,7 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
         AssertionError: it has not ended after ``max_steps``, nothing is planned any more (the
             message says what waits for what), or a policy raised.
     """
-    scheduler, num_observers = engine.scheduler, len(engine.observers)
+    scheduler = engine.scheduler
     groups: dict[str, SequenceGroup] = {}
     to_come = list(workload.requests)
     step = num_idle = 0
@@ -161,9 +161,7 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
         if engine.scheduler is not scheduler:  # the policies were made anew
             errors = [each.error for group in outcome.finished for each in group.sequences]
             raise AssertionError(f"step {step}: {next(filter(None, errors), 'a policy raised')}")
-        assert len(engine.observers) == num_observers, (
-            "an observer raised and was dropped; the log says why"
-        )
+        check_observers(engine)
         num_idle = 0 if outcome.progressed or to_come else num_idle + 1
         if isinstance(engine.clock, StepClock):
             engine.clock.skipped += engine.held_for
@@ -176,35 +174,89 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
     return groups
 
 
+def check_observers(engine: Engine) -> None:
+    """Check that no observer was dropped because it raised."""
+    dropped = "; ".join(engine.dropped_observers)
+    assert not dropped, f"an observer raised and was dropped: {dropped[:_MOST_LETTERS]}"
+
+
+_MOST_LETTERS = 2000
+"""Letters of an error that are shown; requests have texts of thousands."""
+
+
 BOTH_PREEMPTIONS: Mapping[str, Any] = {"preemption": "swap", "num_host_blocks": 2}
 """Settings under which requests are swapped out, and recomputed where the host is full."""
 
 
-def serves_again(engine: Engine) -> Callable[[int], object]:
-    """Return what serves three small requests of a number, which compete, to their end.
+class _Asked(NamedTuple):
+    """One of the requests of a use, its prompt so long, and when it comes and is aborted."""
 
-    A fourth is aborted before it has run, a fifth while it runs. Each has another id, prompt,
-    tenant, session, priority and deadline than any before; those that have a cache salt, another.
+    length: int
+    sampling: SamplingParams
+    arrives: int = 0
+    aborted: int | None = None
+
+
+def _greedy(max_tokens: int, n: int = 1, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True, **more)
+
+
+_USES: Sequence[Sequence[_Asked]] = (
+    (  # three compete, one is aborted before it has run, and one while it runs
+        *(_Asked(length, _greedy(6)) for length in (8, 7, 6)),
+        _Asked(5, _greedy(6), 1, 1),
+        _Asked(4, _greedy(6), 0, 2),
+    ),
+    (  # forks decode while a long prompt is computed; one is refused
+        _Asked(1, _greedy(3, n=4)),
+        _Asked(16, _greedy(3)),
+        _Asked(6, _greedy(5, n=2)),
+        _Asked(99, _greedy(3)),
+    ),
+    (  # the best of several are wanted
+        _Asked(5, _greedy(3, n=2, beam_width=3)),
+        _Asked(6, _greedy(3, n=2, best_of=3, temperature=1.0)),
+        _Asked(8, _greedy(6)),
+    ),
+    (  # two long ones grow, one of them is aborted at some time
+        _Asked(7, _greedy(11)),
+        _Asked(8, _greedy(9)),
+        _Asked(3, _greedy(6), 1),
+    ),
+)
+
+
+def serves_again(*engines: Engine) -> Callable[[int], object]:
+    """Return what serves a few small requests of a number, which compete, to their end.
+
+    Numbers take turns among the engines, and among what competes. The first request of each is of
+    a tenant, session, salt and prefix that all have; others have another id, prompt, tenant,
+    session, priority and deadline than any before, and those that have a cache salt, another.
     """
 
     def use(number: int) -> None:
-        prompt = tuple(1 + number // 3**place % 3 for place in range(8))
-        requests = [
-            Request(
+        turn, asked = number // len(_USES), _USES[number % len(_USES)]
+        digits = tuple(1 + number // 3**place % 3 for place in range(8))
+        requests, aborts = list[tuple[int, Request]](), list[tuple[int, str]]()
+        for place, each in enumerate(asked):
+            name = f"{number}.{place}" if place else " of all"
+            prompt = (digits[place:] if place else (1, 2, 3, 1, *digits)) + (2,) * each.length
+            request = Request(
                 id=f"id{number}.{place}",
-                prompt=prompt[place:],
-                sampling=SamplingParams(max_tokens=6, ignore_eos=True),
-                tenant=f"tenant{number}.{place}",
-                session=f"session{number}.{place}",
-                cache_salt=f"salt{number}" if place == 2 else None,
+                prompt=prompt[: each.length],
+                sampling=each.sampling,
+                tenant=f"tenant{name}",
+                session=f"session{name}",
+                cache_salt=None if place % 2 else f"salt{name}",
                 deadline=number + place / 4 + 1e6,
                 priority=4 * number + place,
             )
-            for place in range(5)
-        ]
-        arrivals = zip((0, 0, 0, 1, 0), requests, strict=True)
-        aborts = ((1, requests[3].id), (2, requests[4].id))
-        serve(engine, Workload(tuple(arrivals), aborts))
+            requests.append((each.arrives, request))
+            if each.aborted is not None:
+                aborts.append((each.aborted, request.id))
+        if asked is _USES[-1]:
+            aborts.append((2 + turn % 10, requests[turn % 2][1].id))
+        serve(engines[(turn + number) % len(engines)], Workload(tuple(requests), tuple(aborts)))
 
     return use
 

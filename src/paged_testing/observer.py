@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from copy import copy
 from dataclasses import fields
 from io import FileIO
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, ClassVar
@@ -18,8 +18,14 @@ from unittest.mock import patch
 import pytest
 
 from paged_core.engine.engine import Engine
-from paged_core.errors import AdmissionRefused, RequestError, error_text
-from paged_core.interfaces.admission import Admission, Decision, Load, Refused
+from paged_core.errors import (
+    AdmissionRefused,
+    ExecutorLost,
+    PluginError,
+    RequestError,
+    error_text,
+)
+from paged_core.interfaces.admission import Admission, Decision, Held, Load, Refused
 from paged_core.interfaces.observer import (
     BlockEvent,
     CacheEvent,
@@ -31,11 +37,97 @@ from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
-from paged_testing.engines import BOTH_PREEMPTIONS, build_memory_engine, serve, serves_again
+from paged_testing.engines import (
+    BOTH_PREEMPTIONS,
+    build_memory_engine,
+    check_observers,
+    serve,
+    serves_again,
+)
 from paged_testing.policy_subjects import extreme_requests, untouched, written_requests
 from paged_testing.served import check_served
 from paged_testing.use import waits_watched
-from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request, unlike
+from paged_testing.workloads import (
+    FOR_EVERY_POLICY,
+    SITUATIONS,
+    Situation,
+    Workload,
+    simple_request,
+    unlike,
+)
+
+_ABORTED = (
+    "the host has room for one of two",
+    "two forked groups compete and are swapped",
+    "the best of several are wanted",
+)
+"""Situations in which requests are aborted at any moment."""
+
+
+class _Decides(Admission):
+    def __init__(self, decision: Decision) -> None:
+        self._decision = decision
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        return self._decision
+
+
+def _admission(engine: Engine, decision: Decision) -> AbstractContextManager[object]:
+    """Let the admission of an engine decide the same over all requests."""
+    return patch.object(engine, "_admission", _Decides(decision))
+
+
+def _refused(engine: Engine) -> None:
+    with _admission(engine, Refused("all are")), suppress(AdmissionRefused):
+        engine.add(simple_request("A", 5, 3))
+
+
+def _held_back(engine: Engine) -> None:
+    with _admission(engine, Held(engine.clock() + 3)):
+        for name in "AB":
+            engine.add(simple_request(name, 5, 3))
+    engine.step()
+    engine.abort("A")
+
+
+def _not_added(engine: Engine) -> None:
+    broken = patch.object(engine.scheduler, "add", side_effect=KeyError("on purpose"))
+    with broken, suppress(PluginError):
+        engine.add(simple_request("A", 5, 3))
+
+
+def _can_never_run(engine: Engine) -> None:
+    with suppress(RequestError):
+        engine.add(simple_request("A", 1000, 3))
+
+
+def _executor_lost(engine: Engine) -> None:
+    with patch.object(engine.executor, "collect", side_effect=ExecutorLost("on purpose")):
+        engine.step()
+
+
+def _pinned(engine: Engine) -> None:
+    pin = engine.pin(tuple(range(16)))
+    serve(engine, Workload(()))
+    engine.release(pin)
+    engine.release(engine.pin(tuple(range(30, 46))))
+    engine.reset_prefix_cache()
+
+
+def _stop_check_raises(engine: Engine) -> None:
+    engine.add(simple_request("A", 5, 3), lambda sequence: str(1 // 0))
+
+
+_HAPPENINGS: Mapping[str, Callable[[Engine], None]] = {
+    "a request is refused": _refused,
+    "requests are held back": _held_back,
+    "a request cannot be added": _not_added,
+    "a request can never run": _can_never_run,
+    "the executor is lost": _executor_lost,
+    "a prefix is pinned": _pinned,
+    "code of a request raises": _stop_check_raises,
+}
+"""What may become of requests beside being served."""
 
 
 class ObserverConformance(ComponentConformance):
@@ -89,8 +181,10 @@ class ObserverConformance(ComponentConformance):
 
         def use(number: int) -> None:
             serves(number)
-            with patch.object(engine, "_admission", _RefusesAll()), suppress(AdmissionRefused):
-                engine.add(unlike([simple_request("refused", 3, 1)], number)[0])
+            refused = unlike([simple_request("refused", 3, 1)], number)[0]
+            with _admission(engine, Refused("all are")), suppress(AdmissionRefused):
+                engine.add(refused)
+            check_observers(engine)
 
         return use
 
@@ -122,7 +216,7 @@ class ObserverConformance(ComponentConformance):
 
     def check_still_there(self, engine: Engine) -> None:
         """Check that no observer was dropped because it raised, and that requests are untouched."""
-        assert len(engine.observers) == 3, "the observer raised and was dropped; the log says why"
+        check_observers(engine)
         witness = engine.observers[-1]
         assert isinstance(witness, Witness)
         assert not witness.touched, f"when it hears of an event, {witness.touched}"
@@ -172,7 +266,7 @@ class ObserverConformance(ComponentConformance):
                 engine.step()
                 if engine.has_unfinished:
                     continue
-                assert engine.observers, "the observer raised and was dropped; the log says why"
+                check_observers(engine)
                 (observer,), facts = engine.observers, dict[str, object]()
                 if isinstance(observer, SupportsReport):
                     facts.update(_counts("report", observer.report(0)))
@@ -231,6 +325,7 @@ class ObserverConformance(ComponentConformance):
         while engine.has_unfinished:
             engine.step()
             reported += _reports(observer)
+        check_observers(engine)
         for _ in range(2):
             for _ in range(self.num_uses):
                 use(next(numbers))
@@ -262,6 +357,29 @@ class ObserverConformance(ComponentConformance):
             )
             self.check_closes(engine)
 
+    @pytest.mark.parametrize("what", _HAPPENINGS)
+    def test_handles_it_when(self, what: str) -> None:
+        """While other requests run, while none does, and when it happens again."""
+        engine, _ = self.watched_engine()
+        for number in range(2):
+            _HAPPENINGS[what](engine)
+            serve(engine, Workload(((0, simple_request("B", 5, 8)),)))
+            engine.add(simple_request(f"C{number}", 5, 8))
+            engine.step()
+            _HAPPENINGS[what](engine)
+            serve(engine, Workload(()))
+        self.check_closes(engine)
+
+    @pytest.mark.parametrize("name", _ABORTED)
+    def test_handles_what_is_aborted_at_any_moment_when(self, name: str) -> None:
+        """Each request, while it waits, runs, is swapped out or was preempted."""
+        situation = SITUATIONS[name]
+        engine, _ = self.watched_engine(**situation.values({}))
+        requests = situation.workload.requests
+        for step, (_, request) in product(range(0, 14, 2), requests):
+            serve(engine, Workload(requests, ((step, request.id),)))
+        self.check_closes(engine)
+
     def test_handles_blocks_that_lose_all_they_hold(self) -> None:
         """A policy raised in a step: the policies are made anew, and the cache is cleared."""
         engine, _ = self.watched_engine()
@@ -284,11 +402,6 @@ class ObserverConformance(ComponentConformance):
             assert event == other, f"event {number} is {event}, without the observer {other}"
         count, expected = len(watched.events), len(alone.events)
         assert count == expected, f"{count} events with the observer, {expected} without it"
-
-
-class _RefusesAll(Admission):
-    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
-        return Refused("all are")
 
 
 def _contents(folder: Path) -> dict[Path, bytes]:

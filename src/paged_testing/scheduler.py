@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise, product
 from typing import Any, ClassVar
@@ -27,11 +27,14 @@ from paged_testing.doubles import (
     WatchedScheduler,
 )
 from paged_testing.engines import (
+    BOTH_PREEMPTIONS,
     build_memory_engine,
     memory_settings,
     serve,
+    serves_again,
     start_memory_engine,
 )
+from paged_testing.options import other_options
 from paged_testing.served import (
     check_not_cut_short,
     check_nothing_leaked,
@@ -45,6 +48,8 @@ from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_requ
 SMALL: Mapping[str, int] = {"max_num_batched_tokens": 4, "max_num_seqs": 5}
 """Limits under which prompts take several steps, requests wait for others, and not all that run
 are computed in a step."""
+WIDE: Mapping[str, int] = {"max_num_batched_tokens": 1 << 14, "max_num_seqs": 512}
+"""Limits under which many requests run."""
 UNCHUNKED_BUDGET = 30
 """The same for schedulers that compute a prompt in one step."""
 
@@ -96,9 +101,25 @@ class SchedulerConformance(Repeats):
         """Such an engine from settings that are made, which takes most of the time."""
         engine = start_memory_engine(settings, registry or self.registry)
         WatchedScheduler.install(
-            engine, self.budget(settings.scheduler), self.max_num_seqs(settings.scheduler)
+            engine,
+            self.budget(settings.scheduler),
+            self.max_num_seqs(settings.scheduler),
+            settings.queue_order.name == "fcfs",
         )
         return engine
+
+    def uses(self) -> Callable[[int], object]:
+        """Requests that compete, also under small limits."""
+        values: dict[str, Any] = {"num_blocks": 7, "block_size": 4, "max_model_len": 24}
+        engines = list[Engine]()
+        for table in self.tables():
+            chosen = {**values, **self.settings, "scheduler": table}
+            try:
+                engine = build_memory_engine(self.registry, **{**BOTH_PREEMPTIONS, **chosen})
+            except SettingsError:
+                engine = build_memory_engine(self.registry, **chosen)
+            engines.append(engine)
+        return serves_again(*engines)
 
     def test_holds_nothing_at_first_and_plans_nothing(self) -> None:
         engine = self.make_engine()
@@ -206,21 +227,47 @@ class SchedulerConformance(Repeats):
             f"they have 16 tokens, {costs[1]} where they have 2048"
         )
 
-    @pytest.mark.parametrize("what", ["waits", "runs"])
-    def test_a_step_takes_instructions_in_proportion_to_what(self, what: str) -> None:
+    def test_a_step_takes_instructions_in_proportion_to_what_waits(self) -> None:
         """Twice that are allowed: what waits may have to be sorted."""
-        costs = []
-        for size in (32, 256):
-            engine = self.make_engine(num_blocks=32 if what == "waits" else 16 * size)
-            for number in range(size):
-                engine.add(simple_request(f"r{number}", 5, 58))
-            for _ in range(40):
-                engine.step()
-                if what == "waits" or not engine.scheduler.queues().waiting:
-                    break
-            costs.append(instructions(engine.step, self.package, most=1_000_000))
-        assert costs[1] <= 16 * costs[0] + 100, (
-            f"a step takes {costs[0]} instructions while 32 requests are there, {costs[1]} at 256"
+        self.check_cost([self.crowd(size, dict(self._table), num_blocks=32) for size in (32, 256)])
+
+    def test_a_step_takes_instructions_in_proportion_to_what_runs(self) -> None:
+        """With options with which many run, as far as its settings class permits any.
+
+        As many are there as may be: those that start one after the other are waited for.
+        """
+        few, crowds = 0, list[Engine]()
+        kind, own = type(self.options), dict(self._table)
+        wide = {name: most for name, most in WIDE.items() if name in kind.model_fields}
+        for table in (own, {**wide, **own}, *other_options(kind, own)):
+            with suppress(SettingsError, RequestError):
+                crowds = [self.crowd(size, table, most_steps=300) for size in (32, 256)]
+                num_running = [len(each.scheduler.queues().running) for each in crowds]
+                if num_running[1] >= 4 * num_running[0] > 16:
+                    self.check_cost(crowds)
+                    return
+                few = max(few, num_running[1])
+        pytest.skip(f"of 256 requests {few} run at once, with whichever options")
+
+    def crowd(
+        self, size: int, table: Mapping[str, Any], most_steps: int = 1, num_blocks: int = 0
+    ) -> Engine:
+        """An engine in which so many requests run, or wait."""
+        values = {"num_blocks": num_blocks or 16 * size, "block_size": 32, "max_model_len": 512}
+        engine = self.make_engine(scheduler=table, checks="basic", **values)
+        for number in range(size):
+            engine.add(simple_request(f"r{number}", 5, 500))
+        for _ in range(most_steps):
+            engine.step()
+            if not engine.scheduler.queues().waiting:
+                break
+        return engine
+
+    def check_cost(self, crowds: Sequence[Engine]) -> None:
+        """Check the instructions of a step of engines that have 32 and 256 requests."""
+        few, many = (instructions(each.step, self.package, most=1_000_000) for each in crowds)
+        assert many <= 16 * few + 100, (
+            f"a step takes {few} instructions while 32 requests are there, {many} at 256"
         )
 
     # ------------------------------------------------------------------ written situations

@@ -83,6 +83,28 @@ class UniqueObserver(_Observer):
             self.seen.add(group.id)
 
 
+class RefusedObserver(_Observer):
+    """Takes it that what is refused was added."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "added":
+            self.seen.add(group.id)
+        elif event in ("finished", "refused"):
+            self.seen.remove(group.id)
+
+
+class AwayObserver(_Observer):
+    """Takes it that what is swapped out comes back."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "swapped_out":
+            self.seen.add(group.id)
+        elif event == "swapped_in":
+            self.seen.remove(group.id)
+        elif event == "finished" and group.id in self.seen:
+            raise KeyError(group.id)
+
+
 class OnlyObserver(_Observer):
     """Can be made once."""
 

@@ -191,6 +191,48 @@ class PairingScheduler(TokenBudgetScheduler):
         super()._start()
 
 
+class IndexingScheduler(TokenBudgetScheduler):
+    """Starts a request in a step, and looks for the place of each that runs."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        sorted(self._running, key=self._running.index)
+        return super().schedule(now)
+
+    def _has_room(self, group: SequenceGroup) -> bool:
+        return not self.planner.plan.admitted
+
+
+class AgeingScheduler(TokenBudgetScheduler):
+    """Counts how often a running prompt was passed over, and does not forget it."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._passed_over: dict[SequenceGroup, int] = {}
+
+    def schedule(self, now: float, /) -> Schedule:
+        plan = super().schedule(now)
+        served = {sequence.group for sequence in plan.sequences}
+        for group in self._running:
+            if group not in served and group.live[0].num_pending > 1:
+                self._passed_over[group] = self._passed_over.get(group, 0) + 1
+        return plan
+
+
+class RegularsScheduler(TokenBudgetScheduler):
+    """Keeps all that the last tenants have asked for."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._asked: dict[str, list[str]] = {}
+
+    def add(self, group: SequenceGroup, /) -> None:
+        super().add(group)
+        asked = self._asked.pop(group.request.tenant, [])
+        self._asked[group.request.tenant] = [*asked, group.id]
+        while len(self._asked) > 8:
+            del self._asked[next(iter(self._asked))]
+
+
 class RestlessScheduler(TokenBudgetScheduler):
     """Preempts when a quantum is over, whether anything waits or not."""
 

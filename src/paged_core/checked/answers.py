@@ -63,7 +63,7 @@ class PreemptionAnswers:
         if type(num_tokens) is not int or num_tokens < least:
             raise PluginError(
                 f"tokens_to_reserve() returned {num_tokens!r} for a sequence of {least} tokens; it "
-                "has to return None or as many tokens at least"
+                "has to return None, or as many tokens at least, as an int"
             )
 
 

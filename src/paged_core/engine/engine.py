@@ -84,6 +84,7 @@ class Engine:
         """Ctrl-C, to be raised as soon as the engine is whole."""
         self._recorder = StepRecorder(observers)
         self.seconds, self.observers = self._recorder.seconds, self._recorder.observers
+        self.dropped_observers = self._recorder.dropped
         if self._recorder.watches_cache:
             kv_cache.watch(self._recorder.cache)
         self._requests = LiveRequests(kv_cache, self.pins, policies.demand)

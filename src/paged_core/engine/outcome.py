@@ -185,6 +185,8 @@ class StepRecorder:
         """Time spent so far, by phase."""
         self.observers = list(observers)
         """Observers that have not been dropped."""
+        self.dropped: list[str] = []
+        """Errors of those that have been, with the lines that raised."""
         self._watch_steps = self._any_overrides("on_step")
         self._watch_requests = self._any_overrides("on_request")
         self._watch_blocks = self._any_overrides("on_block")
@@ -262,12 +264,9 @@ class StepRecorder:
                 tell(observer)
             except Exception as error:  # noqa: BLE001 - the plugin boundary
                 self.observers.remove(observer)
-                _log.warning(
-                    "observer_dropped",
-                    observer=type(observer).__name__,
-                    during=event,
-                    reason=error_text(error),
-                )
+                name, reason = type(observer).__name__, error_text(error)
+                self.dropped.append(f"{name}.{event}() raised {reason}")
+                _log.warning("observer_dropped", observer=name, during=event, reason=reason)
 
 
 def _step_record(step: PlannedStep, queues: Queues, num_free: int, ended: float) -> StepRecord:
