@@ -207,9 +207,9 @@ _USES: Sequence[Sequence[_Asked]] = (
         _Asked(5, _greedy(6), 1, 1),
         _Asked(4, _greedy(6), 0, 2),
     ),
-    (  # forks decode while a long prompt is computed; one is refused
+    (  # forks decode beside a long prompt, which is aborted; one is refused
         _Asked(1, _greedy(3, n=4)),
-        _Asked(16, _greedy(3)),
+        _Asked(16, _greedy(3), 0, 4),
         _Asked(6, _greedy(5, n=2)),
         _Asked(99, _greedy(3)),
     ),
@@ -218,7 +218,7 @@ _USES: Sequence[Sequence[_Asked]] = (
         _Asked(6, _greedy(3, n=2, best_of=3, temperature=1.0)),
         _Asked(8, _greedy(6)),
     ),
-    (  # two long ones grow, one of them is aborted at some time
+    (  # two long ones grow, of which one is aborted, in turns early and late
         _Asked(7, _greedy(11)),
         _Asked(8, _greedy(9)),
         _Asked(3, _greedy(6), 1),
@@ -235,7 +235,7 @@ def serves_again(*engines: Engine) -> Callable[[int], object]:
     """
 
     def use(number: int) -> None:
-        turn, asked = number // len(_USES), _USES[number % len(_USES)]
+        turn, asked = number // len(_USES) % 3, _USES[number % len(_USES)]
         digits = tuple(1 + number // 3**place % 3 for place in range(8))
         requests, aborts = list[tuple[int, Request]](), list[tuple[int, str]]()
         for place, each in enumerate(asked):
@@ -255,7 +255,7 @@ def serves_again(*engines: Engine) -> Callable[[int], object]:
             if each.aborted is not None:
                 aborts.append((each.aborted, request.id))
         if asked is _USES[-1]:
-            aborts.append((2 + turn % 10, requests[turn % 2][1].id))
+            aborts.append((2 + 3 * turn, requests[turn][1].id))
         serve(engines[(turn + number) % len(engines)], Workload(tuple(requests), tuple(aborts)))
 
     return use

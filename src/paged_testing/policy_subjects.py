@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
+from functools import lru_cache
+from itertools import chain, count, product, repeat
 from random import Random
 from typing import Any
 
@@ -120,6 +121,34 @@ def drawn_numbers(number: int) -> list[int]:
     return [drawn.choice((0, 0, 1, 2, 3, 4, 5, 8, 10)) for _ in range(4)]
 
 
+@lru_cache
+def forked_requests() -> Sequence[tuple[Sequence[Request], Sequence[int]]]:
+    """Sets of four requests, with how many sequences of each have ended.
+
+    Short and long prompts, of which all are computed, and which begin alike; each with as many
+    sequences, live and ended, as any other: sums over ``sequences``, over ``live``, over blocks and
+    over prompts differ from each other, on both sides of any threshold.
+    """
+    shapes = [
+        (length, n, num_ended)
+        for length, n in product((1, 3, 8, 16, 21, 34, 55, 89), (1, 2, 3, 4))
+        for num_ended in range(n)
+    ]
+    Random(0).shuffle(shapes)
+    requests = [
+        Request(
+            id=f"{length}.{n}.{num_ended}",
+            prompt=tuple(at % 2 for at in range(length)),
+            sampling=SamplingParams(n=n, max_tokens=24),
+        )
+        for length, n, num_ended in shapes
+    ]
+    return [
+        (requests[at : at + 4], [num_ended for *_, num_ended in shapes[at : at + 4]])
+        for at in range(0, len(shapes), 4)
+    ]
+
+
 def let_go(groups: list[SequenceGroup]) -> None:
     """Empty a list of groups that nothing else holds: the next ones are made where these were in
     memory, the first of them where the last was."""
@@ -151,7 +180,12 @@ def waiting_groups(requests: Sequence[Request]) -> list[SequenceGroup]:
 
 
 def running_groups(
-    cache: KVCache, requests: Sequence[Request], computed: Sequence[int], *, grown: bool = True
+    cache: KVCache,
+    requests: Sequence[Request],
+    computed: Sequence[int],
+    ended: Iterable[int] = (),
+    *,
+    grown: bool = True,
 ) -> list[SequenceGroup]:
     """Running groups of these requests, partly prefilled, as many as the cache has blocks for.
 
@@ -159,11 +193,13 @@ def running_groups(
 
     Args:
         computed: for each request, a number that determines how much of its prompt is computed.
+        ended: how many sequences of those have ended; by default of several the first.
         grown: whether those have generated something, each sequence more than the one before it,
-            and of several the first has ended.
+            and some have ended.
     """
     groups, more = [], count(len(requests))
-    for group, share in zip(waiting_groups(requests), computed, strict=False):
+    waiting = zip(waiting_groups(requests), computed, chain(ended, repeat(1)), strict=False)
+    for group, share, num_ended in waiting:
         (sequence,) = group.live
         num_computed = 1 + share % len(sequence.tokens)
         hit = cache.lookup(sequence, num_computed - 1)
@@ -183,19 +219,19 @@ def running_groups(
             group.forked = True
             if grown:
                 group.first_token_at = group.arrival
-                _grow(cache, group)
+                _grow(cache, group, num_ended)
         groups.append(group)
     return groups
 
 
-def _grow(cache: KVCache, group: SequenceGroup) -> None:
+def _grow(cache: KVCache, group: SequenceGroup, num_ended: int) -> None:
     most = group.max_length - len(group.request.prompt)
     for sequence in group.sequences if most > 1 else ():
         sequence.tokens += [7] * min(most - 1, 6 + 3 * sequence.index)
         if num_new := len(sequence.tokens) - 1 - sequence.num_scheduled:
             cache.reserve(sequence, num_new)
         sequence.num_scheduled = sequence.num_computed = len(sequence.tokens) - 1
-    if len(group.sequences) > 1:
+    for _ in range(min(num_ended, len(group.sequences) - 1)):
         first = group.live.pop(0)
         first.finish_reason = FinishReason.STOP
         cache.release(first)

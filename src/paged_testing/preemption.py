@@ -28,6 +28,7 @@ from paged_testing.policy_subjects import (
     drawn_requests,
     empty_cache,
     extreme_requests,
+    forked_requests,
     let_go,
     long_groups,
     running_groups,
@@ -64,6 +65,13 @@ class PreemptionCases(ComponentConformance):
         for number in range(NUM_DRAWN):
             self.check_modes(drawn_requests(number), drawn_numbers(number))
         self.check_reservations(extreme_requests(), [0] * len(extreme_requests()), 4)
+
+    def test_answers_for_groups_of_which_sequences_have_ended(self) -> None:
+        """And which share what they have, short prompts and long ones."""
+        for requests, ended in forked_requests():
+            wholes = [len(each.prompt) - 1 for each in requests]
+            self.check_modes(requests, wholes, ended)
+            self.check_reservations(requests, wholes, 4, ended)
 
     def test_groups_that_have_gone_do_not_matter(self) -> None:
         """Others come to be where they were in memory, and get their ids."""
@@ -112,10 +120,12 @@ class PreemptionCases(ComponentConformance):
 
     # ------------------------------------------------------------------ what is checked
 
-    def check_modes(self, requests: Sequence[Request], computed: Sequence[int]) -> None:
+    def check_modes(
+        self, requests: Sequence[Request], computed: Sequence[int], ended: Sequence[int] = ()
+    ) -> None:
         """Check that it returns modes that depend on the group alone."""
         preemption, twin = self.make(), self.make()
-        groups = self._groups(requests, computed)
+        groups = self._groups(requests, computed, ended)
         twins = [twin.mode(group) for group in reversed(groups)][::-1]
         for group, of_twin in zip(groups, twins, strict=True):
             with untouched([group]):
@@ -129,16 +139,27 @@ class PreemptionCases(ComponentConformance):
                 f"for the same group, it must return the same mode, not {mode}, {again}, {of_twin}"
             )
             wanted = self.expected(group)
-            assert wanted is None or mode is wanted, f"{group}: its mode is {mode}, not {wanted}"
+            assert wanted is None or mode is wanted, (
+                f"the mode of {group} is {mode}, not {wanted}; its sequences have computed "
+                f"{[each.num_computed for each in group.sequences]} tokens, and live are "
+                f"{[each.index for each in group.live]}"
+            )
 
     def check_reservations(
-        self, requests: Sequence[Request], computed: Sequence[int], block_size: int
+        self,
+        requests: Sequence[Request],
+        computed: Sequence[int],
+        block_size: int,
+        ended: Sequence[int] = (),
     ) -> None:
         """Check that it reserves between the present and the maximum length."""
         preemption, twin = self.make(block_size), self.make(block_size)
-        for group in self._groups(requests, computed):
+        for group in self._groups(requests, computed, ended):
             with untouched([group]):
                 tokens = preemption.tokens_to_reserve(group)
+            assert tokens is None or type(tokens) is int, (
+                f"tokens_to_reserve() returned {tokens!r}, and may return an int or None"
+            )
             assert preemption.tokens_to_reserve(group) == tokens, (
                 "for the same group, it must reserve the same number of tokens"
             )
@@ -164,11 +185,13 @@ class PreemptionCases(ComponentConformance):
             f"{recorder.swapped} groups were swapped to {num_host_blocks} host blocks"
         )
 
-    def _groups(self, requests: Sequence[Request], computed: Sequence[int]) -> list[SequenceGroup]:
+    def _groups(
+        self, requests: Sequence[Request], computed: Sequence[int], ended: Sequence[int]
+    ) -> list[SequenceGroup]:
         """Some waiting groups, and the same requests running."""
         return [
             *waiting_groups(requests),
-            *running_groups(empty_cache(self.registry), requests, computed),
+            *running_groups(empty_cache(self.registry, 256), requests, computed, ended),
         ]
 
 
@@ -248,6 +271,12 @@ class VictimCases(ComponentConformance):
         for number in range(NUM_DRAWN):
             shares, often = drawn_numbers(number + 1), drawn_numbers(number)
             self.check_choices(drawn_requests(number), [15, *shares[1:]], 3.5, often)
+
+    def test_chooses_among_candidates_of_which_sequences_have_ended(self) -> None:
+        """And which share what they have, short prompts and long ones."""
+        for requests, ended in forked_requests():
+            wholes = [len(each.prompt) - 1 for each in requests]
+            self.check_choices(requests, wholes, 3.5, ended=ended)
 
     def test_chooses_among_equal_candidates(self) -> None:
         self.check_choices([written_requests()[0]] * 6, (4,) * 6, 1.0)
@@ -343,13 +372,13 @@ class VictimCases(ComponentConformance):
         computed: Sequence[int],
         now: float,
         num_preemptions: Sequence[int] = (),
+        ended: Sequence[int] = (),
     ) -> None:
         """Check the choices of one component, each time without the groups chosen before."""
-        cache = empty_cache(self.registry)
-        candidates = running_groups(cache, requests, computed)
+        cache, other = (empty_cache(self.registry, 256) for _ in range(2))
+        candidates = running_groups(cache, requests, computed, ended)
         let_go(waiting_groups(requests))
-        other = empty_cache(self.registry)
-        copies = running_groups(other, requests, computed)
+        copies = running_groups(other, requests, computed, ended)
         for groups in (candidates, copies):
             for group, number in zip(groups, num_preemptions, strict=False):
                 group.num_preemptions = number

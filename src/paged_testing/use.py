@@ -105,8 +105,10 @@ def items(function: Callable[[], object], package: str) -> int:
     return Work.items - before
 
 
-_BYTES_A_USE = 16
+_BYTES_A_USE = 4
 """Bytes that a use may leave, on the average."""
+_IN_TURNS = 12
+"""After so many uses they are alike again, as memory is where it is measured."""
 
 
 def growth(
@@ -133,7 +135,8 @@ def growth(
 
     go_on(num_uses // 4)
     before, shared = cost(), shared_state(package)
-    few, grown = max(2, num_uses // 8), list[int]()
+    few = _IN_TURNS if num_uses >= 8 * _IN_TURNS else max(2, num_uses // 8)
+    grown = list[int]()
     times = [num_uses, *repeat(few, 10)]
     calls = (partial(go_on, each) for each in (2 * few, *times))
     with closing(bytes_after(calls)) as sizes:

@@ -16,6 +16,7 @@ from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.victim import Victim
 from paged_core.sequence import SequenceGroup
+from paged_testing import PreemptionConformance
 from unit.faulty_settings import FaultyLimitSettings, Part, forever, meddling, with_another
 
 RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP
@@ -325,6 +326,10 @@ VICTIMS = with_another(
             reversed([g for g in shown if g.num_preemptions <= 1] or shown),
             key=lambda g: len({b for each in g.live for b in each.table.blocks}),
         ),
+        # counts sequences that have ended
+        "EndedVictim": lambda self, shown, now: max(
+            reversed(shown), key=lambda g: sum(g.max_length - s.num_tokens for s in g.sequences)
+        ),
         # looks for the place of each candidate among all
         "PlacingVictim": lambda self, shown, now: sorted(shown, key=shown.index)[-1],
         # changes the list that it is shown
@@ -399,6 +404,13 @@ class _Swapping(_Preemption):
     may_swap = True
 
 
+class ByOutputCases(PreemptionConformance):
+    """Cases of a preemption that swaps what has generated more than 20 tokens."""
+
+    def expected(self, group: SequenceGroup, /) -> PreemptionMode:
+        return (RECOMPUTE, SWAP)[sum(len(each.output) for each in group.live) > 20]
+
+
 PREEMPTIONS = {
     **with_another(
         __name__,
@@ -427,6 +439,10 @@ PREEMPTIONS = {
             "TenantPreemption": lambda self, group: (
                 self.kept.extend({group.request.tenant}.difference(self.kept)) or RECOMPUTE
             ),
+            # counts sequences that have ended
+            "EndedPreemption": lambda self, group: (RECOMPUTE, SWAP)[
+                sum(len(each.output) for each in group.sequences) > 20
+            ],
             "RollingPreemption": lambda self, group: (RECOMPUTE, SWAP)[self.rolled(group)],
         },
     ),
@@ -437,6 +453,7 @@ PREEMPTIONS = {
         {
             # more than a sequence can come to
             "ExcessivePreemption": lambda self, group: group.max_length + 8,
+            "FloatPreemption": lambda self, group: float(group.longest),
             # for all of its sequences, as if one held what they have
             "AddingPreemption": lambda self, group: sum(len(each.tokens) for each in group.live),
             "BoundedPreemption": lambda self, group: min(

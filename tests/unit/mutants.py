@@ -128,6 +128,8 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "ReversedOrder": test_orders.TestFcfs,
     "SaltedOrder": test_orders.TestFcfs,
     "OldestVictim": test_victims.TestNewest,
+    "EndedVictim": test_victims.TestMostRemaining,
+    "EndedPreemption": policies.ByOutputCases,
     "DoublingVictim": test_victims.TestMostBlocks,
     "OnceMoreVictim": test_victims.TestMostBlocksThatSpares,
     "PreemptedOrder": test_orders.TestFcfs,
