@@ -41,6 +41,13 @@ def refusal(registry: Registry, record: Component, options: ComponentSettings) -
     return reason
 
 
+def shortened(text: str, most: int = 700) -> str:
+    """Leave out the middle of a long text, such as an error that names an id of 5000 letters, and
+    the line that raised it at its end."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} [...] {text[-half:]}"
+
+
 def said(error: BaseException) -> str:
     """Return what an error says; of one that is not ours its class and place, too."""
     return str(error) if isinstance(error, PagedCoreError) else error_text(error)

@@ -19,6 +19,7 @@ from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings, settings_class
+from paged_testing.availability import shortened
 from paged_testing.options import component_options
 from paged_testing.workloads import Workload
 
@@ -177,11 +178,7 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
 def check_observers(engine: Engine) -> None:
     """Check that no observer was dropped because it raised."""
     dropped = "; ".join(engine.dropped_observers)
-    assert not dropped, f"an observer raised and was dropped: {dropped[:_MOST_LETTERS]}"
-
-
-_MOST_LETTERS = 2000
-"""Letters of an error that are shown; requests have texts of thousands."""
+    assert not dropped, f"an observer raised and was dropped: {shortened(dropped)}"
 
 
 BOTH_PREEMPTIONS: Mapping[str, Any] = {"preemption": "swap", "num_host_blocks": 2}

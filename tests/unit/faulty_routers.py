@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import randrange
 from typing import Any, cast
 from zlib import crc32
 
+from paged_core.ids import content_digests
 from paged_core.request import Request
 from paged_plugins.routing.load_book import Load
 from paged_plugins.routing.router import BlockChange, ReplicaLoad, Router, RouterContext
@@ -129,6 +130,79 @@ class RereadingRouter(FaultyRouter):
         return self.nth(self.turn + len(self.kept), replicas)
 
 
+class FollowingRouter(FaultyRouter):
+    """Goes by the blocks that replicas hold, which is right; else by load."""
+
+    def joined(self, replica: int, num_blocks: int, /) -> None:
+        self.kept[replica] = set()
+
+    def left(self, replica: int, /) -> None:
+        del self.kept[replica]
+
+    def keys(self, request: Request) -> list[int]:
+        return content_digests(request.prompt, 4, request.cache_salt)
+
+    def changed(self, held: set[int], kind: str, keys: Sequence[int]) -> None:
+        if kind == "cleared":
+            held.clear()
+        (held.update if kind == "stored" else held.difference_update)(keys)
+
+    def blocks_changed(self, replica: int, changes: Iterable[BlockChange], /) -> None:
+        for kind, keys in changes:
+            self.changed(self.kept[replica], kind, keys)
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        keys = {*self.keys(request)}
+        return min(
+            replicas,
+            key=lambda number: (
+                -len(keys & self.kept[number]) if replicas[number].num_requests < 9 else 0,
+                replicas[number].num_requests,
+                replicas[number].num_routed,
+            ),
+        )
+
+
+class UnsaltedRouter(FollowingRouter):
+    """Takes prompts of all salts for the same."""
+
+    def keys(self, request: Request) -> list[int]:
+        return content_digests(request.prompt, 4)
+
+
+class UnclearedRouter(FollowingRouter):
+    """Remembers what caches held before they were cleared."""
+
+    def changed(self, held: set[int], kind: str, keys: Sequence[int]) -> None:
+        if kind != "cleared":
+            super().changed(held, kind, keys)
+
+
+class LingeringRouter(FollowingRouter):
+    """Remembers what a replica held before it left."""
+
+    def joined(self, replica: int, num_blocks: int, /) -> None:
+        self.kept.setdefault(replica, set())
+
+    def left(self, replica: int, /) -> None:
+        pass
+
+
+class PlacingRouter(FaultyRouter):
+    """Sends a session to a place of its own, whatever replicas hold, which is right."""
+
+    def blocks_changed(self, replica: int, changes: Iterable[BlockChange], /) -> None:
+        for _ in changes:
+            pass
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        name = (session or request.id).encode("utf-8", "surrogatepass")
+        return max(replicas, key=lambda number: crc32(b"%d:" % number + name))
+
+
+RIGHT = (FollowingRouter, PlacingRouter)
+
+
 class LastingRouter(FaultyRouter):
     """Remembers the last prompts, however long they are."""
 
@@ -216,6 +290,9 @@ _CLASSES = (
     RemindedRouter,
     LastingRouter,
     RereadingRouter,
+    UnsaltedRouter,
+    UnclearedRouter,
+    LingeringRouter,
 )
 FAULTY: dict[str, type[FaultyRouter]] = {each.__name__: each for each in _CLASSES} | {
     name: type(name, (FaultyRouter,), {"choose": choose, "__module__": __name__})

@@ -28,7 +28,7 @@ from paged_plugins.routing.router import (
 )
 from paged_plugins.routing.testing import RouterConformance
 from paged_plugins.routing.testing.scene import make_request, unrelated_requests
-from unit.faulty_routers import FAULTY, FaultyRouter
+from unit.faulty_routers import FAULTY, RIGHT, FaultyRouter
 from unit.faulty_settings import FaultyLimitSettings, FaultySettings
 from unit.mutants import Mutant, first_failure, recorded
 
@@ -61,6 +61,9 @@ CAUGHT_BY = {
     "CountingRouter": "a replica gets [0-9]+ of 210",
     "GrievingRouter": "KeyError|^[0-9]$",
     "RemindedRouter": "40 replicas that have left left",
+    "UnsaltedRouter": "of the salt 'a' is sent to",
+    "UnclearedRouter": "until its cache was `cleared`",
+    "LingeringRouter": "left, and is back",
 }
 
 
@@ -75,6 +78,14 @@ def test_catches(name: str, tmp_path: Path, record_property: Callable[[str, obje
     mutant = Mutant(RouterConformance, FaultySettings, FAULTY[name])
     caught, _ = recorded(mutant, tmp_path, record_property)
     assert re.search(CAUGHT_BY[name], str(caught.error)), caught.error
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("made", RIGHT)
+def test_passes_what_is_right(made: type[FaultyRouter], tmp_path: Path) -> None:
+    """Although it does not use replicas alike, so that caches fill one after the other."""
+    found = first_failure(Mutant(RouterConformance, FaultySettings, made), tmp_path)
+    assert found is None, found
 
 
 class LimitedRouter(FaultyRouter):

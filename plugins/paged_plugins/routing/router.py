@@ -89,8 +89,9 @@ BlockChange = tuple[str, Sequence[int]]
 - ``"removed"``: these are held no more;
 - ``"cleared"``: nothing is held; there are no keys.
 
-A key is :func:`~paged_plugins.routing.block_keys.content_keys` of all tokens up to the end of a
-block, the same in every process.
+A key is one of :func:`~paged_core.ids.content_digests`: of all tokens up to the end of a block and
+of the request's ``cache_salt``, the same in every process. Equal prompts of other salts share no
+block. Nothing else of a request counts.
 """
 
 

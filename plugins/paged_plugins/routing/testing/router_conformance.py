@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import count, islice, pairwise, product, repeat
 from random import Random
 from typing import Any, ClassVar
 
 import pytest
 
+from paged_core.ids import content_digests
 from paged_core.request import Request
 from paged_plugins.routing.load_book import LoadBook
 from paged_plugins.routing.router import Router, RouterContext
@@ -25,7 +26,7 @@ from paged_plugins.routing.testing.scene import (
 )
 from paged_testing.component import Repeats
 from paged_testing.policy_subjects import extreme_requests
-from paged_testing.use import bytes_left, instructions
+from paged_testing.use import bytes_after, bytes_left, instructions
 
 _MAX_GROWTH = 4 * 1024
 """Bytes that a router may have allocated more after many requests than after some."""
@@ -198,6 +199,60 @@ class RouterConformance(Repeats):
             "iterator, which can be gone over once"
         )
 
+    # ------------------------------------------------------------------ what replicas hold
+
+    @pytest.mark.parametrize("how", ["are removed", "are cleared", "have left"])
+    def test_does_not_go_by_blocks_that(self, how: str) -> None:
+        """A replica held the prompt: it gets it no more than if it had held another."""
+        request = make_request(0, _PROMPT)
+        for replica, keys in self._followed():
+            found, usual = (
+                self._chosen(replica, request, held, how)
+                for held in (keys, content_digests(_OTHER, BLOCK_SIZE))
+            )
+            assert found == usual, (
+                f"replica {replica} held the blocks of a prompt, {_HOW[how]}; the prompt is sent "
+                f"to {found}, and to {usual} if the blocks were those of another: the replica "
+                "holds nothing of it any more"
+            )
+
+    def test_goes_by_blocks_of_the_cache_salt_of_a_request(self) -> None:
+        """Equal prompts of other salts share no block, and their keys are others."""
+        salts = (None, "a", "b")
+        for replica, _ in self._followed():
+            for asked, held in product(salts, salts):
+                request = make_request(0, _PROMPT, asked)
+                keys = content_digests(_PROMPT, BLOCK_SIZE, held)
+                found = self._chosen(replica, request, keys)
+                others = content_digests(_OTHER, BLOCK_SIZE, held)
+                wanted = replica if asked == held else self._chosen(replica, request, others)
+                assert found == wanted, (
+                    f"replica {replica} holds a prompt of the cache salt {held!r}; the same prompt "
+                    f"of the salt {asked!r} is sent to {found}, and is to be sent to {wanted}: "
+                    "look for content_digests(prompt, block_size, request.cache_salt)"
+                )
+
+    def _followed(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield replicas, and keys of a prompt, which is sent to each of them that holds these."""
+        keys = content_digests(_PROMPT, BLOCK_SIZE)
+        request = make_request(0, _PROMPT)
+        if not self.scene().is_told:
+            pytest.skip("it is told of no blocks")
+        if any(self._chosen(number, request, keys) != number for number in range(4)):
+            pytest.skip("of replicas of equal loads, it does not choose the one with the prompt")
+        yield from zip(range(4), repeat(keys))
+
+    def _chosen(self, replica: int, request: Request, keys: Sequence[int], gone: str = "") -> int:
+        """Return where a request is sent, of which a replica holds keys, or has held them."""
+        scene = self.scene()
+        scene.change(replica, ("stored", keys))
+        if gone == "have left":
+            scene.leave(replica)
+            scene.join(replica)
+        elif gone:
+            scene.change(replica, ("cleared", []) if "clear" in gone else ("removed", keys))
+        return scene.route(request, "")
+
     def test_takes_the_end_of_requests_in_any_order(self) -> None:
         """Equal prompts, ended last first, and a request that was refused at once."""
         router = self.make()
@@ -219,7 +274,7 @@ class RouterConformance(Repeats):
         for length in (256, 1024):  # caches are full
             scene, prompts = self.scene(2, 8), (range(at, at + length) for at in range(80))
             requests = ((make_request(prompt[0], prompt), "") for prompt in prompts)
-            left.append(bytes_left(partial(_route_to_the_end, scene, requests)))
+            left.append(bytes_left(partial(_route_and_settle, scene, requests)))
         assert left[1] <= 2 * left[0] + _MAX_GROWTH, (
             f"80 requests that have ended leave {left[0]} bytes where their prompts have 256 "
             f"tokens, {left[1]} where they have 1024, and caches hold 256 tokens"
@@ -250,18 +305,24 @@ class RouterConformance(Repeats):
         requests: Iterator[tuple[Request, str]],
         turn: Callable[[int], None],
     ) -> None:
-        """Check that memory does not grow from turn to turn."""
+        """Check that memory does not grow from turn to turn, whatever the caches hold."""
+        numbers = count()
 
-        def go_on(turns: range, num_requests: int) -> None:
-            for number in turns:
-                scene.route_all(islice(requests, num_requests))
+        def go_on() -> None:
+            for number in islice(numbers, 4):
+                scene.route_all(islice(requests, 80))
                 turn(number)
-            scene.end_all()
+            scene.settle()
 
-        growth = bytes_left(partial(go_on, range(1, 5), 80), partial(go_on, range(1), 120))
-        assert growth < _MAX_GROWTH, (
-            f"{what} left {growth} bytes allocated: what a router remembers is bounded by the "
-            "replicas that are there, their blocks and the requests that have not ended"
+        growths = list[int]()
+        for before, after in pairwise(bytes_after(repeat(go_on, 5))):
+            growths.append(after - before)
+            if growths[-1] < _MAX_GROWTH:
+                return
+        pytest.fail(
+            f"{what} left {growths[0]} bytes allocated, and as many more {growths[1:]}: what a "
+            "router remembers is bounded by the replicas that are there, their blocks and the "
+            "requests that have not ended"
         )
 
     def check_written(self) -> None:
@@ -289,9 +350,17 @@ class RouterConformance(Repeats):
                 scene.move(replica, move)
 
 
-def _route_to_the_end(scene: Scene, requests: Iterable[tuple[Request, str]]) -> None:
+_PROMPT, _OTHER = range(40), range(100, 140)
+_HOW: Mapping[str, str] = {
+    "are removed": "which were `removed`",
+    "are cleared": "until its cache was `cleared`",
+    "have left": "left, and is back",
+}
+
+
+def _route_and_settle(scene: Scene, requests: Iterable[tuple[Request, str]]) -> None:
     scene.route_all(requests)
-    scene.end_all()
+    scene.settle()
 
 
 _Event = tuple[int, int, str, int, str]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from types import MappingProxyType
 
+from paged_core.errors import error_text
 from paged_core.ids import content_digests
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.routing.load_book import LoadBook, RoutedRequest
 from paged_plugins.routing.router import BlockChange, ReplicaLoad, Router, SupportsBlockEvents
+from paged_testing.availability import shortened
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
@@ -20,16 +23,39 @@ NUM_BLOCKS = 64
 
 
 class WatchedRouter(Router):
-    """Checks every answer of a router, and that it changes no load."""
+    """Checks every answer of a router, and that it changes no load; says which call raised."""
 
     def __init__(self, inner: Router) -> None:
-        self.inner = inner
-        self.joined, self.left = inner.joined, inner.left  # type: ignore[method-assign]
-        self.finished = inner.finished  # type: ignore[method-assign]
+        self._inner = inner
+        self._there: set[int] = set()
+        self.events = inner if isinstance(inner, SupportsBlockEvents) else None
+        """The router, if it is told of blocks."""
+
+    def joined(self, replica: int, num_blocks: int, /) -> None:
+        self._there.add(replica)
+        with _called(f"joined({replica}, {num_blocks})"):
+            self._inner.joined(replica, num_blocks)
+
+    def left(self, replica: int, /) -> None:
+        self._there.remove(replica)
+        with _called(f"left({replica})"):
+            self._inner.left(replica)
+
+    def finished(self, request: Request, replica: int, /) -> None:
+        has_left = "" if replica in self._there else f" after left({replica})"
+        with _called(f"finished(request {request.id!r}, {replica}){has_left}"):
+            self._inner.finished(request, replica)
+
+    def blocks_changed(self, replica: int, changes: Iterable[BlockChange], /) -> None:
+        """Tell the router, if it is told of blocks."""
+        if self.events is not None:
+            with _called(f"blocks_changed({replica}, ...)"):
+                self.events.blocks_changed(replica, changes)
 
     def route(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad], /) -> int:
         before = [_values(load) for load in replicas.values()]
-        chosen = self.inner.route(request, session, MappingProxyType(replicas))
+        with _called(f"route(request {request.id!r}, ...)"):
+            chosen = self._inner.route(request, session, MappingProxyType(replicas))
         assert type(chosen) is int, f"route() returned {chosen!r}, which is no int"
         assert chosen in replicas, (
             f"route() returned {chosen}, and the replicas that take requests are {list(replicas)}"
@@ -37,6 +63,15 @@ class WatchedRouter(Router):
         after = [_values(load) for load in replicas.values()]
         assert after == before, f"route() changed the loads from {before} to {after}"
         return chosen
+
+
+@contextmanager
+def _called(call: str) -> Iterator[None]:
+    """Say what a call raised, and where."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - code of a plugin
+        raise AssertionError(f"{call} raised {shortened(error_text(error))}") from None
 
 
 class Scene:
@@ -58,14 +93,16 @@ class Scene:
         handed: Callable[[list[BlockChange]], Iterable[BlockChange]] = iter,
     ) -> None:
         self._handed = handed
-        self.book = LoadBook(WatchedRouter(router))
+        self._router = WatchedRouter(router)
+        self.is_told = self._router.events is not None
+        """Whether the router is told of blocks."""
+        self.book = LoadBook(self._router)
         self.counts: Counter[int] = Counter()
         """Requests sent to each replica so far."""
         self.most_live = 0
         """Requests that one replica has had at once, at most."""
         self._num_live = num_live
         self._live: deque[RoutedRequest] = deque()
-        self._events = router if isinstance(router, SupportsBlockEvents) else None
         self._caches: dict[int, OrderedDict[int, None]] = {}
         for number in range(num_replicas):
             self.join(number)
@@ -120,9 +157,30 @@ class Scene:
         while self._live:
             self.end_oldest()
 
+    def change(self, replica: int, *changes: BlockChange) -> None:
+        """Change what a cache holds, and tell the router."""
+        cache = self._caches[replica]
+        for kind, keys in changes:
+            if kind == "cleared":
+                cache.clear()
+            for key in keys:
+                if kind == "stored":
+                    cache[key] = None
+                else:
+                    del cache[key]
+        self._router.blocks_changed(replica, self._handed([*changes]))
+
+    def settle(self) -> None:
+        """Let all requests end, and each cache hold the same blocks as whenever this is called."""
+        self.end_all()
+        keys = content_digests(range(NUM_BLOCKS * BLOCK_SIZE), BLOCK_SIZE, "settled")
+        for number in self._caches if self.is_told else ():
+            self._caches[number] = OrderedDict()
+            self.change(number, ("cleared", []), ("stored", keys))
+
     def _compute(self, request: Request, replica: int) -> None:
         """A replica computes a prompt: the router is told, if it wants to know."""
-        if self._events is None:
+        if not self.is_told:
             return
         cache, changes = self._caches[replica], list[BlockChange]()
         if not self.counts[replica] % 8:
@@ -135,7 +193,7 @@ class Scene:
             cache.move_to_end(key)
         while len(cache) > NUM_BLOCKS:
             changes.append(("removed", [cache.popitem(last=False)[0]]))
-        self._events.blocks_changed(replica, self._handed(changes))
+        self._router.blocks_changed(replica, self._handed(changes))
 
 
 def _values(load: ReplicaLoad) -> tuple[int, int, int, int]:
