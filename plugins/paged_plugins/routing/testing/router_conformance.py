@@ -319,7 +319,7 @@ class RouterConformance(Repeats):
             growths.append(after - before)
             if growths[-1] < _MAX_GROWTH:
                 return
-        pytest.fail(
+        raise AssertionError(
             f"{what} left {growths[0]} bytes allocated, and as many more {growths[1:]}: what a "
             "router remembers is bounded by the replicas that are there, their blocks and the "
             "requests that have not ended"
