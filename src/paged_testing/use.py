@@ -142,8 +142,9 @@ def growth(
     with closing(bytes_after(calls)) as sizes:
         for number, (before_them, after_them) in zip(times, pairwise(sizes), strict=False):
             grown.append(after_them - before_them)
-            is_less = grown[-1] <= (_BYTES_A_USE * number if number == num_uses else 0)
-            if is_less or grown[-1] >= most:  # what fills, such as a buffer, is emptied at times
+            is_first = len(grown) == 1
+            is_less = grown[-1] <= (_BYTES_A_USE * number if is_first else 0)
+            if is_less or (is_first and grown[-1] >= most):  # a buffer is emptied at times
                 break
         else:
             raise AssertionError(
