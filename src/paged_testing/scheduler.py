@@ -253,7 +253,11 @@ class SchedulerConformance(Repeats):
         self, size: int, table: Mapping[str, Any], most_steps: int = 1, num_blocks: int = 0
     ) -> Engine:
         """An engine in which so many requests run, or wait."""
-        values = {"num_blocks": num_blocks or 16 * size, "block_size": 32, "max_model_len": 512}
+        values: dict[str, Any] = {
+            "num_blocks": num_blocks or 16 * size,
+            "block_size": 32,
+            "max_model_len": 512,
+        }
         engine = self.make_engine(scheduler=table, checks="basic", **values)
         for number in range(size):
             engine.add(simple_request(f"r{number}", 5, 500))
