@@ -10,6 +10,7 @@ import pytest
 
 from paged_backends.checkpoint.end_tokens import end_tokens
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_core.errors import CheckpointError
 
 NEWER = {"eos_token": "<x>", "added_tokens_decoder": {"9": {"content": "<x>"}}}
 LISTED = {"added_tokens": [{"id": 7, "content": "</s>"}, {"id": 8, "content": "<end>"}]}
@@ -43,3 +44,11 @@ def test_ends_are_all_that_are_named(files: dict[str, Any], ends: set[int], tmp_
     for name, content in ({"config": {}} | files).items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     assert end_tokens(Checkpoint.open(str(tmp_path)), usual=2) == ends
+
+
+@pytest.mark.parametrize("name", ["config", "generation_config"])
+def test_a_wrong_one_is_refused_by_the_name_of_its_file(name: str, tmp_path: Path) -> None:
+    for file, content in ({"config": {}} | {name: {"eos_token_id": "x"}}).items():
+        (tmp_path / f"{file}.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"/{name}.json says that eos_token_id is"):
+        end_tokens(Checkpoint.open(str(tmp_path)))

@@ -255,6 +255,54 @@ def test_text_streams_with_a_decoder_that_looks_across_tokens(steps: Any, tmp_pa
     assert max(decoded[50:]) < 150, "all tokens are decoded at each"
 
 
+SPACED = [
+    "<s>",
+    "<unk>",
+    "a",
+    "##b",
+    "\u2581",
+    *".?!,'ns",
+    "n't",
+    "'m",
+    "'s",
+    "'re",
+    "\u2581'",
+    "'ve",
+]
+
+
+@pytest.mark.parametrize("model", ["unigram", "word_level", "word_piece", "bpe"])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_spaces_are_removed_where_transformers_removes_them(
+    model: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    vocab = {piece: number for number, piece in enumerate(SPACED)}
+    made: dict[str, Any] = {
+        "unigram": lambda: models.Unigram([(piece, -1.0) for piece in SPACED], unk_id=1),
+        "word_level": lambda: models.WordLevel(vocab, "<unk>"),
+        "word_piece": lambda: models.WordPiece(vocab, unk_token="<unk>"),
+        "bpe": lambda: models.BPE(vocab, []),
+    }
+    theirs = Tokenizer(made[model]())
+    if model == "unigram":
+        theirs.decoder = decoders.Metaspace()
+    if model == "word_piece":
+        theirs.decoder = decoders.WordPiece(cleanup=False)
+    asked = {"clean_up_tokenization_spaces": True, "tokenizer_class": "TokenizersBackend"}
+    if data.draw(st.booleans()):
+        asked["clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"] = True
+    folder = save(tmp_path_factory.mktemp("spaced"), theirs, **asked)
+    whole, ours = AutoTokenizer.from_pretrained(folder).decode, load(folder)
+    some = st.sampled_from(data.draw(st.lists(st.integers(2, len(SPACED) - 1), min_size=1)))
+    for size in (4, 120):
+        prompt = data.draw(st.lists(some, max_size=size))
+        ids = data.draw(st.lists(some, min_size=1, max_size=2 * size))
+        assert ours.decode(ids) == whole(ids)
+        expected = added_by_output(whole(prompt), whole(prompt + ids))
+        assert "".join(pieces_of(ours, prompt, [[one] for one in ids])) == expected
+
+
 @pytest.mark.parametrize(
     ("prompt", "output", "text"),
     [

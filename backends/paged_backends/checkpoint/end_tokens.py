@@ -23,13 +23,18 @@ def end_tokens(checkpoint: Checkpoint, usual: int | None = None) -> frozenset[in
         CheckpointError: one is neither a token id nor a list of them.
     """
     config = checkpoint.config
-    named = [config, config.get("text_config"), checkpoint.generation_config]
-    ids = (each.get("eos_token_id") for each in named if isinstance(each, dict))
-    found = [_token_ids(checkpoint.place, each) for each in ids]
+    path = checkpoint.config_path
+    named = [(path, config), (path, config.get("text_config"))]
+    named.append((path.with_name("generation_config.json"), checkpoint.generation_config))
+    found = [
+        _token_ids(place, each.get("eos_token_id"))
+        for place, each in named
+        if isinstance(each, dict)
+    ]
     if checkpoint.gguf is None:
         found.append(_of_tokenizer(checkpoint.folder))
     ends: frozenset[int] = frozenset().union(*found)
-    return ends or _token_ids(checkpoint.place, config.get("eos_token_id", usual))
+    return ends or _token_ids(path, config.get("eos_token_id", usual))
 
 
 def _token_ids(place: Path, value: object) -> frozenset[int]:
@@ -38,7 +43,7 @@ def _token_ids(place: Path, value: object) -> frozenset[int]:
         return frozenset()
     if not all(is_integer(item, 0) for item in ids):
         raise CheckpointError(
-            f"the configuration in {place} says that eos_token_id is {shown(value)}; it must be a "
+            f"{place} says that eos_token_id is {shown(value)}; it must be a "
             "token id or a list of them"
         )
     return frozenset(ids)

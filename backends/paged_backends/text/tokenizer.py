@@ -116,12 +116,7 @@ def _bytes_by_letter() -> dict[str, int]:
 
 @dataclass
 class CheckpointTokenizer:
-    """Implements :class:`paged_core.interfaces.tokenizer.Tokenizer` for a checkpoint.
-
-    Text is decoded as it was generated: ``clean_up_tokenization_spaces`` of a configuration is
-    ignored, because it removes spaces that the model generated (``transformers`` ignores it for
-    byte-pair encodings, too).
-    """
+    """Implements :class:`paged_core.interfaces.tokenizer.Tokenizer` for a checkpoint."""
 
     encode_text: Callable[[str, bool], list[int]]
     """Token ids of a text, with or without the special tokens around a prompt."""
@@ -240,6 +235,7 @@ class FastCodec:
     Args:
         token_bytes: of a byte-level vocabulary.
         same: tokens with the text of another, by their ids.
+        clean: changes each decoded text.
     """
 
     def __init__(
@@ -247,8 +243,9 @@ class FastCodec:
         fast: FastTokenizer,
         token_bytes: TokenBytes | None = None,
         same: Mapping[int, int] = _NONE,
+        clean: Callable[[str], str] | None = None,
     ) -> None:
-        self._fast, self._token_bytes, self._same = fast, token_bytes, same
+        self._fast, self._token_bytes, self._same, self._clean = fast, token_bytes, same, clean
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""
@@ -266,7 +263,7 @@ class FastCodec:
         ids = [self._same.get(each, each) for each in token_ids]
         with library_errors(cannot_decode):
             text: str = self._fast.decode(ids, skip_special_tokens=False)
-        return text
+        return text if self._clean is None else self._clean(text)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ file and their own options: those, and older formats, are loaded by that library
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,11 +15,13 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_backends.checkpoint.json_file import damaged, is_integer, read_json_object
 from paged_backends.text.chat_template import ChatTemplate
+from paged_backends.text.cleaned_spaces import clean_up, reach_of_clean
 from paged_backends.text.fast_tokenizer import check_fast, load_fast, reach
 from paged_backends.text.gguf_tokenizer import GgufTokenizer
 from paged_backends.text.tokenizer import (
@@ -129,12 +131,25 @@ def _from_tokenizers(
     with library_errors(lambda reason: _contradictory(folder, reason)):
         _add_tokens(fast, named.values(), config)
         fast.encode_special_tokens = bool(config.get("split_special_tokens"))
+    clean = clean_up if _cleans(fast, config.get) else None
     texts = {name: content for name, token in named.items() if (content := _content(token))}
-    return _served(fast, ChatTemplate.find(folder, config, texts), same)
+    return _served(fast, ChatTemplate.find(folder, config, texts), same, clean)
+
+
+_CLEANS = "clean_up_tokenization_spaces"
+
+
+def _cleans(fast: FastTokenizer, get: Callable[[str], Any]) -> bool:
+    """Return whether ``transformers`` would remove spaces from what is decoded."""
+    forced = get(f"{_CLEANS}_for_bpe_even_though_it_will_corrupt_output")
+    return bool(get(_CLEANS) and (forced or not isinstance(fast.model, BPE)))
 
 
 def _served(
-    fast: FastTokenizer, template: ChatTemplate, same: Mapping[int, int] = MappingProxyType({})
+    fast: FastTokenizer,
+    template: ChatTemplate,
+    same: Mapping[int, int] = MappingProxyType({}),
+    clean: Callable[[str], str] | None = None,
 ) -> CheckpointTokenizer:
     fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
     fast.no_padding()
@@ -147,9 +162,9 @@ def _served(
         token: str | None = fast.id_to_token(same.get(token_id, token_id))
         return token
 
-    is_bytes = isinstance(fast.decoder, ByteLevel)
+    is_bytes = isinstance(fast.decoder, ByteLevel) and clean is None
     token_bytes = TokenBytes(token_of, contents) if is_bytes else None
-    codec = FastCodec(fast, token_bytes, same)
+    codec = FastCodec(fast, token_bytes, same, clean)
     return CheckpointTokenizer(
         codec.encode,
         codec.decode,
@@ -160,7 +175,7 @@ def _served(
         is_known=lambda token_id: token_of(token_id) is not None,
         token_bytes=token_bytes,
         id_to_token=token_of,
-        reach=reach(fast),
+        reach=reach(fast) if clean is None else reach_of_clean(reach(fast)),
     )
 
 
@@ -259,17 +274,17 @@ def _from_transformers(
         usual.encode,
         usual._encode_plus,
     ):
-        check_fast(made.backend_tokenizer, folder)
-        return _served(made.backend_tokenizer, template)
+        check_fast(fast := made.backend_tokenizer, folder)
+        cleans = _cleans(fast, lambda name: getattr(made, name))
+        return _served(fast, template, clean=made.clean_up_tokenization if cleans else None)
 
     def encode_text(text: str, add_special_tokens: bool) -> list[int]:
         with library_errors(cannot_encode):
             return list(made.encode(text, add_special_tokens=add_special_tokens))
 
     def decode_ids(token_ids: Sequence[int]) -> str:
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         with library_errors(cannot_decode):
-            return str(made.decode(token_ids, **options))
+            return str(made.decode(token_ids, skip_special_tokens=False))
 
     vocab, added = made.get_vocab(), made.added_tokens_decoder
     special = frozenset(
@@ -283,6 +298,7 @@ def _from_transformers(
         template=template,
         vocab_size=len(made),
         id_to_token=made.convert_ids_to_tokens,
+        reach=reach_of_clean(0) if getattr(made, _CLEANS, False) else 0,
     )
 
 

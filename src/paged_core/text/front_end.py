@@ -198,7 +198,8 @@ class FrontEnd:
         assert self.tokenizer is not None
         if len(token_ids) < 2 or token_ids[0] != token_ids[1]:
             return token_ids
-        if self.tokenizer.encode("")[:1] != [token_ids[0]]:
+        begins = (self.tokenizer.encode("a", add_special_tokens=each)[:1] for each in (True, False))
+        if [each == [token_ids[0]] for each in begins] != [True, False]:
             return token_ids
         self._warn_once(
             "begins_twice",
@@ -220,15 +221,22 @@ class FrontEnd:
     def completed(self, given: Mapping[str, Any], **otherwise: Any) -> dict[str, Any]:
         """Return sampling parameters of a request, and the model's where it says nothing.
 
-        The model's own for chance are left out where the best token, or beams, are asked for.
+        The model's own for chance are left out where the best token, or beams, are asked for, and
+        what contradicts the request.
 
         Args:
             otherwise: values of what neither says.
         """
         found = {**otherwise, **self.defaults, **given}
-        if found.get("beam_width") is not None or not found.get("temperature"):
-            for name in _CHANCE - set(given):
-                found.pop(name, None)
+        beams = found.get("beam_width") is not None
+        without = _CHANCE if beams or not found.get("temperature") else set()
+        if beams or self.tokenizer is None or not found.get("detokenize", True):
+            without = without | {"stop"}
+        for name in without - set(given):
+            found.pop(name, None)
+        limit = found.get("max_tokens", SamplingParams().max_tokens)
+        if "min_tokens" in found.keys() - given.keys() and isinstance(limit, int):
+            found["min_tokens"] = min(found["min_tokens"], limit)
         return found
 
     def generation(
@@ -440,12 +448,12 @@ def _encode_prompt(
                 )
             return None, as_token_ids(prompt["prompt_token_ids"])
         special = flag("add_special_tokens", prompt.get("add_special_tokens", True))
-        options, prompt = {"add_special_tokens": special}, prompt.get("prompt") or ""
+        options, prompt = {"add_special_tokens": special}, prompt.get("prompt", ())
     if not isinstance(prompt, str):
         return None, as_token_ids(prompt)
-    if not prompt:
-        raise RequestError("the prompt is empty; it needs at least one character")
     encode = partial(need_tokenizer("text").encode, **options)
+    if not prompt and not encode(prompt):
+        raise RequestError("the prompt is empty; it needs at least one character")
     if max_tokens is None:
         return prompt, tuple(encode(prompt))
     return prompt, encode_within(encode, prompt, max_tokens)

@@ -215,12 +215,12 @@ def _prompts_of(prompt: str | list[Any], *, special: bool | None) -> list[Prompt
     made: list[Prompt] = []
     for each in prompts:
         if isinstance(each, str):
-            made.append({"prompt": each, **options} if each and options else each)
+            made.append({"prompt": each, **options} if options else each)
         elif isinstance(each, list) and all(type(token) is int for token in each):
             made.append(each)
         else:
             raise refused("prompt", "prompt must be a text, token ids, or a list of either")
-    if any(not each for each in made):
+    if [] in made:
         raise refused("prompt", "prompt is empty; it needs at least one token")
     return made
 
