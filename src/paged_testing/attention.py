@@ -501,6 +501,9 @@ class AttentionConformance(ComponentConformance):
         backend = self.make()
         layer = self.layer(self.dtypes[0])
         assert backend.check(layer) is None
-        assert isinstance(backend.check(replace(layer, num_kv_heads=3)), str)
-        assert isinstance(backend.check(replace(layer, alibi_slopes=(1.0,))), str)
-        assert isinstance(backend.check(replace(layer, sinks=(1.0,))), str)
+        for wrong in ({"num_kv_heads": 3}, {"alibi_slopes": (1.0,)}, {"sinks": (1.0,)}):
+            reason = backend.check(replace(layer, **wrong))
+            assert isinstance(reason, str), (
+                f"check() returns {reason} for {layer.num_heads} heads with {wrong}: return why "
+                "they do not fit"
+            )

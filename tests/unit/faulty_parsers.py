@@ -201,6 +201,20 @@ class SwallowingParser(_Parser):
         return not (self.calls and isinstance(piece, Text))
 
 
+class HoldingParser(_Parser):
+    """Holds text from the last letter on with which a mark begins."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        self.text += text
+        at = self.text.rfind(MARK[0])
+        end = len(self.text) if at < 0 or MARK in self.text[at:] else at
+        passed_on, self.text = self.text[:end], self.text[end:]
+        return super().feed(passed_on)
+
+    def end(self) -> Sequence[Piece]:
+        return [*super().feed(self.text), *super().end()]
+
+
 class _InClass:
     """A value that all objects of a class share."""
 
@@ -399,6 +413,7 @@ PARSERS = {
         *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
         *(BraceParser, RewritingParser, LinesParser, QuotesParser, WordsParser),
         *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser, HalfParser),
+        HoldingParser,
     )
 }
 
@@ -435,3 +450,20 @@ class WordyFormat(HermesFormat):
 
 
 globals().update(with_another(__name__, HermesFormat, "parser", PARSERS))
+
+
+class GrammarsFormat(HermesFormat):
+    """Keeps each grammar that it made."""
+
+    def grammar(self, functions: Sequence[Function], /, **how: Any) -> str:
+        kept = self.__dict__.setdefault("kept", {})
+        key = tuple(each.name for each in functions), *map(str, how.values())
+        return kept.setdefault(key, super().grammar(functions, **how))
+
+
+class UnnamedFormat(HermesFormat):
+    """Does not say what begins a call."""
+
+    def __init__(self, options: object = None, /) -> None:
+        super().__init__(options)
+        self.begins = ()

@@ -49,6 +49,8 @@ _SHORT = 24
 """Letters of the shorter of two texts of which the work is compared, at least."""
 
 
+_AHEAD = 512
+"""Letters that are more than what most parsers look ahead."""
 _BEYOND = (1024, 4096)
 """Letters of texts that are longer than what a parser may look ahead."""
 
@@ -67,6 +69,12 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
             few = instructions(partial(read, short), package)
             most, scanned = 2 * _TIMES * few + 400, Work.items - before
             many = instructions(partial(read, long), package, most=most)
+            if many > most:  # unless it is within what a parser may look ahead
+                whole = (text * _AHEAD)[:_AHEAD]
+                short, long = whole, whole * _TIMES
+                few = instructions(partial(read, short), package, most=64 * most)
+                most = 2 * _TIMES * few + 400
+                many = instructions(partial(read, long), package, most=most)
             assert many <= most, (
                 f"{len(long)} letters of {text!r} in a row take {many} instructions or more, "
                 f"{len(short)} take {few}: the work may grow in proportion to the text"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,8 @@ from paged_testing.grammar import VOCABULARY
 
 NAMES = ("f", "weather", "get-Weather_2", "get-Weather_2-x")
 OTHER_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {"f": {"properties": {"a": {"type": "string"}}}}
+_SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
+"""How most vocabularies write special tokens."""
 _NO_TOKENS: Mapping[str, int] = {}
 _AS_WRITTEN = (
     '{"a": 1.50, "b":1E3,  "c": "\\u00e9\\/", "d": 12345678901234567890.0}',
@@ -97,6 +99,18 @@ class ToolParserConformance(ParserCases):
         texts = (*self.written, *self.broken, *PLAIN[1:3], *PLAIN[-4:-2])
         return product((self.functions, OTHER_FUNCTIONS), texts)
 
+    def uses(self) -> Callable[[int], object]:
+        """Also a grammar and a parser of tools that no other request has."""
+        made, read = self.build(), super().uses()
+
+        def use(number: int) -> None:
+            read(number)
+            function = Function(f"f{number:06}", {"properties": {f"of_{number}": {}}})
+            made.parser({function.name: function.parameters}).end()
+            made.grammar([function], parallel=number % 2 == 0, tokens=_NO_TOKENS)
+
+        return use
+
     def is_written(self, key: Any, value: Any) -> bool:
         """Return whether it is an answer, and calls."""
         calls = [each for each in value if isinstance(each, tuple)] if value else []
@@ -128,7 +142,11 @@ class ToolParserConformance(ParserCases):
                 assert _calls(found) == list(calls), (
                     f"{text!r} in {len(pieces)} pieces gives {found}, `written` says {calls}"
                 )
-                assert not any(isinstance(piece, Text) for piece in found), found
+                texts = [piece.text for piece in found if isinstance(piece, Text)]
+                assert not texts, (
+                    f"{text!r} in {len(pieces)} pieces gives the text {texts} beside its calls: "
+                    "hold back what may become a mark"
+                )
 
     @pytest.mark.parametrize("text", PLAIN)
     def test_text_passes_unchanged(self, text: str) -> None:
@@ -152,6 +170,38 @@ class ToolParserConformance(ParserCases):
         parser = self.build().parser(self.functions)
         found = _joined([*parser.feed("Hello"), *parser.feed(" you")])
         assert found == [Text("Hello you")], f"'Hello' and ' you' give {found} before the end"
+
+    def test_half_a_mark_is_released_once_it_can_be_none(self) -> None:
+        made = self.build()
+        heads = (text[: text.find(calls[0][0])] for text, calls in self.written.items())
+        marks = {*made.marks, *made.begins, *(head.partition("{")[0] for head in heads)} - {""}
+        for mark in sorted(marks):
+            for end in range(1, len(mark)):
+                half, rest = mark[:end], "\u4e16 and more"
+                if any(each in half for each in marks):
+                    continue
+                for begin in ("", "Hello. "):
+                    parser = made.parser(self.functions)
+                    found = _joined([*parser.feed(begin + half), *parser.feed(rest)])
+                    whole = begin + half + rest
+                    assert found == [Text(whole)], (
+                        f"{whole!r} gives {found} before the end: hold back what may be the "
+                        f"beginning of {mark!r}, and pass it on as soon as it cannot be"
+                    )
+
+    def test_marks_that_are_special_tokens_are_named(self) -> None:
+        """Servers leave other special tokens out of the text."""
+        made, texts = self.build(), (*self.written, *self.written_in_tokens)
+        assert made.marks or not self.written_in_tokens, (
+            "`written_in_tokens` says that marks are special tokens, and `marks` names none"
+        )
+        found = {mark for text in texts for mark in _SPECIAL.findall(text)}
+        missing = [mark for mark in found if not any(mark in each for each in made.marks)]
+        assert not missing, f"{sorted(missing)} look like special tokens, and are not in `marks`"
+        first = [each for each in self.written if each.startswith(tuple(made.marks))]
+        anywhere = [t for t in first if _calls(self.parsed(f"\u4e16{t}")) == list(self.written[t])]
+        unnamed = [text for text in anywhere if not text.startswith(tuple(made.begins))]
+        assert not unnamed, f"{unnamed[:1]} is read anywhere, and `begins` has not its first mark"
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
         """Also where text comes before the call."""
