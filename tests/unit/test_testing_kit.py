@@ -384,12 +384,16 @@ class TestHelpers:
 
     def test_a_failure_is_not_placed_where_the_component_is_closed_after_it(self) -> None:
         made: dict[str, Any] = {"__name__": "a_plugin.part"}
-        code = "class Part:\n    def work(self): pass\n    def close(self): self.work()"
+        code = (
+            "class Part:\n    def work(self, how): pass\n    def close(self): self.work(0)\n"
+            "    @property\n    def size(self): return 1"
+        )
         exec(compile(code, "part.py", "exec"), made)
 
         def fails() -> None:
             with closing(made["Part"]()) as part:
-                part.work()
+                part.work(part.size)
+                assert part.size
                 pytest.fail("its work is wrong")
 
         assert last_place(fails, "a_plugin") == "part.py:2 in Part.work"
