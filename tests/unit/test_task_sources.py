@@ -195,6 +195,104 @@ def test_modules_and_their_data_are_sources(
         assert found[-1] != found[-2], path
 
 
+_NAMED = """
+from importlib import import_module as found
+from typing import Literal
+
+from paged_core.plugins.component import Component, ComponentSettings, Slot
+from paged_core.plugins.hooks import hookimpl
+from paged_policies.victims.newest import NewestVictim
+
+
+class Settings(ComponentSettings):
+    name: Literal["named"] = "named"
+    rule: str = "named_rule.deep:RULE"
+
+
+class ScoreSettings(ComponentSettings):
+    name: Literal["named_score"] = "named_score"
+
+
+class Choice(NewestVictim):
+    pass
+
+
+@hookimpl
+def paged_core_slots():
+    yield Slot("named_score", "named:Choice", "named_score")
+
+
+@hookimpl
+def paged_core_components():
+    yield Component("victim", Settings, "named:Choice")
+    yield Component("named_score", ScoreSettings, "named:Choice")
+"""
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "checkout"])
+@pytest.mark.parametrize("how", ["option", "computed"])
+def test_modules_that_options_name_and_those_of_computed_names_are_sources(
+    folder: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / folder
+    source = _NAMED
+    if how == "option":
+        source = source.replace("from importlib import import_module as found", "import importlib")
+    else:
+        source = source.replace("named_rule.deep:RULE", "rule")
+    written = {
+        "named.py": source,
+        "named_rule/__init__.py": "",
+        "named_rule/deep.py": "import named_more",
+        "named_more.py": "",
+    }
+    for path, text in written.items():
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / path).write_text(text, "utf-8")
+    info = home / "named-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: named\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[paged_core]\nnamed = named\n")
+    (info / "RECORD").write_text("".join(f"{each},,\n" for each in written))
+    for module in [each for each in sys.modules if each.startswith("named")]:
+        monkeypatch.delitem(sys.modules, module)
+    without = _digest("newest")
+    monkeypatch.syspath_prepend(home)
+    found = [_digest("named")]
+    for path in written:
+        _appended(home / path)
+        found.append(_digest("named"))
+        assert found[-1] != found[-2], path
+    assert _digest("newest") == without, "a package with a slot that these runs do not ask"
+
+
+def test_a_slot_counts_where_something_asks_for_it(home: Path) -> None:
+    class Filter(ComponentSettings):
+        name: Literal["mine"] = "mine"
+
+    def digest(victim: str, **chosen: str) -> str:
+        slot = Slot("my_filter", "other_victim.choice:Filter", "mine")
+        mine = Component("my_filter", Filter, "other_victim.choice:F")
+        registry = Registry.discover().extended(slot, mine)
+        named = {"executor": "simulated", "victim": victim, **chosen}
+        settings, _ = settings_class(registry).from_layers([layer(named)])
+        task = Task(arm="base", settings=settings, workload=workload_spec("chat"), seed=0)
+        return TaskDigests(registry).of(task)
+
+    def is_remade(victim: str, **chosen: str) -> bool:
+        before = digest(victim, **chosen)
+        spec = importlib.util.find_spec("other_victim")
+        assert spec is not None and spec.origin is not None
+        _appended(Path(spec.origin).with_name("choice.py"))
+        return digest(victim, **chosen) != before
+
+    assert not is_remade("my_victim")
+    assert is_remade("other_victim")
+    choice = home / "my_victim" / "choice.py"
+    choice.write_text(choice.read_text("utf-8") + "\nSLOT = 'my_filter'\n", "utf-8")
+    assert is_remade("my_victim")
+
+
 def test_a_slot_of_several_and_options_that_name_files_are_read(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

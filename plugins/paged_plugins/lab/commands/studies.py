@@ -222,7 +222,7 @@ def compare_command(
             pass
     if output is not None:
         make_folder(output)
-    study = fit(study.once(given.registry), given.registry, workers=workers)
+    study = fit(study.once(given.registry).pinned(), given.registry, workers=workers)
     if not study.is_real:
         study = study.watched(given.registry)
     num_runs = len(study)
@@ -358,7 +358,7 @@ def run_command(
             advance,
         ):
             for ran in runner(missing):
-                kept.keep(ran)
+                ran = kept.keep(ran)
                 advance(1)
                 if ran.failure:
                     failed += 1

@@ -22,8 +22,8 @@ from paged_plugins.lab.results.store import RecordFile
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import BASE, Arm, LabelledTable, PlannedArm, layer, setting_text
 from paged_plugins.lab.study.study import Fractions, OneWorkload, Strict, Study
+from paged_plugins.lab.tasks.packages import digest
 from paged_plugins.lab.tasks.pool import Runner
-from paged_plugins.lab.tasks.sources import digest
 from paged_plugins.lab.tasks.task import SIMULATED, Ran, Task, TaskDigests
 from paged_plugins.workloads.spec import WorkloadSpec
 
@@ -135,7 +135,7 @@ class League(Strict):
             fractions=asked,
         )
         study.check_fractions()
-        study = study.once(registry).watched(registry)
+        study = study.once(registry).watched(registry).pinned()
         return Match(
             slot=slot,
             division=division,
@@ -262,7 +262,7 @@ class KeptRuns:
                 places[task.place] = file
             else:
                 yield Ran(task, record, None)
-        for ran in self._runner(missing):
+        for ran in map(self._digests.checked, self._runner(missing)):
             if ran.record is not None:
                 places[ran.task.place].write(ran.record)
             yield ran

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, inf, log, sqrt
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
@@ -124,6 +125,8 @@ class Searched:
     """With as many blocks as could ever be used, instead of those of the settings."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """The highest value of each measure, in its unit; none: what can be served."""
+    files: Mapping[Path, str] | None = None
+    """As in a task."""
 
 
 def find_capacity(
@@ -239,6 +242,7 @@ class _SeedSearch:
             workload=workload,
             seed=self._seed,
             num_replicas=searched.num_replicas,
+            files=searched.files,
         )
 
     def learn(self, seen: SteadyState) -> None:

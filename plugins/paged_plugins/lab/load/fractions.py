@@ -71,6 +71,7 @@ def _loaded(
         workload=workload,
         num_replicas=study.num_replicas,
         is_unlimited=study.chooses_blocks,
+        files=study.files_of(study.arms[0].arm.label, workload),
     )
     seeds = capacity_seeds(workload, num_seeds)
     found = find_capacity(searched, seeds, runner, advance)
@@ -96,6 +97,7 @@ def _cut(study: Study, workload: WorkloadSpec, runner: Runner, advance: Advance)
                 workload=workload,
                 seed=seed,
                 num_replicas=study.num_replicas,
+                files=study.files_of(study.arms[0].arm.label, workload),
             )
         )
         largest = max(largest, blocks_of(workload, seed, settings.block_size)[1])

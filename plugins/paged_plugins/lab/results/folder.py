@@ -22,7 +22,8 @@ from paged_plugins.lab.results.store import RUNS, RecordFile, write_measures
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
-from paged_plugins.lab.tasks.sources import Sources, digest
+from paged_plugins.lab.tasks.packages import digest
+from paged_plugins.lab.tasks.sources import Sources
 from paged_plugins.lab.tasks.task import Ran, Task, TaskDigests
 from paged_plugins.machine import summary
 from paged_plugins.progress import MANY, progress
@@ -127,7 +128,8 @@ class ResultsFolder:
             raise unwritable(folder, error, "--output") from None
         try:
             self._folder = folder
-            self._entries = _entries(study, registry)
+            self._digests = TaskDigests(registry)
+            self._entries = _entries(study, self._digests)
             _refuse_links(folder, self._entries.values())
             self._missing = [
                 place
@@ -154,13 +156,18 @@ class ResultsFolder:
         places = set(self._missing)
         return [task for task in study.tasks() if task.place in places]
 
-    def keep(self, ran: Ran, /) -> None:
+    def keep(self, ran: Ran, /) -> Ran:
+        """Keep the record of a run, if it was made of what its digest says, or why there is none;
+        return what became of it.
+        """
+        ran = self._digests.checked(ran)
         entry = self._entries[ran.task.place]
         if ran.record is not None:
             entry.file(self._folder).write(ran.record)
-            return
+            return ran
         problem = {"problem": ran.problem or "it gave no result"}
         self._entries[ran.task.place] = entry.model_copy(update=problem)
+        return ran
 
     def finish(self) -> None:
         """Write the table of all measures, and what became of each run."""
@@ -195,7 +202,7 @@ def write_folder(
         folder: as :func:`make_folder` has made it.
         results: with the records of all runs that gave one.
     """
-    entries = _entries(study, registry)
+    entries = _entries(study, TaskDigests(registry))
     _make_records(folder)
     for place, entry in entries.items():
         record = results.record(*place)
@@ -217,8 +224,8 @@ def _make_records(folder: Path) -> None:
         raise unwritable(folder / RECORDS, error, "--output") from None
 
 
-def _entries(study: Study, registry: Registry) -> _Entries:
-    digests, keys, taken = TaskDigests(registry), {}, set[str]()
+def _entries(study: Study, digests: TaskDigests) -> _Entries:
+    keys, taken = {}, set[str]()
     with progress(len(study), "looking for results", least=MANY) as advance:
         for task in study.tasks():
             key = digests.of(task)

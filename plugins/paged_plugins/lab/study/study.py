@@ -42,13 +42,21 @@ from paged_plugins.lab.runs.shadows import WATCHED, Baseline
 from paged_plugins.lab.simulation import CheckedCostModel
 from paged_plugins.lab.study.arms import LabelledTable, LineOf, PlannedArm, layer, plan_arms
 from paged_plugins.lab.study.unused import draws, refuse_unused
-from paged_plugins.lab.tasks.task import SIMULATED, Task
+from paged_plugins.lab.tasks.task import (
+    SIMULATED,
+    Task,
+    contents,
+    files_of_settings,
+    files_of_workload,
+)
 from paged_plugins.progress import MANY, counted, progress
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 
 MAX_RUNS = 100_000
 """Runs of one study, at most; more is taken for a mistake."""
+_WORKLOADS = ""
+"""The key of the files that workloads name, as no arm is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +99,9 @@ class Study:
     counted, and compared."""
     reverses_ties: bool = False
     """As in :class:`~paged_plugins.lab.tasks.task.Task`."""
+    files: Mapping[str, Mapping[Path, str]] | None = None
+    """Digests of the files that settings name, by the label of the arm, and of those that workloads
+    name; ``None``: whatever is in them."""
 
     def tasks(self) -> Iterator[Task]:
         """Yield every run: all arms on one workload with one seed before the next ones, and with
@@ -103,12 +114,32 @@ class Study:
                     yield Task(
                         arm=one.arm.label,
                         settings=self._settings(one, workload),
+                        files=self.files_of(one.arm.label, workload),
                         workload=workload,
                         seed=seed,
                         num_replicas=self.num_replicas,
                         baseline=self.baselines.get(one.arm.label),
                         reverses_ties=self.reverses_ties,
                     )
+
+    def pinned(self) -> Study:
+        """Return it with what is in the files that runs read: one that changes from now on fails
+        the runs that read it.
+        """
+        read = {one.arm.label: files_of_settings(one.settings) for one in self.arms}
+        named = {path for each in self.workloads for path in files_of_workload(each)}
+        files = {label: contents(paths) for label, paths in read.items()}
+        return replace(self, files=files | {_WORKLOADS: contents(named)})
+
+    def files_of(self, arm: str, workload: WorkloadSpec) -> Mapping[Path, str] | None:
+        """Return the files that a run of an arm reads, as a task has them."""
+        if self.files is None:
+            return None
+        known = self.files[_WORKLOADS]
+        return {
+            **self.files[arm],
+            **{path: known.get(path, "") for path in files_of_workload(workload)},
+        }
 
     def _settings(self, one: PlannedArm, workload: WorkloadSpec) -> EngineSettings:
         num_blocks = self.num_blocks.get(workload.name)
@@ -462,4 +493,4 @@ def read_study(path: Path, registry: Registry, text: str | None = None) -> Study
         study.check_cost_models(registry)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
-    return study.once(registry)
+    return study.once(registry).pinned()

@@ -4,62 +4,28 @@ settings choose, whichever distribution brings it.
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from paged_core.plugins.component import Component
+from paged_core.plugins.component import Component, Slot
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_plugins.lab.tasks.packages import Package, changed_file, digest, listed_in
 
 _ENGINE = ("paged_core", "paged_plugins")
 """Packages that every run uses, whatever its settings choose."""
-_IMPORT = re.compile(
-    r"(?:^|[;:])[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w., \t]+))"
-    r"|\b(?:import_module|__import__|files)\(\s*[\"']([\w.]+)",
-    re.MULTILINE,
-)
-"""Statements that import modules, and functions that are given the name of one."""
-_LONGEST_PATH = 200
-"""Characters of a text in a module that may name a file beside it."""
-_NO_SOURCES = frozenset(
-    {
-        *(".git", ".hg", ".svn", ".jj", ".venv", ".tox", ".nox", ".idea", ".vscode", ".DS_Store"),
-        *("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"),
-        *(".cache", ".ipynb_checkpoints"),
-    }
-)
-"""Names of what tools keep beside sources."""
-_SWAP = (".swp", ".swo")
-"""Ends of the names of what an editor keeps of an open file."""
-_INSTALLED = {"site-packages", "dist-packages"}
+_OURS = frozenset({*_ENGINE, "paged_policies", "paged_backends", "paged_testing"})
+"""Packages that know nothing of the slots of others."""
+_NAME = re.compile(r"([A-Za-z_]\w*)(?:\.\w+)*(?::\w+)?")
+"""A text that may name a module, or something in one."""
 _AUTO = "auto"
 """The name of a choice that is made on the machine that runs it: of any component of the slot."""
-
-
-def digest(value: Any) -> str:
-    """Return a digest of plain data (what JSON can say), 16 hexadecimal digits."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def file_digest(path: Path) -> str:
-    """Return a digest of the content of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def git_revision(place: Path) -> str | None:
@@ -84,128 +50,40 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-@dataclass(frozen=True)
-class _Package:
-    """A package that is imported by its name alone, or a module; its files, read once."""
-
-    name: str
-    places: Sequence[Path]
-    """Its folders, or its file."""
-
-    @classmethod
-    def found(cls, name: str) -> _Package | None:
-        """Return the package of a name, which is not imported; ``None``: there is none here."""
-        try:
-            spec = find_spec(name)
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            return None
-        if spec.submodule_search_locations is not None:
-            return cls(name, [Path(place) for place in spec.submodule_search_locations])
-        return cls(name, [Path(spec.origin)]) if spec.has_location and spec.origin else None
-
-    @property
-    def is_installed(self) -> bool:
-        """Return whether it is where installers put packages, and not in a checkout."""
-        return not _INSTALLED.isdisjoint(self.places[0].resolve().parent.parts)
-
-    @cached_property
-    def files(self) -> Mapping[str, Path]:
-        """Its files by name, without those of tools."""
-        return dict(sorted(self._files()))
-
-    def _files(self) -> Iterator[tuple[str, Path]]:
-        for place in self.places:
-            if place.is_file():
-                yield place.name, place
-                for text in _texts_in(place):  # a module has data where it says so
-                    beside = place.parent / text
-                    if text.strip("./") and beside.is_relative_to(place.parent):
-                        yield from _files_under(beside, text)
-            else:
-                yield from _files_under(place, self.name)
-
-    @cached_property
-    def digest(self) -> str:
-        """A digest of the names and the contents of its files."""
-        return digest([[name, file_digest(path)] for name, path in self.files.items()])
-
-    @cached_property
-    def imported(self) -> frozenset[str]:
-        """The names of other packages that its modules import, wherever they do."""
-        found = set[str]()
-        for path in self.files.values():
-            if path.suffix == ".py":
-                lines = path.read_text("utf-8", "replace").splitlines()
-                text = "\n".join(each for each in lines if "import" in each or "files(" in each)
-                for one, several, called in _IMPORT.findall(text):
-                    listed = (each.split() for each in several.split(","))
-                    found.update((one, called), (words[0] for words in listed if words))
-        names = {name.partition(".")[0] for name in found}
-        return frozenset(names - {self.name, ""} - sys.stdlib_module_names)
-
-
-def _files_under(place: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """Yield a file, or those of a folder and of those that links in it lead to, not tools' own."""
-    if place.is_file():
-        yield name, place
-    seen = set[str]()
-    for folder, inner, files in os.walk(place, followlinks=True):
-        is_new = (real := os.path.realpath(folder)) not in seen
-        seen.add(real)
-        inner[:] = [each for each in inner if is_new and each not in _NO_SOURCES]
-        within = Path(folder).relative_to(place).as_posix()
-        for each in files if is_new else ():
-            path = Path(folder, each)
-            if each not in _NO_SOURCES and not each.endswith(_SWAP) and path.is_file():
-                yield f"{name}/{within}/{each}", path
-
-
-def _texts_in(module: Path) -> set[str]:
-    """Return the short texts in a module."""
-    if module.suffix != ".py":
-        return set()
-    texts = (getattr(node, "value", None) for node in ast.walk(ast.parse(module.read_bytes())))
-    return {
-        text
-        for text in texts
-        if isinstance(text, str) and len(text) <= _LONGEST_PATH and text.isprintable()
-    }
-
-
-def _listed(name: str) -> set[str]:
-    """Return the packages that a distribution has installed; none for an editable one."""
-    try:
-        files = distribution(name).files or ()
-    except (PackageNotFoundError, ValueError):
-        return set()
-    return {path.parts[0].partition(".")[0] for path in files}
-
-
 class Sources:
     """Sources of the engine and of the components of a registry; each file is read once."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._packages: dict[str, _Package | None] = {}
+        core = next((one for one in registry.plugins if one.name == "core"), None)
+        self._ours = core and core.distribution
+        self._known: dict[str, tuple[Collection[str], Collection[str]]] = {}
+        """Packages, and slots without use, by the settings of runs."""
+        self._packages: dict[str, Package | None] = {}
         self._brought: dict[str, set[str]] = {}
         """Names of packages, by their distribution and those of them that come first."""
+        self._lists: dict[str, frozenset[str]] = {}
+        """Names of the packages of a distribution."""
         self._digests: dict[frozenset[str], str] = {}
 
     def of(self, settings: EngineSettings) -> str:
         """Return a digest of the sources of a run with these settings."""
-        names = frozenset(self._used([settings]))
+        names = frozenset(self._used(settings))
         if names not in self._digests:
             self._digests[names] = digest([self._digest_of(name) for name in sorted(names)])
         return self._digests[names]
+
+    def changed(self, settings: EngineSettings) -> Path | None:
+        """Return a source of a run with these settings that has changed since it was read here."""
+        packages = filter(None, map(self._package, self._used(settings)))
+        return changed_file({path: each for one in packages for path, each in one.contents.items()})
 
     def revisions(self, arms: Iterable[EngineSettings]) -> dict[str, str]:
         """Return the revision of each package that runs with these settings use, as far as it is in
         a checkout; packages of one checkout are named by the first.
         """
         found: dict[str, str] = {}
-        for name in sorted(self._used(arms)):
+        for name in sorted({name for settings in arms for name in self._used(settings)}):
             package = self._package(name)
             revision = git_revision(package.places[0]) if package else None
             if revision and revision not in found.values():
@@ -230,44 +108,110 @@ class Sources:
             waiting |= package.imported & brought
         return len(found) == 1
 
-    def _used(self, arms: Iterable[EngineSettings]) -> set[str]:
-        """Return the names of the packages that runs with some settings use."""
-        names = set(_ENGINE)
-        for settings in arms:
-            for component in self._chosen(settings):
-                names |= self._of_component(component)
-        return names
+    def unasked(self, settings: EngineSettings) -> Collection[str]:
+        """Return the slots whose components these runs do not have: of packages that nothing of
+        theirs imports or names, and that settings leave at their defaults.
+        """
+        return self._read(settings)[1]
 
-    def _chosen(self, settings: EngineSettings) -> Iterator[Component]:
-        """Yield the components that settings name, in the options of others too."""
-        slots = self._registry.slots
+    def _used(self, settings: EngineSettings) -> Collection[str]:
+        """Return the names of the packages that runs with some settings use."""
+        return self._read(settings)[0]
+
+    def _read(self, settings: EngineSettings) -> tuple[Collection[str], Collection[str]]:
+        """Return the packages that runs with some settings use, and the slots that they do not."""
+        text = settings.model_dump_json()
+        if text not in self._known:
+            default = {
+                slot.key: slot
+                for plugin in self._registry.plugins
+                if plugin.distribution != self._ours
+                for slot in plugin.slots
+                if self._is_default(slot, dict(settings)[slot.key])
+            }
+            asked, names = {*self._registry.slots} - {*default}, set[str]()
+            while True:
+                names = {*_ENGINE}.union(
+                    *(self._of_component(*each) for each in self._chosen(settings, asked))
+                )
+                new = {key for key in default if key not in asked and self._asks(names, key)}
+                new |= ({*default} - asked) & {*_texts([dict(settings)[key] for key in asked])}
+                if not new:
+                    break
+                asked |= new
+            self._known[text] = names, {*default} - asked
+        return self._known[text]
+
+    def _is_default(self, slot: Slot, value: Any) -> bool:
+        names = slot.default if isinstance(slot.default, tuple) else [slot.default]
+        made = [
+            name and self._registry.get(slot.key, name).settings.model_validate({})
+            for name in names
+        ]
+        return made == (list(value) if isinstance(value, list | tuple) else [value])
+
+    def _asks(self, names: Collection[str], key: str) -> bool:
+        """Return whether packages, but for ours, name a slot, or import what it is made of."""
+        word = re.compile(rb"\b%s\b" % key.encode())
+        interface = self._registry.slots[key].interface.partition(":")[0].partition(".")[0]
+        others = filter(None, map(self._package, {*names} - _OURS))
+        return interface in names or any(
+            interface in each.imported or any(each.has(word)) for each in others
+        )
+
+    def _chosen(
+        self, settings: EngineSettings, slots: Collection[str]
+    ) -> Iterator[tuple[Component, Collection[str]]]:
+        """Yield the components of some slots that settings name, in the options of others too, and
+        the texts among these options.
+        """
         for key, value in settings:
             if key == "observers" or key not in slots:
                 continue
-            words = {*_texts(value)}
-            for slot in slots:
-                known = self._registry.of(slot)
-                if slot == key and _AUTO in words:
-                    yield from known.values()
-                yield from (known[word] for word in words if word in known)
+            known = self._registry.of(key)
+            for each in value if isinstance(value, list | tuple) else [value]:
+                options = dict(each) if isinstance(each, BaseModel) else {}
+                name = options.pop("name", None)
+                words = {*_texts(options)}
+                own = [*known.values()] if _AUTO in {name, *words} else [known.get(name)]
+                nested = (self._registry.of(slot).get(word) for slot in slots for word in words)
+                yield from ((one, words) for one in filter(None, (*own, *nested)))
 
-    def _of_component(self, component: Component) -> set[str]:
+    def _of_component(self, component: Component, words: Collection[str] = ()) -> set[str]:
         """Return the names of the packages that a component is made of: those that its record
-        names, and what these import from their own distribution.
+        names, and what these import from their own distribution; so are the modules that texts
+        among its options name.
         """
         plugin = next(one for one in self._registry.plugins if component in one.components)
         slot = self._registry.slots[component.slot]
         paths = (component.factory, component.check, component.details, slot.interface)
         first = {path.partition(":")[0].partition(".")[0] for path in paths if path}
         first.add(component.settings.__module__.partition(".")[0])
+        listed = self._listed(plugin.distribution)
+        first.update(name for name in map(_module_in, words) if self._is_own(name, listed))
         key = " ".join((plugin.distribution, *sorted(first)))
         if key not in self._brought:
-            self._brought[key] = self._with_imported(first, _listed(plugin.distribution))
+            self._brought[key] = self._with_imported(first, listed)
         return self._brought[key]
 
-    def _with_imported(self, names: set[str], listed: set[str]) -> set[str]:
+    def _listed(self, distribution: str) -> frozenset[str]:
+        if distribution not in self._lists:
+            self._lists[distribution] = frozenset(listed_in(distribution) - {""})
+        return self._lists[distribution]
+
+    def _is_own(self, name: str, listed: Collection[str]) -> bool:
+        """Return whether a name is that of a package of a distribution, which lists some, or of one
+        that is not installed.
+        """
+        package = self._package(name) if name else None
+        return package is not None and (
+            name in listed or not (package.is_installed or package.is_namespace)
+        )
+
+    def _with_imported(self, names: set[str], listed: frozenset[str]) -> set[str]:
         """Return packages with those that they import: of their own distribution, which lists some,
-        and from checkouts, of which none is installed for others.
+        and from checkouts, of which none is installed for others. One that may compute names
+        imports all of these, of a checkout those in its folder.
         """
         found, waiting = set[str](), list(names)
         while waiting:
@@ -276,20 +220,26 @@ class Sources:
             if name in found or package is None:
                 continue
             found.add(name)
-            for each in package.imported - found:
-                other = self._package(each)
-                if other is not None and (each in listed or not other.is_installed):
-                    waiting.append(each)
+            imported = package.imported
+            if name not in _OURS and package.computes_names:
+                imported |= listed if package.is_installed else package.beside
+            waiting += (each for each in imported - found if self._is_own(each, listed))
         return found
 
-    def _package(self, name: str) -> _Package | None:
+    def _package(self, name: str) -> Package | None:
         if name not in self._packages:
-            self._packages[name] = _Package.found(name)
+            self._packages[name] = Package.found(name)
         return self._packages[name]
 
     def _digest_of(self, name: str) -> list[str]:
         package = self._package(name)
         return [name, package.digest if package else ""]
+
+
+def _module_in(text: str) -> str:
+    """Return the package of which a text may name a module; none of Python's own."""
+    named = _NAME.fullmatch(text)
+    return named[1] if named and named[1] not in sys.stdlib_module_names else ""
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +19,8 @@ from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.runs.shadows import Baseline
-from paged_plugins.lab.tasks.sources import Sources, digest, file_digest
+from paged_plugins.lab.tasks.packages import changed_file, digest, known_digest, stamp_of
+from paged_plugins.lab.tasks.sources import Sources
 from paged_plugins.machine import cpu_model
 from paged_plugins.progress import errors_text
 from paged_plugins.workloads.request import WorkloadRequest
@@ -45,6 +45,9 @@ class Task:
     """Components whose decisions are counted; ``None``: of none."""
     reverses_ties: bool = False
     """True if requests that arrive at the same moment do so in reverse order."""
+    files: Mapping[Path, str] | None = None
+    """Digests of the files that it reads, as they were for all runs of a study; ``None``: whatever
+    is in them."""
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -98,35 +101,66 @@ class Ran:
 
 
 def run(task: Task, registry: Registry) -> Ran:
-    """Run a task in this process. What the engine raises is the result, not an exception."""
+    """Run a task in this process. What the engine raises is the result, not an exception, and so is
+    that a file does not have the content that the task says, or was written while it was read.
+    """
+    before = _stamps(task)
+    if changed := _changed(task, before):
+        return _of_another(task, changed)
+    record, problem = None, None
     try:
         record = task.serve(registry)
     except Exception as error:  # noqa: BLE001 - one bad arm must not take the others down
-        return Ran(task, None, error_text(error))
-    return Ran(task, record, None)
+        problem = error_text(error)
+    changed = _changed(task, before)
+    return _of_another(task, changed) if changed else Ran(task, record, problem)
+
+
+def _stamps(task: Task) -> dict[Path, tuple[int, ...]]:
+    found = {}
+    for path in () if task.files is None else _files_of(task):
+        with suppress(OSError):  # it is gone
+            found[path] = stamp_of(path)
+    return found
+
+
+def _changed(task: Task, before: Mapping[Path, tuple[int, ...]]) -> Path | None:
+    """Return a file that has changed since the study began, or since it had these stamps."""
+    if task.files is None:
+        return None
+    now = _stamps(task)
+    written = (path for path in {*before, *now} if before.get(path) != now.get(path))
+    new = (path for path in now if path not in task.files)
+    return next(written, None) or next(new, None) or changed_file(task.files)
+
+
+def _of_another(task: Task, changed: Path) -> Ran:
+    problem = (
+        f"{changed} has changed since the study began, and all of its runs are to read the same"
+    )
+    return Ran(task, None, problem)
 
 
 class TaskDigests:
-    """Digests of tasks: those of equal digests have equal results.
-
-    The files that tasks read do not change meanwhile: each is read once.
-    """
+    """Digests of tasks: those of equal digests have equal results."""
 
     def __init__(self, registry: Registry) -> None:
         self._sources = Sources(registry)
-        self._file_digest = cache(file_digest)
 
     def of(self, task: Task) -> str:
         """Return the digest of a task, 16 hexadecimal digits."""
-        settings = task.settings
-        inputs = {key: part for key, part in settings if key != "observers"}, task.workload
+        settings, files = task.settings, task.files
+        if files is None:
+            files = contents(_files_of(task))
         parts: dict[str, Any] = {
-            "settings": settings.model_dump(mode="json"),
+            "settings": settings.model_dump(
+                mode="json", exclude={*self._sources.unasked(settings)}
+            ),
             "workload": task.workload.written(),
             "seed": task.seed,
             "replicas": task.num_replicas,
             "code": self._sources.of(settings),
-            "files": [self._file_digest(path) for path in sorted({*_files_in(inputs)})],
+            "files": [files[path] for path in sorted(files)],
         }
         if task.baseline is not None:
             based = settings.model_copy(update=dict(task.baseline))
@@ -134,16 +168,43 @@ class TaskDigests:
             parts["baseline"] = [chosen, self._sources.of(based)]
         if settings.executor.name != SIMULATED:
             parts["machine"] = cpu_model()
-            folders = [Path(each) for each in (settings.model, settings.tokenizer) if each]
-            files = sorted({path for each in folders for path in each.glob("*") if path.is_file()})
-            parts["model"] = [[path.name, self._file_digest(path)] for path in files]
         return digest(parts)
+
+    def checked(self, ran: Ran) -> Ran:
+        """Return what became of a task: nothing, if a source of its digest has changed meanwhile,
+        of which it may have been made.
+        """
+        changed = ran.record and self._sources.changed(ran.task.settings)
+        return _of_another(ran.task, changed) if changed else ran
+
+
+def contents(files: Iterable[Path]) -> dict[Path, str]:
+    """Return the digests of files."""
+    return {path: known_digest(path) for path in files}
+
+
+def files_of_settings(settings: EngineSettings) -> set[Path]:
+    """Return the files that settings name, and those of models and folders that they name: a run
+    reads them, beside sources.
+    """
+    found = {*_files_in({key: part for key, part in settings if key != "observers"})}
+    if settings.executor.name != SIMULATED:
+        folders = [Path(each) for each in (settings.model, settings.tokenizer) if each]
+        found.update(path for each in folders for path in each.glob("*") if path.is_file())
+    return found
+
+
+def files_of_workload(workload: WorkloadSpec) -> set[Path]:
+    """Return the files that a workload names."""
+    return {*_files_in(workload)}
+
+
+def _files_of(task: Task) -> set[Path]:
+    return files_of_settings(task.settings) | files_of_workload(task.workload)
 
 
 def _files_in(value: Any) -> Iterator[Path]:
-    """Yield the files that settings or a workload name, and those of models and folders that they
-    name: they are read when it is run.
-    """
+    """Yield the files that a part of settings or a workload names."""
     if isinstance(value, Path) and value.is_dir():
         yield from (path for path in value.rglob("*") if path.is_file())
     elif isinstance(value, str | Path):
