@@ -61,6 +61,8 @@ class CommunicatorConformance(ComponentConformance):
     """Deadline of groups that are to lose a rank."""
     patience: ClassVar[float] = 15.0
     """Seconds beyond the deadline that a busy machine may take."""
+    num_kept: ClassVar[int] = 0
+    """Descriptors that a library keeps for each group that was left."""
     large: ClassVar[int] = 3 << 20
     """Bytes of a tensor that is larger than any buffer."""
 
@@ -225,19 +227,30 @@ class CommunicatorConformance(ComponentConformance):
     # ------------------------------------------------------------------ what is refused
 
     def test_refuses_what_cannot_be_added_or_written(self) -> None:
-        """At once, so that no rank waits, and the group goes on."""
+        """At once, so that no rank waits, and the group goes on; on one rank alone, too."""
         whole = _random("float32", (3, 5), 0)
-        wrong: list[Call] = [
-            ("all_reduce", _random("int64", (3,), 0), 0),
-            ("all_reduce", (*whole, True), 0),
-            ("broadcast", (*whole, True), 0),
-            ("broadcast", whole, 3),
-        ]
+        wrong: dict[str, Call] = {
+            "a sum of integers": ("all_reduce", _random("int64", (3,), 0), 0),
+            "a sum of a tensor that is not contiguous": ("all_reduce", (*whole, True), 0),
+            "a broadcast of a tensor that is not contiguous": ("broadcast", (*whole, True), 0),
+        }
+        sources: tuple[Any, ...] = (3, -1, -3, 1 << 40, None)
+        wrong |= {f"a broadcast from {each} of 3": ("broadcast", whole, each) for each in sources}
+        calls = [*wrong.values()]
         with self.group() as group:
-            for rank, found in enumerate(self.run(group, wrong, wrong, wrong)):
-                kinds = [each[0] for each in found if isinstance(each, tuple)]
-                assert kinds == ["TypeError", *["ValueError"] * 3], f"rank {rank}: {found}"
-            self.check_sum(group, [whole] * 3)
+            for ranks in ((0, 1, 2), (1,)):
+                for rank in ranks:
+                    group.start(rank, calls)
+                for rank in ranks:
+                    for what, found in zip(
+                        wrong, self.answer(group, rank, len(calls)), strict=True
+                    ):
+                        assert isinstance(found, tuple), f"rank {rank} takes {what}"
+                        assert found[0] in ("TypeError", "ValueError"), (
+                            f"rank {rank} answers {what} by {found[0]}: {found[1]}; it is a "
+                            "TypeError or ValueError, raised before anything is exchanged"
+                        )
+                self.check_sum(group, [whole] * 3)
 
     @pytest.mark.parametrize("what", ["operation", "dtype", "size", "source"])
     def test_ranks_that_are_asked_for_different_things_say_so(self, what: str) -> None:
@@ -308,12 +321,63 @@ class CommunicatorConformance(ComponentConformance):
             group.start(0, [call])
             self.check_lost(group, self.answer(group, 0)[0])
 
+    def test_gives_back_what_it_holds_when_it_is_closed(self) -> None:
+        """Descriptors, threads and memory; and the others wait no longer than the deadline."""
+        calls: list[Call] = [
+            (kind, _random("float32", (9000,), 0), 0)
+            for kind in ("all_reduce", "all_gather", "broadcast")
+        ]
+        with self.group(3, self.timeout + self.patience) as group:
+            self.run(group, *[calls] * 3)
+            assert group.leave() == [None] * 3
+            before = [self._held(each, "drop") for each in group.processes]
+            ranks = _group_of_ranks(self.timeout)
+            for rank, each in enumerate(group.processes):
+                self._join(each, ranks, rank, 3)
+            joined = [each.answer(_MEETING) for each in group.processes]
+            assert joined == [None] * 3, joined
+            self.run(group, *[calls] * 3)
+            group.processes[1].send("leave")
+            assert group.processes[1].answer(_MEETING) is None
+            for rank in (0, 2):
+                group.start(rank, calls[:1])
+            for rank in (0, 2):
+                self.check_lost(group, self.answer(group, rank)[0], [1])
+            assert group.leave() == [None] * 3
+            for rank, (each, held) in enumerate(zip(group.processes, before, strict=True)):
+                until = time.monotonic() + 2
+                while (left := self._left(held, self._held(each))) and time.monotonic() < until:
+                    time.sleep(0.1)  # threads end by themselves
+                assert not left, f"after close() rank {rank} still holds {left}"
+
+    def _held(self, process: RankProcess, *more: str) -> dict[str, Any]:
+        process.send("held", *more)
+        found: dict[str, Any] = process.answer(_MEETING)
+        return found
+
+    def _left(self, before: dict[str, Any], after: dict[str, Any]) -> str:
+        """Say what there is more of after a group than before it."""
+        new = {n: e for n, e in after["descriptors"].items() if before["descriptors"].get(n) != e}
+        is_open = len(after["descriptors"]) > len(before["descriptors"]) + self.num_kept
+        said = [f"the descriptors {new}"] if is_open else []
+        said += [
+            f"{after[what]} {what}, and {before[what]} before it joined"
+            for what in ("threads", "maps of shared memory")
+            if after[what] > before[what]
+        ]
+        return "; ".join(said)
+
     # ------------------------------------------------------------------ what is checked
 
     def check_sum(self, group: _Group, parts: Sequence[Values]) -> None:
         """Check that all ranks get the sum, bit by bit."""
         found = self.run(group, *([("all_reduce", each, 0)] for each in parts))
-        assert found == [[_sum(parts)]] * len(parts), f"{[_numbers(parts[0], f) for f in found]}"
+        wanted = _sum(parts)
+        assert found == [[wanted]] * len(parts), (
+            f"by rank the sum in {parts[0][0]} is {[_numbers(parts[0], f) for f in found]}, and is "
+            f"to be {_numbers(parts[0], [wanted])}: added in float32, in the order of the ranks, "
+            "and rounded once"
+        )
 
     def check_gather(self, group: _Group, *parts: Sequence[Values]) -> None:
         """Check that all ranks get the tensors of all, in calls one after the other."""
@@ -326,7 +390,11 @@ class CommunicatorConformance(ComponentConformance):
     def check_broadcast(self, group: _Group, parts: Sequence[Values], source: int) -> None:
         """Check that all ranks get the tensor of one."""
         found = self.run(group, *([("broadcast", each, source)] for each in parts))
-        assert found == [[_bytes(parts[source])]] * len(parts)
+        wanted = _bytes(parts[source])
+        assert found == [[wanted]] * len(parts), (
+            f"a broadcast from rank {source} gives {[_numbers(parts[0], f) for f in found]} by "
+            f"rank, and is to give {_numbers(parts[0], [wanted])}"
+        )
 
     def answer(self, group: _Group, rank: int, count: int = 1) -> list[Any]:
         """Return what a rank's calls gave, within so many deadlines."""

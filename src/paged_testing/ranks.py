@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
@@ -147,6 +148,10 @@ def main(parent: Parent) -> None:
             if what == "join":
                 component, options, context = arguments
                 communicator = component.load()(options, context)
+            elif what == "held":
+                communicator = None if arguments else communicator  # "drop"
+                gc.collect()
+                answer = held()
             elif what == "leave":
                 if communicator is not None:
                     communicator.close()
@@ -184,10 +189,30 @@ def _called(communicator: Any, kind: str, values: Any, source: int) -> Any:
 
 
 def _use(communicator: Any, number: int) -> None:
-    tensor = import_module("torch").ones(1000 + number % 7)
+    """Exchange tensors of a shape of their own; the first ones are the largest."""
+    torch = import_module("torch")
+    rows = 1 + (508 + 200 * number) % 509  # a prime number: none comes again
+    dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
+    tensor = torch.ones(rows, 1 + 7 * (number % 2), dtype=dtype)
     communicator.all_reduce(tensor)
     communicator.all_gather(tensor)
-    communicator.broadcast(tensor, 0)
+    communicator.broadcast(tensor, number % communicator.size)
+
+
+def held() -> dict[str, Any]:
+    """Return what this process holds of the system: open descriptors, by number, and threads."""
+    found = {}
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one by which they are listed
+            found[each.name] = str(each.readlink())
+    threads = len([*Path("/proc/self/task").iterdir()])
+    return {"descriptors": found, "threads": threads, "maps of shared memory": _maps_of_memory()}
+
+
+def _maps_of_memory() -> int:
+    """Return how many maps of shared memory this process has."""
+    lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+    return sum("/dev/shm/" in each or "/memfd:" in each for each in lines)
 
 
 def tensor_of(dtype: str, shape: Sequence[int], content: bytes, is_transposed: bool = False) -> Any:

@@ -195,3 +195,29 @@ class KeepingCommunicator(_Shm):
     def all_reduce(self, tensor: Tensor, /) -> None:
         super().all_reduce(tensor)
         self.__dict__.setdefault("seen", []).append(tensor)
+
+
+class ShapesCommunicator(_Shm):
+    """Keeps a buffer for every shape."""
+
+    def all_gather(self, tensor: Tensor, /) -> Tensor:
+        found = super().all_gather(tensor)
+        key = tensor.shape, tensor.dtype
+        buffer: Tensor = self.__dict__.setdefault("buffers", {}).setdefault(key, found)
+        return buffer.copy_(found).clone()
+
+
+class BackwardsSourceCommunicator(_Shm):
+    """Counts negative sources from the last rank."""
+
+    def broadcast(self, tensor: Tensor, /, source: int = 0) -> None:
+        super().broadcast(tensor, source + self.size if source and source < 0 else source)
+
+
+class OpenCommunicator(_Shm):
+    """Notes that it was closed, and holds what it held."""
+
+    def close(self) -> None:
+        if self._meeting is not None:
+            self._held = self._meeting, self._group
+        self._meeting = self._group = None

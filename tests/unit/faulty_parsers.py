@@ -316,6 +316,18 @@ class SureThinkFormat(ThinkFormat):
         return () if found is None else (found,)
 
 
+class NamelessThinkFormat(ThinkFormat):
+    """Does not say which mark begins thoughts."""
+
+    begins = ""
+
+
+class MarklessThinkFormat(ThinkFormat):
+    """Does not say which marks may be special tokens."""
+
+    marks = ()
+
+
 class NarrowParser(ThinkParser):
     """Drops white space before a mark where both come in one piece."""
 

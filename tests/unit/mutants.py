@@ -139,7 +139,7 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     **dict.fromkeys(
         (
             *("RememberingThinkFormat", "OpenEndThinkFormat", "PieceThinkFormat"),
-            *("SureThinkFormat", "NarrowThinkFormat"),
+            *("SureThinkFormat", "NarrowThinkFormat", "NamelessThinkFormat", "MarklessThinkFormat"),
         ),
         parsers.ThinkCases,
     ),

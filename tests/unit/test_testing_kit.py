@@ -39,7 +39,10 @@ ENDLESS = (
     *("LoopingRunner", "PatientCommunicator", "SlowCommunicator"),
 )
 CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
-    "BackwardsCommunicator": "assert .* == ",
+    "BackwardsCommunicator": "in the order of the ranks",
+    "ShapesCommunicator": "still take",
+    "BackwardsSourceCommunicator": "takes a broadcast from -1 of 3",
+    "OpenCommunicator": "still holds the descriptors",
     "NamelessCommunicator": "rank [01] is not named",
     "OtherErrorCommunicator": "RuntimeError: rank",
     "StuckScheduler": "unfinished after 200 steps without any progress|nothing is planned",
@@ -125,6 +128,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "LateThinkFormat": "came before the end|gives",
     "RememberingThinkFormat": r"after the prompt .* of ''",
     "OpenEndThinkFormat": "cut within",
+    "NamelessThinkFormat": "stop strings would count within them",
+    "MarklessThinkFormat": "where it is a special token",
     "BackwardsQueueScheduler": "the next one first",
     "RereadingScheduler": "in which requests decode",
     "ShrinkingScheduler": "one burst after the other",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,8 @@ from paged_plugins.server.parsers.testing.parser_cases import (
     check_linear,
     cut_texts,
 )
+
+_LIKE_A_TOKEN = re.compile(r"<\S+>")
 
 
 class ReasoningParserConformance(ParserCases):
@@ -123,6 +126,30 @@ class ReasoningParserConformance(ParserCases):
         assert is_inside == (surely is not None), (
             f"after no prompt text is thoughts: {is_inside}; ends_with(surely=True): {surely!r}"
         )
+
+    def test_names_the_marks_around_thoughts(self) -> None:
+        """By those that answers need: without the first one, they have no thoughts."""
+        made = self.build()
+        openings = dict[str, str]()
+        for (prompt, text), (thoughts, rest) in self.written.items():
+            head = text.partition(thoughts)[0] if thoughts and rest and thoughts in text else ""
+            bare = self.parsed(prompt, text.removeprefix(head))
+            if head.strip() and not any(each.is_reasoning for each in bare):
+                openings[head.strip()] = prompt
+        for opening, prompt in openings.items():
+            assert made.begins in openings, (
+                f"an answer to {prompt!r} has thoughts behind {opening!r} alone, and `begins` is "
+                f"{made.begins!r}: stop strings would count within them"
+            )
+            around = tuple(made.around(prompt))
+            wanted = (made.begins, made.ends_with(prompt, surely=False))
+            assert around == wanted, f"around({prompt!r}) returns {around}, and is to be {wanted}"
+        ends = {made.ends_with(prompt, surely=False) or "" for prompt, _ in self.written}
+        for mark in filter(_LIKE_A_TOKEN.fullmatch, (*openings, *ends)):
+            assert any(each in mark for each in made.marks), (
+                f"`marks` are {made.marks}, without {mark!r}: where it is a special token, the "
+                "text that the parser reads would be without it"
+            )
 
     def begun(self, prompt: str) -> tuple[bool, str | None]:
         """Return whether text after a prompt is thoughts, and the mark at their end if it surely
