@@ -76,8 +76,9 @@ def _placed(test: Callable[..., None]) -> Callable[..., None]:
         try:
             test(self, *args, **kwargs)
         except Exception as error:
-            if not any(note.startswith(_AT) for note in getattr(error, "__notes__", ())):
-                with suppress(Exception):
+            with suppress(Exception):
+                said = "\n".join((str(error), *getattr(error, "__notes__", ())))
+                if _AT not in said and f"{getsourcefile(self.record.load())}:" not in said:
                     error.add_note(self.place(lambda: test(self, *args, **kwargs)))
             raise
 
