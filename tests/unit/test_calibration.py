@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from paged_core.engine.clock import Clock
 from paged_core.engine.engine import Engine
@@ -178,6 +179,26 @@ def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path: Path) -> N
     assert LinearCost(LinearSettings(file=path), CostModelContext(settings=roomy())).seconds(
         StepWork(swapped_blocks=9)
     ) == pytest.approx(found.weights["fixed"])
+
+
+def test_steps_beyond_those_that_were_measured_are_told_of(tmp_path: Path) -> None:
+    found, path = calibrate(ordinary(), roomy()), tmp_path / "weights.yaml"
+    write_weights(path, found)
+    model = LinearCost(LinearSettings(file=path), CostModelContext(settings=roomy()))
+    most = int(found.largest["decode_sequences"])
+    with capture_logs() as logs:
+        works = [StepWork(decode_sequences=most + more) for more in (0, 1, 1)]
+        assert [model.is_extrapolated(each) for each in works] == [False, True, True]
+    assert [log["event"] for log in logs] == ["times_extrapolated"]
+    # an older file says how long a sequence may be alone
+    write_weights(path, found.model_copy(update={"largest": {}}))
+    model = LinearCost(LinearSettings(file=path), CostModelContext(settings=roomy()))
+    for length in (1500, 1501):
+        pairs = length * (length + 1) // 2
+        prompt = StepWork(prefill_tokens=length, prefill_sequences=1, prefill_pairs=pairs)
+        decode = StepWork(decode_sequences=2, decode_context=2 * length)
+        for work in (prompt, decode):
+            assert model.is_extrapolated(work) is (length > 1500)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 64])

@@ -226,7 +226,8 @@ def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> 
     document = json.loads(capsys.readouterr().out)
     assert list(document) == [
         *("workload", "workloads", "exact", "seeds", "confidence", "minimum_seeds", "arms"),
-        *("measures", "differences", "limits", "split", "asked", "runs", "replicas", "chosen"),
+        *("measures", "differences", "limits", "split", "asked", "idle"),
+        *("runs", "replicas", "chosen"),
     ]
     assert document["arms"][1] == {
         "arm": "num_blocks=1000",
@@ -342,7 +343,7 @@ def test_nothing_served_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixtu
     results = str(tmp_path / "results")
     asked = ["--vary", "evictor=lru,slru", "--num-blocks", "4", "--workers", "1"]
     assert main(["compare", str(path), *asked, "--output", results], {}) == FAILED
-    assert "in all arms, the first: request" in capsys.readouterr().out
+    assert "in all arms; the first: request" in capsys.readouterr().out
     assert main(["lab", "report", results], {}) == FAILED
 
 

@@ -12,8 +12,9 @@ import pytest
 from paged_core.cli import main
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
-from paged_plugins.lab.league.league import KeptRuns, League
+from paged_plugins.lab.league.league import League
 from paged_plugins.lab.league.page import Table, page, tables
+from paged_plugins.lab.results.kept_runs import KeptRuns
 from paged_plugins.lab.tasks.task import Ran, Task, run
 from paged_policies.victims.newest import NewestVictim
 

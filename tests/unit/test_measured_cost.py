@@ -240,6 +240,16 @@ def test_steps_beyond_what_was_measured_are_told_of(package: Path) -> None:
         assert [model.is_extrapolated(each) for each in (within, beyond)] == [False, True]
         for _ in range(2):
             model.seconds(StepWork(decode_sequences=256, decode_context=257 * 65_535))
+    most = logs[0]["most_measured_decodes"]
+    works = [
+        StepWork(decode_sequences=n, decode_context=n, sampled_rows=n) for n in (most, most + 1)
+    ]
+    assert [model.is_extrapolated(each) for each in works] == [False, True]
+    prompts = [
+        StepWork(prefill_tokens=n, prefill_sequences=1, prefill_pairs=n * (n + 1) // 2)
+        for n in (4096, 4097)
+    ]
+    assert [model.is_extrapolated(each) for each in prompts] == [False, True]
     (log,) = logs
     assert (log["event"], log["longest_measured_prompt"]) == ("times_extrapolated", 4096)
 

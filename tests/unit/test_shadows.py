@@ -209,3 +209,29 @@ def test_counts_of_a_study_are_kept_and_reported(
     never = "small: victim=fewest_computed was never asked: no two requests could have been"
     assert never in capsys.readouterr().out
     assert never in (tmp_path / kept / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("vary", "says"),
+    [
+        ("length_predictor=none,history", "length_predictor=history was never asked: no other"),
+        ("num_host_blocks=1,100", "num_host_blocks=100 changed nothing in these runs: every"),
+        ("checks=basic,full", "checks=full changed nothing in these runs: every measure is that"),
+    ],
+)
+def test_settings_without_effect_are_said_to_have_none(
+    vary: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["compare", "alpaca", "--vary", vary, "--seeds", "2", "--workers", "1"]
+    assert main(given, {}) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_predictions_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["compare", "alpaca", "--vary", "length_predictor=none,history", "--seeds", "1"]
+    few = ["--queue-order", "sjf", "--scheduler.max-num-seqs", "4", "--json"]
+    assert main([*given, *few], {}) == 0
+    document = json.loads(capsys.readouterr().out)
+    counts = {each["arm"]: each for each in document["asked"]}
+    assert counts["length_predictor=history"]["choices"] > 0
+    assert document["idle"] == []

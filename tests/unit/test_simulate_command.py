@@ -268,3 +268,27 @@ def test_several_replicas_without_the_plugin_of_routers(
     assert "plugin 'replicas' (paged-core" in err
     if command[0] == "simulate":
         assert main([*command[:2], "--block-plugin", "replicas"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--num-blocks", "2000000"], "num_blocks=2,000,000 is more than the "),
+        (["--max-model-len", "300000"], "max_model_len=300,000 is more than the 131,072 tokens"),
+        (["--num-blocks", "64", "--max-model-len", "4096"], ""),
+        (["--num-blocks", "64", "--cost-model.model", "llama-3.1-70b"], "note: cost_model"),
+    ],
+    ids=lambda each: each[1] if isinstance(each, list) else "",
+)
+def test_caches_and_lengths_that_the_machine_cannot_have_are_told_of(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (
+        ["simulate", "alpaca"],
+        ["compare", "alpaca", "--vary", "victim=newest,most_blocks", "--seeds", "1"],
+    ):
+        status = main([*command, *options, "--cost-model.device", "l4"], {})
+        told = capsys.readouterr().err
+        assert status == 0, told
+        assert says in told
+        assert bool(says) == ("note:" in told)

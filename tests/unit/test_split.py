@@ -55,3 +55,34 @@ def test_a_gain_that_is_imbalance_is_called_that(capsys: pytest.CaptureFixture[s
     assert split["all_imbalance"]
     assert sum(split["parts_ms"].values()) == pytest.approx(split["change_ms"])
     assert (split["parts_ms"]["hits"], split["change_ms"] < 0) == (0, True)
+
+
+@pytest.mark.heavy
+def test_arms_that_refuse_other_numbers_are_told_so_beside_each_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts are of those that were served, which the mean over all is not."""
+    workload = tmp_path / "ten.yaml"
+    workload.write_text(
+        "{requests: 60, arrivals: {poisson: {rate: 40}}, lengths: {prompt: 200, output: 40}}"
+    )
+    vary = "admission=always,b:{name: bounded, max_waiting_requests: 2}"
+    given = ["compare", str(workload), "--vary", vary, "--scheduler.max-num-seqs", "4"]
+    given += ["--measure", "e2e_ms_mean", "--measure", "throughput_tokens_per_s", "--workers", "1"]
+    assert main([*given, "--json"], {}) == OK
+    document = json.loads(capsys.readouterr().out)
+    (split,) = document["split"]
+    unserved = {each["measure"]: each["unserved"] for each in document["differences"]}
+    assert unserved["throughput_tokens_per_s"] is None
+    assert unserved["e2e_ms_mean"] == split["unserved"]
+    base, own = split["unserved"]
+    assert (base, own > 1) == (0, True)
+    assert main(given, {}) == OK
+    out = capsys.readouterr().out
+    assert f"refused 0 to {own:.1f}" in out
+    assert " ms of those served " in out
+    assert (
+        f"without the 0 requests a run that admission=always did not serve, and the {own:.1f}"
+        in out
+    )
+    assert f"refused or ignored: requests a run, admission=always 0, admission=b {own:.1f}" in out

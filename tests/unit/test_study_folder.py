@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 
 from paged_core.errors import SettingsError
+from paged_core.plugins.registry import Registry
 from paged_plugins.lab.results.folder import Manifest
 from paged_plugins.lab.results.load_results import load_results
-from unit.studies import leave_partials, run, tables, write
+from paged_plugins.lab.tasks.task import Ran, Task
+from paged_plugins.lab.tasks.task import run as run_task
+from unit.studies import ABLATION, WORKLOAD, leave_partials, run, tables, write
 
 pytestmark = pytest.mark.heavy
 
@@ -89,6 +93,51 @@ def test_a_folder_of_another_ablation_is_refused(
     assert run(other, tmp_path, "--fresh") == 2
     assert run(other, other) == 2
     assert tables(finished) == before
+
+
+def test_an_ablation_may_gain_seeds_values_and_workloads(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "results"))
+    before = tables(folder)
+    axes = {**ABLATION["axes"], "victim": ["newest", "most_blocks", "fewest_computed"]}
+    more = [*ABLATION["workloads"], {**WORKLOAD, "name": "more"}]
+    for changes, done in (
+        ({"seeds": 3}, "9 runs: 3 arms x 1 workload x 3 seeds; 6 done before"),
+        ({"seeds": 3, "axes": axes, "slo": {"ttft_ms": 9}}, "12 runs: .*; 9 done before"),
+        ({"seeds": 3, "axes": axes, "workloads": more}, "24 runs: .*; 12 done before"),
+        ({"seeds": 3, "axes": axes, "workloads": more}, "24 runs: .*; 24 done before"),
+    ):
+        assert run(write(tmp_path, **changes), folder) == 0
+        assert re.search(done, capsys.readouterr().err)
+    after = tables(folder)
+    assert all(after[name] == each for name, each in before.items() if name.endswith(".gz"))
+    for changes in ({"seeds": 2}, {"base": {}}, {"workloads": more[1:]}):
+        changes = {"seeds": 3, "axes": axes, "workloads": more} | changes
+        assert run(write(tmp_path, **changes), folder) == 2
+    assert tables(folder) == after
+
+
+def test_the_search_for_a_load_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(task: Task, registry: Registry) -> Ran:
+        made.append(task.arm)
+        return run_task(task, registry)
+
+    monkeypatch.setattr("paged_plugins.lab.tasks.pool.run", counted)
+    workload = {**WORKLOAD, "requests": 40, "arrivals": {"poisson": {"rate": 500}}}
+    path = write(tmp_path, workloads=[workload], seeds=1, load=0.5)
+    folder = tmp_path / "results"
+    assert run(path, folder) == 0
+    searched = [arm for arm in made if arm.endswith("requests/s")]
+    assert searched
+    before = tables(folder)
+    made.clear()
+    assert run(path, folder) == 0
+    assert (made, tables(folder)) == ([], before)
+    assert run(path, folder, "--fresh") == 0
+    assert len(made) == len(searched) + 3
 
 
 def test_a_folder_without_results_is_named(tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ MEMORY_SHARES: Final = ("held_share", "reserved_share", "internal_share", "exter
 """Measures that one engine alone has."""
 BALANCE: Final = ("replica_jain", "replica_max_over_mean")
 """Measures that a cluster alone has."""
+FAIRNESS: Final = ("jain", "max_slowdown")
+"""Measures of how the requests that were served compare."""
 SHOWN: Final = tuple(name for name, measure in MEASURES.items() if measure.shown)
 """Names of those that are compared without being asked for."""
 

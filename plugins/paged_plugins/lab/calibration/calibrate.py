@@ -20,7 +20,7 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.calibration.scenes import Scene
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
-from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, largest
 from paged_plugins.lab.cost_models.weights_file import WeightsFile
 from paged_plugins.lab.runs.run_workload import RunCollector
 from paged_plugins.lab.runs.work_count import WatchedExecutor
@@ -286,14 +286,15 @@ def calibrate(
         LinearSettings(**{**dict.fromkeys(unmeasured, 0.0), **weights}),
         CostModelContext(settings=settings),
     )
-    num_steps = sum(map(len, (*measured.scenes, *(swaps.scenes if swaps else ()))))
+    steps = [step for one in (measured, swaps) if one for scene in one.scenes for step in scene]
     return WeightsFile(
         weights={name: float(f"{weight:.4g}") for name, weight in weights.items()},
         unmeasured=unmeasured,
         errors=relative_errors(model, held_out),
         max_model_len=measured.max_model_len,
         num_tokens=measured.num_tokens,
-        measured={**(origin or {}), "steps": num_steps},
+        largest=largest(step.work for step in steps),
+        measured={**(origin or {}), "steps": len(steps)},
     )
 
 

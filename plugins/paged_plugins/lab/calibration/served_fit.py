@@ -25,7 +25,7 @@ from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.calibration.calibrate import error_summary, robust_least_squares
 from paged_plugins.lab.calibration.served_loads import ClosedLoad, ServedLoad
 from paged_plugins.lab.cost_model import CostModelContext, StepWork
-from paged_plugins.lab.cost_models.linear import PARTS
+from paged_plugins.lab.cost_models.linear import PARTS, largest
 from paged_plugins.lab.cost_models.weights_file import WeightsFile
 from paged_plugins.lab.runs.run_workload import ClosedLoop, RunCollector
 from paged_plugins.workloads.request import WorkloadRequest
@@ -221,6 +221,7 @@ def calibrate_served(
         options=_kept(options, names),
         weights={n: each for n, each in filled(terms).items() if n not in unmeasured},
         unmeasured=unmeasured,
+        largest=largest(observed.works) if options.name == "linear" else {},
         errors={
             name: {"loads": int(chosen.sum()), **error_summary(errors[chosen].tolist())}
             for name, chosen in (("TTFT", kinds), ("time per token", ~kinds))

@@ -198,7 +198,11 @@ def calibrate_command(
         ),
     ] = Path("cost_model.yaml"),
     steps: Annotated[
-        int | None, typer.Option(min=50, help="Steps to measure, about (300).")
+        int | None,
+        typer.Option(
+            min=50,
+            help="Steps to measure, about (300); the grid of an engine takes some, however few.",
+        ),
     ] = None,
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Times that each is measured (3).")

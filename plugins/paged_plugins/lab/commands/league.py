@@ -15,7 +15,8 @@ from paged_core.cli.output import echo
 from paged_core.errors import SettingsError, did_you_mean
 from paged_plugins.command_options import check_writable, refuse_settings
 from paged_plugins.lab.commands.options import Workers
-from paged_plugins.lab.league.league import KeptRuns, League, cost_model
+from paged_plugins.lab.league.league import League, cost_model
+from paged_plugins.lab.results.kept_runs import KeptRuns
 from paged_plugins.lab.tasks.pool import num_workers, open_runner
 from paged_plugins.progress import counted, counting, progress
 from paged_plugins.written_files import write_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ from paged_plugins.lab.load.capacity import (
 )
 from paged_plugins.lab.load.fractions import capacity_text, choice_sentences, fitted, rate_unit
 from paged_plugins.lab.measures import MEASURES, value_text
+from paged_plugins.lab.results.kept_runs import KeptRuns
 from paged_plugins.lab.study.study import Fractions, Study
 from paged_plugins.lab.study.unused import refuse_unused
 from paged_plugins.lab.tasks.pool import num_workers, open_runner
@@ -42,11 +44,17 @@ def fit(
     *,
     workers: int | None,
     say: bool = False,
+    kept: Path | None = None,
+    fresh: bool = False,
 ) -> Study:
     """Return a study with the rates and the blocks that are asked for; see :func:`fitted`.
 
     Args:
         say: print them to standard error.
+        kept: a folder for the runs that it takes; ``fresh``: those in it are made again.
+
+    Raises:
+        SettingsError: nothing can be written there.
     """
     if study.fractions == Fractions():
         return study
@@ -55,7 +63,8 @@ def fit(
         counting(_RUNS) as advance,
         open_runner(registry, workers=count) as runner,
     ):
-        found = fitted(study, runner, advance)
+        trials = KeptRuns(kept, registry, runner, fresh=fresh) if kept else runner
+        found = fitted(study, trials, advance)
     if say:
         for sentence in choice_sentences(found.chosen, study.arms[0].arm.title):
             echo(sentence, err=True)

@@ -38,7 +38,7 @@ from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.study.arms import Arm, PlannedArm
 from paged_plugins.lab.study.study import Fractions, Study
-from paged_plugins.lab.study.unused import refuse_unused
+from paged_plugins.lab.study.unused import excess_notes, refuse_unused
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted, counting, errors_text
 from paged_plugins.workloads.named import workload_spec
@@ -203,7 +203,7 @@ def simulate_command(
         fractions=Fractions(load=shares(load), cache=cache, working_set=working_set),
     )
     study.check_fractions()
-    for note in study.check_workloads():
+    for note in (*study.check_workloads(), *excess_notes(study.arms, resolved.registry)):
         echo(note, err=True)
     if len(study.fractions.load) > 1:
         raise SettingsError("--load: one run has one load; give several to `paged-core compare`")

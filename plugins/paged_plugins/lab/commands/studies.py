@@ -39,7 +39,9 @@ from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.load.remedies import with_remedies
 from paged_plugins.lab.measures import MEASURES, SHOWN, ServiceLevel
 from paged_plugins.lab.results.folder import (
+    CAPACITY,
     ResultsFolder,
+    check_folder,
     make_folder,
     new_manifest,
     write_folder,
@@ -54,7 +56,7 @@ from paged_plugins.lab.study.arms import (
     varied_arms,
 )
 from paged_plugins.lab.study.study import MAX_RUNS, Fractions, Study, read_study
-from paged_plugins.lab.study.unused import refuse_unused
+from paged_plugins.lab.study.unused import excess_notes, refuse_unused
 from paged_plugins.lab.tasks.peers import (
     OURS,
     Choice,
@@ -201,7 +203,7 @@ def compare_command(
     )
     study.check_fractions()
     study.check_cost_models(given.registry)
-    _say(study.check_workloads())
+    _say([*study.check_workloads(), *excess_notes(study.arms, given.registry)])
     chosen = chosen_measures(measure, study.slo, is_cluster=replicas is not None) or SHOWN
     resident = None
     if engines:
@@ -222,9 +224,9 @@ def compare_command(
             pass
     if output is not None:
         make_folder(output)
-    study = fit(study.once(given.registry).pinned(), given.registry, workers=workers)
-    if not study.is_real:
-        study = study.watched(given.registry)
+    study = study.once(given.registry)
+    if not study.is_real:  # whose models are read at once, and are large
+        study = fit(study.pinned(), given.registry, workers=workers).watched(given.registry)
     num_runs = len(study)
     count = num_workers(num_runs, workers, is_real=real)
     all_runs = num_runs * (1 + ties)
@@ -341,13 +343,15 @@ def run_command(
     """
     refuse_settings(given, STUDY_FILE)
     study = read_study(file, given.registry)
-    _say(study.check_workloads())
+    _say([*study.check_workloads(), *excess_notes(study.arms, given.registry)])
     if shadow:
         if study.is_real:
             raise SettingsError("--shadow: it would be timed, too; leave it out where a model runs")
         study = study.watched(given.registry)
     folder = output or Path(f"{file.stem}-results")
-    study = fit(study, given.registry, workers=workers, say=True)
+    check_folder(folder, study, fresh=fresh)
+    kept_runs = folder / CAPACITY
+    study = fit(study, given.registry, workers=workers, say=True, kept=kept_runs, fresh=fresh)
     failed = 0
     with ResultsFolder(folder, study, given.registry, fresh=fresh) as kept:
         missing = kept.missing(study)

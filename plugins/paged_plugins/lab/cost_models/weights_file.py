@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -10,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 
 from paged_core.errors import SettingsError
+from paged_core.interfaces.step_work import StepWork
 from paged_core.settings.documents import read_text
 from paged_plugins.files import Document, mistakes
 from paged_plugins.lab.settings import LinearSettings, MeasuredSettings, RooflineSettings
@@ -32,6 +34,8 @@ class WeightsFile(BaseModel):
     """The longest sequence that the model serves, in tokens."""
     num_tokens: PositiveInt | None = None
     """Slots of the cache."""
+    largest: Mapping[str, NonNegativeFloat] = {}
+    """The most of each part of the work that a measured step had; larger ones are extrapolated."""
     measured: Mapping[str, Any] = {}
     """Model, machine, number of steps."""
     unmeasured: Mapping[str, str] = {}
@@ -43,6 +47,17 @@ class WeightsFile(BaseModel):
     def num_blocks(self, block_size: int) -> int | None:
         """Return the blocks of the measured cache; ``None``: it is not known."""
         return self.num_tokens and max(1, self.num_tokens // block_size)
+
+    def is_beyond(self, work: StepWork) -> bool:
+        """Return whether a step has more of something than any that was measured, or a sequence
+        that the measured engine could not have served.
+        """
+        longest, chunks = self.max_model_len or inf, work.prefill_sequences or 1
+        return (
+            any(getattr(work, part) > most for part, most in self.largest.items())
+            or 2 * work.prefill_pairs > chunks * longest * (longest + 1)
+            or work.decode_context > work.decode_sequences * longest
+        )
 
 
 def read_weights(path: Path) -> WeightsFile:
@@ -59,7 +74,7 @@ def read_weights(path: Path) -> WeightsFile:
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
     raise SettingsError(
-        f"cost_model.file: cannot read weights from {path}: {reason:.200}; write the file with "
+        f"cost_model.file: cannot read weights from {path}: {reason:.1000}; write the file with "
         "`paged-core calibrate`"
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field, StrictInt
@@ -18,13 +17,11 @@ from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER
 from paged_plugins.lab.load.fractions import fitted
 from paged_plugins.lab.results.results import Advance, run_study
-from paged_plugins.lab.results.store import RecordFile
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import BASE, Arm, LabelledTable, PlannedArm, layer, setting_text
 from paged_plugins.lab.study.study import Fractions, OneWorkload, Strict, Study
-from paged_plugins.lab.tasks.packages import digest
 from paged_plugins.lab.tasks.pool import Runner
-from paged_plugins.lab.tasks.task import SIMULATED, Ran, Task, TaskDigests
+from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.workloads.spec import WorkloadSpec
 
 _MEASURED, _ROOFLINE = "measured", "roofline"
@@ -237,32 +234,3 @@ def _entrants(
             yield entrant(label, {**settings, other: name}, package)
     for label, settings in division.variants.items():
         yield entrant(label, settings, OURS)
-
-
-class KeptRuns:
-    """Runs tasks, and keeps their records in a folder, so that each is run once.
-
-    Args:
-        runner: runs those of which there is no record.
-    """
-
-    def __init__(self, folder: Path, registry: Registry, runner: Runner) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._runner = folder, runner
-        self._digests = TaskDigests(registry)
-
-    def __call__(self, tasks: Sequence[Task]) -> Iterator[Ran]:
-        missing, places = list[Task](), dict[tuple[str, str, int], RecordFile]()
-        for task in tasks:
-            key = digest([self._digests.of(task), *task.place])
-            file = RecordFile(self._folder, task.place, key)
-            record = file.known()
-            if record is None or record.num_errors:
-                missing.append(task)
-                places[task.place] = file
-            else:
-                yield Ran(task, record, None)
-        for ran in map(self._digests.checked, self._runner(missing)):
-            if ran.record is not None:
-                places[ran.task.place].write(ran.record)
-            yield ran

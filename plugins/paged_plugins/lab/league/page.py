@@ -122,7 +122,8 @@ def _places(match: Match, told: Comparison) -> Iterator[Place]:
             arm = BASE if entrant.is_default else entrant.label
             means = {name: results.mean(arm, workload, name) for name in match.division.measures}
             failure = results.failures.get(arm)
-            asked = [each for each in told.asked if (each.arm, each.workload) == (arm, workload)]
+            own = [each for each in told.asked if (each.arm, each.workload) == (arm, workload)]
+            asked = [each for each in own if each.slot != "length_predictor"]  # others decide
             never = [each.never for each in asked if each.never]
             yield Place(
                 entrant=entrant,

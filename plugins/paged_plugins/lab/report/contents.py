@@ -13,6 +13,7 @@ from paged_core.cli.output import show
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import LATENCIES, MEASURES, Measure, value_text
 from paged_plugins.lab.results.results import FAILED, Results
+from paged_plugins.lab.statistics import split
 from paged_plugins.lab.statistics.comparison import DECIDED, Comparison, saturation_sentences
 from paged_plugins.lab.statistics.differences import Difference, minimum_seeds
 from paged_plugins.lab.study.arms import Arm
@@ -202,8 +203,9 @@ def contents(told: Comparison) -> Contents:
         scope=_scope(results, told.differences),
         limits=[
             *told.never_asked,
+            *told.idle,
             *saturation_sentences(results),
-            *(each.sentence for each in told.splits if each.sentence),
+            *split.sentences(told.splits),
             *told.limits,
         ],
         decided=[

@@ -123,7 +123,7 @@ def _decided(some: Sequence[Difference]) -> Iterator[str]:
     for each in some:
         words = (each.arm, each.compared_with, each.workload, MEASURES[each.measure].title)
         change = f"{each.change_text} {_interval(each)}"
-        yield f"| {' | '.join(map(escaped, (*words, change, each.verdict)))} |"
+        yield f"| {' | '.join(map(escaped, (*words, change, each.told)))} |"
 
 
 def _table(table: DifferenceTable) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _table(table: DifferenceTable) -> Iterator[str]:
 
 def _cell(found: Difference) -> str:
     change = " ".join(filter(None, (found.change_text, escaped(_interval(found)))))
-    return f"**{change} {found.verdict}**" if found.moved else change
+    return f"**{change} {found.told}**" if found.moved else change
 
 
 def escaped(text: str) -> str:

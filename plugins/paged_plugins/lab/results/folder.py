@@ -20,7 +20,7 @@ from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.results.results import Results, RunFacts, RunResult
 from paged_plugins.lab.results.store import RUNS, RecordFile, write_measures
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.study.arms import Arm
+from paged_plugins.lab.study.arms import Arm, setting_text
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
 from paged_plugins.lab.tasks.packages import digest
 from paged_plugins.lab.tasks.sources import Sources
@@ -30,6 +30,7 @@ from paged_plugins.progress import MANY, progress
 from paged_plugins.written_files import is_partial, remove_partials, unwritable, write_text
 
 MANIFEST, ABLATION, RECORDS = "manifest.json", "ablation.yaml", "runs"
+CAPACITY = "capacity"
 """Names in a folder of results."""
 MAX_SIZE = 2**30
 """Bytes of a manifest, and of the table of runs."""
@@ -120,7 +121,7 @@ class ResultsFolder:
     """
 
     def __init__(self, folder: Path, study: Study, registry: Registry, *, fresh: bool) -> None:
-        _check(folder, study, fresh)
+        check_folder(folder, study, fresh=fresh)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(folder)
@@ -289,13 +290,19 @@ def _earlier(folder: Path) -> Sequence[RunEntry]:
     return ()
 
 
-def _check(folder: Path, study: Study, fresh: bool) -> None:
-    """Refuse a folder whose content would be mixed with the results of this ablation."""
+def check_folder(folder: Path, study: Study, *, fresh: bool) -> None:
+    """Refuse a folder whose content would be mixed with the results of this ablation.
+
+    Raises:
+        SettingsError: it is such a one.
+    """
     if not folder.exists():
         return
     if not folder.is_dir():
         raise SettingsError(f"{folder} is no folder; choose another with --output")
-    if all(path.name == _LOCK or is_partial(path, ABLATION) for path in folder.iterdir()):
+    if all(
+        path.name in (_LOCK, CAPACITY) or is_partial(path, ABLATION) for path in folder.iterdir()
+    ):
         return
     for name in (ABLATION, MANIFEST, _LOCK, RUNS):
         if (folder / name).exists() and not (folder / name).is_file():
@@ -303,17 +310,37 @@ def _check(folder: Path, study: Study, fresh: bool) -> None:
                 f"{folder / name} is no regular file; remove it, or choose another folder with "
                 "--output"
             )
+    if (folder / CAPACITY).is_symlink():
+        raise SettingsError(f"{folder / CAPACITY} is a link; remove it")
     known = folder / ABLATION
     if not known.is_file():
         raise SettingsError(f"{folder} has other files in it; choose a new folder with --output")
     if fresh:
         return
     with suppress(SettingsError):
-        if parse(read_file(known), Ablation, known) == parse(study.text, Ablation, known):
+        if _extends(parse(study.text, Ablation, known), parse(read_file(known), Ablation, known)):
             return
     raise SettingsError(
-        f"{folder} has the results of another ablation; choose another folder with --output, or "
-        "replace them with --fresh"
+        f"{folder} has the results of another ablation, to which seeds, values of axes and "
+        "workloads may be added alone; choose another folder with --output, or replace them with "
+        "--fresh"
+    )
+
+
+def _extends(new: Ablation, old: Ablation) -> bool:
+    """Return whether an ablation has all the runs of another, of which more may be told."""
+    more = {"seeds", "slo", "axes", "workloads"}
+
+    def axes(each: Ablation) -> dict[str, list[tuple[str, Any]]]:
+        return {key: [(setting_text(v), v) for v in values] for key, values in each.axes.items()}
+
+    added = axes(new)
+    return (
+        new.model_copy(update={key: getattr(old, key) for key in more}) == old
+        and {*old.seeds} <= {*new.seeds}
+        and all(workload in new.workloads for workload in old.workloads)
+        and (added.keys() == old.axes.keys() or not new.product)
+        and all(v in added.get(key, ()) for key, values in axes(old).items() for v in values)
     )
 
 

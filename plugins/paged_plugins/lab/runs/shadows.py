@@ -12,6 +12,7 @@ from paged_core.engine.contexts import Context
 from paged_core.ids import BlockId
 from paged_core.interfaces.admission import Admission, Decision, Held, Load, Refused
 from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
+from paged_core.interfaces.length_predictor import LengthPredictor
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.queue_order import SupportsService
 from paged_core.interfaces.scheduler import Schedule
@@ -32,7 +33,10 @@ from paged_plugins.substitutes import (
 
 Baseline = Mapping[str, ComponentSettings]
 """Options of the baseline's component, by the slot to be watched."""
-WATCHED = ("admission", "scheduler", "queue_order", "victim", "preemption", "evictor", "router")
+WATCHED = (
+    *("admission", "scheduler", "queue_order", "victim", "preemption", "evictor"),
+    *("router", "length_predictor"),
+)
 """Slots whose decisions are counted."""
 
 
@@ -55,6 +59,7 @@ _ASKED: Mapping[str, Mapping[str, Callable[..., bool | None]]] = {
         ),
     },
     "router": {"route": lambda answers, *asked: len(asked[-1]) > 1},
+    "length_predictor": {"expect": lambda answers, request: True},
 }
 """By slot, whether a decision had a choice, by the method that is called; ``None``: it was none."""
 _FREE, _EARNED = 20_000, 8
@@ -93,6 +98,9 @@ class DecisionWatch:
             return watched_scheduler(made, queue.begin_step, queue)
         if slot == "evictor":
             return passing(made, slot, self._plain, _Evictions(self.counts[slot], shadow))
+        if slot == "length_predictor":  # what it answers counts where another policy decides by it
+            kind = _LearningPredictor if isinstance(made, Observer) else LengthPredictor
+            return guarded(made, slot, kind, _Asked(slot, self.counts[slot], _Shadow(None), None))
         ranking = self.counts.get("queue_order") if slot == "victim" else None
         watch = _Asked(slot, self.counts.get(slot), shadow, ranking)
         if slot == "admission":
@@ -145,6 +153,10 @@ class _ToldAdmission(Admission, Observer):
 
     def decide(self, request: Request, load: Load, now: float, /) -> Decision:
         return self._inner.decide(request, load, now)
+
+
+class _LearningPredictor(LengthPredictor, Observer):
+    """A predictor that is told of what happens."""
 
 
 @dataclass

@@ -19,6 +19,7 @@ _WORDS: Final = {
     "preemption": ("preemptions", "nothing was preempted"),
     "evictor": ("evictions", "nothing was evicted while two blocks could be"),
     "router": ("requests", "no request could go to two replicas"),
+    "length_predictor": ("predictions", "no other component asks for lengths"),
 }
 """By slot, what is decided, and why there never was a choice."""
 COLUMNS: Final = ("arm", "workload", "decides", "a run", "with a choice", "not as baseline")

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from paged_core.cli.output import echo, print_table
-from paged_plugins.lab.measures import MEASURES, value_text
+from paged_plugins.lab.measures import FAIRNESS, LATENCIES, MEASURES, value_text
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.statistics import asked, split
 from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds
@@ -21,6 +21,10 @@ from paged_plugins.progress import counted
 _COLUMNS = ("arm", "compared with", "measure", "reference", "value", "change", "interval", "")
 DECIDED = frozenset({"better", "worse", "differs"})
 """Verdicts that claim a difference."""
+_MOST_NAMED = 6
+"""Arms, up to which a sentence has a number for each."""
+_FEW = 0.01
+"""Share of the requests that one arm alone may refuse without a word beside its latencies."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Comparison:
         Args:
             measures: names of those to compare; ``None``: all.
         """
-        return cls(results, differences(results, confidence, measures=measures), confidence)
+        found = differences(results, confidence, measures=measures)
+        told = [replace(each, unserved=_unserved(each, results)) for each in found]
+        return cls(results, told, confidence)
 
     def with_ties(self, other: Comparison) -> Self:
         """Return it with those differences marked that lie outside their intervals in ``other``,
@@ -69,6 +75,26 @@ class Comparison:
     def never_asked(self) -> list[str]:
         """Say of each component that never had a choice that it had none."""
         return list(dict.fromkeys(each.never for each in self.asked if each.never))
+
+    @property
+    def idle(self) -> list[str]:
+        """Say of each arm in which nothing at all is other than in what it is compared with that
+        its settings changed nothing.
+        """
+        results, found = self.results, []
+        never = {(each.arm, each.workload) for each in self.asked if each.never}
+        for arm, workload in product(results.arms, results.workloads):
+            own, base = (
+                {run.seed: run.measures for run in results.runs_of.get((label, workload), ())}
+                for label in (arm.label, arm.compared_with)
+            )
+            is_told = arm.label == arm.compared_with or (arm.label, workload) in never
+            if own and own == base and not is_told:
+                found.append(
+                    f"{workload}: {arm.label} changed nothing in these runs: every measure is that "
+                    f"of {arm.compared_with}"
+                )
+        return found
 
     @cached_property
     def limits(self) -> list[str]:
@@ -131,6 +157,7 @@ class Comparison:
             "limits": self.limits,
             "split": [each.document() for each in self.splits],
             "asked": [each.document() for each in self.asked],
+            "idle": self.idle,
             "runs": [
                 {
                     "arm": run.arm,
@@ -154,8 +181,21 @@ class Comparison:
             "high": each.high if each.has_interval else None,
             "moved": each.moved,
             "verdict": each.verdict,
+            "unserved": each.unserved and [*each.unserved],
             "ties": _place(each) in (self.tied or ()),
         }
+
+
+def _unserved(each: Difference, results: Results) -> tuple[float, float] | None:
+    """Return how many requests a run of the two arms did not serve, where a measure over requests
+    depends on them and they differ by a hundredth of the requests.
+    """
+    if not (each.measure.partition("_")[0] in LATENCIES or each.measure in FAIRNESS):
+        return None
+    runs = [results.runs_of[arm, each.workload] for arm in (each.compared_with, each.arm)]
+    base, own = (fmean(run.num_unserved for run in some) for some in runs)
+    most = max(run.facts.requests for some in runs for run in some)
+    return (base, own) if abs(base - own) > _FEW * most else None
 
 
 def _failed_arms(results: Results) -> Iterator[str]:
@@ -169,19 +209,24 @@ def _refusals(workload: str, runs: Mapping[str, Sequence[RunResult]]) -> Iterato
     """Say that requests were refused or ignored: arms that refuse the same ones differ in nothing
     else.
     """
-    counts = [fmean(run.num_unserved - run.facts.errors for run in some) for some in runs.values()]
-    means = sorted(filter(None, counts))
-    if means:
-        least, most = (value_text("failed", each) for each in (means[0], means[-1]))
+    counts = {
+        arm: fmean(run.num_unserved - run.facts.errors for run in some)
+        for arm, some in runs.items()
+    }
+    if any(counts.values()):
+        told = {arm: value_text("refused", each) for arm, each in counts.items()}
         first = next(
             (s for some in runs.values() for run in some if (s := run.facts.failure)), None
         )
-        yield (
-            f"{workload}: {least if least == most else f'{least} to {most}'} requests a run were "
-            "refused or ignored in "
-            f"{'all' if len(means) == len(counts) else f'{len(means)} of {len(counts)}'} arms"
-            + (f", the first: {first}" if first else "")
-        )
+        if len({*told.values()}) == 1:
+            many = f"{next(iter(told.values()))} requests a run in all arms"
+        elif len(told) > _MOST_NAMED:
+            some = [each for each in counts.values() if each]
+            least, most = (value_text("refused", each) for each in (min(some), max(some)))
+            many = f"{least} to {most} requests a run in {len(some)} of {len(told)} arms"
+        else:
+            many = "requests a run, " + ", ".join(f"{arm} {each}" for arm, each in told.items())
+        yield f"{workload}: refused or ignored: {many}" + (f"; the first: {first}" if first else "")
 
 
 def _without_chance(workload: str, runs: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
@@ -208,7 +253,7 @@ def print_differences(
     """
     if heading:
         echo(heading)
-    for told in found.never_asked:
+    for told in (*found.never_asked, *found.idle):
         echo(told)
     if told_rows := [each.row for each in found.asked if each.row]:
         print_table("", asked.COLUMNS, told_rows)
@@ -234,7 +279,7 @@ def print_differences(
     if found.splits:
         title = "\nWhere it comes from, a request"
         print_table(title, split.COLUMNS, [each.row for each in found.splits])
-    for told in filter(None, (each.sentence for each in found.splits)):
+    for told in (*split.left_out(found.splits), *split.sentences(found.splits)):
         echo(told)
     if len(found.results.arms) == 1:
         echo("there is one arm, so nothing is compared")
@@ -274,5 +319,5 @@ def _row(each: Difference, found: Comparison) -> list[str]:
         value_text(each.measure, each.value),
         each.change_text,
         each.interval_text if each.has_interval and not each.is_equal else "",
-        f"{each.verdict}, by ties" if _place(each) in (found.tied or ()) else each.verdict,
+        f"{each.told}, by ties" if _place(each) in (found.tied or ()) else each.told,
     ]

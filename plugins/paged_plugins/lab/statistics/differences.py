@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from paged_plugins.lab.measures import MEASURES, Measure, number_text
+from paged_plugins.lab.measures import MEASURES, Measure, number_text, value_text
 from paged_plugins.lab.results.results import Results
 
 if TYPE_CHECKING:
@@ -163,6 +163,9 @@ class Difference(Pair):
     change is 0.01 percent or points at least."""
     is_exact: bool = False
     """True if nothing is drawn, so that there is nothing that an interval bounds."""
+    unserved: tuple[float, float] | None = None
+    """Requests a run that the base and this arm did not serve, where the measure depends on them
+    and they are not as many."""
 
     @property
     def is_equal(self) -> bool:
@@ -193,6 +196,14 @@ class Difference(Pair):
         if not self.moved:
             return "equal" if self.is_equal else "undecided"
         return "differs" if self.is_better is None else "better" if self.is_better else "worse"
+
+    @property
+    def told(self) -> str:
+        """The verdict, and how many requests were refused where that decides it, too."""
+        if self.unserved is None or not self.moved:
+            return self.verdict
+        base, own = (value_text("refused", each) for each in self.unserved)
+        return f"{self.verdict}, refused {base} to {own}"
 
     @property
     def unit(self) -> str:

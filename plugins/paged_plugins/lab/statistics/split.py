@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any, Final
 
+from paged_plugins.lab.measures import value_text
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.runs.queueing import Spent
 
@@ -32,6 +33,8 @@ class Split:
     admission. ``hits`` and ``recomputation``: tokens that were not computed, or once more, each by
     the mean time of one in a prefill. ``pace``: the rest, as in larger batches."""
     is_chance: bool
+    unserved: tuple[float, float]
+    """Requests a run that the base and this arm did not serve, which are in no part."""
 
     @property
     def sentence(self) -> str | None:
@@ -50,12 +53,32 @@ class Split:
     def row(self) -> list[str]:
         """Its :data:`COLUMNS`."""
         numbers = (round(each, 6) + 0.0 for each in (self.change, *self.parts.values()))
-        return [self.arm, self.workload, *(f"{each:+,.3g} ms" for each in numbers)]
+        change, *parts = (f"{each:+,.3g} ms" for each in numbers)
+        change += " of those served" if any(self.unserved) else ""
+        return [self.arm, self.workload, change, *parts]
 
     def document(self) -> dict[str, Any]:
         """Return it as plain data."""
         told = {"arm": self.arm, "workload": self.workload, "change_ms": self.change}
-        return told | {"parts_ms": dict(self.parts), "all_imbalance": self.sentence is not None}
+        told |= {"parts_ms": dict(self.parts), "all_imbalance": self.sentence is not None}
+        return told | {"unserved": [*self.unserved]}
+
+
+def sentences(some: Sequence[Split]) -> list[str]:
+    """Say what differences are imbalance alone."""
+    return [each.sentence for each in some if each.sentence]
+
+
+def left_out(some: Sequence[Split]) -> Iterator[str]:
+    """Say which requests are in no part, but in the measures of completion."""
+    for each in some:
+        if any(each.unserved):
+            base, own = (value_text("refused", count) for count in each.unserved)
+            yield (
+                f"{each.workload}: without the {base} requests a run that {each.compared_with} did "
+                f"not serve, and the {own} of {each.arm}: the measure `completion mean` counts "
+                "these to the end of the run"
+            )
 
 
 def splits(results: Results) -> Iterator[Split]:
@@ -73,12 +96,17 @@ def splits(results: Results) -> Iterator[Split]:
             changes = [sum(each.values()) for each in found]
             if any(changes):
                 error = stdev(changes) / sqrt(len(changes)) if len(changes) > 1 else 0.0
+                unserved = [
+                    fmean(run.num_unserved for run in results.runs_of[label, workload])
+                    for label in (arm.compared_with, arm.label)
+                ]
                 yield Split(
                     arm=arm.label,
                     compared_with=arm.compared_with,
                     workload=workload,
                     change=fmean(changes),
                     parts={part: fmean(each[part] for each in found) for part in _PARTS},
+                    unserved=(unserved[0], unserved[1]),
                     is_chance=abs(fmean(changes)) < _ERRORS * error,
                 )
 

@@ -84,6 +84,8 @@ class Attention:
         """Tokens of the longest prompt that was measured; longer ones are extrapolated."""
         self.most_cached = int((decode.columns["step"] * decode.columns["batch_size"]).max())
         """Tokens cached for all sequences of the largest step that was measured, likewise."""
+        self.most_decodes = max(decode.choices("batch_size"))
+        """Sequences of the largest step that was measured, likewise."""
         base = self._decode.seconds(1, 1)
         self._per_cached = (self._decode.seconds(1, 65_537) - base) / 65_536
 

@@ -125,6 +125,7 @@ class MeasuredCost(CostModel):
         self._swap_seconds = copies * _COPY_LATENCY + block_bytes / self._system.host_link
         self._longest = min(part.longest_prompt for _, part, _ in self._attention)
         self._most_cached = min(part.most_cached for _, part, _ in self._attention)
+        self._most_decodes = min(part.most_decodes for _, part, _ in self._attention)
         self._is_told = False
 
     def seconds(self, work: StepWork, /) -> float:
@@ -141,18 +142,14 @@ class MeasuredCost(CostModel):
         gpu = self._by_tokens.get(tokens) or self._dense(tokens)
         if rows := work.sampled_rows:
             gpu += self._by_rows.get(rows) or self._sampled(rows)
-        if tokens > self._layer.most_rows:
+        if not self._is_told and self.is_extrapolated(work):
             self._tell()
         if prompts:
             chunks, pairs = work.prefill_sequences or 1, work.prefill_pairs or 1
-            if 2 * pairs > chunks * self._longest**2:
-                self._tell()
             for count, part, _ in self._attention:
                 gpu += count * part.prefill(chunks, pairs, work.prefill_context)
         if decodes:
             context = work.decode_context
-            if context > self._most_cached:
-                self._tell()
             for count, part, window in self._attention:
                 cached = min(context, window * decodes) if window else context
                 gpu += count * part.decode(decodes, cached)
@@ -177,20 +174,21 @@ class MeasuredCost(CostModel):
         chunks, pairs = work.prefill_sequences or 1, work.prefill_pairs
         return (
             tokens > self._layer.most_rows
-            or 2 * pairs > chunks * self._longest**2
+            or 2 * pairs > chunks * self._longest * (self._longest + 1)
             or work.decode_context > self._most_cached
+            or work.decode_sequences > self._most_decodes
         )
 
     def _tell(self) -> None:
         """Say once that steps are larger than those that were measured."""
-        if not self._is_told:
-            self._is_told = True
-            _log.warning(
-                "times_extrapolated",
-                longest_measured_prompt=self._longest,
-                most_measured_cached_tokens=self._most_cached,
-                most_measured_tokens=self._layer.most_rows,
-            )
+        self._is_told = True
+        _log.warning(
+            "times_extrapolated",
+            longest_measured_prompt=self._longest,
+            most_measured_cached_tokens=self._most_cached,
+            most_measured_decodes=self._most_decodes,
+            most_measured_tokens=self._layer.most_rows,
+        )
 
     # ------------------------------------------------------------------ memory
 
