@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 
 from paged_core.engine.contexts import Maker
-from paged_core.errors import SettingsError
+from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.interfaces.allocator import SupportsPrefixCache
 from paged_core.plugins.component import Component
 from paged_core.plugins.making import make_component
@@ -195,7 +195,11 @@ def _excess(settings: EngineSettings, registry: Registry) -> Iterator[str]:
     alone = settings.model_copy(update={"kv_cache_memory": None})
     chosen = dict(settings)["cost_model"]
     context = CostModelContext(settings=alone, maker=Maker(alone, registry))
-    model = CheckedCostModel(make_component(registry, "cost_model", chosen, context), chosen.name)
+    try:
+        made = make_component(registry, "cost_model", chosen, context)
+    except (PagedCoreError, OSError):
+        return  # its runs say so
+    model = CheckedCostModel(made, chosen.name)
     served = model.max_model_len
     if longest is not None and served is not None and longest > served:
         yield (
