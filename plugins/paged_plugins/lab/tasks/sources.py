@@ -21,7 +21,7 @@ from paged_plugins.lab.tasks.packages import Package, changed_file, digest, list
 _ENGINE = ("paged_core", "paged_plugins")
 """Packages that every run uses, whatever its settings choose."""
 _OURS = frozenset({*_ENGINE, "paged_policies", "paged_backends", "paged_testing"})
-"""Packages that know nothing of the slots of others."""
+"""Packages of the engine, which know nothing of the slots of others."""
 _NAME = re.compile(r"([A-Za-z_]\w*)(?:\.\w+)*(?::\w+)?")
 """A text that may name a module, or something in one."""
 _AUTO = "auto"
@@ -74,8 +74,10 @@ class Sources:
         return self._digests[names]
 
     def changed(self, settings: EngineSettings) -> Path | None:
-        """Return a source of a run with these settings that has changed since it was read here."""
-        packages = filter(None, map(self._package, self._used(settings)))
+        """Return a source of a run with these settings that has changed since it was read here; of
+        the engine itself none, as it is imported when a study begins.
+        """
+        packages = filter(None, map(self._package, {*self._used(settings)} - _OURS))
         return changed_file({path: each for one in packages for path, each in one.contents.items()})
 
     def revisions(self, arms: Iterable[EngineSettings]) -> dict[str, str]:
