@@ -45,7 +45,15 @@ class CheckpointError(PagedCoreError):
 
 
 class UnsupportedModel(PagedCoreError):
-    """The checkpoint is sound, but a feature it needs is missing; the message says which."""
+    """The checkpoint is sound, but a feature it needs is missing; the message says which.
+
+    Args:
+        elsewhere: end of the message that names other components, which ``auto`` has tried.
+    """
+
+    def __init__(self, message: str, elsewhere: str = "") -> None:
+        super().__init__(message + elsewhere)
+        self.problem = printable(message)
 
 
 class OutOfBlocks(PagedCoreError):

@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import note
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from integration import damage, tiny_models
 from integration.test_checkpoints import change
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.runners.transformers import model_loader
 from paged_backends.text.tokenizer_loader import load_tokenizer
 from paged_core import LLM, SamplingParams
 from paged_core.cli import main
-from paged_core.errors import CheckpointError, PagedCoreError, UnsupportedModel
+from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel
 from unit.test_tokenizer import KINDS
 from unit.test_tokenizer import save as save_tokenizer
 
@@ -401,6 +404,42 @@ def test_a_model_larger_than_its_weights_is_refused_before_it_is_made(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(damage.dumps({**config, field: value}))
     refused(folder, runner, field)
+
+
+UNREAD = {
+    **{"train_batch_size": 1 << 30, "num_vision_layers": 10**6, "prompt_dim": 1 << 40},
+    **{"training": {"batch_size": 1 << 30}, "vision_config": {"num_hidden_layers": 10**6}},
+}
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_sizes_that_nothing_reads_may_say_anything(folder: Path, single: Path, runner: str) -> None:
+    change(folder / "config.json", **UNREAD)
+    if runner == "native":
+        change(folder / "config.json", vision_config=None)
+    assert serve(folder, runner) == serve(single, runner)
+
+
+def test_sizes_that_are_read_are_those_of_the_text_model() -> None:
+    text = {"num_hidden_layers": 3, "hidden_size": 7, "batch_size": 9}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": text, **text}
+    read = {*model_loader._fields_read(Checkpoint(Path(), config, {}))}
+    assert {"text_config.num_hidden_layers", "text_config.hidden_size"} < read
+    assert not any("vision_config." in each or each.endswith("batch_size") for each in read)
+    defaults = transformers.LlamaConfig().to_dict()
+    read = {*model_loader._fields_read(Checkpoint(Path(), defaults, {}))}
+    assert read & defaults.keys() <= {"transformers_version"}
+
+
+def test_a_length_that_is_not_served_is_refused_with_the_reason(folder: Path) -> None:
+    scaling = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    scaling["original_max_position_embeddings"] = 64
+    change(folder / "config.json", rope_parameters=scaling)
+    with pytest.raises(
+        SettingsError, match=r"200 is more than the 64 .* served .*\(.* rotary .* 64"
+    ):
+        serve(folder, "transformers", max_model_len=200)
+    assert len(serve(folder, "transformers", max_model_len=64)) == 3
 
 
 _TOO_MANY = r" of type (llama|mixtral), of \d{8,} numbers.* hold \d+ at.*embed_tokens.* \(300, "

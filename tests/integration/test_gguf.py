@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFWriter
+from gguf import GGUFEndian, GGUFWriter
 from huggingface_hub.errors import EntryNotFoundError
 from hypothesis import strategies as st
 
@@ -25,6 +25,7 @@ from integration.gguf_files import K_QUANTS, SIMPLE, GgufModel, tokenizer_values
 from integration.step_driver import load_runner, prompt_logits, settings
 from integration.test_checkpoints import unanswered
 from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
+from paged_backends.checkpoint.gguf.reader import read_header
 from paged_backends.checkpoint.weights import open_weights
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.assembly import Assembly
@@ -241,6 +242,37 @@ def test_a_file_of_a_repository(small: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_runner_of_transformers_refuses_it(small: Path) -> None:
     with pytest.raises(UnsupportedModel, match="native and onnxruntime read; set runner to one"):
         load_runner(small, "transformers")
+
+
+def test_under_auto_no_runner_is_recommended_that_has_just_refused(tmp_path: Path) -> None:
+    writer = GGUFWriter(path := tmp_path / "model.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match=r"transformers: .* onnxruntime read$") as caught:
+        LLM(str(path), num_blocks=8)
+    assert "set runner" not in str(caught.value)
+
+
+def test_a_file_of_any_name_is_recognised(small: Path, tmp_path: Path) -> None:
+    blob = tmp_path / "sha256-abc"
+    blob.write_bytes((small / "small.gguf").read_bytes())
+    with LLM(str(blob), num_blocks=8) as llm:
+        (output,) = llm.generate([[3, 4]], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 2
+    blob.write_bytes(b"GGU")
+    with pytest.raises(CheckpointError, match="is a file, and no GGUF file"):
+        resolve_checkpoint(str(blob))
+
+
+def test_a_big_endian_file_is_called_so(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "big.gguf", "llama", endianess=GGUFEndian.BIG)
+    writer.add_token_list(["a"] * 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"big endian, .* convert the model again"):
+        read_header(tmp_path / "big.gguf")
 
 
 def test_weights_from_a_seed_need_only_the_values(small: Path) -> None:

@@ -453,9 +453,10 @@ def test_quantised_activations(copied: Callable[[str], Path]) -> None:
     with pytest.raises(CheckpointError, match="input_activations must be null or dynamic"):
         load(folder)
     change(folder, config_groups={"a": group | {"input_activations": {"dynamic": True}}})
-    with capture_logs() as logs:
-        load(folder)
-    assert "activations_not_quantized" in [each["event"] for each in logs]
+    for runner in ("native", "transformers"):
+        with capture_logs() as logs, LLM(str(folder), runner=runner, num_blocks=40):
+            said = [line["keys"] for line in logs if line["event"] == "activation_scheme_ignored"]
+        assert said == [["config_groups.a.input_activations"]]
 
 
 STATIC = {"input_activations": {"dynamic": False}}

@@ -374,7 +374,7 @@ def test_groups_are_not_cut_apart(tmp_path: Path) -> None:
 def test_other_runners_refuse_by_name(name: str, tmp_path: Path) -> None:
     save("llama", tmp_path)
     communicator = ThreadCommunicator(ThreadGroup(2), 0)
-    with pytest.raises(UnsupportedModel, match=f"{name}.* 2 ranks .*; set runner to native"):
+    with pytest.raises(UnsupportedModel, match=f"{name}.* 2 ranks .*, or set runner to native"):
         load_runner(tmp_path, name, communicator)
 
 

@@ -522,6 +522,26 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     assert load_tokenizer(str(tmp_path)) is None
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\n\x05\n\x03<s>", "SentencePiece, and .* not installed: `pip install sentencepiece`"),
+        (b"\x00\x01garbage", "is damaged: it is neither .* nor .*; download it again"),
+        (b"", "is damaged"),
+        (b"IQ== 0\nIg== 1\n", "tiktoken"),
+    ],
+)
+def test_other_formats_that_cannot_be_read_are_told_apart(
+    content: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_loader, "find_spec", lambda _: None)
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with pytest.raises(CheckpointError, match=reason):
+        load_tokenizer(str(tmp_path))
+
+
 def test_a_broken_tokenizer_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match="is not a tokenizer"):

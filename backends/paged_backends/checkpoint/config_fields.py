@@ -60,6 +60,8 @@ class ConfigFields(TypedFields):
     def any(self, name: str, default: Any = None) -> Any:
         """Return a field as it is; ``default`` if it is missing."""
         self._read.add(name)
+        if not self._within:
+            self.checkpoint.read.add(name)
         return self._values.get(name, default)
 
     def optional_integer(self, name: str, default: int | None) -> int | None:
@@ -193,6 +195,7 @@ def check_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
     """Check that the weights can be those of a model of this configuration.
 
     A layer has at least one weight, and no side of a matrix is longer than the matrix has numbers.
+    Fields that nothing reads may say anything.
 
     Args:
         shapes: of the weights, by name.
@@ -201,7 +204,10 @@ def check_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
         CheckpointError: the configuration describes a larger model.
     """
     largest = max(_SMALL, max(map(prod, shapes.values()), default=0))
-    for name, value in _integers(checkpoint.config):
+    for path, value in _integers(checkpoint.config):
+        name = path.rpartition(".")[2]
+        if path not in checkpoint.read:
+            continue
         if _LAYERS.search(name):
             most, reason = len(shapes), f"the number of tensors is {len(shapes)}"
         elif _POSITIONS.search(name):
@@ -212,17 +218,17 @@ def check_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
             continue
         if value > most:
             raise CheckpointError(
-                f"{checkpoint.config_path} says that {name} is {str(value)[:30]}, and "
+                f"{checkpoint.config_path} says that {path} is {str(value)[:30]}, and "
                 f"{reason}; the configuration and the weights do not belong together"
             )
 
 
-def _integers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _integers(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, int]]:
     for name, value in config.items():
         if isinstance(value, int):
-            yield name, value
+            yield within + name, value
         elif isinstance(value, Mapping):
-            yield from _integers(value)
+            yield from _integers(value, f"{within}{name}.")
 
 
 SMALL_BYTES = 64 << 20

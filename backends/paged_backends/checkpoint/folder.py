@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -155,6 +155,8 @@ class Checkpoint:
     """``generation_config.json``; empty if there is none."""
     gguf: GgufHeader | None = None
     """Header of the GGUF file that holds all this, instead of the folder."""
+    read: set[str] = field(default_factory=set, compare=False)
+    """Paths of the fields of ``config`` that a runner reads."""
 
     @classmethod
     def open(
@@ -178,8 +180,8 @@ class Checkpoint:
         if folder.is_file():
             if not reads_gguf:
                 raise UnsupportedModel(
-                    f"{folder} is a GGUF file, which runners native and onnxruntime read; set "
-                    "runner to one of them"
+                    f"{folder} is a GGUF file, which runners native and onnxruntime read",
+                    "; set runner to one of them",
                 )
             from paged_backends.checkpoint.gguf.reader import read_header  # imports ``gguf``
 
@@ -344,13 +346,13 @@ def resolve_checkpoint(
     path = Path(model).expanduser()
     if model and path.is_dir():
         return find_gguf(path) or path
-    if path.is_file() and path.suffix.lower() == ".gguf":
+    if path.is_file() and (path.suffix.lower() == ".gguf" or _begins(path) == b"GGUF"):
         return path
     if path.is_file() and path.suffix.lower() == ".onnx":
         raise _graph_refused(path)
     if path.is_file():
         raise CheckpointError(
-            f"{model} is a file, and not called .gguf; set `model` to the folder that it is in"
+            f"{model} is a file, and no GGUF file; set `model` to the folder that it is in"
         )
     is_file_name = path.suffix.lower() == ".gguf" and ":" not in model
     if is_file_name or _looks_like_path(model):
@@ -363,6 +365,11 @@ def resolve_checkpoint(
     if file:
         return download_file(repository, file)
     return download(model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+
+
+def _begins(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4)
 
 
 def _looks_like_path(model: str) -> bool:

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 import torch
 
+from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.json_file import one_line
+from paged_backends.checkpoint.quantized.formats import activation_keys
 from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import SettingsError, UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
@@ -30,7 +32,8 @@ def check_whole(runner: str, context: RunnerContext) -> None:
     if context.communicator is not None:
         raise UnsupportedModel(
             f"runner {runner!r} computes whole models, and {context.size} ranks shall share one; "
-            "set runner to native, or compute with one rank"
+            "compute with one rank",
+            ", or set runner to native",
         )
 
 
@@ -77,9 +80,18 @@ class LoadedRunner(Runner, ABC):
         self._eos_token_ids = tokens.difference(beyond)
 
     def _limit_length(self, limit: int | None, reason: str) -> None:
-        """Serve no more than so many positions."""
-        length = self._max_model_len
+        """Serve no more than so many positions.
+
+        Raises:
+            SettingsError: more are asked for, though not more than the model has.
+        """
+        length, asked = self._max_model_len, self._settings.max_model_len
         if limit is not None and (length is None or limit < length):
+            if asked is not None and limit < asked <= (length or asked):
+                raise SettingsError(
+                    f"max_model_len: {asked} is more than the {limit} positions that are served of "
+                    f"this model ({reason}); set it to {limit} or less, or leave it out"
+                )
             _log.warning("model_length_lowered", from_tokens=length, to_tokens=limit, reason=reason)
             self._max_model_len = limit
 
@@ -94,11 +106,24 @@ class LoadedRunner(Runner, ABC):
                 "smaller model, a smaller dtype, or device: cpu"
             ) from error
 
-    def _log_loaded(self, architecture: str) -> None:
+    def _log_loaded(self, checkpoint: Checkpoint, *, kept: bool = False) -> None:
+        """Say what was loaded.
+
+        Args:
+            kept: activations are quantised as the checkpoint says.
+        """
+        keys = [] if kept or self._context.rank else activation_keys(checkpoint)
+        if keys:
+            _log.warning(
+                "activation_scheme_ignored",
+                keys=keys,
+                reason="activations are not rounded as these ask, so results differ a little from "
+                "those of an engine that does",
+            )
         _log.info(
             "model_loaded",
             model=self._settings.model,
-            architecture=architecture,
+            architecture=checkpoint.model_type,
             layers=len(self._layers),
             dtype=self._layers[0].dtype,
             device=self._layers[0].device,

@@ -7,7 +7,9 @@ file and their own options: those, and older formats, are loaded by that library
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -44,6 +46,7 @@ _OTHER_FORMATS = (
     "vocab.txt",
     "*.tiktoken",
 )
+_OF_PIECES = _OTHER_FORMATS[:3]
 _PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that take ``tokenizer.json`` as it is."""
 _RENAMED = {
@@ -246,6 +249,8 @@ def _from_transformers(
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     def cannot_load(reason: str) -> CheckpointError:
+        if (problem := _sentencepiece_problem(folder)) is not None:
+            return CheckpointError(problem)
         return CheckpointError(
             f"the tokenizer in {folder} cannot be loaded ({reason}); save it as tokenizer.json "
             f"with a version of transformers that knows it, with {_PLAIN[0]} as tokenizer_class in "
@@ -299,6 +304,28 @@ def _from_transformers(
         vocab_size=len(made),
         id_to_token=made.convert_ids_to_tokens,
         reach=reach_of_clean(0) if getattr(made, _CLEANS, False) else 0,
+    )
+
+
+def _sentencepiece_problem(folder: Path) -> str | None:
+    """Return why a model of SentencePiece cannot be read, if that is a likely cause."""
+    path = next((path for name in _OF_PIECES if (path := folder / name).is_file()), None)
+    if path is None or (folder / "tokenizer.json").exists():
+        return None
+    with path.open("rb") as file:
+        begin = file.read(200)
+    if begin[:1] == b"\n":  # the first field of its message: a piece
+        if find_spec("sentencepiece") is not None:
+            return None
+        return (
+            f"{path} is a model of SentencePiece, and the package that reads it is not installed: "
+            "`pip install sentencepiece`, or save the tokenizer as tokenizer.json"
+        )
+    if re.match(rb"[A-Za-z0-9+/]+=* \d+\n", begin):
+        return None
+    return (
+        f"{path} is damaged: it is neither a model of SentencePiece nor a list of tokens and ranks "
+        "(tiktoken); download it again"
     )
 
 

@@ -87,7 +87,7 @@ def choose(
             try:
                 part = build(component.settings.model_validate({}))
             except UnsupportedModel as error:
-                reason = str(error)
+                reason = error.problem
             else:
                 _log.info("component_chosen", slot=slot, name=component.name, refused=refusals)
                 return part

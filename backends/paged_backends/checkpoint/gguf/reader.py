@@ -126,14 +126,19 @@ def read_header(path: Path) -> GgufHeader:
             holds a tensor of a type that is not read.
     """
     try:
-        if path.stat().st_size < 4:
+        with path.open("rb") as file:
+            magic, version = file.read(4), file.read(4)
+        if magic != b"GGUF":
             raise ValueError("it does not begin with GGUF")
+        if version[:2] == bytes(2):
+            raise CheckpointError(
+                f"{path} is a GGUF file whose numbers are big endian, and little-endian ones are "
+                "read; convert the model again, for little-endian machines"
+            )
         with np.errstate(all="ignore"):  # of sums that a damaged file makes too large
             reader = _Reader(path)
         values = reader.values()
         _check_names([*values, *reader.stored])
-        if reader.byte_order == "S":
-            raise ValueError("its numbers are big endian")
         metadata = Metadata(path, values)
         if metadata.integer("split.count", 1, most=1 << 16) > 1:
             raise CheckpointError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paged_backends.checkpoint.config_fields import ConfigFields
+from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.quantized.stored_module import (
     PackedCodes,
     StoredModule,
@@ -469,6 +470,20 @@ def check_effects(fields: ConfigFields) -> None:
     fields.refuse_unread("format", "ignore", "sparsity_config", *_WITHOUT)
 
 
+def activation_keys(checkpoint: Checkpoint) -> list[str]:
+    """Return the keys of a ``quantization_config`` that ask to quantise activations."""
+    described = checkpoint.config.get("quantization_config")
+    if not isinstance(described, Mapping):
+        return []
+    groups = described.get("config_groups")
+    found = [
+        f"config_groups.{name[:50]}.input_activations"
+        for name, group in (groups.items() if isinstance(groups, Mapping) else ())
+        if isinstance(group, Mapping) and group.get("input_activations")
+    ]
+    return found + [name for name in ("activation_scheme",) if described.get(name)]
+
+
 _CLASSES = ("Linear", "Module")
 """Names of a linear layer's classes, which targets may be."""
 
@@ -504,9 +519,7 @@ def _scheme(fields: ConfigFields) -> Scheme:
     if weights is None:
         raise fields.wrong("weights", "an object")
     fields.choice("format", "pack-quantized", _FORMATS)
-    if fields.has("input_activations"):
-        _log.info("activations_not_quantized", reason="only weights are quantised")
-    fields.refuse_unread("output_activations")
+    fields.refuse_unread("input_activations", "output_activations")
     return Scheme.described(targets, fields.part("weights", weights))
 
 

@@ -45,7 +45,8 @@ def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -
     if describe is None:
         raise UnsupportedModel(
             f"runners native and onnxruntime cover {', '.join(_FAMILIES)}, and, by its model_type, "
-            f"{checkpoint.config_path} is of type {kind}; set runner to auto or transformers"
+            f"{checkpoint.config_path} is of type {kind}",
+            "; set runner to auto or transformers",
         )
     if trust_remote_code and "auto_map" in checkpoint.config:
         raise lacking(checkpoint, "code that comes with the checkpoint")

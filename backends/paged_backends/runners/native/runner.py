@@ -76,7 +76,7 @@ class NativeRunner(DescribedRunner):
             self._decoder.run = [ops.run(layer) for layer in self._decoder.layers]
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)
-        self._log_loaded(source.checkpoint.model_type)
+        self._log_loaded(source.checkpoint)
 
     def model_size(self) -> ModelSize:
         """Count the weights of all linear layers, and say how quantised ones are multiplied."""

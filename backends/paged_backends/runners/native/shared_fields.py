@@ -27,15 +27,16 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 def lacking(checkpoint: Checkpoint, feature: str, *, elsewhere: bool = True) -> UnsupportedModel:
     """Return the refusal of a feature that runner transformers may have, or no runner."""
-    remedy = "set runner to auto or transformers"
-    if checkpoint.gguf is not None:
-        remedy = "take the model as safetensors, which runner transformers serves"
-    if not elsewhere:
-        remedy = "choose a model that generates text from left to right"
-    return UnsupportedModel(
+    problem = (
         f"{checkpoint.model_type} of {checkpoint.place} cannot be served by runners native and "
-        f"onnxruntime, which lack {feature}; {remedy}"
+        f"onnxruntime, which lack {feature}"
     )
+    if not elsewhere:
+        return UnsupportedModel(f"{problem}; choose a model that generates text from left to right")
+    if checkpoint.gguf is None:
+        return UnsupportedModel(problem, "; set runner to auto or transformers")
+    remedy = "take the model as safetensors, which runner transformers serves"
+    return UnsupportedModel(f"{problem}; {remedy}")
 
 
 def num_kv_heads_of(fields: ConfigFields, num_heads: int, default: int) -> int:

@@ -85,7 +85,7 @@ class OnnxRuntimeRunner(DescribedRunner):
         }
         self._maker = SessionMaker(source.device, torch.get_num_threads())
         self._build(source)
-        self._log_loaded(source.checkpoint.model_type)
+        self._log_loaded(source.checkpoint)
 
     def _build(self, source: ModelSource) -> None:
         """Make the sessions, one after the other: weights of two layers are in memory at a time.

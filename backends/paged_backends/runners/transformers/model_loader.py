@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from math import prod
@@ -41,6 +41,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
     refuse_biased(checkpoint)
     _check_kind(checkpoint, trust_remote_code=settings.trust_remote_code)
     _check_quantization(checkpoint)
+    checkpoint.read.update(_fields_read(checkpoint))
     weights = open_weights(checkpoint, allow_pickle=settings.allow_pickle)
     _check_index(checkpoint)
     check_parts(checkpoint)
@@ -145,6 +146,25 @@ def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
             f"{', '.join(checkpoint.architectures) or 'nothing in particular'}); choose one that "
             "generates text"
         )
+
+
+def _fields_read(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield paths of fields that the text model's class reads, and that are not its defaults."""
+    if checkpoint.model_type not in transformers.CONFIG_MAPPING:
+        return  # code from the checkpoint
+    kind = transformers.CONFIG_MAPPING[checkpoint.model_type]
+    try:
+        usual = kind()
+    except Exception:  # noqa: BLE001 - some architectures have no defaults
+        yield from checkpoint.config
+        return
+    text = usual.get_text_config(decoder=True)
+    nested = [name for name in kind.sub_configs if getattr(usual, name, None) is text]
+    for made, within in ((usual, ""), *((text, name) for name in nested)):
+        given = checkpoint.config.get(within, {}) if within else checkpoint.config
+        for name in {*made.to_dict(), *made.attribute_map}:
+            if isinstance(given, Mapping) and given.get(name) != getattr(made, name, None):
+                yield f"{within}.{name}" if within else name
 
 
 def _check_interface(config: Any) -> None:

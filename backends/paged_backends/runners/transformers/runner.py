@@ -79,7 +79,8 @@ class TransformersRunner(LoadedRunner):
         with self._fitting(device), quiet(), _refusing(checkpoint):
             model = load_model(checkpoint, settings, device)
             self._describe(model, checkpoint)
-        self._log_loaded(checkpoint.model_type)
+        kept = any(each.element_size() == 1 for each in model.parameters())  # as its kernels do
+        self._log_loaded(checkpoint, kept=kept)
 
     def _describe(self, model: Any, checkpoint: Checkpoint) -> None:
         _check_shape(model)
@@ -90,7 +91,7 @@ class TransformersRunner(LoadedRunner):
         self._max_model_len = next((n for n in lengths if isinstance(n, int) and n > 0), None)
         # beyond it, one long sequence would change the positions of every other in the batch
         trained = _unscaled_length(text, getattr(text, "rope_parameters", None))
-        self._limit_length(trained, "rope")
+        self._limit_length(trained, "longer ones would change the rotary embedding of all others")
         self._port = AttentionPort(model)
         longest = self._max_model_len or 4096
         probed = probe_layers(model, self._base, self._port, self._settings, longest)
@@ -109,7 +110,7 @@ class TransformersRunner(LoadedRunner):
             return
         if any(layer.sliding_window is not None for layer in self._layers):
             return
-        self._limit_length(window, "unclear sliding window")
+        self._limit_length(window, "its layers do not apply its sliding window")
 
     # ------------------------------------------------------------------ running
 
