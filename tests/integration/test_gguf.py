@@ -374,7 +374,7 @@ def test_other_files_under_that_name(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for content, reason in [
         (b"GG", "does not begin with GGUF"),
-        (b"version https://git-lfs", "magic invalid"),
+        (b"version https://git-lfs", "does not begin with GGUF"),
         (b"GGUF" + (1).to_bytes(4, "little"), "version 1 which we cannot handle"),
         (b"GGUF" + (3).to_bytes(4, "big") + bytes(16), "big endian"),
     ]:
