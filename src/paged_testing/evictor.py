@@ -172,16 +172,24 @@ class EvictorCases(ComponentConformance):
 
     # ------------------------------------------------------------------ the cost
 
-    @pytest.mark.parametrize("held", ["all idle", "8 idle", "a chain"])
+    @pytest.mark.parametrize("held", ["all idle", "8 idle", "a chain", "hits alone"])
     def test_instructions_grow_no_faster_than_a_logarithm(self, held: str) -> None:
         """Eight times the blocks may cost twice as much, which leaves a margin."""
         num_held, chained = 8 if held[0] == "8" else None, held == "a chain"
         small, large = (
-            evictor_cost(self.make, n, num_held or n, self.package, chained=chained)
+            evictor_cost(
+                self.make,
+                n,
+                num_held or n,
+                self.package,
+                chained=chained,
+                is_evicting=held != "hits alone",
+            )
             for n in (64, 512)
         )
         of = "" if num_held is None else f", all but {num_held} of them in use"
         of = ", each of which depends on another and is wanted" if chained else of
+        of = ", none of which depends on another or is evicted" if held == "hits alone" else of
         assert large <= 2 * small + 8, (
             f"removing, adding, evicting and counting takes {small:.0f} instructions and items "
             f"among 64 blocks{of}, {large:.0f} among 512; it may grow no faster than the logarithm"

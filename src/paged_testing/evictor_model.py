@@ -198,6 +198,7 @@ def evictor_cost(
     package: str,
     *,
     chained: bool = False,
+    is_evicting: bool = True,
 ) -> float:
     """Return the cost of removing, adding, evicting and counting among ``num_held`` idle blocks.
 
@@ -209,6 +210,7 @@ def evictor_cost(
         num_held: blocks that stay idle; the others were, and are in use again.
         package: that of the evictor.
         chained: whether each block depends on the one before it, and all are wanted.
+        is_evicting: or there are hits alone, of blocks that depend on nothing.
     """
     evictor, random = make(num_blocks), Random(0)
     idle = [BlockId(block) for block in range(num_blocks)]
@@ -220,13 +222,16 @@ def evictor_cost(
         info = next(infos)
         if chained:
             info = replace(info, content_key=block, parent_key=idle[block - 1] if block else None)
+        if not is_evicting:
+            info = replace(info, content_key=block, parent_key=None)
         evictor.add(block, info)
 
     def remove_add_evict() -> None:
         for block in used:
             evictor.remove(block)
             add(block)
-            add(evictor.evict())
+            if is_evicting:
+                add(evictor.evict())
             len(evictor)
             if demanding:
                 demanding.wanted(block, not chained)

@@ -390,7 +390,7 @@ class GrammarConformance(ComponentConformance):
         assert together == [self.allowed(backend, [each])[0] for each in matchers]
 
     def test_rows_are_the_callers(self) -> None:
-        """It may use them again, for other matchers and in other orders, and write to them."""
+        """To be used again, for other matchers and in other orders, and to be written to."""
         import numpy as np
 
         backend = self.make()

@@ -127,7 +127,7 @@ _HAPPENINGS: Mapping[str, Callable[[Engine], None]] = {
     "a prefix is pinned": _pinned,
     "code of a request raises": _stop_check_raises,
 }
-"""What may become of requests beside being served."""
+"""Ways of requests beside being served."""
 
 
 class ObserverConformance(ComponentConformance):

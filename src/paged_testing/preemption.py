@@ -318,7 +318,7 @@ class VictimCases(ComponentConformance):
         )
 
     def test_the_work_does_not_depend_on_how_long_candidates_are(self) -> None:
-        """Of equally many blocks."""
+        """Candidates hold equally many blocks."""
 
         def calls(prompt: int, answer: int) -> Callable[[], object]:
             cache, candidates = long_groups(self.registry, prompt, answer)

@@ -242,6 +242,23 @@ class RunnerConformance(ComponentConformance):
         for order in permutations(range(len(PROMPTS))):
             self.check_chunks(runner, alone, cuts, order)
 
+    def test_batches_that_are_alike_in_numbers_are_told_apart(self) -> None:
+        """Steps in a row of as many tokens and sequences, from the same position to the same."""
+        torch: Any = import_module("torch")
+        runner = self.make()
+        alone = {prompt: self.logits_of(runner, prompt) for prompt in (*PROMPTS, (1, 5, 9, 3, 8))}
+        steps = ((4, 2, 3, 4), (2, 4, 3, 4), (4, 3, 2, 4), (4, 3, 2, 4), (3, 4, 2, 4))
+        for number, lengths in enumerate(steps):
+            prompts = [[*alone][(number + place) % 2 * 3] for place in range(len(lengths))]
+            batch = [(n, p[:m], 0) for n, (p, m) in enumerate(zip(prompts, lengths, strict=True))]
+            rows = self.step(runner, DenseAttention(runner.layers, len(batch)), batch)
+            wanted = torch.cat([alone[p][:m] for p, m in zip(prompts, lengths, strict=True)])
+            apart = float(torch.max(torch.abs(rows - wanted)))
+            assert apart <= self.tolerance, (
+                f"logits of prompts of {lengths} tokens differ by {apart} from those of each alone"
+                + (f", after a step of {steps[number - 1]}" if number else "")
+            )
+
     def test_a_batch_leaves_nothing_behind(self) -> None:
         """The logits of a prompt are the same again after others."""
         torch: Any = import_module("torch")

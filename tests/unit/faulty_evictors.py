@@ -50,6 +50,22 @@ class _InformedEvictor(LruEvictor):
         del self._lengths[block]
 
 
+class TidyEvictor(_InformedEvictor):
+    """Looks through all blocks when one comes back and none was evicted in between."""
+
+    num_hits = 0
+
+    def evict(self) -> BlockId:
+        self.num_hits = 0
+        return super().evict()
+
+    def remove(self, block: BlockId, /) -> None:
+        super().remove(block)
+        self.num_hits += 1
+        if self.num_hits > 2:
+            self._seen = sorted(self._lengths.values())
+
+
 def search(self: _InformedEvictor) -> BlockId:
     best = next(iter(self._blocks))
     for block in self._blocks:

@@ -176,6 +176,16 @@ class PositionsRunner(NativeRunner):
         return super().forward(tokens, known.setdefault(key, positions.clone()), attend)
 
 
+class StaleRunner(NativeRunner):
+    """Goes by the positions of the last step where as many tokens end at the same one."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        last = self.__dict__.setdefault("last", positions.clone())
+        if len(last) != len(positions) or last[-1] != positions[-1]:
+            last = self.__dict__["last"] = positions.clone()
+        return super().forward(tokens, last, attend)
+
+
 class BatchesRunner(NativeRunner):
     """Keeps a buffer for every number of tokens."""
 

@@ -268,6 +268,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     **dict.fromkeys(("FirstOptionsOrder", "FirstPartOrder"), "nothing that others keep in its"),
     "ListingOrder": r"8 calls of served\(\) take",
     "CountingAllocator": "instructions and items among 64",
+    "TidyEvictor": "none of which depends on another or is evicted",
+    "StaleRunner": "after a step of",
     "CopyingEvictor": "no faster than the logarithm",
     "ShorteningScheduler": "none of its tokens, sequences and limits",
     "OnceClosedObserver": "raises when it is called a second time",

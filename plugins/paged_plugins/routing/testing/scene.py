@@ -95,7 +95,7 @@ class Scene:
         self._handed = handed
         self._router = WatchedRouter(router)
         self.is_told = self._router.events is not None
-        """Whether the router is told of blocks."""
+        """True if the router is told of blocks."""
         self.book = LoadBook(self._router)
         self.counts: Counter[int] = Counter()
         """Requests sent to each replica so far."""

@@ -41,7 +41,7 @@ from paged_testing.grammar import VOCABULARY
 NAMES = ("f", "weather", "get-Weather_2", "get-Weather_2-x")
 OTHER_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {"f": {"properties": {"a": {"type": "string"}}}}
 _SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
-"""How most vocabularies write special tokens."""
+"""Special tokens as most vocabularies write them."""
 _NO_TOKENS: Mapping[str, int] = {}
 _AS_WRITTEN = (
     '{"a": 1.50, "b":1E3,  "c": "\\u00e9\\/", "d": 12345678901234567890.0}',
