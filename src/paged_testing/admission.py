@@ -103,7 +103,7 @@ class AdmissionConformance(Repeats):
 
     def test_takes_as_many_requests_after_others_were_refused(self) -> None:
         """Bursts of a tenant in an engine that has nothing to do, with years between them, and
-        requests that the scheduler fails to take."""
+        requests that the scheduler fails to take, or that are aborted."""
         engine, taken = self.engine(), list[int]()
         for number in range(5):
             burst = [simple_request(f"r{number}.{place}", 3, 2) for place in range(40)]
@@ -113,11 +113,19 @@ class AdmissionConformance(Repeats):
                 for place in range(8):
                     with suppress(PluginError, AdmissionRefused):
                         engine.add(simple_request(f"f{number}.{place}", 3, 2))
+            for place in range(8):
+                with suppress(AdmissionRefused):
+                    engine.add(simple_request(f"a{number}.{place}", 3, 9))
+                    for _ in range(place % 3):
+                        engine.step()
+                    engine.abort(f"a{number}.{place}")
+            while engine.has_unfinished:
+                engine.step()
             cast("StepClock", engine.clock).skipped += 1e8
         assert min(taken) == taken[0] and len({*taken[1:]}) == 1, (
             f"of 40 requests that arrive while nothing waits or runs it takes {taken}, one burst "
-            "after the other: what it refused, what was not added after all and what has ended is "
-            "not there any more"
+            "after the other: what it refused, what was not added after all, what was aborted "
+            "and what has ended is not there any more"
         )
 
     @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)

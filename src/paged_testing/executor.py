@@ -389,10 +389,16 @@ class ExecutorConformance(ComponentConformance):
             "keep what one knows in itself, not in its class or module"
         )
 
-    def test_draws_the_same_in_another_process(self) -> None:
+    def test_draws_the_same_alone_and_in_another_process(self) -> None:
         """Whose strings have other hashes."""
         settings = {**self.settings, "executor": self._table}
         drawn = _drawn(self.registry, "executor", settings)
+        alone = {**_drawn(self.registry, "executor", settings, "A")}
+        alone |= _drawn(self.registry, "executor", settings, "B")
+        assert drawn == alone, (
+            f"requests at random draw {drawn}, each alone {alone}: what one draws follows from its "
+            "seed, its index and the place, and not from what others have drawn"
+        )
         elsewhere = decisions_elsewhere(_drawn, self.registry, "executor", settings)
         assert drawn == elsewhere, (
             f"requests at random draw {drawn}, in another process {elsewhere}: what is drawn "
@@ -414,12 +420,19 @@ class ExecutorConformance(ComponentConformance):
             return [[group.sequences[0].output for group in each] for each in groups]
 
 
-def _drawn(registry: Registry, slot: str, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return outputs that requests with a seed and without one draw."""
+def _drawn(
+    registry: Registry, slot: str, settings: Mapping[str, Any], names: str = "AB"
+) -> dict[str, list[Any]]:
+    """Return outputs that requests draw, A without a seed and B with one."""
     engine = build_memory_engine(registry, **settings)
     asked = [
-        replace(each, sampling=replace(each.sampling, seed=seed, temperature=2.0))
-        for seed, each in ((None, simple_request("A", 5, 8)), (7, simple_request("B", 3, 8)))
+        Request(
+            id=name,
+            prompt=prompt,
+            sampling=SamplingParams(max_tokens=8, seed=seed, temperature=50.0),
+        )
+        for name, seed, prompt in (("A", None, (1, 2, 3, 1, 2)), ("B", 7, (2, 1, 3)))
+        if name in names
     ]
     try:
         groups = serve(engine, Workload(tuple((0, each) for each in asked)))

@@ -70,6 +70,7 @@ _CHOICES = ["yes", "ye", "no: \u4e16\u754c", 'a "quote"', "(1.5)*"]
 FORMS: Mapping[str, tuple[Mapping[str, Any], Check]] = {
     "choice": ({"choice": _CHOICES}, _CHOICES.__contains__),
     "regex": ({"regex": "(ab|12)+-?[0-9]{2}"}, lambda t: bool(re.fullmatch(r"(ab|12)+-?\d\d", t))),
+    "none": ({"regex": "ba{0}(c|d{0,0}e)"}, ("bc", "be").__contains__),
     "object": ({"json": _PERSON}, _json(_is_person)),
     "compact": (
         {"json": _PERSON, "disable_any_whitespace": True},

@@ -73,6 +73,7 @@ def other_options(
         if each not in values.get(name, ())
     ]
     varied += [{name: every[name][at]} for name in fixed if name in every for at in (0, -1)]
+    varied += [{name: most} for name in every if (most := _most(kind.model_fields[name])) < inf]
     for more in varied:
         table = {**fixed, **more}
         try:
@@ -89,7 +90,9 @@ def each_option(
 ) -> Iterator[dict[str, Any]]:
     """Tables that differ in one option each, small and large, of those that are not ``fixed``."""
     for name, values in _values(kind).items():
-        for value in values if name not in fixed else ():
+        most = _most(kind.model_fields[name])
+        ends = [most] if most < inf else []
+        for value in [*values, *ends] if name not in fixed else ():
             with suppress(ValidationError):
                 kind(**(table := {**fixed, name: value}))
                 yield table
@@ -160,6 +163,19 @@ def _alternatives(kind: Any, bounds: Sequence[Any]) -> Iterator[tuple[Any, Seque
             yield from _alternatives(each, bounds)
     else:
         yield kind, bounds
+
+
+def _most(field: FieldInfo) -> float:
+    """Return the greatest number that an option may be; infinity: it has no bound."""
+    alternatives = _alternatives(field.annotation, field.metadata)
+    return max(
+        (
+            min((getattr(each, "le", inf) for each in bounds), default=inf)
+            for kind, bounds in alternatives
+            if kind in (int, float)
+        ),
+        default=inf,
+    )
 
 
 def _numbers(kind: Any, bounds: Sequence[Any], usual: Any) -> list[Any]:

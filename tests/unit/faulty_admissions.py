@@ -9,7 +9,7 @@ from typing import Any
 
 from paged_core.interfaces.admission import Admission, Decision, Held, Load, Refused
 from paged_core.interfaces.observer import Observer
-from paged_core.request import Request
+from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceGroup
 from unit.faulty_settings import with_another
 
@@ -53,6 +53,15 @@ class _OfTenants(_Right, Observer):
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         self.open[group.request.tenant] += (event == "added") - (event == "finished")
         self.open += Counter()  # without those of none
+
+
+class AbortsAdmission(_OfTenants):
+    """Counts a request until a step ends it, and so for ever where it is aborted."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        is_aborted = any(s.finish_reason is FinishReason.ABORT for s in group.sequences)
+        if not (event == "finished" and is_aborted):
+            super().on_request(group, event)
 
 
 class RegularAdmission(_Right):

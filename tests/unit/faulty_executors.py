@@ -225,6 +225,16 @@ class LastExecutor(MemoryExecutor):
         return result
 
 
+class OneStreamExecutor(MemoryExecutor):
+    """Draws for all requests from one stream."""
+
+    num_drawn = 0
+
+    def _sample(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:
+        self.num_drawn += new.sampling.temperature > 0
+        return super()._sample(new, [*tokens, self.num_drawn], index)
+
+
 class HashingExecutor(MemoryExecutor):
     """Draws by the hash of a string."""
 

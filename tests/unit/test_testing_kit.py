@@ -263,6 +263,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "OwnPartOrder": r"nothing calls make\('faulty_part'\)",
     "PartForEachOrder": r"make\('faulty_part'\) is called \d+ times",
     "HashingExecutor": "in another process",
+    "OneStreamExecutor": "it samples|each alone",
+    "AbortsAdmission": "one burst after the other",
     "RegularAdmission": "still take|grows for ever",
     "UnboundedVictim": "nothing bounds the number 'limit' of FaultyOpenSettings",
     **dict.fromkeys(("FirstOptionsOrder", "FirstPartOrder"), "nothing that others keep in its"),

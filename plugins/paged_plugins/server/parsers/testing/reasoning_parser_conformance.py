@@ -151,6 +151,21 @@ class ReasoningParserConformance(ParserCases):
                 "text that the parser reads would be without it"
             )
 
+    def test_a_part_of_the_mark_right_before_it_is_a_thought(self) -> None:
+        made = self.build()
+        for (prompt, text), (thoughts, rest) in self.written.items():
+            mark = made.ends_with(prompt, surely=False) or ""
+            for part in (mark[:1], mark[:-1]):
+                is_clear = part and (part + mark).find(mark) == len(part)
+                if not (is_clear and thoughts and rest and text.count(mark) == 1):
+                    continue
+                longer = text.replace(mark, part + mark)
+                found = [each.text for each in self.parsed(prompt, longer) if each.is_reasoning]
+                assert "".join(found).rstrip().endswith(part), (
+                    f"{longer!r} after {prompt!r} gives the thoughts {found}, which are to end "
+                    f"with {part!r}: a letter that ends no mark may begin one"
+                )
+
     def begun(self, prompt: str) -> tuple[bool, str | None]:
         """Return whether text after a prompt is thoughts, and the mark at their end if it surely
         is; around() has that mark alone."""
