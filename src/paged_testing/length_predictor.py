@@ -161,9 +161,10 @@ class LengthPredictorConformance(ServesEveryWorkload):
         )
 
     def _crowded(self) -> LengthPredictor:
-        """A predictor that was told of many tenants."""
+        """A predictor that was told several times of many tenants."""
         predictor = self.make()
-        _tell(predictor, [*_lasting([1 + n % 13 for n in range(NUM_TENANTS)], tenants="t")])
+        for _ in range(4):
+            _tell(predictor, [*_lasting([1 + n % 13 for n in range(NUM_TENANTS)], tenants="t")])
         return predictor
 
     def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:

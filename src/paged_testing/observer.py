@@ -340,6 +340,22 @@ class ObserverConformance(ComponentConformance):
             f"{sizes[1]:,} characters after as many more: its size has to be bounded"
         )
 
+    def test_reports_are_as_large_however_many_requests_wait(self) -> None:
+        engine, sizes = self._small_engine(), list[int]()
+        observer = engine.observers[0]
+        if not isinstance(observer, SupportsReport):
+            pytest.skip("it reports nothing")
+        for number in range(2, 4):
+            for place in range(1024 * number):
+                engine.add(simple_request(f"r{number}.{place}", (1, 2, 3), 2))
+            engine.step()
+            check_observers(engine)
+            sizes.append(max(len(text) for _, text in _reports(observer)))
+        assert sizes[1] <= 1.25 * sizes[0] + 64, (
+            f"a report has {sizes[0]:,} characters while 2,048 requests are there, {sizes[1]:,} "
+            "while 5,120 are: its size has to be bounded"
+        )
+
     def test_handles_an_id_that_is_used_again(self) -> None:
         """Texts may have any letters and length, in each field that has one."""
         engine, _ = self.watched_engine()

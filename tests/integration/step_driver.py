@@ -34,7 +34,7 @@ from paged_core.interfaces.scheduler import StepLimits
 from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
-from paged_testing.runner import DenseAttention
+from paged_testing.runner_scene import DenseAttention
 
 GREEDY = SamplingParams(max_tokens=None)
 

@@ -356,7 +356,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 LARGE = SamplingParams(allowed_token_ids=[99_999])
 REFUSED: list[tuple[str, Callable[[LLM], object]]] = [
     ("token ids", lambda llm: llm.generate(b"hi")),  # type: ignore[arg-type]
-    ("empty", lambda llm: llm.generate(["fine", ""])),
+    ("empty", lambda llm: llm.generate(["fine", []])),
     ("vocabulary", lambda llm: llm.generate([[5, 999_999]])),
     ("prompt_token_ids", lambda llm: llm.generate({"text": "a"})),
     ("has no other key", lambda llm: llm.generate({"prompt": "a", "prompt_token_ids": [5]})),

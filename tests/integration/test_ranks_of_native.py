@@ -37,7 +37,7 @@ from paged_backends.runners.native.decoder import SummedLinear
 from paged_core.errors import ExecutorLost, UnsupportedModel
 from paged_core.interfaces.runner import SupportsTopLogits
 from paged_testing.attention_scene import attention_batch
-from paged_testing.runner import DenseAttention
+from paged_testing.runner_scene import DenseAttention
 from unit import attention_calls, cpu_kernels
 
 pytestmark = pytest.mark.heavy

@@ -298,6 +298,20 @@ class PieceThinkFormat(ThinkFormat):
         return PieceParser(inside=self._begins_inside(prompt))
 
 
+class EagerMarkParser(ThinkParser):
+    """Drops a letter that begins like a mark, right before one."""
+
+    def feed(self, text: str, /) -> Sequence[Thought]:
+        return super().feed(text.replace("<</", "</"))
+
+
+class EagerMarkThinkFormat(ThinkFormat):
+    """Reads with such parsers."""
+
+    def parser(self, prompt: str, /) -> ThinkParser:
+        return EagerMarkParser(inside=self._begins_inside(prompt))
+
+
 class RememberingThinkFormat(ThinkFormat):
     """Takes thoughts anywhere in the prompt for begun ones."""
 

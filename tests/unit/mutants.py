@@ -139,6 +139,7 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     **dict.fromkeys(
         (
             *("RememberingThinkFormat", "OpenEndThinkFormat", "PieceThinkFormat"),
+            "EagerMarkThinkFormat",
             *("SureThinkFormat", "NarrowThinkFormat", "NamelessThinkFormat", "MarklessThinkFormat"),
         ),
         parsers.ThinkCases,

@@ -126,6 +126,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "TolerantRoutes": "with a field that it does not know",
     "ClockCostModel": "asks the clock",
     "LateThinkFormat": "came before the end|gives",
+    "EagerMarkThinkFormat": "a letter that ends no mark may begin one",
     "RememberingThinkFormat": r"after the prompt .* of ''",
     "OpenEndThinkFormat": "cut within",
     "NamelessThinkFormat": "stop strings would count within them",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -140,9 +140,15 @@ def waiting_views(requests: Sequence[Request]) -> list[SettableView]:
 
 
 def running_views(
-    cache: FakeCache, requests: Sequence[Request], computed: Sequence[int], *, grown: bool = True
+    cache: FakeCache,
+    requests: Sequence[Request],
+    computed: Sequence[int],
+    ended: Iterable[int] = (),
+    *,
+    grown: bool = True,
 ) -> list[SettableView]:
-    """Return views of requests that run, partly computed; none has generated anything (`grown`)."""
+    """Return views of requests that run, partly computed; each is one sequence, so that none has
+    `ended`, and none has generated anything (`grown`)."""
     views = []
     for number, (request, share) in enumerate(zip(requests, computed, strict=False)):
         view = view_of(request, number, cache)

@@ -1,0 +1,101 @@
+"""Attention without a paged cache, and ranks that are threads, for tests of runners.
+
+Tensors are torch's, which is imported when the first one is made: the kit does not import it.
+
+Shapes: H query heads, K key/value heads, D head_dim, Q new and L all tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from threading import Barrier
+from typing import Any
+
+from paged_core.interfaces.communicator import Communicator
+from paged_core.interfaces.layer import LayerSpec
+
+
+class DenseAttention:
+    """Keeps the keys and values of sequences in lists, and attends to all of them."""
+
+    def __init__(self, layers: Sequence[LayerSpec], num_sequences: int) -> None:
+        self._torch: Any = import_module("torch")
+        self.layers = layers
+        self.called: list[int] = []
+        """The layers that attended in this step, in order."""
+        self._kept: list[list[Any]] = [[None] * num_sequences for _ in layers]
+        self._batch: Sequence[tuple[int, int]] = ()
+
+    def begin(self, batch: Sequence[tuple[int, int]]) -> None:
+        """Start a step; ``batch`` holds the index and the number of new tokens of each sequence."""
+        self._batch, self.called = batch, []
+
+    def __call__(self, layer: int, query: Any, key: Any, value: Any, /) -> Any:
+        """Attend in ``layer``.
+
+        Raises:
+            AssertionError: a shape or dtype differs from the layer's description.
+        """
+        assert layer in range(len(self.layers)), f"attend() of layer {layer!r}: its index in layers"
+        spec = self.layers[layer]
+        total = sum(num_tokens for _, num_tokens in self._batch)
+        assert tuple(query.shape) == (total, spec.num_heads, spec.head_dim), query.shape
+        for part in (key, value):
+            assert tuple(part.shape) == (total, spec.num_kv_heads, spec.head_dim), part.shape
+            assert str(part.dtype).removeprefix("torch.") == spec.dtype, part.dtype
+        self.called.append(layer)
+        results, start = [], 0
+        for sequence, num_tokens in self._batch:
+            rows = slice(start, start + num_tokens)
+            start += num_tokens
+            new = self._torch.stack([key[rows], value[rows]])
+            before = self._kept[layer][sequence]
+            seen = new if before is None else self._torch.cat([before, new], dim=1)
+            self._kept[layer][sequence] = seen.clone()
+            results.append(self._attend(spec, query[rows], seen))
+        return self._torch.cat(results).to(query.dtype)
+
+    def _attend(self, spec: LayerSpec, query: Any, seen: Any) -> Any:
+        """Return [Q, H, D] for the last Q tokens of ``seen``, keys and values [2, L, K, D]."""
+        torch = self._torch
+        keys, values = seen.float().repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=2)
+        scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * spec.scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        length = keys.shape[0]
+        distance = torch.arange(length - len(query), length)[:, None] - torch.arange(length)
+        if spec.alibi_slopes is not None:
+            scores = scores - torch.tensor(spec.alibi_slopes)[:, None, None] * distance
+        hidden = distance < 0
+        if spec.sliding_window is not None:
+            hidden |= distance >= spec.sliding_window
+        scores = scores.masked_fill(hidden.to(scores.device), -torch.inf)
+        sinks = torch.tensor(spec.sinks or [-torch.inf] * spec.num_heads, device=scores.device)
+        sinks = sinks[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+class ThreadRank(Communicator):
+    """One end of a group of threads."""
+
+    def __init__(self, rank: int, parts: list[Any], barrier: Barrier) -> None:
+        self.rank, self.size = rank, len(parts)
+        self._parts, self._barrier = parts, barrier
+
+    def all_gather(self, tensor: Any, /) -> Any:
+        self._parts[self.rank] = tensor.clone()
+        self._barrier.wait()
+        found = import_module("torch").stack(self._parts)
+        self._barrier.wait()
+        return found
+
+    def all_reduce(self, tensor: Any, /) -> None:
+        tensor.copy_(self.all_gather(tensor).float().sum(0))
+
+    def broadcast(self, tensor: Any, /, source: int = 0) -> None:
+        tensor.copy_(self.all_gather(tensor)[source])
+
+    def close(self) -> None:
+        self._barrier.abort()
