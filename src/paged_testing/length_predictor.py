@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product, repeat
+from itertools import chain, product, repeat
 from typing import Any, ClassVar, cast
 
 from paged_core.checked.answers import LengthAnswers
@@ -161,10 +161,10 @@ class LengthPredictorConformance(ServesEveryWorkload):
         )
 
     def _crowded(self) -> LengthPredictor:
-        """A predictor that was told several times of many tenants."""
-        predictor = self.make()
-        for _ in range(4):
-            _tell(predictor, [*_lasting([1 + n % 13 for n in range(NUM_TENANTS)], tenants="t")])
+        """A predictor that was told of many tenants, of four answers to each."""
+        predictor, lengths = self.make(), [1 + n % 13 for n in range(NUM_TENANTS)]
+        of_each = zip(*(_lasting(lengths, tenants="t") for _ in range(4)), strict=True)
+        _tell(predictor, [*chain.from_iterable(of_each)])
         return predictor
 
     def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
