@@ -21,7 +21,7 @@ from paged_testing.admission import AdmissionConformance
 from paged_testing.allocator import BlockAllocatorConformance
 from paged_testing.attention import AttentionConformance
 from paged_testing.communicator import CommunicatorConformance
-from paged_testing.component import ComponentConformance, ServesEveryWorkload, settings_round_trip
+from paged_testing.component import ComponentConformance, settings_round_trip
 from paged_testing.doubles import FailingExecutor, StepFailure, WatchedScheduler
 from paged_testing.engines import (
     POLICY_SLOTS,
@@ -39,6 +39,7 @@ from paged_testing.observer import ObserverConformance
 from paged_testing.options import component_options
 from paged_testing.preemption import PreemptionConformance, VictimConformance
 from paged_testing.queue_order import QueueOrderConformance
+from paged_testing.repeats import ServesEveryWorkload
 from paged_testing.runner import RunnerConformance
 from paged_testing.scheduler import SchedulerConformance
 from paged_testing.served import check_nothing_leaked, check_served, text_alone

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count, islice
 from typing import Any, ClassVar, Self, cast
 from unittest.mock import patch
 
@@ -15,10 +16,11 @@ from paged_core.engine.engine import Engine
 from paged_core.errors import AdmissionRefused, PluginError, SettingsError
 from paged_core.interfaces.admission import Admission, Decision, Held, Load
 from paged_core.request import Request
-from paged_testing.component import Repeats
 from paged_testing.engines import StepClock, build_memory_engine, memory_settings, serve
 from paged_testing.policy_subjects import extreme_requests, requests_of_tenants, written_requests
+from paged_testing.repeats import Repeats
 from paged_testing.served import check_not_cut_short, check_nothing_leaked, check_served
+from paged_testing.use import bytes_left
 from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simple_request, unlike
 
 LOADS = (
@@ -125,6 +127,21 @@ class AdmissionConformance(Repeats):
             f"of 40 requests that arrive while nothing waits or runs it takes {taken}, one burst "
             "after the other: what it refused, what was not added after all, what was aborted "
             "and what has ended is not there any more"
+        )
+
+    def test_keeps_no_more_of_a_tenant_who_goes_on_asking(self) -> None:
+        """Each second, for two hours, so that windows of time come to their end."""
+        admission, numbers = self.make(), count()
+        usual = replace(written_requests()[0], tenant="regular")
+
+        def an_hour() -> None:
+            for number in islice(numbers, 3600):
+                admission.decide(replace(usual, id=f"r{number}"), LOADS[0], float(number))
+
+        grown = bytes_left(an_hour, an_hour)
+        assert grown < self.bytes_free, (
+            f"3600 requests of a tenant in an hour leave {grown} bytes, beside those of the hour "
+            "before: what is over is to be dropped while the tenant goes on, too"
         )
 
     @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)

@@ -24,7 +24,8 @@ from paged_testing.allocator_model import (
     PlainEvictor,
     PrefixCacheModel,
 )
-from paged_testing.component import ComponentConformance, ServesEveryWorkload
+from paged_testing.component import ComponentConformance
+from paged_testing.repeats import ServesEveryWorkload
 from paged_testing.use import instructions
 
 

@@ -472,6 +472,28 @@ class AttentionConformance(ComponentConformance):
                     out.double().numpy(), alone.double().numpy(), atol=bound, rtol=bound
                 )
 
+    def test_deterministic_results_do_not_depend_on_the_batch(self) -> None:
+        """In any bit; or ``check`` refuses the setting, and the test is skipped."""
+        torch: Any = import_module("torch")
+        kind, members = type(self), {"_registry": self.registry, "deterministic": True}
+        kit = type(kind.__name__, (kind,), members)()
+        vars(kit).update(vars(self))
+        backend = kit.make()
+        cached = (130, 139, 149, 254, 132, 33)
+        chunks = [*((each, 1) for each in cached), (9, 5), (0, 12)]
+        for dtype in self.dtypes:
+            layer = self.layer(dtype)
+            if backend.check(layer) is None:
+                together = self.scene(backend, layer, chunks, 5).run(range(len(chunks)))
+                for index, out in enumerate(together):
+                    (alone,) = self.scene(backend, layer, chunks, 5).run([index])
+                    apart = float((out.double() - alone.double()).abs().max())
+                    assert torch.equal(out, alone), (
+                        f"with deterministic: true a sequence of (cached, new) tokens "
+                        f"{chunks[index]} has results in {dtype} that differ by {apart} from those "
+                        "that it has alone: check() refuses what depends on the batch"
+                    )
+
     def test_the_same_batch_gives_the_same_bits(self) -> None:
         torch: Any = import_module("torch")
         backend, members = self.make(), range(len(LONG))

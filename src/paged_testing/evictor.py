@@ -16,12 +16,13 @@ from paged_core.errors import SettingsError, error_text
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
 from paged_core.requests.lookup_oracle import LookupOracle
-from paged_testing.component import ComponentConformance, ServesEveryWorkload
+from paged_testing.component import ComponentConformance
 from paged_testing.evictor_model import (
     EvictorModel,
     IdleBlock,
     evictor_cost,
 )
+from paged_testing.repeats import ServesEveryWorkload
 from paged_testing.use import bytes_left
 
 TREE = {block: [block >> up for up in range(3, -1, -1) if block >> up] for block in range(1, 16)}

@@ -16,7 +16,6 @@ from paged_core.interfaces.observer import Observer
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState
-from paged_testing.component import ServesEveryWorkload
 from paged_testing.engines import memory_settings
 from paged_testing.policy_subjects import (
     NUM_TENANTS,
@@ -26,6 +25,7 @@ from paged_testing.policy_subjects import (
     waiting_groups,
     written_requests,
 )
+from paged_testing.repeats import ServesEveryWorkload
 from paged_testing.use import instructions
 from paged_testing.workloads import unlike
 

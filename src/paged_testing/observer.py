@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import fields
 from io import FileIO
@@ -20,12 +20,10 @@ import pytest
 from paged_core.engine.engine import Engine
 from paged_core.errors import (
     AdmissionRefused,
-    ExecutorLost,
-    PluginError,
     RequestError,
     error_text,
 )
-from paged_core.interfaces.admission import Admission, Decision, Held, Load, Refused
+from paged_core.interfaces.admission import Refused
 from paged_core.interfaces.observer import (
     BlockEvent,
     CacheEvent,
@@ -33,7 +31,6 @@ from paged_core.interfaces.observer import (
     StepRecord,
     SupportsReport,
 )
-from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
@@ -44,6 +41,7 @@ from paged_testing.engines import (
     serve,
     serves_again,
 )
+from paged_testing.happenings import HAPPENINGS, deciding
 from paged_testing.policy_subjects import extreme_requests, untouched, written_requests
 from paged_testing.served import check_served
 from paged_testing.use import waits_watched
@@ -62,72 +60,6 @@ _ABORTED = (
     "the best of several are wanted",
 )
 """Situations in which requests are aborted at any moment."""
-
-
-class _Decides(Admission):
-    def __init__(self, decision: Decision) -> None:
-        self._decision = decision
-
-    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
-        return self._decision
-
-
-def _admission(engine: Engine, decision: Decision) -> AbstractContextManager[object]:
-    """Let the admission of an engine decide the same over all requests."""
-    return patch.object(engine, "_admission", _Decides(decision))
-
-
-def _refused(engine: Engine) -> None:
-    with _admission(engine, Refused("all are")), suppress(AdmissionRefused):
-        engine.add(simple_request("A", 5, 3))
-
-
-def _held_back(engine: Engine) -> None:
-    with _admission(engine, Held(engine.clock() + 3)):
-        for name in "AB":
-            engine.add(simple_request(name, 5, 3))
-    engine.step()
-    engine.abort("A")
-
-
-def _not_added(engine: Engine) -> None:
-    broken = patch.object(engine.scheduler, "add", side_effect=KeyError("on purpose"))
-    with broken, suppress(PluginError):
-        engine.add(simple_request("A", 5, 3))
-
-
-def _can_never_run(engine: Engine) -> None:
-    with suppress(RequestError):
-        engine.add(simple_request("A", 1000, 3))
-
-
-def _executor_lost(engine: Engine) -> None:
-    with patch.object(engine.executor, "collect", side_effect=ExecutorLost("on purpose")):
-        engine.step()
-
-
-def _pinned(engine: Engine) -> None:
-    pin = engine.pin(tuple(range(16)))
-    serve(engine, Workload(()))
-    engine.release(pin)
-    engine.release(engine.pin(tuple(range(30, 46))))
-    engine.reset_prefix_cache()
-
-
-def _stop_check_raises(engine: Engine) -> None:
-    engine.add(simple_request("A", 5, 3), lambda sequence: str(1 // 0))
-
-
-_HAPPENINGS: Mapping[str, Callable[[Engine], None]] = {
-    "a request is refused": _refused,
-    "requests are held back": _held_back,
-    "a request cannot be added": _not_added,
-    "a request can never run": _can_never_run,
-    "the executor is lost": _executor_lost,
-    "a prefix is pinned": _pinned,
-    "code of a request raises": _stop_check_raises,
-}
-"""Ways of requests beside being served."""
 
 
 class ObserverConformance(ComponentConformance):
@@ -182,7 +114,7 @@ class ObserverConformance(ComponentConformance):
         def use(number: int) -> None:
             serves(number)
             refused = unlike([simple_request("refused", 3, 1)], number)[0]
-            with _admission(engine, Refused("all are")), suppress(AdmissionRefused):
+            with deciding(engine, Refused("all are")), suppress(AdmissionRefused):
                 engine.add(refused)
             check_observers(engine)
 
@@ -373,16 +305,16 @@ class ObserverConformance(ComponentConformance):
             )
             self.check_closes(engine)
 
-    @pytest.mark.parametrize("what", _HAPPENINGS)
+    @pytest.mark.parametrize("what", HAPPENINGS)
     def test_handles_it_when(self, what: str) -> None:
         """While other requests run, while none does, and when it happens again."""
         engine, _ = self.watched_engine()
         for number in range(2):
-            _HAPPENINGS[what](engine)
+            HAPPENINGS[what](engine)
             serve(engine, Workload(((0, simple_request("B", 5, 8)),)))
             engine.add(simple_request(f"C{number}", 5, 8))
             engine.step()
-            _HAPPENINGS[what](engine)
+            HAPPENINGS[what](engine)
             serve(engine, Workload(()))
         self.check_closes(engine)
 

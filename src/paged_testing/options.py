@@ -166,28 +166,36 @@ def _alternatives(kind: Any, bounds: Sequence[Any]) -> Iterator[tuple[Any, Seque
 
 
 def _most(field: FieldInfo) -> float:
-    """Return the greatest number that an option may be; infinity: it has no bound."""
-    alternatives = _alternatives(field.annotation, field.metadata)
+    """Return the greatest number that an option may be; infinity: nothing bounds it."""
+    found = _alternatives(field.annotation, field.metadata)
+    numbers = ((kind, bounds) for kind, bounds in found if kind in (int, float))
     return max(
-        (
-            min((getattr(each, "le", inf) for each in bounds), default=inf)
-            for kind, bounds in alternatives
-            if kind in (int, float)
-        ),
-        default=inf,
+        (_upper(bounds, _unit(kind, field.default)) for kind, bounds in numbers), default=inf
+    )
+
+
+def _unit(kind: Any, usual: Any) -> float:
+    """Return a step from a number to one beside it."""
+    size = abs(usual) if isinstance(usual, int | float) else 0
+    return 1 if kind is int else (size or 1) / 10
+
+
+def _upper(bounds: Sequence[Any], unit: float) -> float:
+    """Return the greatest number within bounds."""
+    kinds = (("le", 0), ("lt", unit))
+    return min(
+        (getattr(each, name, inf) - far for each in bounds for name, far in kinds), default=inf
     )
 
 
 def _numbers(kind: Any, bounds: Sequence[Any], usual: Any) -> list[Any]:
     """Small and large numbers within bounds; positive ones where nothing bounds them from below."""
     usual = usual if isinstance(usual, int | float) else 8
-    unit = 1 if kind is int else (abs(usual) or 1) / 10
-    least, most = -inf, inf
+    unit, least = _unit(kind, usual), -inf
     for bound in bounds:
         for name, far in (("ge", 0), ("gt", unit)):
             least = max(least, getattr(bound, name, -inf) + far)
-        for name, far in (("le", 0), ("lt", unit)):
-            most = min(most, getattr(bound, name, inf) - far)
+    most = _upper(bounds, unit)
     first = min(unit, usual) if least == -inf else least
     wanted = [first, first + unit, first + 2 * unit, usual, 2 * usual + unit]
     wanted.append(min(most, max(1000 * min(1000, max(1, abs(usual))), 2 * usual + unit)))

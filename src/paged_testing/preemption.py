@@ -18,7 +18,7 @@ from paged_core.interfaces.victim import Victim
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status
-from paged_testing.component import ComponentConformance, ServesEveryWorkload
+from paged_testing.component import ComponentConformance
 from paged_testing.engines import build_memory_engine, serve
 from paged_testing.policy_subjects import (
     NUM_DRAWN,
@@ -36,6 +36,7 @@ from paged_testing.policy_subjects import (
     waiting_groups,
     written_requests,
 )
+from paged_testing.repeats import ServesEveryWorkload
 from paged_testing.served import check_served, check_serves_what_fits
 from paged_testing.use import instructions
 from paged_testing.workloads import SITUATIONS, Workload, brief, unlike

@@ -16,7 +16,7 @@ from paged_core.request import Request
 from paged_core.requests.waiting_queue import WaitingQueue
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState, Status
-from paged_testing.component import ComponentConformance, ServesEveryWorkload
+from paged_testing.component import ComponentConformance
 from paged_testing.policy_subjects import (
     NUM_DRAWN,
     WRITTEN_SHARES,
@@ -33,6 +33,7 @@ from paged_testing.policy_subjects import (
     waiting_groups,
     written_requests,
 )
+from paged_testing.repeats import ServesEveryWorkload
 from paged_testing.use import instructions
 from paged_testing.workloads import brief, simple_request
 

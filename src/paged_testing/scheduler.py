@@ -17,7 +17,6 @@ from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings
-from paged_testing.component import Repeats
 from paged_testing.doubles import (
     ALWAYS_OVER,
     TURNING,
@@ -35,6 +34,7 @@ from paged_testing.engines import (
     start_memory_engine,
 )
 from paged_testing.options import other_options
+from paged_testing.repeats import Repeats
 from paged_testing.served import (
     check_not_cut_short,
     check_nothing_leaked,

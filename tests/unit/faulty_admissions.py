@@ -55,6 +55,19 @@ class _OfTenants(_Right, Observer):
         self.open += Counter()  # without those of none
 
 
+class SteadyAdmission(_Right):
+    """Forgets when the requests of a tenant came once there is none for a while."""
+
+    last = 0.0
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        if now > self.last + 100:
+            self.known.clear()
+        self.known.append(str(now))
+        self.last = now
+        return None
+
+
 class AbortsAdmission(_OfTenants):
     """Counts a request until a step ends it, and so for ever where it is aborted."""
 

@@ -55,6 +55,19 @@ class LateAttention(TorchAttention):
         return Late()
 
 
+class CrowdedAttention(TorchAttention):
+    """Passes ``deterministic``, and has other last bits beside other sequences."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        bound = super().bind(layer, cache)
+
+        class Crowded:
+            def forward(self, query: Any, key: Any, value: Any, plan: Any, /) -> Any:
+                return bound.forward(query, key, value, plan) * (1 + 2**-20 * (len(query) > 1))
+
+        return Crowded()
+
+
 class UnreadAttention(PackedAttention):
     """Owns its layout, and copies block by block, over blocks that are still to be read."""
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +46,12 @@ class Choice(NewestVictim):
 """
 
 
+def _write(home: Path, written: Mapping[str, str]) -> None:
+    for path, text in written.items():
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / path).write_text(text, "utf-8")
+
+
 def _install(site: Path, name: str, project: Path | None) -> Path:
     """Install a distribution of two packages as pip does; ``project``: editable, from there."""
     home = site if project is None else project / "src"
@@ -57,9 +64,7 @@ def _install(site: Path, name: str, project: Path | None) -> Path:
         f"{name}_shared/__init__.py": "from . import deep",
         f"{name}_shared/deep.py": "",
     }
-    for path, text in written.items():
-        (home / path).parent.mkdir(parents=True, exist_ok=True)
-        (home / path).write_text(text, "utf-8")
+    _write(home, written)
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -173,9 +178,7 @@ def test_modules_and_their_data_are_sources(
         "alone_tables/a.json": "{}",
         "alone_package/__init__.py": "",
     }
-    for path, text in written.items():
-        (home / path).parent.mkdir(parents=True, exist_ok=True)
-        (home / path).write_text(text, "utf-8")
+    _write(home, written)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "linked.py").write_text("")
     (home / "alone_package" / "inner").symlink_to(tmp_path / "elsewhere")
@@ -246,9 +249,7 @@ def test_modules_that_options_name_and_those_of_computed_names_are_sources(
         "named_rule/deep.py": "import named_more",
         "named_more.py": "",
     }
-    for path, text in written.items():
-        (home / path).parent.mkdir(parents=True, exist_ok=True)
-        (home / path).write_text(text, "utf-8")
+    _write(home, written)
     info = home / "named-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: named\nVersion: 1.0\n")

@@ -55,8 +55,9 @@ from paged_plugins.lab.study.arms import (
     parse_variation,
     varied_arms,
 )
+from paged_plugins.lab.study.excess import excess_notes
 from paged_plugins.lab.study.study import MAX_RUNS, Fractions, Study, read_study
-from paged_plugins.lab.study.unused import excess_notes, refuse_unused
+from paged_plugins.lab.study.unused import refuse_unused
 from paged_plugins.lab.tasks.peers import (
     OURS,
     Choice,

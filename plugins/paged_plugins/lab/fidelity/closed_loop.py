@@ -62,8 +62,6 @@ class RowTask:
 
     row: ServedRow
     cost_model: Mapping[str, Any]
-    files: None = None
-    """No study began with files that it reads."""
 
     def serve(self, registry: Registry) -> Times:
         """Simulate the row.

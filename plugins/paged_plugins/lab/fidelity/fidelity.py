@@ -113,8 +113,6 @@ class _Alike:
 
     rows: Sequence[ServedRow]
     folder: Path
-    files: None = None
-    """No study began with files that it reads."""
 
     def serve(self, registry: Registry) -> list[dict[str, Times | str]]:
         """Return for each row the times, or why there are none, by whose they are."""

@@ -244,14 +244,19 @@ def _module_in(text: str) -> str:
     return named[1] if named and named[1] not in sys.stdlib_module_names else ""
 
 
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield what a part of settings or a workload holds, however deep."""
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if not isinstance(value, list | tuple):
+        yield value
+        return
+    for each in value:
+        yield from leaves(each)
+
+
 def _texts(value: Any) -> Iterator[str]:
     """Yield the texts among options."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, BaseModel):
-        yield from _texts(dict(value))
-    elif isinstance(value, Mapping):
-        yield from _texts([*value.values()])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
+    return (each for each in leaves(value) if isinstance(each, str))

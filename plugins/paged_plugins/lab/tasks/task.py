@@ -10,9 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from paged_core.errors import error_text
+from paged_core.errors import PagedCoreError, error_text
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
@@ -20,7 +18,7 @@ from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.runs.shadows import Baseline
 from paged_plugins.lab.tasks.packages import changed_file, digest, known_digest, stamp_of
-from paged_plugins.lab.tasks.sources import Sources
+from paged_plugins.lab.tasks.sources import Sources, leaves
 from paged_plugins.machine import cpu_model
 from paged_plugins.progress import errors_text
 from paged_plugins.workloads.request import WorkloadRequest
@@ -29,6 +27,15 @@ from paged_plugins.workloads.workload import Workload
 
 SIMULATED = "simulated"
 """The executor without a model, on the virtual clock."""
+
+
+class InputChanged(PagedCoreError):
+    """A file that runs of a study read is not as it was when the study began."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} has changed since the study began, and all of its runs are to read the same"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,37 @@ class Task:
         return self.arm, self.workload.name, self.seed
 
     def serve(self, registry: Registry) -> RunRecord:
-        """Run it in this process."""
+        """Run it in this process.
+
+        Raises:
+            InputChanged: a file does not have the content that the task says, or was written while
+                it was read.
+        """
+        if self.files is None:
+            return self._served(registry)
+        before = self._stamps()
+        self._check(before)
+        try:
+            return self._served(registry)
+        finally:
+            self._check(before)
+
+    def _stamps(self) -> dict[Path, tuple[int, ...]]:
+        found = {}
+        for path in _files_of(self):
+            with suppress(OSError):  # it is gone
+                found[path] = stamp_of(path)
+        return found
+
+    def _check(self, before: Mapping[Path, tuple[int, ...]]) -> None:
+        """Refuse files that have changed since the study began, or since they had these stamps."""
+        now, known = self._stamps(), self.files or {}
+        written = (path for path in {*before, *now} if before.get(path) != now.get(path))
+        new = (path for path in now if path not in known)
+        if changed := next(written, None) or next(new, None) or changed_file(known):
+            raise InputChanged(changed)
+
+    def _served(self, registry: Registry) -> RunRecord:
         workload: Workload = self.workload.build()
         if self.reverses_ties:
             workload = _ReversedTies(workload.name, workload)
@@ -101,44 +138,13 @@ class Ran:
 
 
 def run(task: Task, registry: Registry) -> Ran:
-    """Run a task in this process. What the engine raises is the result, not an exception, and so is
-    that a file does not have the content that the task says, or was written while it was read.
-    """
-    before = _stamps(task)
-    if changed := _changed(task, before):
-        return _of_another(task, changed)
-    record, problem = None, None
+    """Run a task in this process. What it raises is the result, not an exception."""
     try:
-        record = task.serve(registry)
+        return Ran(task, task.serve(registry), None)
+    except InputChanged as error:
+        return Ran(task, None, str(error))
     except Exception as error:  # noqa: BLE001 - one bad arm must not take the others down
-        problem = error_text(error)
-    changed = _changed(task, before)
-    return _of_another(task, changed) if changed else Ran(task, record, problem)
-
-
-def _stamps(task: Task) -> dict[Path, tuple[int, ...]]:
-    found = {}
-    for path in () if task.files is None else _files_of(task):
-        with suppress(OSError):  # it is gone
-            found[path] = stamp_of(path)
-    return found
-
-
-def _changed(task: Task, before: Mapping[Path, tuple[int, ...]]) -> Path | None:
-    """Return a file that has changed since the study began, or since it had these stamps."""
-    if task.files is None:
-        return None
-    now = _stamps(task)
-    written = (path for path in {*before, *now} if before.get(path) != now.get(path))
-    new = (path for path in now if path not in task.files)
-    return next(written, None) or next(new, None) or changed_file(task.files)
-
-
-def _of_another(task: Task, changed: Path) -> Ran:
-    problem = (
-        f"{changed} has changed since the study began, and all of its runs are to read the same"
-    )
-    return Ran(task, None, problem)
+        return Ran(task, None, error_text(error))
 
 
 class TaskDigests:
@@ -175,7 +181,7 @@ class TaskDigests:
         of which it may have been made.
         """
         changed = ran.record and self._sources.changed(ran.task.settings)
-        return _of_another(ran.task, changed) if changed else ran
+        return Ran(ran.task, None, str(InputChanged(changed))) if changed else ran
 
 
 def contents(files: Iterable[Path]) -> dict[Path, str]:
@@ -205,17 +211,11 @@ def _files_of(task: Task) -> set[Path]:
 
 def _files_in(value: Any) -> Iterator[Path]:
     """Yield the files that a part of settings or a workload names."""
-    if isinstance(value, Path) and value.is_dir():
-        yield from (path for path in value.rglob("*") if path.is_file())
-    elif isinstance(value, str | Path):
-        with suppress(OSError, ValueError):  # a text that is no path
-            for path in (Path(value), Path(value, "config.json")):
-                if path.is_file():
-                    yield path
-    elif isinstance(value, BaseModel):
-        yield from _files_in(dict(value))
-    elif isinstance(value, Mapping):
-        yield from _files_in(tuple(value.values()))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _files_in(each)
+    for named in leaves(value):
+        if isinstance(named, Path) and named.is_dir():
+            yield from (path for path in named.rglob("*") if path.is_file())
+        elif isinstance(named, str | Path):
+            with suppress(OSError, ValueError):  # a text that is no path
+                for path in (Path(named), Path(named, "config.json")):
+                    if path.is_file():
+                        yield path

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from paged_core.errors import SettingsError
 from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
-from paged_testing.component import Repeats
 from paged_testing.options import each_option
+from paged_testing.repeats import Repeats
 
 _PARTS = [field.name for field in fields(StepWork)]
 _SIZES = sorted(

@@ -24,8 +24,8 @@ from paged_plugins.routing.testing.scene import (
     unrelated_requests,
     varied_requests,
 )
-from paged_testing.component import Repeats
 from paged_testing.policy_subjects import extreme_requests
+from paged_testing.repeats import Repeats
 from paged_testing.use import bytes_after, bytes_left, instructions
 
 _MAX_GROWTH = 4 * 1024
