@@ -119,7 +119,7 @@ class _Shown(ComponentConformance):
 
 _SET: dict[type[ComponentConformance], dict[str, object]] = {
     AttentionConformance: {"dtypes": ("float32",)},
-    CommunicatorConformance: {"timeout": 1.0},
+    CommunicatorConformance: {"timeout": 1.0, "num_kept": 1},
     ServerConformance: {"component": {"name": "shown", "port": 0}},
     ToolParserConformance: {
         "written": {'CALL f {"a": 1}': [("f", {"a": 1})]},

@@ -117,11 +117,11 @@ def test_a_file_that_is_put_back_meanwhile_may_have_been_read(
 ) -> None:
     task = list(files.study().tasks())[1]
 
-    def serve(self: Any, registry: Registry) -> Any:
+    def run_workload(*_: Any, **_options: Any) -> None:
         for each in ("{ }", "{}"):
             files.table.write_text(each, "utf-8")
 
-    monkeypatch.setattr(type(task), "serve", serve)
+    monkeypatch.setattr("paged_plugins.lab.tasks.task.run_workload", run_workload)
     ran = run(task, REGISTRY)
     assert ran.record is None
     assert str(files.table) in (ran.problem or "")
