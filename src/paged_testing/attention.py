@@ -20,7 +20,7 @@ from paged_core.interfaces.attention import (
 )
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings.schema import EngineSettings
-from paged_testing.attention_scene import Scene, numbers
+from paged_testing.attention_scene import Scene, numbers, unreadable
 from paged_testing.component import ComponentConformance
 
 Chunks = list[tuple[int, int]]
@@ -499,6 +499,15 @@ class AttentionConformance(ComponentConformance):
         backend, members = self.make(), range(len(LONG))
         for one, other in zip(*(self.scenes(LONG, 6, backend) for _ in range(2)), strict=True):
             assert all(map(torch.equal, one.run(members), other.run(members)))
+
+    def test_planning_waits_for_no_device(self) -> None:
+        """Where it serves GPUs, to which a CPU's tensors only stand in for theirs."""
+        backend = self.make()
+        layer = self.layer(self.dtypes[0])
+        if reason := backend.check(replace(layer, device="cuda")):
+            pytest.skip(reason)
+        scene = self.scene(backend, layer, LONG, 7)
+        backend.plan(unreadable(scene.batch_of(range(len(LONG)))))
 
     def test_nan_in_a_sequence_spoils_no_other(self) -> None:
         for scene in self.scenes([(30, 1), (20, 1), (0, 30)], 8):

@@ -5,7 +5,7 @@ Tensors are torch's, which is imported when the first one is made: the kit does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any
@@ -57,8 +57,40 @@ def attention_batch(
 
 def numbers(batch: AttentionBatch) -> dict[str, Any]:
     """Return the fields of a batch as plain numbers."""
-    values = ((each.name, getattr(batch, each.name)) for each in fields(batch))
-    return {name: n if isinstance(n, int) else n.tolist() for name, n in values}
+    return {name: n if isinstance(n, int) else n.tolist() for name, n in _fields(batch)}
+
+
+def _fields(batch: AttentionBatch) -> Iterator[tuple[str, Any]]:
+    yield from ((each.name, getattr(batch, each.name)) for each in fields(batch))
+
+
+_READS = {"tolist", "item", "cpu", "numpy", "nonzero", "argwhere", "masked_select", "unique"}
+_READS |= {f"__{name}__" for name in ("int", "float", "bool", "index", "array", "contains")}
+"""Functions of tensors that wait for what a device computes."""
+
+
+def unreadable(batch: AttentionBatch) -> AttentionBatch:
+    """Return a batch of which no tensor, and nothing that is computed from one, may be read.
+
+    Raises:
+        AssertionError: by code that does read one.
+    """
+    torch: Any = import_module("torch")
+
+    class Unreadable(torch.Tensor):  # type: ignore[misc]
+        @classmethod
+        def __torch_function__(
+            cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = getattr(function, "__name__", "")
+            assert name not in _READS, (
+                f"{name}() of a tensor of the batch waits for the device: its numbers are in "
+                "query_start_host, seq_lens_host and block_tables_host"
+            )
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    tensors = {name: n for name, n in _fields(batch) if isinstance(n, torch.Tensor)}
+    return replace(batch, **{name: n.as_subclass(Unreadable) for name, n in tensors.items()})
 
 
 _Rows = list[tuple[int, int, int, Any]]

@@ -369,7 +369,7 @@ class ExecutorConformance(ComponentConformance):
         plain, ahead = self.sampled(*steps, num_blocks=64), list[StepResult]()
         handles = list[Any]()
         try:
-            with threads_in_turns(), self.engine(num_blocks=64) as engine:
+            with threads_in_turns(self.package), self.engine(num_blocks=64) as engine:
                 for number, step in enumerate(steps):
                     handles.append(engine.executor.submit(step_input(number, **step)))
                     if number:

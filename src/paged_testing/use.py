@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -195,15 +196,32 @@ def _in_tensors() -> int:
     return sum(held.values())
 
 
+_MOST_TURNS = 100_000
+"""Lines after which other threads are let go on."""
+
+
 @contextmanager
-def threads_in_turns() -> Iterator[None]:
-    """Let threads take turns as often as Python can."""
-    before = sys.getswitchinterval()
+def threads_in_turns(package: str) -> Iterator[None]:
+    """Let threads take turns as often as Python can, and those started meanwhile after most lines
+    of a package's code.
+    """
+    lines = count()
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if event == "call" and package_of(frame) != package:
+            return None
+        if next(lines) < _MOST_TURNS:
+            time.sleep(0)
+        return trace
+
+    before = sys.getswitchinterval(), threading.gettrace()
     sys.setswitchinterval(1e-5)
+    threading.settrace(trace)
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(before[0])
+        threading.settrace(before[1])
 
 
 @contextmanager

@@ -85,6 +85,13 @@ class ShiftedAttention(TorchAttention):
         return super().plan(replace(batch, slot_mapping=batch.slot_mapping.roll(1)))
 
 
+class WaitingAttention(TorchAttention):
+    """Takes a size from the device."""
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        return super().plan(replace(batch, max_seq_len=int(batch.seq_lens.max())))
+
+
 class ChangingAttention(TorchAttention):
     """Counts in the arrays of a batch."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from time import sleep
 from typing import ClassVar
 
 import numpy as np
@@ -69,7 +68,6 @@ class ThreadGrammar(_Grammar):
 
     def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
         self.form = form
-        sleep(0.001)
         return super().compile(self.form)
 
 

@@ -185,6 +185,19 @@ class MixingRoutes(ChoiceRoutes):
         return await super().generated(self.text)
 
 
+class MeasuringRoutes(_Routes):
+    """Has the sizes of the last body."""
+
+    async def answer(self, request: Any, body: Items) -> Response:
+        self.sizes: list[int] = []
+        size = sum(len(each.name) for each in body.items)
+        await self.found.off_loop(lambda: self.measure(body), size)
+        return json_response(Item("sizes", sum(self.sizes)))
+
+    def measure(self, body: Items) -> None:
+        self.sizes += [len(each.name) for each in body.items]
+
+
 class RememberingRoutes(ChoiceRoutes):
     """Knows all that is under way, and forgets it when it has ended."""
 

@@ -209,6 +209,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "StaleScheduler": "the first time",
     "BackOfTheQueueScheduler": "which was preempted",
     "CrowdedAttention": "depends on the batch",
+    "WaitingAttention": "waits for the device",
     "WideAttention": "the dtype of its result is torch.float32",
     "FlatRowsAttention": "the shape of its result",
     "BufferAttention": "changed an earlier result",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -123,10 +124,12 @@ class Client(InProcessClient):
 
 
 class WatchedService(Service):
-    """A service over such a client; while it is full, too much waits to take any request."""
+    """A service over such a client; while it is full, too much waits to take any request, and while
+    it takes its thread, what is short is done there, too.
+    """
 
     client: Client
-    is_full = False
+    is_full = takes_thread = False
 
     def health(self) -> ClientHealth:
         most = self.options.max_waiting_requests if self.is_full else 0
@@ -137,7 +140,7 @@ class WatchedService(Service):
         if self.is_full:
             self._num_in_thread += self.options.max_waiting_requests
         try:
-            return await super().off_loop(call, size)
+            return await super().off_loop(call, sys.maxsize if self.takes_thread else size)
         finally:
             if self.is_full:
                 self._num_in_thread -= self.options.max_waiting_requests
