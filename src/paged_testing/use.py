@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import date
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
-from itertools import count, pairwise, repeat
+from itertools import count
 from math import inf
 from subprocess import Popen
 from threading import Condition, Thread, get_ident
@@ -110,6 +110,8 @@ _BYTES_A_USE = 4
 """Bytes that a use may leave, on the average."""
 _IN_TURNS = 12
 """After so many uses they are alike again, as memory is where it is measured."""
+_MOST_MEASURES = 10
+"""Times that growth must be seen one after the other."""
 
 
 def growth(
@@ -137,28 +139,34 @@ def growth(
     go_on(num_uses // 4)
     before, shared = cost(), shared_state(package)
     few = _IN_TURNS if num_uses >= 8 * _IN_TURNS else max(2, num_uses // 8)
-    grown = list[int]()
-    times = [num_uses, *repeat(few, 10)]
-    calls = (partial(go_on, each) for each in (2 * few, *times))
-    with closing(bytes_after(calls)) as sizes:
-        for number, (before_them, after_them) in zip(times, pairwise(sizes), strict=False):
-            grown.append(after_them - before_them)
-            is_first = len(grown) == 1
-            is_less = grown[-1] <= (_BYTES_A_USE * number if is_first else 0)
-            if is_less or (is_first and grown[-1] >= most):  # a buffer is emptied at times
-                break
-        else:
-            raise AssertionError(
-                f"{num_uses} uses that have ended still take {grown[0]} bytes, each {few} more "
-                f"{grown[1:]}: what it keeps grows for ever"
-            )
+    with memory_traced() as allocated:
+        last = 0
+
+        def left(times: int) -> int:
+            nonlocal last
+            go_on(times)
+            before, last = last, allocated()
+            return last - before
+
+        left(2 * few)
+        grown = left(num_uses)
+        if grown >= most:  # by what else goes on in the process, perhaps
+            grown = min(grown, left(num_uses))
+        if _BYTES_A_USE * num_uses < grown < most:
+            more = list[int]()
+            while not more or more[-1] > 0:  # a buffer is emptied at times
+                assert len(more) < _MOST_MEASURES, (
+                    f"{num_uses} uses that have ended still take {grown} bytes, each {few} more "
+                    f"{more}: what it keeps grows for ever"
+                )
+                more.append(left(few))
     after = shared_state(package)
     changed = [place for place, value in shared.items() if after.get(place) != value]
     assert not changed, (
         f"its uses change {', '.join(changed)}, which all that are made share: keep what one knows "
         "in itself, not in its class, its module or a default argument"
     )
-    return grown[0], before, cost()
+    return grown, before, cost()
 
 
 def bytes_left(function: Callable[[], object], warm_up: Callable[[], object] = int) -> int:
@@ -167,17 +175,19 @@ def bytes_left(function: Callable[[], object], warm_up: Callable[[], object] = i
     Args:
         warm_up: called first; what it has left may go in the call.
     """
-    before, after = bytes_after((warm_up, function))
-    return after - before
+    with memory_traced() as allocated:
+        warm_up()
+        before = allocated()
+        function()
+        return allocated() - before
 
 
-def bytes_after(calls: Iterable[Callable[[], object]]) -> Generator[int, None, None]:
-    """Yield how much memory is allocated after each of the calls, in tensors, too."""
+@contextmanager
+def memory_traced() -> Iterator[Callable[[], int]]:
+    """Trace what is allocated; the function returns the bytes that still are, in tensors, too."""
     tracemalloc.start()
     try:
-        for call in calls:
-            call()
-            yield _in_tensors() + tracemalloc.get_traced_memory()[0]
+        yield lambda: _in_tensors() + tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
 

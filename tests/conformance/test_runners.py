@@ -92,3 +92,4 @@ class TestNativeInTriton(RunnerConformance):
     """On a machine without a GPU, Triton's interpreter executes the kernels."""
 
     component: ClassVar[dict[str, str]] = {"name": "native", "kernels": "triton"}
+    max_seconds, num_uses = 600, 12  # it interprets each instruction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count, islice, pairwise, product, repeat
+from itertools import count, islice, product, repeat
 from random import Random
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from paged_plugins.routing.testing.scene import (
 )
 from paged_testing.policy_subjects import extreme_requests
 from paged_testing.repeats import Repeats
-from paged_testing.use import bytes_after, bytes_left, instructions
+from paged_testing.use import bytes_left, instructions, memory_traced
 
 _MAX_GROWTH = 4 * 1024
 """Bytes that a router may have allocated more after many requests than after some."""
@@ -315,10 +315,14 @@ class RouterConformance(Repeats):
             scene.settle()
 
         growths = list[int]()
-        for before, after in pairwise(bytes_after(repeat(go_on, 5))):
-            growths.append(after - before)
-            if growths[-1] < _MAX_GROWTH:
-                return
+        with memory_traced() as allocated:
+            go_on()
+            for _ in range(4):
+                before = allocated()
+                go_on()
+                growths.append(allocated() - before)
+                if growths[-1] < _MAX_GROWTH:
+                    return
         raise AssertionError(
             f"{what} left {growths[0]} bytes allocated, and as many more {growths[1:]}: what a "
             "router remembers is bounded by the replicas that are there, their blocks and the "
