@@ -169,3 +169,10 @@ def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert template.render(messages).startswith(first)
     with pytest.raises(RequestError, match="not callable"):
         template.render(MESSAGES, chat_template="another one")
+
+
+def test_templates_to_choose_from_are_named_within_bounds() -> None:
+    names = {f"{number:04} " + "long " * 1000: "x" for number in range(1000)}
+    with pytest.raises(RequestError, match=r"pass one as chat_template: .*0000 long") as told:
+        ChatTemplate(names, {}).render(MESSAGES)
+    assert len(str(told.value)) < 1000

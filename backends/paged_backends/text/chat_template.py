@@ -213,8 +213,8 @@ class ChatTemplate:
                 return self.sources[name]
         if self.sources:
             raise RequestError(
-                "the checkpoint has several chat templates and none called `default`; pass one of "
-                f"{', '.join(sorted(self.sources))} as chat_template"
+                "the checkpoint has several chat templates and none called `default`; pass one as "
+                f"chat_template: {shown(sorted(self.sources))}"
             )
         raise RequestError(
             "the checkpoint has no chat template (neither chat_template.jinja nor an entry in "
