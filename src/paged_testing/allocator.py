@@ -92,26 +92,30 @@ class AllocatorCases(ComponentConformance):
             runs.append((first, allocator.allocate(3)))
         assert runs[0] == runs[1], f"a second allocator hands out {runs[1]}, the first {runs[0]}"
 
-    @pytest.mark.parametrize("state", ["free", "in use", "cached"])
+    @pytest.mark.parametrize("state", ["free", "in use", "cached", "of equal content", "a prefix"])
     def test_instructions_grow_no_faster_than_a_logarithm(self, state: str) -> None:
         small, large = (self._costs(size, state) for size in (64, 512))
         for name, cost in large.items():
             assert cost <= 2 * small[name] + 8, (
                 f"{name} of few blocks takes {small[name]:.0f} instructions and items among "
-                f"64, {cost:.0f} among 512, all but 8 of them {state}"
+                f"64, {cost:.0f} among 512, all but 8 of them {state}; a block has as many "
+                "references as there are blocks"
             )
 
     def _costs(self, num_blocks: int, state: str) -> dict[str, float]:
         """Return what a use of each member costs with so many blocks, on the average."""
         allocator, spent = self.make(num_blocks), Counter[str]()
         cache = allocator if isinstance(allocator, SupportsPrefixCache) else None
-        others = allocator.allocate(num_blocks)
-        if state == "cached" and cache is not None:
-            for block in others[8:]:
-                cache.cache(block, BlockKey(None, (block, 0)))
+        first, numbers = BlockKey(None, (0, 0)), count(num_blocks)
+        others, last = allocator.allocate(num_blocks), first
+        if cache is not None and state not in ("free", "in use"):
+            for place, block in enumerate(others[8:], 8):
+                last = BlockKey(last if state == "a prefix" else None, (block, 0))
+                others[place] = cache.cache(block, first if state == "of equal content" else last)
+        often = [others.pop()]
+        allocator.share(often * num_blocks)
         idle = others if state != "in use" else others[:8]
         allocator.free(reversed(idle))
-        numbers = count(num_blocks)
 
         def use(name: str, *args: Any) -> Any:
             found: Any = None
@@ -127,20 +131,23 @@ class AllocatorCases(ComponentConformance):
 
         for _ in range(32):
             blocks = use("allocate", 2)
-            use("share", blocks)
+            use("share", [*blocks, *often])
             use("ref_count", blocks[0])
+            use("ref_count", often[0])
             use("num_free")
             if cache is not None:
-                keys = [BlockKey(None, (next(numbers), 0)) for _ in blocks]
-                for block, key in zip(blocks, keys, strict=True):
-                    use("cache", block, key)
-                assert use("look_up", keys[:1])
+                before = last if state == "a prefix" else None
+                keys = [BlockKey(before, (next(numbers), 0)), first]
+                blocks = [use("cache", *both) for both in zip(blocks, keys, strict=True)]
+                assert use("look_up", keys[:1] if before is None else keys[1:])
                 use("uncache", blocks[1:])
-            use("free", blocks)
+            use("free", [*blocks, *often])
             if isinstance(allocator, SupportsLastStep):
                 use("release", blocks, 1)
             else:
                 use("free", blocks)
+            if cache is not None:
+                use("uncache", blocks)
             if isinstance(allocator, SupportsReservation):
                 use("blocks_to_reserve", 3, 4)
                 assert use("can_reserve", 2)
@@ -237,7 +244,8 @@ class AllocatorCases(ComponentConformance):
         if isinstance(allocator, SupportsLastStep):
             allocator.share(blocks[:1] * 2)
             allocator.release(blocks[:1], 10)
-            allocator.release(blocks[:1], 3)
+            allocator.share(blocks[:1])
+            allocator.release(blocks[:1] * 2, 3)
             told = evictor.held[blocks[0]].last_step
             assert told == 10, (
                 f"a block released after step 10 and, by another sequence, after step 3 was used "

@@ -56,6 +56,8 @@ class AllocatorModel:
         self.real = make(self.capacity, self.evictor)
         self.block_size = block_size
         self.references: Counter[BlockId] = Counter()
+        self.taken: tuple[list[BlockId], list[BlockId]] = [], []
+        """The last that it has allocated, and a copy."""
 
     @property
     def used(self) -> list[BlockId]:
@@ -78,6 +80,8 @@ class AllocatorModel:
             assert self.findings() == before, "an allocation that failed lost cached blocks"
             return
         taken = self.real.allocate(count)
+        assert self.taken[0] == self.taken[1], "allocate() changed an earlier result"
+        self.taken = taken, [*taken]
         assert len(taken) == count, f"{count} blocks were asked for, it allocated {taken}"
         assert len(set(taken)) == count, f"it allocated a block twice: {taken}"
         in_use = sorted(set(taken) & set(self.used))
@@ -277,7 +281,9 @@ class PrefixCacheModel(AllocatorModel):
             super().act(action, random)
 
     def _content(self, random: Random) -> Content:
-        """Some content over a tiny alphabet, so that it is often equal."""
+        """Some content, often equal to what is cached: over a tiny alphabet, or the same."""
+        if self.cached and not random.randrange(3):
+            return random.choice([*self.cached.values()])
         length = random.choice((1, 1, 1, 2, 3))
         blocks = [tuple(random.choices((0, 1), k=self.block_size)) for _ in range(length)]
         return random.choice((None, None, "salt", "pepper")), tuple(blocks)

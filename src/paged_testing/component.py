@@ -27,6 +27,7 @@ from paged_testing.engines import (
     registry_with,
 )
 from paged_testing.options import other_options, unbounded
+from paged_testing.shared import check_shared, shared_state
 from paged_testing.unused import unused_options
 from paged_testing.use import growth, last_place
 
@@ -347,7 +348,11 @@ class ComponentConformance:
 
     def growth(self) -> tuple[int, float, float]:
         """Return bytes that ended uses leave, and instructions of one before and after them."""
-        return growth(self.uses(), self.num_uses, self.package, self.bytes_free)
+        self.uses()(0)
+        shared = shared_state(self.package, with_caches=True)
+        (use := self.uses())(0)
+        check_shared(shared, self.package, "one more that is made and used as the first changes")
+        return growth(use, self.num_uses, self.package, self.bytes_free)
 
     @property
     def package(self) -> str:
@@ -357,7 +362,7 @@ class ComponentConformance:
     def place(self, test: Callable[[], object]) -> str:
         """Return where the author of the component looks first after a test has failed."""
         if place := last_place(test, self.package):
-            return f"{_AT} ran last at {place}"
+            return f"{_AT} returned last at {place}: what was asked of it, not where its mistake is"
         made = self.record.load()
         return f"{_AT} is at {getsourcefile(made)}:{_first_line(made)}"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,6 +27,13 @@ from paged_testing.use import bytes_left
 
 TREE = {block: [block >> up for up in range(3, -1, -1) if block >> up] for block in range(1, 16)}
 """Blocks of a prefix tree, each with the path to it from the first one."""
+
+
+_ALL_IDLE = {
+    "a chain": ", each of which depends on another and is wanted",
+    "hits alone": ", none of which depends on another or is evicted",
+    "alike": ", which are of equal content and depend on one",
+}
 
 
 class EvictorCases(ComponentConformance):
@@ -60,16 +67,16 @@ class EvictorCases(ComponentConformance):
         """Fresh evictors with their model."""
         return EvictorModel(self.make, self.expected)
 
-    def walk(self, num_actions: int, seed: int) -> None:
-        """Take so many actions, in fresh evictors and in their model."""
-        self.model().walk(num_actions, seed)
+    def walk(self, num_actions: int, seed: int) -> list[BlockId]:
+        """Take so many actions, in fresh evictors and in their model; return what is evicted."""
+        return self.model().walk(num_actions, seed)
 
     # ------------------------------------------------------------------ what it holds
 
     def test_evicts_every_block_once(self) -> None:
         model = self.model()
         for first in (0, 4):
-            model.leave(range(first, first + 4), range(first, first + 4), [0, 1, 2, 3], 1, 0)
+            model.leave(range(first, first + 4), range(first, first + 4), [0, 1, 2, 3], 4, 0)
         model.finish()
         model.evict()  # of none: it raises, and goes on working
         model.leave([3], [3], [0], 1, 0)
@@ -173,24 +180,15 @@ class EvictorCases(ComponentConformance):
 
     # ------------------------------------------------------------------ the cost
 
-    @pytest.mark.parametrize("held", ["all idle", "8 idle", "a chain", "hits alone"])
+    @pytest.mark.parametrize("held", ["all idle", "8 idle", *_ALL_IDLE])
     def test_instructions_grow_no_faster_than_a_logarithm(self, held: str) -> None:
         """Eight times the blocks may cost twice as much, which leaves a margin."""
-        num_held, chained = 8 if held[0] == "8" else None, held == "a chain"
+        how = held if held in _ALL_IDLE else ""
         small, large = (
-            evictor_cost(
-                self.make,
-                n,
-                num_held or n,
-                self.package,
-                chained=chained,
-                is_evicting=held != "hits alone",
-            )
+            evictor_cost(self.make, n, 8 if held == "8 idle" else n, self.package, how)
             for n in (64, 512)
         )
-        of = "" if num_held is None else f", all but {num_held} of them in use"
-        of = ", each of which depends on another and is wanted" if chained else of
-        of = ", none of which depends on another or is evicted" if held == "hits alone" else of
+        of = _ALL_IDLE.get(held, ", all but 8 of them in use" if held == "8 idle" else "")
         assert large <= 2 * small + 8, (
             f"removing, adding, evicting and counting takes {small:.0f} instructions and items "
             f"among 64 blocks{of}, {large:.0f} among 512; it may grow no faster than the logarithm"
@@ -245,3 +243,7 @@ class EvictorConformance(ServesEveryWorkload, EvictorCases):
     def check_written(self) -> None:
         super().check_written()
         self.walk(150, 0)
+
+    def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+        """Also the blocks that are evicted in a walk."""
+        return {**super().answers(beside), "a walk": self.walk(300, 0)}

@@ -13,8 +13,8 @@ from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
 from paged_testing.use import instructions
 
-CONTENTS = (*range(8), None)
-"""Content keys that the model uses; ``None``: the allocator gives no key."""
+CONTENTS = 8
+"""Contents that the model uses: a tree, in which two follow each of the first ones."""
 
 
 def other_key(content_key: int) -> int:
@@ -52,6 +52,7 @@ class EvictorModel:
         self.expected = expected
         self.held: list[IdleBlock] = []
         self.used: dict[BlockId, BlockInfo] = {}
+        self.evicted: list[BlockId] = []
         self.departures = 0
         self.publications = 0
         self.demand: set[int] = set()
@@ -62,35 +63,42 @@ class EvictorModel:
         blocks: Sequence[int],
         contents: Sequence[int | None],
         hits: Sequence[int],
-        shortest: int,
+        longest: int,
         steps_ago: int,
     ) -> None:
-        """A request frees its blocks, the last one, which ends the longest prefix, first."""
+        """A request frees its blocks, the last one, which ends the longest prefix, first.
+
+        Args:
+            contents: of these blocks, and of those before them, if any.
+            longest: blocks of the longest prefix.
+        """
         known = {idle.block for idle in self.held}
         leaving = [BlockId(block) for block in blocks if block not in known]
         self.departures += 1
+        found: dict[int, IdleBlock] = {}
         for place, block in enumerate(leaving):
-            num_tokens = 4 * (shortest + len(leaving) - 1 - place)
             self.publications += 1
             info = BlockInfo(
-                num_tokens,
+                4 * (longest - place),
                 hits[place],
                 self.departures,
                 self.publications,
                 contents[place],
                 self.departures - steps_ago,
-                contents[place + 1] if place + 1 < len(leaving) else None,
+                contents[place + 1] if place + 1 < len(contents) else None,
             )
-            if block in self.used:
-                was = self.used.pop(block)
+            if was := self.used.get(block):  # it has the content that it had
                 info = replace(
-                    info,
+                    was,
                     num_hits=was.num_hits + 1 + hits[place],
-                    cache_order=was.cache_order,
-                    content_key=was.content_key,
-                    parent_key=was.parent_key,
+                    last_use=info.last_use,
+                    last_step=info.last_step,
                 )
-            self._add(IdleBlock(block, info))
+            if info.num_tokens not in found:
+                found[info.num_tokens] = IdleBlock(block, info)
+        for _, idle in sorted(found.items(), reverse=True):
+            self.used.pop(idle.block, None)
+            self._add(idle)
 
     def come_back(self, idle: IdleBlock, *, is_forgotten: bool) -> None:
         """A block is used again for its content, or it is uncached because it was never computed.
@@ -129,6 +137,7 @@ class EvictorModel:
         held = [replace(idle, wanted=idle.info.content_key in self.demand) for idle in self.held]
         wanted = self.expected(held)
         block, of_twin, of_renamed = (e.evict() for e in (self.real, self.twin, self.renamed))
+        self.evicted.append(block)
         gone = [idle for idle in self.held if idle.block == block]
         self.held = [idle for idle in self.held if idle.block != block]
         assert gone, f"evicted block {block}, which it does not hold"
@@ -151,19 +160,23 @@ class EvictorModel:
             self.evict()
         assert len(self.real) == 0, f"{len(self.real)} blocks are left of none"
 
-    def walk(self, num_actions: int, seed: int = 0) -> None:
-        """Take so many actions, the same for the same seed, and finish."""
+    def walk(self, num_actions: int, seed: int = 0) -> list[BlockId]:
+        """Take so many actions, the same for the same seed, and finish; return what is evicted."""
         random = Random(seed)
         for number in range(num_actions):
             action = random.randrange(8)
             if not number % 5:
                 self.want(random.randrange(8))
             if action < 4:
+                path: list[int | None] = [random.randrange(CONTENTS)]
+                while path[-1]:
+                    path.append((path[-1] - 1) // 2)
+                count = random.randint(1, len(path))
                 self.leave(
-                    random.sample(range(self.num_blocks), random.randint(1, 4)),
-                    random.choices(CONTENTS, k=4),
-                    random.choices(range(4), k=4),
-                    random.randint(1, 3),
+                    random.sample(range(self.num_blocks), count),
+                    [None] * len(path) if not random.randrange(8) else path,
+                    random.choices(range(4), k=count),
+                    len(path),
                     random.choice((0, 0, 1, 3, 6)),
                 )
             elif action == 4 and self.held:
@@ -173,6 +186,7 @@ class EvictorModel:
             else:
                 self.evict()
         self.finish()
+        return self.evicted
 
     def _add(self, idle: IdleBlock) -> None:
         block, info = idle.block, idle.info
@@ -196,9 +210,7 @@ def evictor_cost(
     num_blocks: int,
     num_held: int,
     package: str,
-    *,
-    chained: bool = False,
-    is_evicting: bool = True,
+    how: str = "",
 ) -> float:
     """Return the cost of removing, adding, evicting and counting among ``num_held`` idle blocks.
 
@@ -209,28 +221,29 @@ def evictor_cost(
         make: makes an evictor for a number of blocks.
         num_held: blocks that stay idle; the others were, and are in use again.
         package: that of the evictor.
-        chained: whether each block depends on the one before it, and all are wanted.
-        is_evicting: or there are hits alone, of blocks that depend on nothing.
+        how: ``a chain``: each block depends on the one before it, and all are wanted; ``hits
+            alone``, of blocks that depend on nothing; ``alike``: all but one are of equal content,
+            which depends on that one.
     """
-    evictor, random = make(num_blocks), Random(0)
+    evictor, random, chained = make(num_blocks), Random(0), how == "a chain"
     idle = [BlockId(block) for block in range(num_blocks)]
     infos = iter([_info(now, num_blocks, random) for now in range(1, 3 * num_blocks + 1)])
     used = random.choices(idle[:num_held], k=num_blocks)
-    demanding = evictor if isinstance(evictor, SupportsDemand) else None
+    demanding = evictor if isinstance(evictor, SupportsDemand) and how != "alike" else None
 
     def add(block: BlockId) -> None:
         info = next(infos)
-        if chained:
-            info = replace(info, content_key=block, parent_key=idle[block - 1] if block else None)
-        if not is_evicting:
-            info = replace(info, content_key=block, parent_key=None)
+        if how:
+            before = {"a chain": idle[block - 1], "alike": 0}.get(how) if block else None
+            content = min(block, 1) if how == "alike" else block
+            info = replace(info, content_key=content, parent_key=before)
         evictor.add(block, info)
 
     def remove_add_evict() -> None:
         for block in used:
             evictor.remove(block)
             add(block)
-            if is_evicting:
+            if how != "hits alone":
                 add(evictor.evict())
             len(evictor)
             if demanding:
@@ -247,13 +260,13 @@ def evictor_cost(
 
 
 def _info(now: int, num_blocks: int, random: Random) -> BlockInfo:
-    departure = now // 4
+    departure, content = now // 4, random.randrange(2 * num_blocks)
     return BlockInfo(
         num_tokens=random.randrange(1, 4000),
         num_hits=random.randrange(4) if now % 3 else num_blocks,
         last_use=departure,
         cache_order=now,
-        content_key=random.randrange(2 * num_blocks),
+        content_key=content,
         last_step=departure - random.choice((0, 0, 0, 2)),
-        parent_key=random.randrange(2 * num_blocks),
+        parent_key=content // 2 if content else None,
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import fields
+from functools import partial
 from io import FileIO
 from itertools import count, product
 from pathlib import Path
@@ -44,7 +45,7 @@ from paged_testing.engines import (
 from paged_testing.happenings import HAPPENINGS, deciding
 from paged_testing.policy_subjects import extreme_requests, untouched, written_requests
 from paged_testing.served import check_served
-from paged_testing.use import waits_watched
+from paged_testing.use import instructions, waits_watched
 from paged_testing.workloads import (
     FOR_EVERY_POLICY,
     SITUATIONS,
@@ -272,20 +273,31 @@ class ObserverConformance(ComponentConformance):
             f"{sizes[1]:,} characters after as many more: its size has to be bounded"
         )
 
-    def test_reports_are_as_large_however_many_requests_wait(self) -> None:
-        engine, sizes = self._small_engine(), list[int]()
-        observer = engine.observers[0]
-        if not isinstance(observer, SupportsReport):
-            pytest.skip("it reports nothing")
-        for number in range(2, 4):
-            for place in range(1024 * number):
-                engine.add(simple_request(f"r{number}.{place}", (1, 2, 3), 2))
-            engine.step()
+    def test_many_requests_may_wait(self) -> None:
+        """A step takes work in proportion to them, and reports stay as large."""
+        sizes, costs, events = list[int](), list[int](), list[int]()
+        for number in (1024, 4096):
+            engine = self._small_engine()
+            for place in range(number):
+                engine.add(simple_request(f"r{place}", (1, 2, 3), 2))
+            costs.append(instructions(engine.step, self.package))
+            one = simple_request("one", (1, 2, 3), 2)
+            for call in (partial(engine.add, one), partial(engine.abort, one.id)):
+                events.append(instructions(call, self.package))
             check_observers(engine)
-            sizes.append(max(len(text) for _, text in _reports(observer)))
-        assert sizes[1] <= 1.25 * sizes[0] + 64, (
-            f"a report has {sizes[0]:,} characters while 2,048 requests are there, {sizes[1]:,} "
-            "while 5,120 are: its size has to be bounded"
+            if isinstance(observer := engine.observers[0], SupportsReport):
+                sizes.append(max(len(text) for _, text in _reports(observer)))
+        assert costs[1] <= 6 * costs[0] + 400, (
+            f"of a step it hears in {costs[0]} instructions and items while 1,024 requests are "
+            f"there, {costs[1]} while 4,096 are: look at each a few times"
+        )
+        assert events[2] <= 2 * events[0] + 400 and events[3] <= 2 * events[1] + 400, (
+            f"of a request that is added, and aborted, it hears in {events[:2]} instructions and "
+            f"items while 1,024 are there, {events[2:]} while 4,096 are"
+        )
+        assert not sizes or sizes[1] <= 1.25 * sizes[0] + 64, (
+            f"a report has {sizes[0]:,} characters while 1,024 requests are there, {sizes[1]:,} "
+            "while 4,096 are: its size has to be bounded"
         )
 
     def test_handles_an_id_that_is_used_again(self) -> None:
@@ -372,13 +384,20 @@ def _counts(place: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _reports(observer: SupportsReport) -> Iterator[tuple[object, str]]:
-    """Yield reports since the beginning, a number of its own and one of an engine before."""
-    for since, same in ((0, 0), (1, 1), (2**62, 0)):
-        report, again = map(observer.report, (since, same))
-        facts, facts_again = (dict(_counts("the report", each)) for each in (report, again))
-        assert facts_again == facts, (
-            f"report({since}) returns {report}, and report({same}) then {again}: each front end is "
-            "to hear all that came after the number that it names, all if it is of another engine"
+    """Yield reports since the beginning, a number of its own, one of an engine before, and the
+    numbers that the first names, as several readers ask for them."""
+    first = observer.report(0)
+    known = {0: dict(_counts("the report", first))}
+    values = first.values() if isinstance(first, Mapping) else ()
+    named = [each for each in values if isinstance(each, int)]
+    for since in (0, 1, 2**62, *named, 0, 1, *named):
+        report = observer.report(since)
+        facts = dict(_counts("the report", report))
+        before = known.setdefault(since % 2**62, facts)
+        assert facts == before, (
+            f"report({since}) returns {report}, not what it did before others asked: each front "
+            "end is to hear all that came after the number that it names, all if it is of another "
+            "engine"
         )
         try:
             yield report, json.dumps(report, allow_nan=False)

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from array import array
 from collections import deque
-from itertools import chain, islice
+from functools import _lru_cache_wrapper
+from random import Random
 from types import ModuleType
 from typing import Any
 
-from paged_testing.telling import functions, modules
+from paged_testing.telling import content, functions, modules
 
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 _DEPTH, _MOST = 4, 1000
 """Containers in each other, and items of each, that are looked at."""
 
 
-def shared_state(package: str | None) -> dict[str, Any]:
-    """Return what modules of a package, their classes and defaults of arguments keep, by place."""
-    found: dict[str, Any] = {}
+def shared_state(package: str | None, *, with_caches: bool = False) -> dict[str, Any]:
+    """Return what modules of a package, their classes and defaults of arguments keep, by place.
+
+    Args:
+        with_caches: also how much ``functools.cache`` and ``lru_cache`` keep of calls.
+    """
+    found, names = dict[str, Any](), modules(package)
 
     def keep(place: str, values: Any) -> None:
         for key, value in list(values.items()):
             is_code = callable(value) or hasattr(value, "__get__") or isinstance(value, ModuleType)
             if not is_code and not str(key).startswith("__"):
                 found[f"{place}.{key}"] = _plain(value, package, _DEPTH)
+            cached = getattr(value, "__func__", value)
+            if (
+                with_caches
+                and isinstance(cached, _lru_cache_wrapper)
+                and cached.__module__ in names
+            ):
+                found[f"the cache of {place}.{key}"] = cached.cache_info().currsize
 
-    for name in modules(package):
+    for name in names:
         module = sys.modules[name]
         keep(name, vars(module))
         for made in vars(module).values():
@@ -33,17 +47,40 @@ def shared_state(package: str | None) -> dict[str, Any]:
                 keep(f"{name}.{made.__qualname__}", vars(made))
         for function in functions(module, vars(module), set()):
             values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-            keep(f"a default of {name}.{function.__qualname__}", dict(enumerate(values)))
+            of = f"of {name}.{function.__qualname__}"
+            keep(f"a default {of}", dict(enumerate(values)))
+            keep(f"a variable {of}", dict(enumerate(map(content, function.__closure__ or ()))))
+            keep(f"an attribute {of}", vars(function))
     return found
+
+
+def check_shared(before: dict[str, Any], package: str | None, what: str) -> None:
+    """Check that what is shared is as it was before.
+
+    Raises:
+        AssertionError: the message says ``what`` changes which.
+    """
+    after = shared_state(package, with_caches=True)
+    changed = [place for place, value in before.items() if after.get(place) != value]
+    assert not changed, (
+        f"{what} {', '.join(changed)}, which all that are made share: keep what one knows in "
+        "itself, not in its class, its module or a default argument"
+    )
 
 
 def _plain(value: Any, package: str | None, depth: int) -> Any:
     """Return what a value holds, as far as it can be compared."""
     if isinstance(value, int | float | str | bytes | None):
         return repr(value)  # of which even nan is equal to itself
+    if isinstance(value, itertools.count | bytearray | array):
+        return repr(value)
+    if isinstance(value, Random):
+        return value.getstate()
     if depth and isinstance(value, _CONTAINERS):
-        parts = chain.from_iterable(value.items()) if isinstance(value, dict) else value
-        return len(value), [_plain(each, package, depth - 1) for each in islice(parts, _MOST)]
+        parts = itertools.chain.from_iterable(value.items()) if isinstance(value, dict) else value
+        return len(value), [
+            _plain(each, package, depth - 1) for each in itertools.islice(parts, _MOST)
+        ]
     if depth and type(value).__module__.partition(".")[0] == package and hasattr(value, "__dict__"):
         return _plain(vars(value), package, depth - 1)
     return id(value)

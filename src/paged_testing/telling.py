@@ -197,13 +197,14 @@ def functions(module: ModuleType, names: Any, seen: set[int]) -> Iterator[Functi
             seen.add(id(each))
             if isinstance(each, FunctionType):
                 yield each
-                cells = dict(enumerate(map(_content, each.__closure__ or ())))
+                cells = dict(enumerate(map(content, each.__closure__ or ())))
                 yield from functions(module, cells, seen)
             elif isinstance(each, type):
                 yield from functions(module, vars(each), seen)
 
 
-def _content(cell: Any) -> object:
+def content(cell: Any) -> object:
+    """Return what a cell of a closure holds; ``None``: nothing yet."""
     with suppress(ValueError):
         return cell.cell_contents
     return None

@@ -23,8 +23,8 @@ from threading import Condition, Thread, get_ident
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from paged_testing.shared import shared_state
-from paged_testing.telling import told
+from paged_testing.shared import check_shared, shared_state
+from paged_testing.telling import modules, told
 from paged_testing.work import WORK_FILE, Work
 
 _OURS = ("paged_core", "paged_testing", "paged_backends", "paged_plugins", "paged_policies")
@@ -110,8 +110,8 @@ _BYTES_A_USE = 4
 """Bytes that a use may leave, on the average."""
 _IN_TURNS = 12
 """After so many uses they are alike again, as memory is where it is measured."""
-_MOST_MEASURES = 10
-"""Times that growth must be seen one after the other."""
+_MEASURES, _MORE_MEASURES = 10, 5
+"""Times that growth must be seen one after the other: after a few uses, and after many."""
 
 
 def growth(
@@ -122,7 +122,8 @@ def growth(
     Args:
         use: one use, of a number of its own.
         package: whose instructions count; ``None``: they are not counted.
-        most: bytes of which there is no need to look for more.
+        most: bytes that are no buffer, which is emptied at times; they are looked at after many
+            uses alone.
 
     Raises:
         AssertionError: more uses leave more and more, or they change what modules or classes keep.
@@ -149,24 +150,31 @@ def growth(
             return last - before
 
         left(2 * few)
-        grown = left(num_uses)
-        if grown >= most:  # by what else goes on in the process, perhaps
-            grown = min(grown, left(num_uses))
-        if _BYTES_A_USE * num_uses < grown < most:
-            more = list[int]()
-            while not more or more[-1] > 0:  # a buffer is emptied at times
-                assert len(more) < _MOST_MEASURES, (
-                    f"{num_uses} uses that have ended still take {grown} bytes, each {few} more "
-                    f"{more}: what it keeps grows for ever"
-                )
-                more.append(left(few))
-    after = shared_state(package)
-    changed = [place for place, value in shared.items() if after.get(place) != value]
-    assert not changed, (
-        f"its uses change {', '.join(changed)}, which all that are made share: keep what one knows "
-        "in itself, not in its class, its module or a default argument"
-    )
+        grown, more = left(num_uses), list[int]()
+        to_come = [few] * (_MEASURES if grown < most else 0) + [num_uses] * _MORE_MEASURES
+        is_growing = grown > _BYTES_A_USE * num_uses
+        while is_growing:
+            assert to_come, (
+                f"{num_uses} uses that have ended still take {grown} bytes, those after them "
+                f"{more}: what it keeps grows for ever; {_allocating(partial(go_on, few), package)}"
+            )
+            times = to_come.pop(0)
+            more.append(left(times))
+            is_growing = more[-1] > (_BYTES_A_USE * times if times == num_uses else 0)
+        grown = min([grown, *more])
+    check_shared(shared, package, "its uses change")
     return grown, before, cost()
+
+
+def _allocating(function: Callable[[], object], package: str | None) -> str:
+    """Say in which line of a package a call allocates the most that is still there after it."""
+    before = tracemalloc.take_snapshot()
+    function()
+    lines = tracemalloc.take_snapshot().compare_to(before, "lineno")
+    files = {getattr(sys.modules[name], "__file__", None) for name in modules(package)}
+    own = [each for each in lines if each.traceback[0].filename in files and each.size_diff > 0]
+    place = (own or lines)[0].traceback[0]
+    return f"the line that allocates the most of it is {place.filename}:{place.lineno}"
 
 
 def bytes_left(function: Callable[[], object], warm_up: Callable[[], object] = int) -> int:

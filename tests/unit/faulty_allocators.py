@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import shuffle
@@ -201,6 +201,33 @@ class RecountingAllocator(UncachedAllocator):
     @property
     def num_free(self) -> int:
         return sum(1 for count in self._ref_counts if not count)
+
+
+class ListingAllocator(HashCachedAllocator):
+    """Keeps all blocks of a content in a list, too."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._alike: defaultdict[BlockKey, list[BlockId]] = defaultdict(list)
+
+    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
+        self._alike[key].append(block)
+        return super().cache(block, key)
+
+    def _forget(self, block: BlockId) -> None:
+        if (key := self._keys[block]) is not None:
+            self._alike[key].remove(block)
+        super()._forget(block)
+
+
+class RootedAllocator(HashCachedAllocator):
+    """Goes to the beginning of a prefix when its block is cached."""
+
+    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
+        before: BlockKey | None = key
+        while before is not None:
+            before = before.parent
+        return super().cache(block, key)
 
 
 class LeapingAllocator(HashCachedAllocator):

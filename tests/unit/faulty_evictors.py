@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from random import choice
 from typing import Any, ClassVar
 
@@ -234,6 +234,27 @@ class OneBlockPerKeyEvictor(_InformedEvictor):
         self._blocks.pop(self._by_key.get(info.content_key, block), None)
         self._by_key[info.content_key] = block
         super().add(block, info)
+
+
+class CrowdedEvictor(_InformedEvictor):
+    """Keeps the blocks that depend on a content in a list."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._below: defaultdict[int | None, list[BlockId]] = defaultdict(list)
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        if info.parent_key is not None:
+            self._below[info.parent_key].append(block)
+
+    def remove(self, block: BlockId, /) -> None:
+        super().remove(block)
+        parent = self._infos[block].parent_key
+        if parent in self._below:
+            self._below[parent].remove(block)
+            if not self._below[parent]:
+                del self._below[parent]
 
 
 class CountingEvictor(LruEvictor):

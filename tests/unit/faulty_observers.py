@@ -240,6 +240,26 @@ class _Reporting(_Observer):
         return list(self.last)
 
 
+class ReadObserver(_Reporting):
+    """Forgets steps that were asked for."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.last.append(step.number)
+        del self.last[:-8]
+
+    def report(self, since: int, /) -> Any:
+        self.last = [number for number in self.last if not 0 < since <= number]
+        return {"cursor": self.last[-1] if self.last else 0, "steps": list(self.last)}
+
+
+class PairingObserver(_Observer):
+    """Looks for each that waits among all."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        waiting = step.queues.waiting
+        self.steps += sum(group in waiting for group in waiting)
+
+
 class OneFileObserver(_Observer):
     """Has a file with its class, which the first that is closed closes."""
 

@@ -188,6 +188,41 @@ class LingeringRouter(FollowingRouter):
         pass
 
 
+class SubsetRouter(FollowingRouter):
+    """Asks of each prefix of the prompt whether it is held."""
+
+    def keys(self, request: Request) -> list[int]:
+        keys = super().keys(request)
+        held: set[int] = set().union(*self.kept.values())
+        known = 0
+        while known < len(keys) and held.issuperset(keys[: known + 1]):
+            known += 1
+        return keys[:known]
+
+
+class CountedRouter(FollowingRouter):
+    """Counts what is held anew for each request."""
+
+    def keys(self, request: Request) -> list[int]:
+        self.turn += sum(1 for held in self.kept.values() for _ in held)
+        return super().keys(request)
+
+
+class IdleRouter(FaultyRouter):
+    """Forgets what a tenant has sent when none of it is left."""
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        there, sent = self.kept.setdefault(request.tenant, [0, []])
+        self.kept[request.tenant] = [there + 1, sent]
+        sent.append(request.id)
+        return self.turns(replicas)
+
+    def finished(self, request: Request, replica: int, /) -> None:
+        self.kept[request.tenant][0] -= 1
+        if not self.kept[request.tenant][0]:
+            del self.kept[request.tenant]
+
+
 class PlacingRouter(FaultyRouter):
     """Sends a session to a place of its own, whatever replicas hold, which is right."""
 
@@ -293,6 +328,9 @@ _CLASSES = (
     UnsaltedRouter,
     UnclearedRouter,
     LingeringRouter,
+    SubsetRouter,
+    CountedRouter,
+    IdleRouter,
 )
 FAULTY: dict[str, type[FaultyRouter]] = {each.__name__: each for each in _CLASSES} | {
     name: type(name, (FaultyRouter,), {"choose": choose, "__module__": __name__})

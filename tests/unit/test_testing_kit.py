@@ -26,7 +26,7 @@ from paged_testing import (
     settings_round_trip,
     simple_request,
 )
-from paged_testing.use import last_place
+from paged_testing.use import growth, last_place
 from unit.faulty_evictors import LeakyEvictor
 from unit.faulty_settings import registry_of
 from unit.mutants import MUTANTS, Mutant, recorded
@@ -57,11 +57,17 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "OccupiedOrder": "change while others are admitted",
     "SettledOrder": "change while others are served",
     "SaltedOrder": "cache_salt='(b|salt)'",
-    "TouchingAllocator": "a look-up changed what the evictor holds",
+    "TouchingAllocator": "a look-up changed what the evictor holds|num_hits is wrong",
     "HereditaryAllocator": "num_hits is wrong|allocate of few blocks",
     **dict.fromkeys(("SearchingAllocator", "SortingAllocator"), "instructions and items"),
     **dict.fromkeys(("InsertingAllocator", "RecountingAllocator"), "instructions and items"),
     "LeapingAllocator": "it found blocks",
+    "ListingAllocator": "of equal content",
+    "RootedAllocator": "a prefix",
+    "CrowdedEvictor": "which are of equal content",
+    "ReadObserver": "not what it did before others asked",
+    "PairingObserver": "look at each a few times",
+    "CachedCostModel": "changes the cache of unit.faulty_cost_models.CachedCostModel._of_tokens",
     "CommonExecutor": "beside another it samples",
     "AlikeExecutor": "16 sequences draw",
     "ForgetfulExecutor": "are to get one each",
@@ -394,6 +400,17 @@ class TestHelpers:
         engine = build_memory_engine()
         with pytest.raises(AssertionError, match="unfinished after 3 steps"):
             serve(engine, Workload(((0, simple_request("A", 5, 40)),)), max_steps=3)
+
+    def test_what_fills_is_no_leak(self) -> None:
+        kept: list[bytes] = []
+
+        def fills(number: int) -> None:
+            kept.append(bytes(64))
+            del kept[:-500]
+
+        assert growth(fills, 120, None)[0] < 480
+        with pytest.raises(AssertionError, match=rf"for ever; .* is {re.escape(__file__)}:\d+"):
+            growth(lambda number: kept.append(bytes(64)), 120, None)
 
     def test_a_failure_is_not_placed_where_the_component_is_closed_after_it(self) -> None:
         made: dict[str, Any] = {"__name__": "a_plugin.part"}

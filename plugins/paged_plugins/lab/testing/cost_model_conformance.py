@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import pairwise, permutations, product
 from math import inf
@@ -19,6 +20,7 @@ from paged_testing.options import each_option
 from paged_testing.repeats import Repeats
 
 _PARTS = [field.name for field in fields(StepWork)]
+_UNBOUNDED = ("prefill_context", "prefill_pairs", "decode_context")
 _SIZES = sorted(
     {*range(520), *(n * 2**k + d for n in (3, 4, 5, 125) for k in range(14) for d in (0, 1))}
 )
@@ -33,6 +35,12 @@ _A_STEP = StepWork(
     decode_context=60_000,
     sampled_rows=61,
 )
+
+
+def _told(model: CostModel, work: StepWork) -> tuple[float, bool]:
+    """Return what a cost model says of a step."""
+    beyond = model.is_extrapolated(work)
+    return model.seconds(work), beyond
 
 
 def step_works() -> Iterator[StepWork]:
@@ -75,15 +83,23 @@ class CostModelConformance(Repeats):
         for work in step_works() if beside else ():
             models[0].seconds(work)
             models[-1].seconds(work)
-        return {"written steps": [models[len(models) // 2].seconds(work) for work in step_works()]}
+        model = models[len(models) // 2]
+        works: list[Any] = [_told(model, work) for work in step_works()]
+        with suppress(SettingsError):
+            works.append((model.num_blocks(16), model.max_model_len))
+        return {"written steps": works}
 
     def uses(self) -> Callable[[int], object]:
-        """Times of some steps, of works that differ; of computed tokens as many as a step has."""
+        """Times of some steps, of works that differ in all; of what a step computes, copies and
+        swaps as much as one does."""
         model = self.make_cost_model()
 
         def use(number: int) -> None:
             for tokens in range(8 * number, 8 * number + 8):
-                model.seconds(StepWork(prefill_tokens=tokens % 32, decode_context=8 * tokens))
+                parts = dict.fromkeys(_PARTS, tokens % 32) | dict.fromkeys(_UNBOUNDED, 8 * tokens)
+                work = StepWork(**{**parts, "after_idle": tokens % 2})
+                model.seconds(work)
+                model.is_extrapolated(work)
 
         return use
 
@@ -96,11 +112,10 @@ class CostModelConformance(Repeats):
 
         for work in step_works():
             given = replace(work)
-            seconds = one.seconds(work)
+            seconds, beyond = _told(one, work)
             assert work == given, "it changed the work"
             assert isinstance(seconds, float), f"seconds() returned {seconds!r}, which is no float"
             assert 0 < seconds < inf, f"{work} takes {seconds} s"
-            beyond = one.is_extrapolated(work)
             assert type(beyond) is bool, f"is_extrapolated() returned {beyond!r}, which is no bool"
             assert one.seconds(work) == other.seconds(work) == seconds
 
@@ -111,12 +126,13 @@ class CostModelConformance(Repeats):
             for work, part, more in product((*step_works(), _A_STEP, StepWork()), _PARTS, (0, 1))
         ]
         forwards, backwards = self.make_cost_model(), self.make_cost_model()
-        first = [forwards.seconds(work) for work in varied]
-        again = [backwards.seconds(work) for work in reversed(varied)]
+        first = [_told(forwards, work) for work in varied]
+        again = [_told(backwards, work) for work in reversed(varied)]
         for work, one, other in zip(varied, first, reversed(again), strict=True):
             assert one == other, (
-                f"{work} takes {one} s, and {other} s where other work was asked for before it: "
-                "equal work takes equal time, whatever the earlier calls were"
+                f"{work} takes {one[0]} s (extrapolated: {one[1]}), and {other[0]} s ({other[1]}) "
+                "where other work was asked for before it: equal work takes equal time, whatever "
+                "the earlier calls were"
             )
 
     def test_more_work_never_takes_less_time(self) -> None:
@@ -160,16 +176,22 @@ class CostModelConformance(Repeats):
         self.test_can_be_pickled()
 
     def test_can_be_pickled(self) -> None:
-        """Runs are made in other processes."""
+        """Runs are made in other processes; also after others."""
         model = self.make_cost_model()
-        copy = pickle.loads(pickle.dumps(model))
-        work = StepWork(prefill_tokens=100, prefill_pairs=5050, decode_sequences=8, sampled_rows=9)
-        assert copy.seconds(work) == model.seconds(work)
+        for _ in range(2):
+            copy = pickle.loads(pickle.dumps(model))
+            for work in (_A_STEP, *step_works()):
+                told, of_copy = _told(model, work), _told(copy, work)
+                assert of_copy == told, (
+                    f"{work} takes {told[0]} s (extrapolated: {told[1]}), and {of_copy[0]} s "
+                    f"({of_copy[1]}) after pickling"
+                )
 
     def test_blocks_of_any_size_have_as_many_tokens(self) -> None:
         """If it knows; also those of another size than that of the settings."""
         models = [(self.make_cost_model(block_size=size), size) for size in (8, 16, 32)]
         models += [(self.make_cost_model(block_size=16), size) for size in (1, 8, 16, 32, 64)]
+        models += [(models[0][0], size) for size in (32, 8)]
         counts = [(size, self.blocks(model, size)) for model, size in models]
         known = [(size, count) for size, count in counts if count is not None]
         assert len(known) in (0, len(counts)), f"by size there are {counts} blocks: all, or none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice, product, repeat
 from random import Random
@@ -61,6 +62,10 @@ class RouterConformance(Repeats):
         other = beside and self.of(self.registry, self.slot, beside)
         scenes = [kit.scene(5, 100, seed=7) for kit in (other, self, other) if kit]
         requests = [*varied_requests(), *islice(unrelated_requests(), 100)]
+        requests += [
+            (replace(each, cache_salt=f"salt {at}"), name)
+            for at, (each, name) in enumerate(requests)
+        ]
         for scene in (scenes[0], scenes[-1]) if beside else ():
             scene.leave(0)
             scene.route_all(reversed(requests))
@@ -176,14 +181,30 @@ class RouterConformance(Repeats):
         )
 
     def test_the_work_grows_in_proportion_to_a_long_prompt(self) -> None:
+        """Also where replicas hold all of it, since it comes again."""
         costs = []
         for size in (16, 512, 2048):
-            scene, request = self.scene(2, 4), make_request(10**6, range(size))
-            costs.append(instructions(partial(scene.route, request, "s"), self.package))
-        first, second = costs[1] - costs[0], costs[2] - costs[1]
-        assert second <= 6 * first + 400, (
-            f"to route prompts of 16, 512 and 2048 tokens takes {costs} instructions and items: "
-            "the work may grow in proportion to the prompt, so look at each token a few times"
+            scene = self.scene(2, 4, num_blocks=1024)
+            again = [partial(make_request, 10**6 + number, range(size)) for number in range(4)]
+            calls = [partial(scene.route, request(), "s") for request in again]
+            costs.append([instructions(call, self.package) for call in calls])
+        for time, (least, some, many) in enumerate(zip(*costs, strict=True)):
+            assert many - some <= 6 * (some - least) + 400, (
+                f"to route prompts of 16, 512 and 2048 tokens takes {least}, {some} and {many} "
+                f"instructions and items when they have come {time} times before: the work may "
+                "grow in proportion to the prompt, so look at each token a few times"
+            )
+
+    def test_the_work_does_not_grow_with_what_replicas_hold(self) -> None:
+        costs = []
+        for size in (64, 1024):
+            scene = self.scene(4, 4, num_blocks=size)
+            scene.settle()
+            request, session = next(unrelated_requests())
+            costs.append(instructions(partial(scene.route, request, session), self.package))
+        assert costs[1] <= 2 * costs[0] + 400, (
+            f"to route a request takes {costs[0]} instructions and items where each replica holds "
+            f"64 blocks of others, {costs[1]} where each holds 1024"
         )
 
     def test_equal_seeds_choose_alike(self) -> None:
@@ -214,6 +235,15 @@ class RouterConformance(Repeats):
                 f"replica {replica} held the blocks of a prompt, {_HOW[how]}; the prompt is sent "
                 f"to {found}, and to {usual} if the blocks were those of another: the replica "
                 "holds nothing of it any more"
+            )
+
+    def test_goes_by_blocks_of_a_replica_that_is_offered_again(self) -> None:
+        """While it takes no requests, it goes on holding its blocks."""
+        for replica, keys in self._followed():
+            found = self._chosen(replica, make_request(0, _PROMPT), keys, "are withheld")
+            assert found == replica, (
+                f"replica {replica} holds the blocks of a prompt and took no requests for a time; "
+                f"the prompt is sent to {found}"
             )
 
     def test_goes_by_blocks_of_the_cache_salt_of_a_request(self) -> None:
@@ -249,6 +279,12 @@ class RouterConformance(Repeats):
         if gone == "have left":
             scene.leave(replica)
             scene.join(replica)
+        elif gone == "are withheld":
+            scene.book.withhold(replica)
+            for number in range(4):
+                scene.route(make_request(100 + number, range(200 * number, 200 * number + 40)), "")
+            scene.end_all()
+            scene.book.offer(replica)
         elif gone:
             scene.change(replica, ("cleared", []) if "clear" in gone else ("removed", keys))
         return scene.route(request, "")
@@ -266,8 +302,11 @@ class RouterConformance(Repeats):
         book.route(make_request(7, range(20)), "s").ended()
 
     def test_what_it_remembers_is_bounded(self) -> None:
-        """By the replicas and their blocks: not by the requests that have ended."""
-        scene, requests = self.scene(4, 8), unrelated_requests()
+        """By the replicas and their blocks: not by the requests that have ended.
+
+        There are always requests, also of one tenant and session, beside those of ever new ones.
+        """
+        scene, requests = self.scene(4, 8), _returning(unrelated_requests())
         self.check_bounded(scene, "320 requests that have ended", requests, lambda turn: None)
 
         left = []
@@ -364,7 +403,14 @@ _HOW: Mapping[str, str] = {
 
 def _route_and_settle(scene: Scene, requests: Iterable[tuple[Request, str]]) -> None:
     scene.route_all(requests)
+    scene.end_all()
     scene.settle()
+
+
+def _returning(requests: Iterable[tuple[Request, str]]) -> Iterator[tuple[Request, str]]:
+    """Yield requests, every third of which is of the same tenant and session."""
+    for number, (request, session) in enumerate(requests):
+        yield (request, session) if number % 3 else (replace(request, tenant="always"), "always")
 
 
 _Event = tuple[int, int, str, int, str]

@@ -19,7 +19,7 @@ from paged_testing.availability import shortened
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
-"""Blocks of the prefix cache of a replica."""
+"""Blocks of the prefix cache of a replica, if nothing else is said."""
 
 
 class WatchedRouter(Router):
@@ -83,6 +83,7 @@ class Scene:
     Args:
         num_live: requests that are served at once, over all replicas; older ones end.
         handed: makes of changes of a cache what the router is handed.
+        num_blocks: of the prefix cache of a replica.
     """
 
     def __init__(
@@ -91,8 +92,9 @@ class Scene:
         num_replicas: int,
         num_live: int,
         handed: Callable[[list[BlockChange]], Iterable[BlockChange]] = iter,
+        num_blocks: int = NUM_BLOCKS,
     ) -> None:
-        self._handed = handed
+        self._handed, self._num_blocks = handed, num_blocks
         self._router = WatchedRouter(router)
         self.is_told = self._router.events is not None
         """True if the router is told of blocks."""
@@ -110,7 +112,7 @@ class Scene:
     def join(self, number: int) -> None:
         """A replica joins, and takes requests."""
         self._caches[number] = OrderedDict()
-        self.book.joined(number, NUM_BLOCKS)
+        self.book.joined(number, self._num_blocks)
         self.book.offer(number)
 
     def leave(self, number: int) -> None:
@@ -171,9 +173,8 @@ class Scene:
         self._router.blocks_changed(replica, self._handed([*changes]))
 
     def settle(self) -> None:
-        """Let all requests end, and each cache hold the same blocks as whenever this is called."""
-        self.end_all()
-        keys = content_digests(range(NUM_BLOCKS * BLOCK_SIZE), BLOCK_SIZE, "settled")
+        """Let each cache hold the same blocks as whenever this is called."""
+        keys = content_digests(range(self._num_blocks * BLOCK_SIZE), BLOCK_SIZE, "settled")
         for number in self._caches if self.is_told else ():
             self._caches[number] = OrderedDict()
             self.change(number, ("cleared", []), ("stored", keys))
@@ -186,12 +187,14 @@ class Scene:
         if not self.counts[replica] % 8:
             cache.clear()
             changes.append(("cleared", []))
-        for key in content_digests(request.prompt, BLOCK_SIZE, request.cache_salt)[:NUM_BLOCKS]:
+        for key in content_digests(request.prompt, BLOCK_SIZE, request.cache_salt)[
+            : self._num_blocks
+        ]:
             if key not in cache:
                 changes.append(("stored", [key]))
             cache[key] = None
             cache.move_to_end(key)
-        while len(cache) > NUM_BLOCKS:
+        while len(cache) > self._num_blocks:
             changes.append(("removed", [cache.popitem(last=False)[0]]))
         self._router.blocks_changed(replica, self._handed(changes))
 
