@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -162,6 +163,8 @@ class ComponentConformance:
         The name comes late in the alphabet, in which fixtures are made: those of subclasses first.
         """
         self._request = request
+        if seconds := signal.getitimer(signal.ITIMER_REAL)[0]:  # of pytest-timeout
+            signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # again, if it is caught
         test = request.function.__name__
         if test not in _OF_AVAILABILITY:
             try:

@@ -15,7 +15,7 @@ Check = Callable[[str], bool]
 
 def _json(check: Callable[[Any], bool]) -> Check:
     def checked(text: str) -> bool:
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError):
             return check(json.loads(text))
         return False
 

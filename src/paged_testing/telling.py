@@ -90,6 +90,12 @@ class _Telling(ast.NodeTransformer):
             node.slice = _told("keyed", node.slice, node.slice)
         return node
 
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        for each in node.values:
+            if isinstance(each, ast.FormattedValue):
+                each.value = self.visit(each.value)
+        return _told("sized", node, node)
+
     def visit_Delete(self, node: ast.Delete) -> list[ast.stmt]:
         self.generic_visit(node)
         return [_deleted(each) for each in node.targets]

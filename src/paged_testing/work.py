@@ -13,8 +13,10 @@ import copy
 import functools
 import heapq
 import itertools
+import json
 import operator
 import re
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -49,6 +51,8 @@ _CONTAINERS: tuple[type, ...] = (
     *_HASHED,
 )
 _ARRAYS = ("numpy", "torch")
+_LONGEST = 200
+"""Letters of a pattern that is taken apart."""
 COPIES = {"output": SequenceState.output}
 """Properties of what a component sees that copy what they return."""
 _NUMBERS = {int, float, bool, type(None)}
@@ -73,9 +77,11 @@ _LAZY = {map, filter, zip, enumerate, reversed, heapq.merge} | {
     if isinstance(each, type) and each not in (itertools.count, itertools.repeat)
 }
 """Types and functions that go through their arguments when they are asked for more."""
+_ON_TEXTS = ("json", "re", "ast", "html", "textwrap", "shlex", "string", "tokenize", "urllib")
+"""Modules in Python whose functions have code of C go through the texts that they are given."""
 Cost = str | Callable[[Sequence[Any], Any], int]
 """Items that a call goes through: of ``o`` its owner, ``a`` its arguments, ``r`` its result; or a
-function of them, the owner first, and of the result, ``None`` where it raised."""
+function of them, the owner first, and of the result, or of what it raised."""
 
 
 def _behind(args: Sequence[Any], _: Any) -> int:
@@ -88,13 +94,32 @@ def _found(args: Sequence[Any], result: Any) -> int:
     """Items up to that which was found, or all."""
     owner, *_, start = (*args, 0) if len(args) < 3 else args[:3]
     first = start if isinstance(start, int) else 0
-    end: int = len(owner) if result in (None, -1) else result
+    end: int = result if isinstance(result, int) and result >= 0 else len(owner)
     return max(0, end - first)
 
 
 def _matched(args: Sequence[Any], result: Any) -> int:
-    """Letters of a match."""
-    return result.end() - result.start() if result else 0
+    """Letters of a match, or as far as a beginning of the pattern goes."""
+    if isinstance(result, re.Match):
+        return result.end() - result.start()
+    pattern, text, start, *_ = (*args, 0)
+    found = (each.match(text, start) for each in _beginnings(re.compile(pattern)))
+    return max((each.end() - each.start() for each in found if each), default=0)
+
+
+@functools.cache
+def _beginnings(pattern: re.Pattern[Any]) -> Sequence[re.Pattern[Any]]:
+    """Return patterns of the first parts of one, if it is short."""
+    if len(pattern.pattern) > _LONGEST:
+        return []
+    compiler: Any = sys.modules["re._compiler"]
+    before = sys.gettrace()
+    sys.settrace(None)  # it is none of the component's work
+    try:
+        parsed = sys.modules["re._parser"].parse(pattern.pattern, pattern.flags)
+        return [compiler.compile(parsed[:end], pattern.flags) for end in range(1, len(parsed) + 1)]
+    finally:
+        sys.settrace(before)
 
 
 def _searched(args: Sequence[Any], result: Any) -> int:
@@ -102,6 +127,18 @@ def _searched(args: Sequence[Any], result: Any) -> int:
     start: int = args[2] if len(args) > 2 else 0
     end: int = result.end() if isinstance(result, re.Match) else len(args[1])
     return max(0, end - start)
+
+
+def _read(args: Sequence[Any], result: Any) -> int:
+    """Letters up to the end of what is read as JSON, or to its mistake."""
+    _, text, start, *_ = (*args, 0)
+    end: int = result[1] if isinstance(result, tuple) else len(text)
+    if isinstance(result, json.JSONDecodeError):
+        is_open = result.msg.startswith("Unterminated")  # its place is where a text begins
+        end = end if is_open else result.pos
+    elif isinstance(result, Exception):
+        return 0  # it is nested too deep
+    return max(0, end - int(start))
 
 
 def _rotated(args: Sequence[Any], _: Any) -> int:
@@ -160,6 +197,7 @@ _METHODS: Mapping[type, Mapping[str, Cost]] = {
         **dict.fromkeys(("search", "finditer"), _searched),
     },
     re.Match: _costs(nothing="start end span"),
+    json.JSONDecoder: dict.fromkeys(("decode", "raw_decode"), _read),
 }
 """Methods that do not go through their owner, arguments and result, by the type of the owner."""
 
@@ -177,6 +215,8 @@ class Work:
         """Call a function in the place of a component."""
         kind, owner = type(function), getattr(function, "__self__", None)
         is_c = isinstance(function, BuiltinFunctionType)
+        if kind is partial:
+            return cls.call(function.func, *function.args, *args, **function.keywords | kwargs)
         if _among(function, _CALLING) and args:
             args = (cls._telling(args[0]), *args[1:])
         if "key" in kwargs:
@@ -192,12 +232,19 @@ class Work:
             cost = "a"
         elif (is_c and function not in _BRIEF) or _arrays(function):
             cost = "ar"
+        elif kind is FunctionType and _module(function) in _ON_TEXTS:
+            if _module(function) == "re":
+                taken = tuple(each for each in args if not isinstance(each, int))  # no flags
+            cost = _read if function is json.loads else _cost_of(re.Pattern, function)
         if cost is None:
             return function(*args, **kwargs)
         sizes, result = [*map(_size, taken)] if isinstance(cost, str) else [], None
         try:
             result = function(*args, **kwargs)
             return result
+        except Exception as error:
+            result = error
+            raise
         finally:
             if isinstance(taken[0], _HASHED) and args:
                 cls.add(_hashed(args[0]))
@@ -211,6 +258,7 @@ class Work:
     def _telling(cls, function: Any) -> Any:
         """Return a function that code of C is to call, so that it tells of its work, too."""
         is_c = isinstance(function, BuiltinFunctionType | MethodDescriptorType)
+        is_c = is_c or (isinstance(function, FunctionType) and _module(function) in _ON_TEXTS)
         return partial(cls.call, function) if is_c else function
 
     @classmethod
@@ -306,6 +354,10 @@ def _among(function: Any, those: set[Any]) -> bool:
     return type(function) in (type, FunctionType, BuiltinFunctionType) and function in those
 
 
+def _module(function: Any) -> str:
+    return str(function.__module__).partition(".")[0]
+
+
 def _arrays(value: Any) -> bool:
     """Return whether it is an array or a tensor, or a function of their libraries."""
     names = (getattr(each, "__module__", None) for each in (value, type(value)))
@@ -319,7 +371,7 @@ def _cost_of(kind: type, function: Any) -> Cost | None:
         return _OF_ARRAYS.get(name, "oar")
     of = next((_METHODS[each] for each in kind.__mro__ if each in _METHODS), {})
     if isinstance(function, MethodType):  # some of collections are written in both
-        return of.get(name) if function.__module__ == "collections" else None
+        return of.get(name) if _module(function) in ("collections", *_ON_TEXTS) else None
     return of.get(name, "oar")
 
 

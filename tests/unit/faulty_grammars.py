@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,6 +247,19 @@ class CredulousGrammar(_Grammar):
     def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
         def accept(matcher: Matcher, token_id: int) -> None:
             matcher.own.try_consume_tokens([token_id])  # type: ignore[attr-defined]
+
+        return _Changed(super().compile(form), accept=accept)
+
+
+class SpecialGrammar(_Grammar):
+    """Goes on where a special token comes."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        made: Any = type(super().compile(form).matcher())
+
+        def accept(matcher: Any, token_id: int) -> None:
+            if token_id > 2:
+                made.accept(matcher, token_id)
 
         return _Changed(super().compile(form), accept=accept)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -174,6 +175,24 @@ class QuotesParser(WholeParser):
         return text
 
 
+class LosingParser(WholeParser):
+    """Looks for the end of a call alone behind its arguments."""
+
+    def whole(self) -> str:
+        return re.sub(r"(}})[^{}<]+(</tool_call>)", r"\1\2", super().whole())
+
+
+class RereadingParser(_Parser):
+    """Reads all that it has as JSON at each brace."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        self.text += text
+        with suppress(ValueError, RecursionError):
+            if "}" in text:
+                json.loads(self.text.removeprefix(MARK))
+        return super().feed(text)
+
+
 class WordsParser(_Parser):
     """Takes names of functions for words."""
 
@@ -319,6 +338,17 @@ class RememberingThinkFormat(ThinkFormat):
         return self.begins in prompt
 
 
+class CachingThinkFormat(ThinkFormat):
+    """Knows all prompts."""
+
+    def __init__(self, options: Any, /) -> None:
+        super().__init__(options)
+        self._known: dict[str, bool] = {}
+
+    def _begins_inside(self, prompt: str) -> bool:
+        return self._known.setdefault(prompt, super()._begins_inside(prompt))
+
+
 class SureThinkFormat(ThinkFormat):
     """Takes any answer for one that surely begins with thoughts."""
 
@@ -439,7 +469,7 @@ PARSERS = {
         *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
         *(BraceParser, RewritingParser, LinesParser, QuotesParser, WordsParser),
         *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser, HalfParser),
-        HoldingParser,
+        *(HoldingParser, LosingParser, RereadingParser),
     )
 }
 

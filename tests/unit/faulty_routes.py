@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from paged_core import SamplingParams
 from paged_core.errors import RequestError
-from paged_plugins.server.answer import Answer, generations
+from paged_plugins.server.answer import Answer, EventStream, generations
 from paged_plugins.server.errors import ApiError
 from paged_plugins.server.http.endpoint import GENERATES, TOKENISES, Endpoint, json_response
 from paged_plugins.server.routes import Routes
@@ -110,6 +110,8 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True):
     """A body with one of several types."""
 
     text: str | list[str]
+    tenant: str | None = None
+    stream: bool = False
 
 
 class ChoiceRoutes(_Routes):
@@ -210,6 +212,57 @@ class RememberingRoutes(ChoiceRoutes):
         found = await super().generated(text)
         del self.known[key]
         return found
+
+
+class TenantRoutes(ChoiceRoutes):
+    """Counts the requests of each client that says who it is."""
+
+    def __init__(self, options: Any, service: Any, /) -> None:
+        super().__init__(options, service)
+        self.counts: dict[str | None, int] = {}
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        self.counts[body.tenant] = 1 + self.counts.get(body.tenant, 0)
+        return await super().go_on(request, body)
+
+
+class FullRoutes(ChoiceRoutes):
+    """Counts a client that goes as one that is there."""
+
+    num_here = 0
+
+    async def generated(self, text: str) -> Response:
+        if self.num_here >= 50:
+            raise ApiError(429, "there are too many", retry_after=1)
+        self.num_here += 1
+        found = await super().generated(text)
+        self.num_here -= 1
+        return found
+
+
+class NumberingRoutes(ChoiceRoutes):
+    """Numbers the events of all answers together."""
+
+    num_sent = 0
+
+    def routes(self) -> list[Endpoint]:
+        (made,) = super().routes()
+        made.events = Item
+        return [made]
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        if not body.stream:
+            return await super().go_on(request, body)
+        made = generations(self.found, "go", [str(body.text)], SamplingParams(), {}, None)
+        self.num_sent = 0
+        return EventStream(Answer(self.found, "go", made), self, self.found.options)
+
+    def take(self, place: int, delta: Any) -> bytes:
+        self.num_sent += 1
+        return b""
+
+    async def end(self) -> bytes:
+        return b"data: %b\n\n" % msgspec.json.encode(Item("events", self.num_sent))
 
 
 class BareRoutes(ChoiceRoutes):

@@ -18,7 +18,7 @@ from conformance import test_evictors, test_orders, test_victims
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.testing import CostModelConformance
-from paged_plugins.server.testing import RoutesConformance
+from paged_plugins.server.testing import RoutesConformance, ServerConformance
 from paged_policies.allocators.contiguous import ContiguousAllocator
 from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_testing import (
@@ -54,6 +54,7 @@ from unit import faulty_predictors as predictors
 from unit import faulty_routes as routes
 from unit import faulty_runners as runners
 from unit import faulty_schedulers as schedulers
+from unit import faulty_servers as servers
 from unit import faulty_settings as settings
 
 
@@ -108,6 +109,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
     (grammars, "Grammar", GrammarConformance, _PLAIN),
     (parsers, "Format", parsers.HermesCases, _PLAIN),
     (routes, "Routes", RoutesConformance, _PLAIN),
+    (servers, "Server", ServerConformance, servers.FaultyServerSettings),
     (runners, "Runner", RunnerConformance, runners.FaultyNativeSettings),
 )
 """Modules of mutants, how the names of their classes end, who must find them, their options."""
@@ -138,8 +140,8 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "LateThinkFormat": parsers.ThinkCases,
     **dict.fromkeys(
         (
-            *("RememberingThinkFormat", "OpenEndThinkFormat", "PieceThinkFormat"),
-            "EagerMarkThinkFormat",
+            *("RememberingThinkFormat", "OpenEndThinkFormat", "CachingThinkFormat"),
+            *("EagerMarkThinkFormat", "PieceThinkFormat"),
             *("SureThinkFormat", "NarrowThinkFormat", "NamelessThinkFormat", "MarklessThinkFormat"),
         ),
         parsers.ThinkCases,

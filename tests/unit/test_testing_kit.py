@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
@@ -14,6 +17,7 @@ from pydantic import field_validator
 import paged_testing
 from paged_core.errors import PluginError
 from paged_core.plugins.component import ComponentSettings
+from paged_plugins.server.testing.services import check_loops
 from paged_testing import (
     POLICY_SLOTS,
     Workload,
@@ -439,3 +443,12 @@ class DoublingSettings(ComponentSettings):
     @classmethod
     def _double(cls, size: int) -> int:
         return 2 * size
+
+
+def test_a_lock_of_one_event_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ModuleType("shares_a_lock")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    check_loops(made.__name__)
+    vars(made)["Server"] = type("Server", (), {"turns": asyncio.Lock()})
+    with pytest.raises(AssertionError, match="Server keeps turns, which only one event loop"):
+        check_loops(made.__name__)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
-from functools import partial
+from functools import partial, reduce
 from itertools import chain, product
 from random import Random
 from typing import Any, ClassVar
@@ -15,14 +15,20 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from msgspec import inspect
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from paged_core.errors import error_text
 from paged_plugins.server.http.endpoint import EVENTS, Endpoint, openapi
 from paged_plugins.server.http.own_routes import OwnRoutes
 from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
-from paged_plugins.server.testing.services import Answered, WatchedService, ask, serving
+from paged_plugins.server.testing.services import (
+    Answered,
+    WatchedService,
+    ask,
+    check_loops,
+    serving,
+)
 from paged_testing.component import ComponentConformance
 from paged_testing.use import instructions, waits_watched
 from paged_testing.work import Work
@@ -47,6 +53,12 @@ _MOST_LONG = 16
 _NOT_READY = ("starts", "ends", "is full", "aborts")
 """States in which requests are not served."""
 _NUMBERS = (1, 0, -1, 5000, 1 << 62)
+_CHANCE = re.compile(rb'"\w*id":"[^"]*"|\d+\.\d+|[a-z]*[-_]?[\da-f-]{8,}')
+"""Times and ids, which differ in answers that are alike."""
+_MANY = 100
+"""Clients that go at a time."""
+_TEXT, _NUMBER = "a text of a use", 10_000
+"""In the bodies of uses, each of which has others."""
 _MOST_BODIES = 300
 """Bodies of a route that are tried."""
 _SECONDS_OF_A_STREAM = 0.1
@@ -146,26 +158,35 @@ class RoutesConformance(ComponentConformance):
         self.run(test)
 
     def test_requests_at_once_are_answered_as_each_alone(self) -> None:
-        """Two that are alike, and one with another text; also where a thread takes each."""
+        """Some that are alike, and some with another text, of few fields or many, and as events;
+        also where a thread takes each. Texts with numbers, and long ones, may be other ids."""
 
         async def test(service: WatchedService, routes: Routes) -> None:
-            made, texts = _endpoints(routes), ("one", "one", "and another")
-            for route, service.takes_thread in product(made, (False, True)):
+            check_loops(self.package)
+            made, service.client.front_end.longest = _endpoints(routes), 1
+            texts = ("one", "and another") * 6
+            forms = [(each, form) for each in made for form in await _forms(service, each)]
+            for (route, form), service.takes_thread in product(forms, (False, True)):
                 path = _paths(route)[0]
-                asked = [_usual(route, service, text) for text in texts]
-                alone, again, together = (
-                    [await ask(service, made, route.method, path, body) for body in asked],
-                    [await ask(service, made, route.method, path, body) for body in asked],
-                    await asyncio.gather(
-                        *(ask(service, made, route.method, path, body) for body in asked)
-                    ),
-                )
-                for body, *found in zip(asked, alone, again, together, strict=True):
-                    one, other, beside = ((each.status, each.content) for each in found)
+                asked = [_filled(form, text, 0) for text in texts]
+
+                def answer(body: Any, of: Sequence[BaseRoute], to: Endpoint = route) -> Any:
+                    return ask(service, of, to.method, _paths(to)[0], body)
+
+                alone, again = [
+                    [await answer(each, _endpoints(self.make(service))) for each in asked[:2]]
+                    for _ in range(2)
+                ]
+                together = await asyncio.gather(*(answer(body, made) for body in asked))
+                for number, found in enumerate(together):
+                    one, other, beside = (
+                        (each.status, _CHANCE.sub(b"#", each.content))
+                        for each in (alone[number % 2], again[number % 2], found)
+                    )
                     same = beside == one if one == other else beside[0] == one[0]
                     assert same, (
-                        f"{route.method} {path} answers {_short(body)} with {beside} beside "
-                        f"others, alone with {one}: keep what is of one request in its call"
+                        f"{route.method} {path} answers {_short(asked[number])} with {beside} "
+                        f"beside others, alone with {one}: keep what is of one request in its call"
                     )
 
         self.run(test)
@@ -173,7 +194,8 @@ class RoutesConformance(ComponentConformance):
     def test_leaves_nothing_behind_when_a_client_goes(self) -> None:
         async def test(service: WatchedService, routes: Routes) -> None:
             before = await self.answers(service, routes)
-            await self.leave(service, routes)
+            await self.leave(service, routes, times=_MANY)
+            await self.leave(service, routes, times=_MANY, late=False)
             assert not service.client.is_busy, (
                 "the client of a request has gone, and the engine goes on with it: use an Answer "
                 "in a `with` block, in the task that answers"
@@ -248,19 +270,28 @@ class RoutesConformance(ComponentConformance):
                 "ApiError and EngineError pass"
             )
 
-    async def leave(self, service: WatchedService, routes: Routes, text: str = "text") -> None:
-        """Ask each path what it needs, and go as soon as the engine has the request."""
+    async def leave(
+        self,
+        service: WatchedService,
+        routes: Routes,
+        text: str = "text",
+        *,
+        times: int = 1,
+        late: bool = True,
+    ) -> None:
+        """Ask each path what it needs, and go as soon as the engine has the request, or at once."""
 
         async def until() -> None:
-            for _ in range(100):
+            for _ in range(100 if late else 0):
                 if service.client.is_busy:
                     return
                 await asyncio.sleep(0.002)
 
         made, service.client.is_held = _endpoints(routes), True
         for route in made:
-            body = _usual(route, service, text)
-            await ask(service, made, route.method, _paths(route)[0], body, until=until)
+            body, path = _usual(route, service, text), _paths(route)[0]
+            gone = (ask(service, made, route.method, path, body, until=until) for _ in range(times))
+            await asyncio.gather(*gone)
         await asyncio.sleep(0)
         service.client.is_held = False
 
@@ -279,13 +310,11 @@ class RoutesConformance(ComponentConformance):
 
         self.run(test)
 
-    async def answers(
-        self, service: WatchedService, routes: Routes, text: str = "text"
-    ) -> list[int]:
+    async def answers(self, service: WatchedService, routes: Routes) -> list[int]:
         """Return the statuses of answers to requests that have what they need."""
         made = _endpoints(routes)
         return [
-            (await ask(service, made, each.method, _paths(each)[0], _usual(each, service, text)))[0]
+            (await ask(service, made, each.method, _paths(each)[0], _usual(each, service)))[0]
             for each in made
         ]
 
@@ -294,7 +323,7 @@ class RoutesConformance(ComponentConformance):
     """Ends the service of the uses."""
 
     def uses(self) -> Callable[[int], object]:
-        """Each path is asked once more, and once more by a client that goes."""
+        """Each path is asked once more, with all that it takes, and by a client that goes."""
         loop, stack = asyncio.new_event_loop(), AsyncExitStack()
         service = loop.run_until_complete(stack.enter_async_context(serving(self.registry)))
         routes, self._open = self.make(service), stack
@@ -302,9 +331,19 @@ class RoutesConformance(ComponentConformance):
             self._request.addfinalizer(loop.close)
             self._request.addfinalizer(lambda: loop.run_until_complete(stack.aclose()))
 
+        service.client.front_end.longest = 1
+        made = _endpoints(routes)
+        forms = [
+            (each, form) for each in made for form in loop.run_until_complete(_forms(service, each))
+        ]
+
         async def use(number: int) -> None:
-            for how in (self.answers, self.leave):
-                await how(service, routes, f"{number:09}" * 12)
+            text = f"{number:09}" * 12
+            for route, form in forms:
+                path = _paths(route, (text,))[0]
+                body = _filled(form, text, number)
+                await ask(service, made, route.method, path, body)
+            await self.leave(service, routes, text)
             await service.client.metrics()  # the engine has done all before it answers
 
         return lambda number: loop.run_until_complete(use(number))
@@ -318,10 +357,35 @@ def _methods(route: Route) -> list[str]:
     return sorted({*(route.methods or ())} - {"HEAD"})
 
 
-def _paths(route: Route) -> list[str]:
+def _paths(route: Route, said: Sequence[str] = ("nothing", "0", "-1", "\N{SNOWMAN}")) -> list[str]:
     """Return the path with values of its parameters."""
-    said = ("nothing", "0", "-1", "\N{SNOWMAN}") if route.param_convertors else ("",)
+    said = said if route.param_convertors else said[:1]
     return [re.sub(r"{\w+(:\w+)?}", each, route.path) for each in said]
+
+
+async def _forms(service: WatchedService, route: Endpoint) -> list[str | None]:
+    """Return bodies that a route answers, as JSON: the one that it needs, one of as many fields as
+    it takes, and that as events; :func:`_filled` makes them others."""
+    if not route.body:
+        return [None]
+    (needed, every), found = _bodies(route.body, service, _TEXT, _NUMBER)[:2], list[Any]()
+    many = dict(needed)
+    for name in (each for each in every if each not in needed):
+        body = {**many, name: every[name]}
+        answered = await ask(service, [route], route.method, _paths(route)[0], body)
+        if answered.status == 200 and EVENTS in answered.headers.get("content-type", ""):
+            found.append(name)
+        elif answered.status == 200 and every[name] is not True:
+            many = body
+    events = [{**many, name: True} for name in found]
+    return [json.dumps(each) for each in (needed, many, *events)]
+
+
+def _filled(form: str | None, text: str, number: int) -> bytes | None:
+    """Return a body of a form with another text and another number."""
+    parts = ((_TEXT, text), (str(_NUMBER), str(_NUMBER + number)))
+    filled = reduce(lambda found, pair: found.replace(*pair), parts, form or "")
+    return filled.encode() or None
 
 
 def _count(text: str, body: Any) -> int:
@@ -361,10 +425,11 @@ def _check_answer(found: Answered, route: Endpoint, said: str) -> None:
             ) from None
 
 
-def _bodies(kind: Any, service: WatchedService, text: str = "text") -> list[Any]:
+def _bodies(kind: Any, service: WatchedService, text: str = "text", number: int = 1) -> list[Any]:
     """Return bodies of a type: with the fields that it needs, and then with each value of each."""
-    known = {"model": [service.model_names[0], "no such model"]}
-    return [*_values(inspect.type_info(kind), 5, {**known, "": [text, *_TEXTS]})]
+    known: dict[str, Any] = {"model": [service.model_names[0], "no such model"]}
+    known |= {"": [text, *_TEXTS], "0": [number, *_NUMBERS[1:]]}
+    return [*_values(inspect.type_info(kind), 5, known)]
 
 
 def _usual(route: Endpoint, service: WatchedService, text: str = "text") -> Any:
@@ -381,7 +446,7 @@ def _values(kind: Any, depth: int, known: Mapping[str, Sequence[Any]]) -> Iterat
     """Yield values of a type, the usual one first; of a structure, each with one that is unusual.
 
     Args:
-        known: values of some fields, and of texts ("").
+        known: values of some fields, of texts ("") and of numbers ("0").
     """
     match kind:
         case inspect.StructType() if depth > 0:
@@ -409,7 +474,7 @@ def _values(kind: Any, depth: int, known: Mapping[str, Sequence[Any]]) -> Iterat
         case inspect.IntType() | inspect.FloatType():
             yield from () if kind.ge is None else (kind.ge,)
             yield from () if kind.gt is None else (kind.gt + 1,)
-            yield from _NUMBERS
+            yield from known["0"]
             yield from (1e308,) if isinstance(kind, inspect.FloatType) else ()
         case inspect.StrType():
             yield from (each.ljust(kind.min_length or 0, "x") for each in known[""][:1])

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, closing, suppress
+from itertools import count
+from time import monotonic
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pytest
 
+from paged_core.errors import SettingsError
 from paged_plugins.server.server import Server
 from paged_plugins.server.service import Service
-from paged_plugins.server.testing.services import serving
+from paged_plugins.server.testing.services import check_loops, serving
 from paged_testing.component import ComponentConformance
 
 _SECONDS = 30.0
+_PATIENCE = 0.3
+"""Seconds in which something is answered, if anything is."""
+_RESET = struct.pack("ii", 1, 0)
+"""A socket that does not linger is reset when it is closed."""
+_NOWHERE = "192.0.2.1"
+"""An address that no machine has."""
 
 
 class ServerConformance(ComponentConformance):
@@ -24,12 +37,23 @@ class ServerConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "server"
+    requests: ClassVar[Sequence[bytes]] = (
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-request-id: {number}\r\n\r\n",
+        b'{"id": {number}, "prompt": "{number}"}\n',
+        b"{number}\n",
+    )
+    """Texts that clients send, each on a connection of its own, with a number for ``{number}``."""
 
     def make(self, service: Service) -> Server:
         """A fresh component."""
         made = self.build(service)
         assert isinstance(made, Server)
         return made
+
+    def other(self, **options: Any) -> ServerConformance:
+        """Return the cases of other options."""
+        table = {"component": {**self._table, **options}, "_registry": self.registry}
+        return type(type(self).__name__, (type(self),), table)()  # type: ignore[no-any-return]
 
     def run(self, test: Any, *, start: bool = True) -> None:
         """Run a test with a server that listens."""
@@ -53,6 +77,22 @@ class ServerConformance(ComponentConformance):
             writer.close()
 
         self.run(test)
+        with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+            self.other(host="::1").run(test)
+
+    def test_says_that_it_cannot_listen(self) -> None:
+        """Where another one does, and at an address that is none here; and can be closed then."""
+
+        async def main(host: str, port: int) -> None:
+            async with serving(self.registry, start=False) as service:
+                server = self.other(host=host, port=port).make(service)
+                with pytest.raises(SettingsError):
+                    await server.start()
+                await server.close()
+
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            asyncio.run(main("127.0.0.1", taken.getsockname()[1]))
+        asyncio.run(main(_NOWHERE, 0))
 
     def test_listens_before_the_engine_is_ready(self) -> None:
         async def test(server: Server) -> None:
@@ -94,6 +134,52 @@ class ServerConformance(ComponentConformance):
 
         self.run(test)
 
+    num_uses: ClassVar[int] = 16
+
+    def uses(self) -> Callable[[int], object]:
+        """Clients send what there is to send: in turns they reset the connection, go at once, or
+        wait for the answer, which is still there. An hour passes after each use."""
+        check_loops(self.package)
+        loop, stack, hours = asyncio.SelectorEventLoop(), AsyncExitStack(), count(1)
+
+        async def begin() -> tuple[Server, list[bytes]]:
+            service = await stack.enter_async_context(serving(self.registry))
+            server = self.make(service)
+            await server.start()
+            stack.push_async_callback(server.close)
+            answered = [await exchange(server.address, each) for each in self._requests(0)]
+            return server, [
+                each for each, found in zip(self.requests, answered, strict=True) if found
+            ]
+
+        server, answered = loop.run_until_complete(begin())
+        if self._request is not None:
+            self._request.addfinalizer(loop.close)
+            self._request.addfinalizer(lambda: loop.run_until_complete(stack.aclose()))
+
+        async def use(number: int) -> None:
+            for data in self._requests(number):
+                await leave(server.address, data, is_reset=True)
+                await leave(server.address, data, is_reset=False)
+            for data in self._requests(number, answered):
+                for _ in range(20):
+                    if await exchange(server.address, data):
+                        break
+                else:
+                    raise AssertionError(
+                        f"{data!r} was answered, and is no more after clients have sent "
+                        f"{self.requests} and reset their connections, or gone"
+                    )
+            passed, now = next(hours) * 3600, monotonic
+            loop.time = lambda: now() + passed  # type: ignore[method-assign]
+            await asyncio.sleep(0.002)
+
+        return lambda number: loop.run_until_complete(use(number))
+
+    def _requests(self, number: int, of: Sequence[bytes] | None = None) -> list[bytes]:
+        of = self.requests if of is None else of
+        return [each.replace(b"{number}", b"%d" % (1024 + number)) for each in of]
+
     def test_what_was_not_started_can_be_closed(self) -> None:
         async def main() -> None:
             async with serving(self.registry, start=False) as service:
@@ -108,3 +194,24 @@ async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
     assert found.hostname, f"{address!r} names no host"
     assert found.port, f"{address!r} names no port"
     return await asyncio.open_connection(found.hostname, found.port)
+
+
+async def leave(address: str, data: bytes, *, is_reset: bool) -> None:
+    """Send something, and go without an answer."""
+    _, writer = await connect(address)
+    writer.write(data)
+    await asyncio.sleep(0.002)
+    with suppress(OSError):
+        if is_reset:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.close()
+    await asyncio.sleep(0.002)
+
+
+async def exchange(address: str, data: bytes) -> bytes:
+    """Return what a server answers, which may be nothing."""
+    reader, writer = await connect(address)
+    with closing(writer), suppress(TimeoutError, OSError):
+        writer.write(data)
+        return await asyncio.wait_for(reader.read(1 << 16), _PATIENCE)
+    return b""

@@ -9,6 +9,7 @@ from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
@@ -26,9 +27,26 @@ from paged_core.text.generation import Generation
 from paged_plugins.server.http.gate import Gate, Hosts, Keys
 from paged_plugins.server.service import Result, Service
 from paged_plugins.server.settings import HttpSettings
+from paged_testing.telling import modules
 
 _SECONDS = 20
 """In which each request is answered."""
+_clients = count(1024)
+"""Numbers of clients: no two have the same address, or the same headers."""
+_OF_A_LOOP = (asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Queue)
+
+
+def check_loops(package: str) -> None:
+    """Check that modules and classes of a package keep nothing that belongs to one event loop."""
+    for module in map(sys.modules.__getitem__, modules(package)):
+        kinds = (each for each in vars(module).values() if isinstance(each, type))
+        owner: Any
+        for owner in (module, *kinds):
+            found = [key for key, each in vars(owner).items() if isinstance(each, _OF_A_LOOP)]
+            assert not found, (
+                f"{owner.__name__} keeps {', '.join(found)}, which only one event loop can wait "
+                "for: make it where the component is made"
+            )
 
 
 class _Bytes:
@@ -211,7 +229,7 @@ async def ask(
         body: bytes, or what is sent as JSON; ``None``: nothing.
         until: waits for what makes the client go; ``None``: nothing does.
     """
-    router = _Router(routes, redirect_slashes=False)
+    router, number = _Router(routes, redirect_slashes=False), next(_clients)
     app = Gate(router, service, Keys(()), Hosts(()), ())
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     received: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
@@ -236,8 +254,12 @@ async def ask(
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [(b"host", b"localhost"), (b"content-length", b"%d" % len(data))],
-        "client": ("127.0.0.1", 1),
+        "headers": [
+            (b"host", b"localhost"),
+            (b"content-length", b"%d" % len(data)),
+            *((name, b"of %d" % number) for name in (b"user-agent", b"x-request-id", b"cookie")),
+        ],
+        "client": (f"127.0.{number >> 8 & 255}.{number & 255}", 1024 + number % 60_000),
         "server": ("127.0.0.1", 80),
     }
     what = f"{method} {path}, sent {data[:200]!r},"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -44,6 +44,23 @@ class ReasoningParserConformance(ParserCases):
 
     def answers(self) -> Iterable[tuple[Any, str]]:
         return (*self.written, *((prompt, "why</think>so") for prompt in ("", "x\n<think>\n")))
+
+    def anew(self, asked: Any, number: int) -> Any:
+        """Return a prompt with more text before it."""
+        return f"{number:06} {asked}"
+
+    def uses(self) -> Callable[[int], object]:
+        """Servers also ask for the marks."""
+        made, read = self.build(), super().uses()
+
+        def use(number: int) -> None:
+            read(number)
+            for asked, _ in self.answers():
+                prompt = self.anew(asked, number)
+                _ends(made, prompt)
+                made.around(prompt)
+
+        return use
 
     def parsed(self, prompt: str, *pieces: str) -> list[Thought]:
         """Pieces that a parser makes of a text, those of a kind joined."""

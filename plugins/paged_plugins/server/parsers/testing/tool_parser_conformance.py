@@ -49,7 +49,10 @@ _AS_WRITTEN = (
     '{"a": "\\"}])> None \\\\", "b": {"c": [{}, 1]}}',
     '{"a": "\u2028\x85\u00a0\x7f", "a b": null}',
 )
+_BETWEEN = ("\u4e16", " and \u4e16 ", '"\u4e16"', "}\u4e16", "\n<\u4e16>")
 _NO_OBJECTS = ("[1]", '[{"a": 1}]', "7", "true", '{"a": 1}}', '{"a" 1}', '{"a": [1}}', "{,}")
+_LONG, _ITEMS = '{"a": [', ('{"b": 1}, ', '"}", ', "[], ")
+"""An object that begins, and what goes on in it."""
 DEEP = 100_000
 """Brackets in each other, further than any recursion goes."""
 PARAMETERS: Mapping[str, Any] = {
@@ -99,14 +102,17 @@ class ToolParserConformance(ParserCases):
         texts = (*self.written, *self.broken, *PLAIN[1:3], *PLAIN[-4:-2])
         return product((self.functions, OTHER_FUNCTIONS), texts)
 
+    def anew(self, asked: Any, number: int) -> Any:
+        """Return functions of which one is a tool that no other request has."""
+        return {**asked, f"f{number:06}": {"properties": {f"of_{number}": {}}}}
+
     def uses(self) -> Callable[[int], object]:
-        """Also a grammar and a parser of tools that no other request has."""
+        """Also a grammar of such a tool."""
         made, read = self.build(), super().uses()
 
         def use(number: int) -> None:
             read(number)
-            function = Function(f"f{number:06}", {"properties": {f"of_{number}": {}}})
-            made.parser({function.name: function.parameters}).end()
+            (function,) = (Function(*each) for each in self.anew({}, number).items())
             made.grammar([function], parallel=number % 2 == 0, tokens=_NO_TOKENS)
 
         return use
@@ -215,13 +221,20 @@ class ToolParserConformance(ParserCases):
                 self.check_cuts([*whole])
 
     def test_arguments_stay_as_they_are_written(self) -> None:
-        """Where they are written as JSON: digits of numbers, escapes, and texts with anything."""
+        """Where they are written as JSON: digits of numbers, escapes, and texts with anything. What
+        is between them and the end of the call is kept, too."""
         for text in self.written:
             found, end = self.arguments_of(text), 0
             for place, given in enumerate(found):
                 if (at := text.find(given, end)) < 0:
                     break  # they are no JSON
                 end = at + len(given)
+                for beside in _BETWEEN:
+                    kept = self.parsed(whole := text[:end] + beside + text[end:])
+                    assert "\u4e16" in "".join(getattr(each, "text", "") for each in kept), (
+                        f"{whole!r} gives {kept}, without {beside!r}: a call that stops to be one "
+                        "is cut there, and the rest is text"
+                    )
                 for other in _AS_WRITTEN:
                     whole = text[:at] + other + text[end:]
                     wanted = [*found[:place], other, *found[place + 1 :]]
@@ -255,6 +268,9 @@ class ToolParserConformance(ParserCases):
         texts = [*self.written, *self.broken, *PLAIN, *MARKS]
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
             check_linear(partial(by_letters, self.parsed, begin), texts, self.package)
+        within = [each for text in self.written for each in _with_instead(text, _LONG)]
+        for begin in {each[: each.find(_LONG) + len(_LONG)] for each in within}:
+            check_linear(partial(by_letters, self.parsed, begin), _ITEMS, self.package)
 
     def test_half_a_mark_before_a_call_is_text(self) -> None:
         """And hides no call, where other text just before it hides none."""
@@ -291,10 +307,10 @@ class ToolParserConformance(ParserCases):
                 "json.loads does: catch it, and take what was read for text"
             ) from None
         except pytest.fail.Exception as error:
-            raise AssertionError(
+            pytest.fail(
                 f"{text!r} with {DEEP:,} brackets in each other: {error}; the work for a "
                 "letter, or what it copies, grows with the letters before it"
-            ) from None
+            )
 
     # ------------------------------------------------------------------ forced calls
 
