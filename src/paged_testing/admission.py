@@ -16,7 +16,7 @@ from paged_core.engine.engine import Engine
 from paged_core.errors import AdmissionRefused, PluginError, SettingsError
 from paged_core.interfaces.admission import Admission, Decision, Held, Load
 from paged_core.request import Request
-from paged_testing.engines import StepClock, build_memory_engine, memory_settings, serve
+from paged_testing.engines import StepClock, build_memory_engine, go_on, memory_settings, serve
 from paged_testing.policy_subjects import extreme_requests, requests_of_tenants, written_requests
 from paged_testing.repeats import Repeats
 from paged_testing.served import check_not_cut_short, check_nothing_leaked, check_served
@@ -96,11 +96,13 @@ class AdmissionConformance(Repeats):
         return watched.decisions
 
     def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
-        """Also of many tenants, who ask for much at once, the first of them last."""
+        """Also over written requests, and of many tenants, who ask for much at once, the first of
+        them last."""
         found, admission = super().answers(beside), self.make()
         tenants = enumerate(requests_of_tenants(written_requests()[2]))
         asked = [replace(each, prompt=(number,) * 2000) for number, each in tenants]
         asked += reversed(asked)
+        found["written requests"] = self.asked()
         return found | {"many tenants": [admission.decide(each, LOADS[0], 0.0) for each in asked]}
 
     def test_takes_as_many_requests_after_others_were_refused(self) -> None:
@@ -175,10 +177,11 @@ class AdmissionConformance(Repeats):
 
     def uses(self) -> Callable[[int], object]:
         """Requests of a tenant under each load, the first one long, some aborted, with much time
-        between uses; every other one is of a tenant that always comes back."""
+        between uses; every other one is of a tenant that always comes back. And others, beside a
+        tenant of whom there is always one."""
         long = simple_request("long", 1500, 1)
         engine = self.engine(num_blocks=4, block_size=512, max_model_len=2048)
-        watched = _Watched.install(engine)
+        watched, lasting = _Watched.install(engine), self.engine(num_blocks=24)
 
         def use(number: int) -> None:
             watched.load = LOADS[number % len(LOADS)]
@@ -190,6 +193,7 @@ class AdmissionConformance(Repeats):
             serve(engine, Workload(tuple((0, each) for each in requests), aborts))
             watched.decisions.clear()
             cast("StepClock", engine.clock).skipped += 1e4
+            go_on(lasting, number)
 
         return use
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hypothesis import reject
@@ -198,6 +200,8 @@ def _greedy(max_tokens: int, n: int = 1, **more: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True, **more)
 
 
+_UNEVEN = SamplingParams(max_tokens=8, n=4, temperature=1.0, stop_token_ids=range(0, 1024, 3))
+"""Of which each sequence ends at another time."""
 _USES: Sequence[Sequence[_Asked]] = (
     (  # three compete, one is aborted before it has run, and one while it runs
         *(_Asked(length, _greedy(6)) for length in (8, 7, 6)),
@@ -207,7 +211,7 @@ _USES: Sequence[Sequence[_Asked]] = (
     (  # forks decode beside a long prompt, which is aborted; one is refused
         _Asked(1, _greedy(3, n=4)),
         _Asked(16, _greedy(3), 0, 4),
-        _Asked(6, _greedy(5, n=2)),
+        _Asked(6, _UNEVEN),
         _Asked(99, _greedy(3)),
     ),
     (  # the best of several are wanted
@@ -215,7 +219,7 @@ _USES: Sequence[Sequence[_Asked]] = (
         _Asked(6, _greedy(3, n=2, best_of=3, temperature=1.0)),
         _Asked(8, _greedy(6)),
     ),
-    (  # two long ones grow, of which one is aborted, in turns early and late
+    (  # two long ones grow
         _Asked(7, _greedy(11)),
         _Asked(8, _greedy(9)),
         _Asked(3, _greedy(6), 1),
@@ -223,12 +227,15 @@ _USES: Sequence[Sequence[_Asked]] = (
 )
 
 
-def serves_again(*engines: Engine) -> Callable[[int], object]:
+def serves_again(*engines: Engine, lasting: Engine | None = None) -> Callable[[int], object]:
     """Return what serves a few small requests of a number, which compete, to their end.
 
     Numbers take turns among the engines, and among what competes. The first request of each is of
     a tenant, session, salt and prefix that all have; others have another id, prompt, tenant,
     session, priority and deadline than any before, and those that have a cache salt, another.
+
+    Args:
+        lasting: an engine that is to :func:`go_on`.
     """
 
     def use(number: int) -> None:
@@ -251,11 +258,32 @@ def serves_again(*engines: Engine) -> Callable[[int], object]:
             requests.append((each.arrives, request))
             if each.aborted is not None:
                 aborts.append((each.aborted, request.id))
-        if asked is _USES[-1]:
+        if asked in _USES[2:]:  # in turns each of three, early and late
             aborts.append((2 + 3 * turn, requests[turn][1].id))
         serve(engines[(turn + number) % len(engines)], Workload(tuple(requests), tuple(aborts)))
+        if lasting is not None:
+            go_on(lasting, number)
 
     return use
+
+
+def go_on(engine: Engine, number: int) -> None:
+    """Let two more requests of a number come to an engine that is never idle.
+
+    One is of a tenant and session who always have others there; another is as no other one. As
+    many as have come end, or are aborted.
+    """
+    for place, name in enumerate((" of all", str(number))):
+        whose = Request(id=f"on{number}.{place}", prompt=(1 + number % 3, 2, number))
+        named = replace(whose, tenant=name, session=name, cache_salt=name, priority=number)
+        with suppress(RequestError):
+            engine.add(replace(named, sampling=_greedy(6)))
+    for step in range(MAX_IDLE_STEPS):
+        if step >= 2 and len([*engine.groups]) <= 6:
+            break
+        engine.step()
+    if number % 3 == 0:
+        engine.abort(f"on{number - 1}.{number % 2}")
 
 
 def what_waits(engine: Engine) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import cache
+from itertools import combinations, cycle
 from math import inf
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -51,29 +52,38 @@ def component_options(
 def other_options(
     kind: type[ComponentSettings], fixed: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Tables that differ in what is not ``fixed``: the two smallest values, the three largest; and
-    in one option each, which is 0, negative, infinite or an empty text, or, of one that is
-    ``fixed``, the smallest or the largest.
+    """Tables that differ in what is not ``fixed``: all smallest; all in the middle; five in which
+    each is one of its two smallest or three largest values, so that of any two options either is
+    small beside the other; and in one option each, which is 0, negative, infinite or an empty text,
+    or, of one that is ``fixed``, the smallest or the largest.
 
     Those that the settings class refuses are left out.
     """
-    every = _values(kind)
+    every, fields = _values(kind), kind.model_fields
     values = {name: each for name, each in every.items() if name not in fixed}
     seen = [kind(**fixed)]
+    rows = [dict[str, Any]() for _ in range(5)]
+    for (name, each), larger in zip(values.items(), cycle(combinations(range(5), 3))):
+        half = len(each) // 2
+        small, large = cycle(each[: max(1, half)][:2]), cycle(each[half:][-3:])
+        for number, row in enumerate(rows):
+            row[name] = next(large if number in larger else small)
+    middle = {name: _middle(fields[name]) for name in values}
     varied = [
-        {name: each[number % len(each)] for name, each in values.items()}
-        for number in (0, 1, -3, -2, -1)
+        {name: each[0] for name, each in values.items()},
+        {name: each for name, each in middle.items() if each is not None},
+        *rows,
     ]
     varied += [
         {name: each}
-        for name, field in kind.model_fields.items()
+        for name, field in fields.items()
         if name not in (*fixed, "name")
         for inner, _ in _alternatives(field.annotation, field.metadata)
         for each in _least(inner)
         if each not in values.get(name, ())
     ]
     varied += [{name: every[name][at]} for name in fixed if name in every for at in (0, -1)]
-    varied += [{name: most} for name in every if (most := _most(kind.model_fields[name])) < inf]
+    varied += [{name: most} for name in every if (most := _most(fields[name])) < inf]
     for more in varied:
         table = {**fixed, **more}
         try:
@@ -174,10 +184,27 @@ def _most(field: FieldInfo) -> float:
     )
 
 
+def _middle(field: FieldInfo) -> Any:
+    """Return a number half way between the bounds of an option; ``None``: it has not both."""
+    for kind, bounds in _alternatives(field.annotation, field.metadata):
+        least, most = _lower(bounds, 0), _upper(bounds, 0)
+        if kind in (int, float) and -inf < least and most < inf:
+            return kind((least + most) / 2)
+    return None
+
+
 def _unit(kind: Any, usual: Any) -> float:
     """Return a step from a number to one beside it."""
     size = abs(usual) if isinstance(usual, int | float) else 0
     return 1 if kind is int else (size or 1) / 10
+
+
+def _lower(bounds: Sequence[Any], unit: float) -> float:
+    """Return the least number within bounds."""
+    kinds = (("ge", 0), ("gt", unit))
+    return max(
+        (getattr(each, name, -inf) + far for each in bounds for name, far in kinds), default=-inf
+    )
 
 
 def _upper(bounds: Sequence[Any], unit: float) -> float:
@@ -191,11 +218,8 @@ def _upper(bounds: Sequence[Any], unit: float) -> float:
 def _numbers(kind: Any, bounds: Sequence[Any], usual: Any) -> list[Any]:
     """Small and large numbers within bounds; positive ones where nothing bounds them from below."""
     usual = usual if isinstance(usual, int | float) else 8
-    unit, least = _unit(kind, usual), -inf
-    for bound in bounds:
-        for name, far in (("ge", 0), ("gt", unit)):
-            least = max(least, getattr(bound, name, -inf) + far)
-    most = _upper(bounds, unit)
+    unit = _unit(kind, usual)
+    least, most = _lower(bounds, unit), _upper(bounds, unit)
     first = min(unit, usual) if least == -inf else least
     wanted = [first, first + unit, first + 2 * unit, usual, 2 * usual + unit]
     wanted.append(min(most, max(1000 * min(1000, max(1, abs(usual))), 2 * usual + unit)))

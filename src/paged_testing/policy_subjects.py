@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, count, product, repeat
+from itertools import chain, product, repeat
 from random import Random
 from typing import Any
 
@@ -169,11 +169,11 @@ def empty_cache(registry: Registry, num_blocks: int = 64, **values: Any) -> KVCa
     return start_memory_engine(settings, registry).kv_cache
 
 
-def waiting_groups(requests: Sequence[Request]) -> list[SequenceGroup]:
-    """Groups of these requests in arrival order; none has run."""
+def waiting_groups(requests: Sequence[Request], first: int = 0) -> list[SequenceGroup]:
+    """Groups of these requests in arrival order, of which the first has a number; none has run."""
     groups = []
-    for number, request in enumerate(requests):
-        group = SequenceGroup(request, number, SeqId(number))
+    for number, request in enumerate(requests, first):
+        group = SequenceGroup(request, number, SeqId(16 * number))
         group.max_length = len(request.prompt) + (request.sampling.max_tokens or 64)
         groups.append(group)
     return groups
@@ -186,6 +186,7 @@ def running_groups(
     ended: Iterable[int] = (),
     *,
     grown: bool = True,
+    first: int = 0,
 ) -> list[SequenceGroup]:
     """Running groups of these requests, partly prefilled, as many as the cache has blocks for.
 
@@ -196,9 +197,10 @@ def running_groups(
         ended: how many sequences of those have ended; by default of several the first.
         grown: whether those have generated something, each sequence more than the one before it,
             and some have ended.
+        first: the number of the first.
     """
-    groups, more = [], count(len(requests))
-    waiting = zip(waiting_groups(requests), computed, chain(ended, repeat(1)), strict=False)
+    groups = []
+    waiting = zip(waiting_groups(requests, first), computed, chain(ended, repeat(1)), strict=False)
     for group, share, num_ended in waiting:
         (sequence,) = group.live
         num_computed = 1 + share % len(sequence.tokens)
@@ -212,7 +214,9 @@ def running_groups(
         group.status, group.admitted_at = Status.RUNNING, group.arrival
         if num_computed == len(sequence.tokens):
             for index in range(1, group.num_seqs):
-                child = SequenceState(SeqId(next(more)), group, index, list(sequence.tokens))
+                child = SequenceState(
+                    SeqId(sequence.id + index), group, index, list(sequence.tokens)
+                )
                 group.sequences.append(child)
                 group.live.append(child)
                 cache.fork(sequence, child)
@@ -242,22 +246,34 @@ _LENGTHS = ((64, 64), (4096, 64), (64, 4096))
 
 
 def long_groups(
-    registry: Registry, prompt: int, answer: int
+    registry: Registry, prompt: int, answer: int, asked: bool
 ) -> tuple[KVCache, list[SequenceGroup]]:
-    """A cache, and running groups in it of so many tokens, each in one block."""
+    """A cache, and running groups in it of so many tokens, each in one block.
+
+    Args:
+        asked: whether the requests ask for all that they may, and each has been preempted.
+    """
     cache = empty_cache(registry, block_size=2 * 4096, max_model_len=2 * 4096)
-    requests = [simple_request(f"r{number}", prompt, 4096) for number in range(4)]
+    names = [f"r{number}" for number in range(4)]
+    requests = [simple_request(name, prompt, 4096, n=1 + asked) for name in names]
+    if asked:
+        requests = [replace(each, **_ALL_FIELDS) for each in requests]
     groups = running_groups(cache, requests, [prompt - 1] * 4, grown=False)
     for group in groups:
-        (sequence,) = group.live
-        sequence.tokens += [7] * answer
-        sequence.num_scheduled = sequence.num_computed = len(sequence.tokens) - 1
-        group.first_token_at = 0.0
+        group.first_token_at, group.num_preemptions = 0.0, int(asked)
+        for sequence in group.live:
+            sequence.tokens += [7] * answer
+            sequence.num_scheduled = sequence.num_computed = len(sequence.tokens) - 1
     return cache, groups
 
 
+_ALL_FIELDS: Mapping[str, Any] = {
+    **{"priority": 1, "deadline": 50.0, "tenant": "a", "session": "s", "cache_salt": "salt"},
+}
+
+
 def check_costs_by_length(
-    calls: Callable[[int, int], Callable[[], object]], package: str, what: str
+    calls: Callable[[int, int, bool], Callable[[], object]], package: str, what: str
 ) -> None:
     """Check that calls about requests cost the same, however long these are.
 
@@ -265,12 +281,13 @@ def check_costs_by_length(
         calls: returns what calls the component about :func:`long_groups` of such lengths.
         what: is called.
     """
-    costs = [instructions(calls(*each), package, everywhere=True) for each in _LENGTHS]
-    for (prompt, answer), cost in zip(_LENGTHS, costs, strict=True):
-        assert cost <= 2 * costs[0] + 2000, (  # there may be another path
-            f"{what} takes {costs[0]} instructions and items where prompts and answers have 64 "
-            f"tokens, {cost} where they have {prompt} and {answer}"
-        )
+    for asked in (False, True):
+        costs = [instructions(calls(*each, asked), package, everywhere=True) for each in _LENGTHS]
+        for (prompt, answer), cost in zip(_LENGTHS, costs, strict=True):
+            assert cost <= 2 * costs[0] + 2000, (  # there may be another path
+                f"{what} takes {costs[0]} instructions and items where prompts and answers have 64 "
+                f"tokens, {cost} where they have {prompt} and {answer}"
+            )
 
 
 @contextmanager

@@ -112,8 +112,8 @@ class PreemptionCases(ComponentConformance):
 
     @pytest.mark.parametrize("method", ["mode", "tokens_to_reserve"])
     def test_a_call_costs_the_same_for_short_requests_and_long(self, method: str) -> None:
-        def calls(prompt: int, answer: int) -> Callable[[], object]:
-            _, groups = long_groups(self.registry, prompt, answer)
+        def calls(*lengths: Any) -> Callable[[], object]:
+            _, groups = long_groups(self.registry, *lengths)
             ask = getattr(self.make(), method)
             return lambda: [ask(group) for group in groups]
 
@@ -214,6 +214,16 @@ class PreemptionConformance(ServesEveryWorkload, PreemptionCases):
             return PreemptionMode.SWAP
     """
 
+    def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+        """Also about groups that are drawn."""
+        found, asked = super().answers(beside), self.make()
+        found["drawn"] = [
+            (asked.mode(group), asked.tokens_to_reserve(group))
+            for number in range(NUM_DRAWN)
+            for group in self._groups(drawn_requests(number), drawn_numbers(number), ())
+        ]
+        return found
+
     def uses(self) -> Callable[[int], object]:
         """Three requests that compete, and groups about which it is asked."""
         cache, asked, serves = empty_cache(self.registry), self.make(), super().uses()
@@ -221,7 +231,7 @@ class PreemptionConformance(ServesEveryWorkload, PreemptionCases):
         def use(number: int) -> None:
             serves(number)
             requests = unlike(written_requests()[:2], number)
-            for group in running_groups(cache, requests, WRITTEN_SHARES):
+            for group in running_groups(cache, requests, WRITTEN_SHARES, first=8 * number):
                 asked.mode(group)
                 asked.tokens_to_reserve(group)
                 cache.release_group(group)
@@ -306,6 +316,7 @@ class VictimCases(ComponentConformance):
         for number in (192, 1536):
             cache = empty_cache(self.registry, number)
             requests = [replace(written[each % 8], id=f"r{each}") for each in range(number)]
+            requests[1::2] = [unlike([each], at)[0] for at, each in enumerate(requests[1::2])]
             candidates = running_groups(cache, requests, [0] * number, grown=False)
             component = self.make(cache)
             chosen = component.choose(candidates, 5.0)
@@ -321,8 +332,8 @@ class VictimCases(ComponentConformance):
     def test_the_work_does_not_depend_on_how_long_candidates_are(self) -> None:
         """Candidates hold equally many blocks."""
 
-        def calls(prompt: int, answer: int) -> Callable[[], object]:
-            cache, candidates = long_groups(self.registry, prompt, answer)
+        def calls(*lengths: Any) -> Callable[[], object]:
+            cache, candidates = long_groups(self.registry, *lengths)
             return partial(self.make(cache).choose, candidates, 5.0)
 
         check_costs_by_length(calls, self.package, "choose() of 4 candidates")
@@ -414,17 +425,27 @@ class VictimConformance(ServesEveryWorkload, VictimCases):
             return candidates[0]
     """
 
+    def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+        """Also among groups that are drawn."""
+        found = super().answers(beside)
+        found["drawn"] = []
+        for number in range(NUM_DRAWN):
+            cache = empty_cache(self.registry)
+            groups = running_groups(cache, drawn_requests(number), drawn_numbers(number + 1))
+            found["drawn"].append(self.make(cache).choose(groups, 3.5).id)
+        return found
+
     def uses(self) -> Callable[[int], object]:
-        """Choices until no candidate is left."""
+        """Choices until one candidate is left, which is still there in the next use."""
         cache = empty_cache(self.registry)
-        component = self.make(cache)
+        component, candidates = self.make(cache), list[SequenceGroup]()
 
         def use(number: int) -> None:
             requests = unlike(written_requests(), number)
-            candidates = running_groups(cache, requests, WRITTEN_SHARES)
-            while candidates:
-                victim = component.choose(candidates, float(number))
-                candidates = [each for each in candidates if each is not victim]
+            candidates[:0] = running_groups(cache, requests, WRITTEN_SHARES, first=8 * number)
+            while len(candidates) > 1:
+                victim = component.choose([*candidates], float(number))
+                candidates.remove(victim)
                 cache.release_group(victim)
             cache.take_changes()
 

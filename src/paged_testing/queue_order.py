@@ -35,7 +35,7 @@ from paged_testing.policy_subjects import (
 )
 from paged_testing.repeats import ServesEveryWorkload
 from paged_testing.use import instructions
-from paged_testing.workloads import brief, simple_request
+from paged_testing.workloads import brief, simple_request, unlike
 
 TIMES = (0.0, 3.5, 100.0)
 """Seconds at which the written requests are looked at."""
@@ -169,7 +169,9 @@ class QueueOrderCases(ComponentConformance):
             order = self.make()
             if not hasattr(order, method):
                 return
-            groups = waiting_groups([simple_request(f"r{n}", 4, 4) for n in range(size)])
+            asked = [simple_request(f"r{number}", 4, 4) for number in range(size)]
+            asked[1::2] = [unlike([each], at)[0] for at, each in enumerate(asked[1::2])]
+            groups = waiting_groups(asked)
             _calls(order, "key", groups)
             _tell(order, groups, [40] * size)
             if isinstance(order, SupportsQuantum):
@@ -178,7 +180,7 @@ class QueueOrderCases(ComponentConformance):
                 _calls(order, "quantum_over", groups)
             ask = partial(_calls, order, method, groups[:8])
             costs.append(instructions(ask, self.package, everywhere=True))
-        assert costs[1] <= 2 * costs[0] + 8, (
+        assert costs[1] <= 2 * costs[0] + 1500, (  # tenants may be compared, by code of C
             f"8 calls of {method}() take {costs[0]} instructions among 16 groups, {costs[1]} among "
             "128"
         )
@@ -187,11 +189,11 @@ class QueueOrderCases(ComponentConformance):
     def test_a_call_costs_the_same_for_short_requests_and_long(self, method: str) -> None:
         """All running requests are asked about in each step."""
 
-        def calls(prompt: int, answer: int) -> Callable[[], object]:
-            cache, groups = long_groups(self.registry, prompt, answer)
+        def calls(prompt: int, answer: int, asked: bool) -> Callable[[], object]:
+            cache, groups = long_groups(self.registry, prompt, answer, asked)
             order = self.build(OrderContext(kv_cache=cache))
             _calls(order, "key", groups)
-            _tell(order, groups, [answer] * len(groups))
+            _tell(order, groups * (1 + answer), [prompt] * len(groups) + [1] * 4 * answer)
             return partial(_calls, order, method, groups)
 
         if hasattr(self.make(), method):

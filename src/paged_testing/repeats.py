@@ -48,7 +48,8 @@ class Repeats(ComponentConformance):
             engine = build_memory_engine(self.registry, **{**BOTH_PREEMPTIONS, **values})
         except SettingsError:
             engine = build_memory_engine(self.registry, **values)
-        return serves_again(engine)
+        lasting = build_memory_engine(self.registry, **{**values, "num_blocks": 24})
+        return serves_again(engine, lasting=lasting)
 
     def test_asks_no_clock_and_rolls_no_dice(self) -> None:
         """And waits for nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise, product
 from typing import Any, ClassVar
 
@@ -52,6 +53,12 @@ WIDE: Mapping[str, int] = {"max_num_batched_tokens": 1 << 14, "max_num_seqs": 51
 """Limits under which many requests run."""
 UNCHUNKED_BUDGET = 30
 """The same for schedulers that compute a prompt in one step."""
+_CROWDS: Mapping[str, tuple[int, float, Mapping[str, Any]]] = {
+    "waits": (1, 1 / 8, {}),
+    "starts": (0, 16, {}),
+    "is swapped": (9, 2, {"block_size": 4, "num_host_blocks": 2048, "preemption": "swap"}),
+}
+"""Steps, blocks for each of many requests, and settings, by what becomes of the most."""
 
 _STREAM = 80
 """Steps in which small requests keep coming."""
@@ -109,7 +116,7 @@ class SchedulerConformance(Repeats):
         return engine
 
     def uses(self) -> Callable[[int], object]:
-        """Requests that compete, also under small limits."""
+        """Requests that compete, also under small limits, and others that always go on."""
         values: dict[str, Any] = {"num_blocks": 7, "block_size": 4, "max_model_len": 24}
         engines = list[Engine]()
         for table in self.tables():
@@ -119,7 +126,8 @@ class SchedulerConformance(Repeats):
             except SettingsError:
                 engine = build_memory_engine(self.registry, **chosen)
             engines.append(engine)
-        return serves_again(*engines)
+        lasting = build_memory_engine(self.registry, **{**chosen, "num_blocks": 24})
+        return serves_again(*engines, lasting=lasting)
 
     def test_holds_nothing_at_first_and_plans_nothing(self) -> None:
         engine = self.make_engine()
@@ -227,9 +235,18 @@ class SchedulerConformance(Repeats):
             f"they have 16 tokens, {costs[1]} where they have 2048"
         )
 
-    def test_a_step_takes_instructions_in_proportion_to_what_waits(self) -> None:
-        """Twice that are allowed: what waits may have to be sorted."""
-        self.check_cost([self.crowd(size, dict(self._table), num_blocks=32) for size in (32, 256)])
+    @pytest.mark.parametrize("of", _CROWDS)
+    def test_a_step_takes_instructions_in_proportion_to_what(self, of: str) -> None:
+        """Three times that are allowed: what waits may have to be sorted, lists move up."""
+        num_steps, blocks, more = _CROWDS[of]
+        wide = {**self._wide(), **self._table}
+        try:
+            crowds = [self.crowd(size, wide, num_steps, blocks, **more) for size in (32, 256)]
+        except SettingsError as error:
+            pytest.skip(str(error))
+        if of == "is swapped" and len(crowds[0].scheduler.queues().swapped) < 4:
+            pytest.skip("it preempts fewer than 4 of 32 requests that grow")
+        self.check_cost(crowds)
 
     def test_a_step_takes_instructions_in_proportion_to_what_runs(self) -> None:
         """With options with which many run, as far as its settings class permits any.
@@ -238,8 +255,7 @@ class SchedulerConformance(Repeats):
         """
         few, crowds = 0, list[Engine]()
         kind, own = type(self.options), dict(self._table)
-        wide = {name: most for name, most in WIDE.items() if name in kind.model_fields}
-        for table in (own, {**wide, **own}, *other_options(kind, own)):
+        for table in (own, {**self._wide(), **own}, *other_options(kind, own)):
             with suppress(SettingsError, RequestError):
                 crowds = [self.crowd(size, table, most_steps=300) for size in (32, 256)]
                 num_running = [len(each.scheduler.queues().running) for each in crowds]
@@ -249,30 +265,46 @@ class SchedulerConformance(Repeats):
                 few = max(few, num_running[1])
         pytest.skip(f"of 256 requests {few} run at once, with whichever options")
 
+    def _wide(self) -> dict[str, Any]:
+        return {name: n for name, n in WIDE.items() if name in type(self.options).model_fields}
+
     def crowd(
-        self, size: int, table: Mapping[str, Any], most_steps: int = 1, num_blocks: int = 0
+        self, size: int, table: Mapping[str, Any], most_steps: int, blocks: float = 16, **more: Any
     ) -> Engine:
-        """An engine in which so many requests run, or wait."""
-        values: dict[str, Any] = {
-            "num_blocks": num_blocks or 16 * size,
-            "block_size": 32,
-            "max_model_len": 512,
-        }
-        engine = self.make_engine(scheduler=table, checks="basic", **values)
+        """An engine with so many requests, half of them of one tenant; nothing of the others is
+        alike. Nothing asks for queues in its steps."""
+        values: dict[str, Any] = {"block_size": 32, "max_model_len": 512, "checks": "basic"}
+        values |= {"num_blocks": int(blocks * size), "scheduler": table, **self.settings, **more}
+        engine = build_memory_engine(self.registry, **values)
         for number in range(size):
-            engine.add(simple_request(f"r{number}", 5, 500))
+            request = simple_request(f"r{number}", 5, 500)
+            engine.add(unlike([request], number)[0] if number % 2 else request)
         for _ in range(most_steps):
             engine.step()
-            if not engine.scheduler.queues().waiting:
+            if not more and not engine.scheduler.queues().waiting:
                 break
         return engine
 
     def check_cost(self, crowds: Sequence[Engine]) -> None:
-        """Check the instructions of a step of engines that have 32 and 256 requests."""
-        few, many = (instructions(each.step, self.package, most=1_000_000) for each in crowds)
-        assert many <= 16 * few + 100, (
-            f"a step takes {few} instructions while 32 requests are there, {many} at 256"
-        )
+        """Check the instructions of calls in engines that have 32 and 256 requests."""
+        calls: Mapping[str, Callable[[Engine], object]] = {
+            "a step": Engine.step,
+            "queues()": lambda engine: engine.scheduler.queues(),
+            "add()": lambda engine: engine.add(simple_request("another", 5, 500)),
+            "remove()": lambda engine: engine.abort("r16"),
+            "a step after those that ran have left": Engine.step,
+        }
+        for name, call in calls.items():
+            for engine in crowds if "left" in name else ():
+                for group in engine.scheduler.queues().running:
+                    engine.abort(group.id)
+            few, many = (
+                instructions(partial(call, each), self.package, most=1_000_000) for each in crowds
+            )
+            most = 40 if "left" in name else 24  # lists of all may move up
+            assert many <= most * few + 100, (
+                f"{name} takes {few} instructions while 32 requests are there, {many} at 256"
+            )
 
     # ------------------------------------------------------------------ written situations
 

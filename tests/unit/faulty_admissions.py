@@ -165,6 +165,9 @@ WRONG_DECISIONS = {
     "LoadedAdmission": lambda own, request, load, now: Held("5") if load.num_waiting else None,
     "ClockAdmission": lambda own, request, load, now: Held(now + monotonic() % 1e-3),
     "HashAdmission": lambda own, request, load, now: Held(now + hash(request.id) % 9),
+    "CrowdedHashAdmission": lambda own, request, load, now: (
+        Held(now + hash(request.id) % 9) if load.num_waiting > 9 else None
+    ),
     "KeepingAdmission": _keep,
     "HurriedAdmission": lambda own, request, load, now: Refused("full", -1.0),
     "CommonAdmission": _count,

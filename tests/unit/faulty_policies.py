@@ -274,6 +274,33 @@ class GatheringQuantum(_CountingService):
         return is_long and any(tokens < 0 for tokens in self.tokens.values())
 
 
+class IdleOrder(_ServiceOrder):
+    """Forgets what was served of a tenant's requests once the tenant has none."""
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        of_tenant = self.known.setdefault(group.request.tenant, {})
+        of_tenant[group.id] = of_tenant.get(group.id, 0) + num_tokens
+
+    def left(self, group: SequenceGroup, /) -> None:
+        of_tenant = self.known.get(group.request.tenant, {})
+        of_tenant[group.id] = 0
+        if not any(of_tenant.values()):
+            self.known.pop(group.request.tenant, None)
+
+
+class SummingQuantum(_CountingService):
+    """Keeps what was served in each step, and adds it up."""
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        self.known.setdefault(group.id, []).append(num_tokens)
+
+    def left(self, group: SequenceGroup, /) -> None:
+        self.known.pop(group.id, None)
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        return sum(self.known.get(group.id, ())) > 64
+
+
 LEAVING = with_another(
     __name__,
     _CountingService,
@@ -356,6 +383,18 @@ VICTIMS = with_another(
         ),
         # counts how often each was chosen, for ever
         "RememberingVictim": lambda self, shown, now: self.kept.append(shown[-1].id) or shown[-1],
+        # counts how often each was chosen, for ever, by its number
+        "NumberedVictim": lambda self, shown, now: (
+            self.known.update({shown[-1].number: now}) or shown[-1]
+        ),
+        # counts what those have generated that have a deadline
+        "LaxVictim": lambda self, shown, now: max(
+            shown, key=lambda g: (g.request.deadline and len(g.live[0].output)) or 0
+        ),
+        # the first of a set of tenants
+        "AnyTenantVictim": lambda self, shown, now: (
+            tenants := {g.request.tenant: g for g in shown if g.request.tenant} or {"": shown[0]}
+        )[next(iter({*tenants}))],
         # compares each with each
         "PairingVictim": lambda self, shown, now: max(
             shown, key=lambda group: sum(1 for each in shown if each.number <= group.number)
@@ -402,6 +441,17 @@ class _Preemption(_Policy, Preemption):
 
 class _Swapping(_Preemption):
     may_swap = True
+
+
+class PairPreemption(_Preemption):
+    """Says that it never swaps where it reserves nothing, and does."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.swaps, self.may_swap = options.swaps, options.swaps and options.reserved > 0
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        return SWAP if self.swaps else RECOMPUTE
 
 
 class ByOutputCases(PreemptionConformance):

@@ -40,6 +40,13 @@ class PickyScheduler(TokenBudgetScheduler):
         return "no" if len(group.request.prompt) == 7 else super().refuse(group)
 
 
+class TenantsScheduler(TokenBudgetScheduler):
+    """Collects the tenants of all that wait for each that it starts."""
+
+    def _has_room(self, group: SequenceGroup) -> bool:
+        return group.request.tenant in {each.request.tenant for each in self._waiting.ordered()}
+
+
 class LiveQueuesScheduler(TokenBudgetScheduler):
     """Hands out the list that it goes on to change."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paged_core.plugins.component import Component, ComponentSettings, Slot
 from paged_core.plugins.registry import Registry
@@ -29,6 +29,14 @@ class FaultyLimitSettings(ComponentSettings):
 
     name: Literal["faulty"] = "faulty"
     limit: PositiveInt = Field(default=100, description="a number")
+
+
+class FaultyPairSettings(ComponentSettings):
+    """Options of a component that is wrong with one beside another."""
+
+    name: Literal["faulty"] = "faulty"
+    swaps: bool = Field(default=True, description="whether it swaps")
+    reserved: NonNegativeInt = Field(default=4, description="tokens")
 
 
 class FaultyShareSettings(ComponentSettings):

@@ -119,6 +119,7 @@ _OPTIONS = {
     schedulers.OverdrawingScheduler: settings.FaultyBudgetSettings,
     cost_models.TightCostModel: settings.FaultyLimitSettings,
     policies.FirstOptionsOrder: settings.FaultyLimitSettings,
+    policies.PairPreemption: settings.FaultyPairSettings,
     HashCachedAllocator: settings.FaultyHashCachedSettings,
     ContiguousAllocator: settings.FaultyContiguousSettings,
 }

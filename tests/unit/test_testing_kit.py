@@ -279,7 +279,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "OneStreamExecutor": "it samples|each alone",
     "SteadyAdmission": "while the tenant goes on, too",
     "AbortsAdmission": "one burst after the other",
-    "RegularAdmission": "still take|grows for ever",
+    "RegularAdmission": "of a tenant in an hour leave",
     "UnboundedVictim": "nothing bounds the number 'limit' of FaultyOpenSettings",
     **dict.fromkeys(("FirstOptionsOrder", "FirstPartOrder"), "nothing that others keep in its"),
     "ListingOrder": r"8 calls of served\(\) take",
