@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import starmap
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ from paged_core.interfaces.attention import (
 )
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings.schema import EngineSettings
-from paged_testing.attention_scene import Scene, numbers, unreadable
+from paged_testing.attention_scene import Scene, numbers, unreadable, walk
 from paged_testing.component import ComponentConformance
 
 Chunks = list[tuple[int, int]]
@@ -56,6 +57,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Changes to a small layer."""
 
 
+_KINDS: Sequence[dict[str, Any]] = (
+    {},
+    {"sliding_window": 3},
+    {"scale": 0.5},
+    {"soft_cap": 3.0},
+    {"num_heads": 2, "num_kv_heads": 1},
+    {"head_dim": 128},
+    {},
+)
+"""Changes to layers that share a plan."""
 _ALIKE = (
     (0, 1),
     (1, 0),
@@ -202,6 +213,7 @@ class AttentionConformance(ComponentConformance):
             one, other = ((number + more) * 89 % _MOST_CACHED for more in (0, 2))
             scene.queries[1] = queries[: 1 + number % 9]
             scene.chunks = [(one, 1), (other, 1 + number % 9)]
+            scene.move_blocks(1 + number)  # no table comes again
             scene.run([number % 2, 1 - number % 2], write_cached=False)
 
         return use
@@ -227,35 +239,21 @@ class AttentionConformance(ComponentConformance):
         for scene in self.scenes(chunks, 16, num_heads=1, num_kv_heads=1, sliding_window=100):
             self.check_run(scene)
 
-    def test_layers_of_different_windows_share_a_plan(self) -> None:
-        backend = self.make()
+    def test_layers_of_different_kinds_share_a_plan(self) -> None:
+        torch: Any = import_module("torch")
+        backend, chunks, members = self.make(), [(20, 1), (0, 9), (7, 5)], [0, 1, 2]
         for dtype in self.dtypes:
-            wide = self.layer(dtype, block_size=4)
-            narrow = replace(wide, sliding_window=3)
-            chunks = [(20, 1), (0, 9), (7, 5)]
-            scenes = [self.scene(backend, layer, chunks, 17) for layer in (wide, narrow, wide)]
-            members = list(range(len(chunks)))
+            layers = [self.layer(dtype, **{"block_size": 4, **each}) for each in _KINDS]
+            served = [layer for layer in layers if backend.check(layer) is None]
+            scenes = [self.scene(backend, layer, chunks, 17) for layer in served]
             for scene in scenes:
                 scene.write_cached(members)
             plan = scenes[0].plan(members)
+            results = list[tuple[Any, Any]]()
             for scene in scenes:
                 self.check_run(scene, write_cached=False, plan=plan)
-
-    def test_what_it_is_given_and_what_it_gave_stay_as_they_are(self) -> None:
-        """Neither the inputs nor the result of a call are changed, by it or by later ones."""
-        backend = self.make()
-        torch: Any = import_module("torch")
-        for dtype in self.dtypes:
-            scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 18)
-            scene.run([0, 1])
-            first, kept = scene.result, scene.result.clone()
-            both = zip(("query", "key", "value"), scene.given, scene.inputs([0, 1]), strict=True)
-            changed = [name for name, given, kept in both if not torch.equal(given, kept)]
-            assert not changed, f"forward() changed the {' and the '.join(changed)} that it got"
-            assert numbers(scene.batch) == numbers(scene.batch_of([0, 1])), "it changed the batch"
-            scene.queries = [-query for query in scene.queries]
-            scene.run([0, 1])  # of the same bound layer
-            assert torch.equal(first, kept), "a later call of the layer changed an earlier result"
+                results.append((scene.result, scene.result.clone()))
+            assert all(starmap(torch.equal, results)), "a later call changed an earlier result"
 
     def test_a_cache_of_more_than_2_31_numbers(self) -> None:
         """Blocks at the end of a cache whose numbers cannot be counted in 32 bits."""
@@ -275,16 +273,26 @@ class AttentionConformance(ComponentConformance):
         for scene in self.scenes([(20, 1), (0, 19), (17, 3)], 12, **shape):
             self.check_run(scene)
 
-    def test_two_batches_in_turn_leave_nothing_behind(self) -> None:
-        """Lengths and tables of one plan do not hold for the next."""
-        backend = self.make()
-        both = [
-            self.scenes(chunks, 13, backend, block_size=4)
-            for chunks in ([(30, 1), (9, 4)], [(2, 5)])
-        ]
-        for scenes in zip(*both, strict=True):
-            for scene in scenes * 2:
-                self.check_run(scene)
+    def test_steps_follow_each_other_as_in_an_engine(self) -> None:
+        """Sequences grow together, change places, come and go, fork and get other blocks, in two
+        engines; what a step was given and what it gave stay as they are."""
+        torch: Any = import_module("torch")
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, block_size=4)
+            scenes = [self.scene(self.make(), layer, [(47, 1)] * 6, seed) for seed in (18, 19)]
+            results = list[tuple[Any, Any]]()
+            for step, members in enumerate(walk(scenes)):
+                plans = [scene.plan(members) for scene in scenes]
+                for scene, plan in zip(scenes, plans, strict=True):
+                    self.check_run(scene, members, write_cached=False, plan=plan)
+                    both = zip(scene.given, scene.inputs(members), strict=True)
+                    stays = [torch.equal(*each) for each in both]
+                    assert all(stays), f"it changed query, key or value, which stay: {stays}"
+                    wanted = numbers(scene.batch_of(members))
+                    assert numbers(scene.batch) == wanted, "it changed the batch"
+                    results.append((scene.result, scene.result.clone()))
+                changed = [n // 2 for n, each in enumerate(results) if not torch.equal(*each)]
+                assert not changed, f"a step changed an earlier result: {step} that of {changed}"
 
     def test_batches_that_differ_in_one_thing_follow_each_other(self) -> None:
         """In the order of lengths, in tables, in what is cached, or in numbers alone: each has as

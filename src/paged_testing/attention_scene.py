@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -138,8 +139,8 @@ class Scene:
                 rows = _EXACT[layer.kv_cache_dtype](torch, rows)
             return list(rows.split(lengths))
 
-        queries = tokens(layer.num_heads).split(lengths)
-        self.queries = [rows[-new:] for rows, (_, new) in zip(queries, chunks, strict=True)]
+        self._queries = tokens(layer.num_heads).split(lengths)
+        self.queries = [rows[-new:] for rows, (_, new) in zip(self._queries, chunks, strict=True)]
         self.keys, self.values = stored(), stored()
         self._shared: dict[int, tuple[int, int]] = {}
         """Sequences that share blocks of another: with which, and how many tokens."""
@@ -205,6 +206,17 @@ class Scene:
                 rows.append((index, first, cached - first, self.keys[index].new_zeros(shape)))
         if rows:
             self._writer.forward(*self._inputs(rows), self._plan(rows))
+
+    def go_on(self, index: int, cached: int, new: int) -> None:
+        """Let a sequence have so many tokens in the next step, of those that it will ever have."""
+        self.chunks[index] = cached, new
+        self.queries[index] = self._queries[index][cached : cached + new]
+
+    def move_block(self, index: int, place: int) -> None:
+        """Copy a block of a sequence to one that is in no table, which is its own from then on."""
+        free = min({*range(self.num_blocks)} - {*self.tables.flatten().tolist()})
+        self.copy_blocks(self.cache, [int(self.tables[index, place])], self.cache, [free])
+        self.tables[index, place] = free
 
     def move_blocks(self, distance: int) -> None:
         """Copy every block to another one, within the cache: all are moved in a circle."""
@@ -338,9 +350,14 @@ class Scene:
     def expected(self, index: int) -> NDArray[np.float64]:
         """Dense attention of a sequence's new tokens, [Q, heads, D], head by head."""
         layer = self.layer
+        length = sum(self.chunks[index])
         query, keys, values = (
             part.double().cpu().numpy()
-            for part in (self.queries[index], self.keys[index], self.values[index])
+            for part in (
+                self.queries[index],
+                self.keys[index][:length],
+                self.values[index][:length],
+            )
         )
         out = np.zeros(query.shape)
         group = layer.num_heads // layer.num_kv_heads
@@ -361,6 +378,42 @@ class Scene:
                 total = weights.sum() + np.exp(sink - top)
                 out[row, head] = weights / total @ values[seen, head // group]
         return out
+
+
+def walk(scenes: Sequence[Scene]) -> Iterator[list[int]]:
+    """Yield the members of steps that follow each other in scenes of six sequences.
+
+    Most sequences grow by a token each. Before a step members change places, one makes place for
+    another of its length, begins anew, forks, leaves or has a block copied, or nothing happens.
+    """
+    drawn, members, lengths = Random(2), [0, 1, 2, 3], [9, 9, 10, 13, 9, 20]
+    for scene in scenes:
+        scene.write_cached(range(6))
+    for step in range(20):
+        one, new = drawn.choice(members), 1
+        other = drawn.choice([each for each in range(6) if each not in members])
+        if step % 7 == 1:
+            drawn.shuffle(members)
+        elif step % 7 == 2:
+            lengths[other] = lengths[one]
+            members[members.index(one)] = other
+        elif step % 7 == 3:
+            for scene in scenes:
+                scene.move_block(one, drawn.randrange(lengths[one] // 4))
+        elif step % 7 == 4:
+            for scene in scenes:
+                scene.share_blocks(owner=one, other=other, count=lengths[one] // 4)
+            lengths[other] = lengths[one]
+            members = [*members[1:], other]
+        elif step % 7 == 5:
+            lengths[one], new = 4, 5
+        elif step % 7 == 6:
+            members = members[::-1][: 3 + step % 2]
+        for index in members:
+            for scene in scenes:
+                scene.go_on(index, lengths[index], new if index == one else 1)
+            lengths[index] += new if index == one else 1
+        yield members
 
 
 def _exact_in_float8(torch: Any, rows: Any) -> Any:

@@ -31,7 +31,7 @@ from paged_testing.ranks import (
 Values = tuple[Any, ...]
 """A tensor: dtype, shape, bytes, whether it is transposed."""
 Call = tuple[str, Any, int]
-"""Kind, tensor, source; ``pause`` and seconds, or ``uses`` and how many."""
+"""Kind, tensor, source; ``pause`` and seconds, or ``uses``, how many and of which package."""
 
 ADDED = ("float32", "bfloat16", "float16")
 OTHERS = ("float64", "int64", "int32", "uint8", "bool")
@@ -104,7 +104,9 @@ class CommunicatorConformance(ComponentConformance):
         for rank, each in enumerate(calls):
             group.start(rank, each)
         limit = (group.timeout + self.patience) * max(map(len, calls))
-        return [group.answer(rank, limit) for rank in range(len(calls))]
+        found = [group.answer(rank, limit) for rank in range(len(calls))]
+        assert all(isinstance(each, list) for each in found), found
+        return found
 
     # ------------------------------------------------------------------ results
 
@@ -115,13 +117,13 @@ class CommunicatorConformance(ComponentConformance):
             self.check_sum(group, [_tensor(dtype, values) for values in numbers])
 
     def test_gathers_in_the_order_of_the_ranks(self) -> None:
-        """Results stay as they are: that of a like tensor is another one."""
+        """Results stay as they are: those of like tensors are others."""
         with self.group() as group:
             for dtype in (*ADDED, *OTHERS):
-                first, second = (
-                    [_random(dtype, (2, 3), rank + more) for rank in range(3)] for more in (0, 3)
-                )
-                self.check_gather(group, first, second)
+                alike = [
+                    [_random(dtype, (2, 3), 3 * n + rank) for rank in range(3)] for n in range(9)
+                ]
+                self.check_gather(group, *alike)
 
     def test_broadcasts_from_each_rank(self) -> None:
         with self.group() as group:
@@ -218,7 +220,7 @@ class CommunicatorConformance(ComponentConformance):
 
     def growth(self) -> tuple[int, float, float]:
         """Bytes that calls leave in a rank."""
-        calls: list[Call] = [("uses", self.num_uses, 0)]
+        calls: list[Call] = [("uses", (self.num_uses, self.package), 0)]
         with self.group() as group:
             left = [each for (each,) in self.run(group, calls, calls, calls)]
         assert all(isinstance(each, int) for each in left), left
@@ -271,17 +273,14 @@ class CommunicatorConformance(ComponentConformance):
 
     @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "broadcast"])
     def test_a_rank_that_does_not_come_is_named_within_the_deadline(self, kind: str) -> None:
-        """And every later operation fails at once, on it too."""
-        calls: list[Call] = [(kind, _random("float32", (4,), 0), 0)] * 2
+        """On it too, when it comes."""
+        calls: list[Call] = [(kind, _random("float32", (4,), 0), 0)]
         with self.group(3, self.timeout) as group:
             for rank in (0, 2):
                 group.start(rank, calls)
             for rank in (0, 2):
-                first, second = self.answer(group, rank, 2)
-                self.check_lost(group, first, [1])
-                self.check_lost(group, second)
-                assert second[2] < self.timeout, "the group was lost already"
-            group.start(1, calls[:1])
+                self.check_lost(group, self.answer(group, rank)[0], [1])
+            group.start(1, calls)
             self.check_lost(group, self.answer(group, 1)[0])
 
     @pytest.mark.parametrize("lost", ["SIGKILL 0", "SIGKILL 2", "SIGSTOP 0", "SIGSTOP 1"])
@@ -310,7 +309,7 @@ class CommunicatorConformance(ComponentConformance):
         before = named_memory()
         with self.group(3, self.timeout, absent=[1]) as group:
             for found in group.joined.values():
-                self.check_lost(group, found and (*found[:2], 0.0), [1])
+                self.check_lost(group, found and (*found[:2], 0.0, 0.0), [1])
         check_no_memory_left(before)
 
     def test_may_be_closed_twice_and_then_refuses(self) -> None:
@@ -401,12 +400,14 @@ class CommunicatorConformance(ComponentConformance):
         return group.answer(rank, count * (group.timeout + self.patience))
 
     def check_lost(self, group: _Group, found: Any, named: Sequence[int] = ()) -> None:
-        """Check that a call raised ``ExecutorLost`` in time, and named the ranks."""
+        """Check that a call raised ``ExecutorLost`` in time, and named the ranks, and that every
+        later operation failed at once."""
         assert isinstance(found, tuple), f"it returned {found!r}, and ranks are lost"
-        kind, text, seconds = found
+        kind, text, seconds, later = found
         assert kind == "ExecutorLost" or text.startswith("ExecutorLost"), f"{kind}: {text}"
         assert "\n" not in text, "the reason is to be one line"
         assert seconds < group.timeout + self.patience, f"it took {seconds:g} s: {text}"
+        assert later < group.timeout, f"a later call took {later:g} s: the group was lost already"
         said = " ".join(re.findall(r"\branks? (\d+(?:, \d+)*)", text))
         for rank in named:
             assert str(rank) in re.findall(r"\d+", said), f"rank {rank} is not named: {text}"

@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -30,13 +31,17 @@ from paged_testing.steps import (
     LAST,
     WHOLE,
     WITH_HOST,
+    alike,
     edited,
+    kinds,
     moved,
     new_sequence,
     run,
+    run_ahead,
     step_input,
+    steps_again,
 )
-from paged_testing.use import threads_in_turns
+from paged_testing.use import growth, threads_in_turns
 from paged_testing.workloads import Workload, simple_request
 
 TIGHT: Sequence[Mapping[str, Any]] = (
@@ -92,11 +97,20 @@ class ExecutorConformance(ComponentConformance):
 
     def uses(self) -> Callable[[int], object]:
         """Sequences of three requests are added, computed and removed."""
+        return serves_again(self._small_engine())
+
+    def growth(self) -> tuple[int, float, float]:
+        """Also of written steps, of which uses overlap."""
+        served, steps = super().growth(), steps_again(self._small_engine().executor)
+        stepped = growth(steps, 3 * self.num_uses, self.package, self.bytes_free)
+        return max(served[0], stepped[0]), served[1] + stepped[1], served[2] + stepped[2]
+
+    def _small_engine(self) -> Engine:
         values = {**self.settings, "executor": self._table, "max_model_len": 24}
         engine = build_memory_engine(self.registry, num_blocks=7, block_size=4, **values)
         if self._request is not None:
             self._request.addfinalizer(engine.close)
-        return serves_again(engine)
+        return engine
 
     def other_settings(self) -> list[dict[str, Any]]:
         """The smallest ones: of others it might start many processes."""
@@ -147,9 +161,25 @@ class ExecutorConformance(ComponentConformance):
     # ------------------------------------------------------------------ driven step by step
 
     def sampled(self, *steps: Mapping[str, Any], **values: Any) -> list[StepResult]:
-        """The results of steps, each the arguments of :func:`run`, in an engine of their own."""
+        """The results of steps, each the arguments of :func:`run`, in an engine of their own; which
+        are the same again, each submitted before the one before it is collected."""
+        known = set[int]()
+        for step in steps:
+            known.difference_update(step.get("removed", ()))
+            known |= {new.id for new in step.get("added", ())}
+        first = {**steps[0], "removed": [*known.union(steps[0].get("removed", ()))]}
         with self.engine(**values) as engine:
-            return [run(engine.executor, number, **step) for number, step in enumerate(steps)]
+            found = [
+                deepcopy(run(engine.executor, number, **step)) for number, step in enumerate(steps)
+            ]
+            again = run_ahead(engine.executor, len(steps), [first, *steps[1:]])
+        for one, other in zip(found, again, strict=True):
+            assert alike(one, other), (
+                f"it returns {one}; {other} where the same steps come again, each submitted before "
+                "the one before it is collected: nothing stays of what was removed, and what one "
+                "draws follows from its seed, its index and the place"
+            )
+        return found
 
     def test_samples_when_the_last_prompt_token_is_computed_and_not_before(self) -> None:
         early, last, more = self.sampled(FIRST, LAST, {"batch": [(0, 1)]})
@@ -190,23 +220,40 @@ class ExecutorConformance(ComponentConformance):
         )
 
     def test_returns_results_in_the_order_of_the_batch(self) -> None:
-        added = [new_sequence(number, 4 + number) for number in range(3)]
-        added[1] = replace(added[1], sampling=replace(added[1].sampling, logprobs=1))
-        first, turned = self.sampled(
-            {"batch": [(0, 4), (1, 5), (2, 6)], "added": added},
-            {"batch": [(2, 1), (0, 1), (1, 1)]},
-        )
-        check_samples(first, [0, 1, 2])
-        check_samples(turned, [2, 0, 1])
-        given = zip(turned.token_ids, turned.logprobs or [], strict=False)
-        assert [token in (found or ()) for token, found in given] == [False, False, True], (
-            f"of the sequences 2, 0 and 1 the last asks for log-probabilities: {turned}"
-        )
-        alone = []
+        """Whatever each asks for, it is as that of the sequence alone."""
+        added = kinds()
+        orders = [[each] for each in range(len(added))]
+        orders += [[*range(len(added))], [2, 4, 0, 5, 1, 3]]
+        steps, before = list[Mapping[str, Any]](), list[int]()
+        for order in orders:
+            news = [added[each] for each in order]
+            longer = [new.id for new in news if not new.num_candidates]
+            steps += [
+                {
+                    "batch": [(new.id, len(new.tokens)) for new in news],
+                    "added": news,
+                    "removed": before,
+                },
+                {"batch": [(each, 1) for each in longer[::-1]]},
+            ]
+            before = order
+        *alone, first, second, third, last = self.sampled(*steps, num_blocks=32)
+        check_samples(first, [0, 1, 2, 4, 4, 4])
+        check_samples(second, [4, 2, 1, 0])
+        check_samples(third, [2, 4, 4, 4, 0, 1])
+        check_samples(last, [1, 0, 4, 2])
         for number, new in enumerate(added):
-            whole = {"batch": [(number, len(new.tokens))], "added": [new]}
-            alone.append(self.sampled(whole, {"batch": [(number, 1)]})[1].token_ids[0])
-        check_samples(turned, [2, 0, 1], [alone[2], alone[0], alone[1]])
+            for which, others in ((0, (first, third)), (1, (second, last))):
+                wanted = _of_one(new.id, alone[2 * number + which])
+                for found in (_of_one(new.id, other) for other in others):
+                    assert alike(found, wanted), (
+                        f"beside others the sequence {number} gets {found}, alone {wanted}"
+                    )
+            asked = new.sampling.logprobs is not None
+            said = [each for _, each in _of_one(new.id, second)[0]]
+            assert all((each is not None) == asked for each in said), (
+                f"the sequence {number} asks for {new.sampling.logprobs} log-probabilities: {said}"
+            )
 
     def test_samples_a_token_for_each_sequence_of_a_fan_out(self) -> None:
         new, drawn = replace(new_sequence(0, 5), fan_out=3), SamplingParams(n=16, temperature=50.0)
@@ -449,6 +496,15 @@ def _drawn(
         return {name: [*group.sequences[0].output] for name, group in groups.items()}
     finally:
         engine.close()
+
+
+def _of_one(seq_id: SeqId, result: StepResult) -> tuple[Any, ...]:
+    """Return what a result has for a sequence: tokens with log-probabilities, candidates."""
+    logprobs = result.logprobs or [None] * len(result.token_ids)
+    assert len(logprobs) == len(result.token_ids), f"log-probabilities are parallel: {result}"
+    each = zip(result.sequence_ids, result.token_ids, logprobs, strict=True)
+    said = [(token, found) for owner, token, found in each if owner == seq_id]
+    return said, result.candidates.get(seq_id, {}), result.failed.get(seq_id)
 
 
 def _started() -> set[object]:

@@ -9,13 +9,13 @@ import re
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from paged_core.errors import error_text
+from paged_core.errors import ExecutorLost, error_text
 from paged_core.processes.channel import ANSWER
 from paged_core.processes.child import PythonChild
 from paged_core.processes.child_main import Parent
@@ -138,6 +138,7 @@ def main(parent: Parent) -> None:
     channel = parent.channels[0]
     import_module("torch").set_num_threads(1)
     communicator: Any = None
+    tensors = _Tensors()
     while True:
         try:
             what, *arguments = pickle.loads(channel.receive()[1])
@@ -147,51 +148,132 @@ def main(parent: Parent) -> None:
         try:
             if what == "join":
                 component, options, context = arguments
+                tensors = _Tensors()
                 communicator = component.load()(options, context)
             elif what == "held":
-                communicator = None if arguments else communicator  # "drop"
+                if arguments:  # "drop"
+                    communicator, tensors = None, _Tensors()
                 gc.collect()
                 answer = held()
             elif what == "leave":
                 if communicator is not None:
                     communicator.close()
             else:
-                found = [_called(communicator, *call) for call in arguments[0]]
-                answer = [each() if callable(each) else each for each in found]
+                answer = [_called(communicator, tensors, *call) for call in arguments[0]]
+                tensors.check()
         except Exception as error:  # noqa: BLE001 - told to the test
-            answer = (type(error).__name__, error_text(error), 0.0)
+            answer = (_kind(error), error_text(error), 0.0, 0.0)
         channel.send(ANSWER, pickle.dumps(answer))
 
 
-def _called(communicator: Any, kind: str, values: Any, source: int) -> Any:
-    """Return the tensor after a call, or the class, text and seconds of its error; of a tensor that
-    the call returned, what reads it."""
+class _Tensors:
+    """Tensors of a group: given ones come again with other numbers, returned ones stay."""
+
+    def __init__(self) -> None:
+        self._given: dict[Any, Any] = {}
+        self._returned: list[tuple[Any, bytes]] = []
+
+    def given(self, dtype: str, shape: Any, content: bytes, is_transposed: bool = False) -> Any:
+        """Return a tensor with these values, which is that of the last call of its kind."""
+        new = tensor_of(dtype, shape, content, is_transposed)
+        return self._given.setdefault((dtype, shape, is_transposed), new).copy_(new)
+
+    def returned(self, tensor: Any) -> bytes:
+        """Return the bytes of a tensor that a call returned."""
+        self._returned.append((tensor, values_of(tensor)))
+        return self._returned[-1][1]
+
+    def check(self) -> None:
+        """Check that none that was returned has changed."""
+        for number, (tensor, content) in enumerate(self._returned):
+            assert values_of(tensor) == content, (
+                f"what all_gather() returned first but {number} has changed after later calls: "
+                "return a tensor of its own, neither a buffer nor what it was given"
+            )
+
+
+def _kind(error: Exception) -> str:
+    """Return which of the errors that the interface names it is, if it is one."""
+    named = (ExecutorLost, TypeError, ValueError)
+    return next((e.__name__ for e in named if isinstance(error, e)), type(error).__name__)
+
+
+def _called(communicator: Any, tensors: _Tensors, kind: str, values: Any, source: int) -> Any:
+    """Return the tensor after a call; or the class, text and seconds of its error, and after a loss
+    the most seconds of further calls."""
     started = monotonic()
     try:
         if kind == "pause":
             sleep(values)
             return None
         if kind == "uses":
-            return growth(partial(_use, communicator), values, None)[0]
-        tensor = tensor_of(*values)
+            return _grown(communicator, *values)
+        tensor = tensors.given(*values)
         while kind == "repeat":  # until a rank is lost
             started = monotonic()
             communicator.all_reduce(tensor)
         if kind == "all_reduce":
             communicator.all_reduce(tensor)
         elif kind == "all_gather":
-            return partial(values_of, communicator.all_gather(tensor))
+            gathered = tensors.returned(communicator.all_gather(tensor))
+            assert values_of(tensor) == values_of(tensor_of(*values)), (
+                "it changed what it was given"
+            )
+            return gathered
         else:
             communicator.broadcast(tensor, source)
         return values_of(tensor)
     except Exception as error:  # noqa: BLE001 - told to the test
-        return (type(error).__name__, str(error), monotonic() - started)
+        found = (_kind(error), str(error), monotonic() - started, 0.0)
+        return _lost_for_good(communicator, found) if isinstance(error, ExecutorLost) else found
+
+
+def _lost_for_good(communicator: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what was found of a loss, or that a later call of any kind does not fail so."""
+    torch, most = import_module("torch"), 0.0
+    for name in ("all_reduce", "all_gather", "broadcast"):
+        started, after = monotonic(), f"after ExecutorLost ({found[1]}) {name}()"
+        try:
+            getattr(communicator, name)(torch.ones(3))
+            return ("no error", f"{after} returns, and the group is to be of no use", 0.0, 0.0)
+        except ExecutorLost:
+            most = max(most, monotonic() - started)
+        except Exception as error:  # noqa: BLE001 - told to the test
+            return (_kind(error), f"{after}: {error_text(error)}", 0.0, 0.0)
+    return (*found[:3], most)
+
+
+def _grown(communicator: Any, num_uses: int, package: str) -> int:
+    """Return the bytes that uses leave here; ranks go on until each has measured its own."""
+    torch, numbers = import_module("torch"), count()
+    found: list[Any] = []
+
+    def use(_: int) -> bool:
+        ended = torch.tensor(float(len(found)))
+        communicator.all_reduce(ended)
+        is_last = bool(ended == communicator.size)
+        if not is_last:
+            _use(communicator, next(numbers))
+        return is_last
+
+    try:
+        found.append(growth(use, num_uses, package)[0])
+    except AssertionError as error:
+        found.append(error)
+    while not use(0):
+        pass
+    if isinstance(found[0], Exception):
+        raise found[0]
+    grown: int = found[0]
+    return grown
 
 
 def _use(communicator: Any, number: int) -> None:
-    """Exchange tensors of a shape of their own; the first ones are the largest."""
+    """Exchange tensors of a shape of their own; the first ones are the largest, and those are alike
+    after which memory is measured."""
     torch = import_module("torch")
     rows = 1 + (508 + 200 * number) % 509  # a prime number: none comes again
+    rows = 200 if number % 6 == 3 else rows
     dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
     tensor = torch.ones(rows, 1 + 7 * (number % 2), dtype=dtype)
     communicator.all_reduce(tensor)

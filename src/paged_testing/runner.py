@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property, partial
 from importlib import import_module
-from itertools import combinations, permutations
+from itertools import combinations, cycle, permutations
 from random import Random
 from threading import Barrier
 from types import FunctionType, ModuleType
@@ -102,6 +104,7 @@ class RunnerConformance(ComponentConformance):
                     runner.best_tokens(hidden)
                 if isinstance(runner, SupportsTopLogits):
                     runner.top_logits(hidden, 1 + (49 + number * 31) % 50)
+            self._returned.clear()
 
         return use
 
@@ -148,8 +151,9 @@ class RunnerConformance(ComponentConformance):
     def test_logits_are_the_same_in_written_chunks(self, cuts: list[int]) -> None:
         runner = self.make()
         alone = self.logits_alone(runner)
-        for order in permutations(range(len(PROMPTS))):
-            self.check_chunks(runner, alone, cuts, order)
+        orders = [*permutations(range(len(PROMPTS)))]
+        for number in range(len(orders)):  # another one in each step
+            self.check_chunks(runner, alone, cuts, cycle(orders[number:] + orders[:number]))
 
     def test_batches_that_are_alike_in_numbers_are_told_apart(self) -> None:
         """Steps in a row of as many tokens and sequences, from the same position to the same."""
@@ -210,29 +214,32 @@ class RunnerConformance(ComponentConformance):
                     each.copy_(before)
 
     def test_two_runners_compute_the_same(self) -> None:
-        """Also in turns with one of another dtype, with which they share nothing."""
+        """Also one of another dtype, which runs within their steps and shares nothing."""
         torch: Any = import_module("torch")
-        one, (prompt, another, *_) = self.make(), PROMPTS
-        alone, attention = self.logits_of(one, prompt), DenseAttention(one.layers, 1)
-        rows = [self.step(one, attention, [(0, prompt[:3], 0)])]
+        prompt, another, *_ = PROMPTS
+        dtype = "float32" if self.make().layers[0].dtype == "bfloat16" else "bfloat16"
+        other, wanted = None, None
         with suppress(PagedCoreError):
-            dtype = "float32" if one.layers[0].dtype == "bfloat16" else "bfloat16"
             other = self.make(dtype=dtype)
             assert other.layers[0].dtype == dtype, f"{other.layers[0]} where settings say {dtype}"
             try:
-                self.logits_of(other, another)
+                wanted = self.logits_of(other, another)
             except RAISED as error:
-                error.add_note(
-                    f"it was loaded with dtype {dtype} beside one of {one.layers[0].dtype}: keep "
-                    "what one knows, such as weights, in itself, not in its class or module"
-                )
+                error.add_note(f"it was loaded with dtype {dtype}")
                 raise
-        rows.append(self.step(one, attention, [(0, prompt[3:], 3)]))
+        one = self.make()
+        alone, attention = self.logits_of(one, prompt), DenseAttention(one.layers, 1)
+        found = list[Any]()
+        with ThreadPoolExecutor(1) as pool:
+            if other is not None:
+                run = partial(pool.submit, self.logits_of, other, another)
+                attention.meanwhile = lambda: found.append(run().result())
+            parts = ((prompt[:3], 0), (prompt[3:], 3))
+            rows = [self.step(one, attention, [(0, *each)]) for each in parts]
         apart = float(torch.max(torch.abs(torch.cat(rows) - alone)))
-        assert apart <= self.tolerance, (
-            f"logits differ by {apart} after another runner was loaded: keep what one knows in "
-            "itself, not in its class or module"
-        )
+        said = "another runs within its steps: keep what one knows in itself, not in its module"
+        assert apart <= self.tolerance, f"logits differ by {apart} where {said}"
+        assert all(torch.equal(each, wanted) for each in found), f"logits differ where {said}"
         assert torch.equal(alone, self.logits_of(self.make(), prompt))
 
     def test_positions_differ_up_to_the_longest_sequence(self) -> None:
@@ -385,7 +392,11 @@ class RunnerConformance(ComponentConformance):
             )
 
     def check_chunks(
-        self, runner: Runner, alone: Sequence[Any], cuts: Sequence[int], order: Sequence[int]
+        self,
+        runner: Runner,
+        alone: Sequence[Any],
+        cuts: Sequence[int],
+        orders: Iterator[Sequence[int]],
     ) -> None:
         """Check that logits do not depend on chunks and on the batch."""
         torch: Any = import_module("torch")
@@ -393,7 +404,7 @@ class RunnerConformance(ComponentConformance):
         done = [0] * len(PROMPTS)
         for cut in [*cuts, 99]:
             batch = []
-            for sequence in order:
+            for sequence in next(orders):
                 start, prompt = done[sequence], PROMPTS[sequence]
                 if start < len(prompt):
                     batch.append((sequence, prompt[start : start + cut], start))
@@ -410,6 +421,14 @@ class RunnerConformance(ComponentConformance):
                 )
                 done[sequence] += len(chunk)
 
+    @cached_property
+    def _returned(self) -> deque[tuple[str, Any, Any]]:
+        return deque(maxlen=6)
+
+    def _keep(self, what: str, tensor: Any) -> None:
+        """Note what was returned, which later steps are to leave as it is."""
+        self._returned.append((what, tensor, tensor.clone()))
+
     def step(
         self,
         runner: Runner,
@@ -419,8 +438,12 @@ class RunnerConformance(ComponentConformance):
         """Return logits [T, V] of a batch: index, tokens and first position of each sequence."""
         torch: Any = import_module("torch")
         hidden = self.hidden(runner, attention, batch)
+        kept = hidden.clone()
         with torch.inference_mode():
-            return runner.logits(hidden).cpu()
+            logits = runner.logits(hidden)
+        assert torch.equal(hidden, kept), "logits() changed the hidden states that it was given"
+        self._keep("what logits() returned", logits)
+        return logits.cpu()
 
     def hidden(
         self,
@@ -431,6 +454,8 @@ class RunnerConformance(ComponentConformance):
         """Return the hidden states [T, hidden] of a batch, as for :meth:`step`."""
         torch: Any = import_module("torch")
         device = runner.layers[0].device
+        for what, tensor, before in [*self._returned]:
+            assert torch.equal(tensor, before), f"{what} changed in later calls"
         attention.begin([(sequence, len(tokens)) for sequence, tokens, _ in batch])
         tokens = [token for _, chunk, _ in batch for token in chunk]
         positions = [start + i for _, chunk, start in batch for i in range(len(chunk))]
@@ -445,6 +470,7 @@ class RunnerConformance(ComponentConformance):
             f"attend() was called for the layers {attention.called}, in a step of {len(tokens)} "
             f"tokens: once for each of {len(runner.layers)}, in order"
         )
+        self._keep("what forward() returned", hidden)
         return hidden
 
 

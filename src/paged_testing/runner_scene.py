@@ -7,7 +7,7 @@ Shapes: H query heads, K key/value heads, D head_dim, Q new and L all tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from threading import Barrier
 from typing import Any
@@ -24,6 +24,8 @@ class DenseAttention:
         self.layers = layers
         self.called: list[int] = []
         """The layers that attended in this step, in order."""
+        self.meanwhile: Callable[[], object] | None = None
+        """Called in the middle of each step."""
         self._kept: list[list[Any]] = [[None] * num_sequences for _ in layers]
         self._batch: Sequence[tuple[int, int]] = ()
 
@@ -45,6 +47,8 @@ class DenseAttention:
             assert tuple(part.shape) == (total, spec.num_kv_heads, spec.head_dim), part.shape
             assert str(part.dtype).removeprefix("torch.") == spec.dtype, part.dtype
         self.called.append(layer)
+        if self.meanwhile is not None and layer == len(self.layers) // 2:
+            self.meanwhile()
         results, start = [], 0
         for sequence, num_tokens in self._batch:
             rows = slice(start, start + num_tokens)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields, replace
+from functools import partial
+from math import isclose
 from typing import Any
 
 from paged_core.ids import BlockId, SeqId
@@ -50,6 +53,123 @@ def run(
 ) -> StepResult:
     """Run one step; the arguments are those of :func:`step_input`."""
     return executor.collect(executor.submit(step_input(number, batch, **more)))
+
+
+def run_ahead(
+    executor: Executor, number: int, steps: Sequence[Mapping[str, Any]]
+) -> list[StepResult]:
+    """Run steps, each submitted before the one before it is collected.
+
+    Raises:
+        AssertionError: a result was changed by later steps.
+    """
+    made = [step_input(number + place, **step) for place, step in enumerate(steps)]
+    handles, found, kept = list[Any](), list[StepResult](), list[StepResult]()
+    for place in range(len(made) + 1):
+        if place < len(made):
+            handles.append(executor.submit(made[place]))
+        if place:
+            found.append(executor.collect(handles[place - 1]))
+            kept.append(deepcopy(found[-1]))
+    for one, other in zip(found, kept, strict=True):
+        changed = [
+            f"{each.name} {getattr(other, each.name)} became {getattr(one, each.name)}"
+            for each in fields(one)
+            if getattr(one, each.name) != getattr(other, each.name)
+        ]
+        assert not changed, (
+            f"of a StepResult {', and '.join(changed)} in later steps: each has its own lists"
+        )
+    return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Return whether two results, or parts of them, are the same but for rounding and seconds."""
+    if isinstance(one, StepResult):
+        return all(alike(*both) for both in zip(_parts(one), _parts(other), strict=True))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return alike([*one.items()], [*other.items()])
+    if isinstance(one, list | tuple):
+        same = isinstance(other, list | tuple) and len(one) == len(other)
+        return same and all(map(alike, one, other))
+    return isclose(one, other, abs_tol=1e-3) if isinstance(one, float) else bool(one == other)
+
+
+def _parts(result: StepResult) -> list[Any]:
+    return [getattr(result, each.name) for each in fields(result) if each.name != "seconds"]
+
+
+def kinds() -> list[NewSequence]:
+    """Return sequences that ask for all that an executor can return."""
+    more: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"logprobs": 1}, {}),
+        ({"temperature": 50.0, "seed": 3}, {}),
+        ({"beam_width": 2}, {"num_candidates": 4}),
+        ({"temperature": 50.0, "n": 3, "logprobs": 2}, {"fan_out": 3}),
+        ({"beam_width": 3, "length_penalty": 0.5}, {"num_candidates": 6}),
+    ]
+    return [
+        replace(
+            new_sequence(number, 4 + number),
+            sampling=SamplingParams(max_tokens=8, ignore_eos=True, **asked),
+            **fields,
+        )
+        for number, (asked, fields) in enumerate(more)
+    ]
+
+
+def steps_again(executor: Executor) -> Callable[[int], object]:
+    """Return what runs steps of a few sequences of a number, in 7 blocks of 4 tokens.
+
+    A sequence fans out into two that end in steps of their own, in turns the first one first, the
+    other one beside the next number's; a third one is ranked, or removed before it is computed.
+    """
+    late: list[SeqId] = []
+
+    def use(number: int) -> None:
+        first, turn = 1_000_000 + 3 * number, number % 2
+        ids = [SeqId(first + place) for place in range(3)]
+        shared, *own = (BlockId(3 * turn + place) for place in range(3))
+        new = NewSequence(
+            id=ids[0],
+            request_id=f"step {number}",
+            tokens=[1 + number // 3**place % 3 for place in range(4)],
+            num_prompt_tokens=4,
+            num_computed=0,
+            blocks=[shared, own[0]],
+            sampling=SamplingParams(
+                n=2, temperature=1.0, seed=number, logprobs=1, ignore_eos=True, max_tokens=8
+            ),
+            fan_out=2,
+        )
+        beam = replace(
+            new,
+            id=ids[2],
+            request_id=f"beam {number}",
+            blocks=[BlockId(6)],
+            sampling=SamplingParams(beam_width=2, max_tokens=8),
+            fan_out=1,
+            num_candidates=4,
+        )
+        steps = partial(run, executor)
+        batch = [(ids[0], 4), (ids[2], 3), *((each, 1) for each in late)]
+        tokens = steps(3 * number, batch, added=[new, beam]).token_ids
+        other = replace(
+            new,
+            id=ids[1],
+            tokens=[*new.tokens, tokens[1]],
+            num_computed=4,
+            blocks=[shared, own[1]],
+            index=1,
+            fan_out=1,
+        )
+        batch = [(ids[0], 1), (ids[1], 1), *[(ids[2], 1)] * turn]
+        steps(3 * number + 1, batch, added=[other], removed=late)
+        late[:] = [ids[1 - turn]]
+        steps(3 * number + 2, [(late[0], 1)], removed=[ids[turn], ids[2]])
+
+    return use
 
 
 def moved(how: str, blocks: Mapping[int, int]) -> dict[str, list[BlockId]]:

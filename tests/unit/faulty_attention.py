@@ -269,3 +269,14 @@ class LoopingAttention(TorchAttention):
         while batch.max_query_len > 1:
             place += 1
         return super().plan(batch)
+
+
+class GrowingAttention(TorchAttention):
+    """Goes on with the block tables of the last step where each sequence has grown by a token."""
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        lengths, tables = self.__dict__.get("last", (None, None))
+        if lengths is not None and [n + 1 for n in lengths] == batch.seq_lens.tolist():
+            batch = replace(batch, block_tables=torch.where(tables > 0, tables, batch.block_tables))
+        self.last = batch.seq_lens.tolist(), batch.block_tables
+        return super().plan(batch)

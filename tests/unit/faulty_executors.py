@@ -286,3 +286,27 @@ class AliasingExecutor(MemoryExecutor):
         super()._learn(step)
         for new in step.added:
             self._sequences[new.id].tokens = new.tokens
+
+
+class FirstGoneExecutor(MemoryExecutor):
+    """Forgets what it keeps for a request when the first of its sequences is removed."""
+
+    def _learn(self, step: StepInput) -> None:
+        kept = self.__dict__.setdefault("kept", {})
+        for seq_id in step.removed:
+            gone = self._sequences.get(seq_id)
+            if gone is not None and gone.new.index == 0:
+                kept.pop(gone.new.request_id, None)
+        super()._learn(step)
+        for seq_id in step.sequence_ids:
+            kept[self._sequences[seq_id].new.request_id] = [0] * 9
+
+
+class OneTableExecutor(MemoryExecutor):
+    """Returns candidates in the same table each time."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result, table = super().collect(handle), self.__dict__.setdefault("table", {})
+        table.clear()
+        table.update(result.candidates)
+        return replace(result, candidates=table)
